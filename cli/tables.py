@@ -28,7 +28,7 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if windows:
         yield "windows", "; ".join(f"{count} layers see {window:,} tokens" for window, count in windows.items())
     if model.state_bytes:
-        count = model.num_hidden_layers - len(model.attentions)
+        count = sum(layer.recurrent is not None for layer in model.layers)
         yield "states", f"{count} layers keep a state, {size(model.state_bytes)} of each sequence"
     ffns = [layer.experts for layer in model.layers if layer.experts is not None]
     experts = Counter((each.num_experts, each.num_active) for each in ffns)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
 import signal
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
 
 if TYPE_CHECKING:
     from radixlm.compile.kv_layout import KVChoice
+    from radixlm.compile.stored_weights import Quantize
 
 # Suites of their own, in environments of their own: see the Makefile.
 collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
@@ -110,7 +113,23 @@ def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def _compile_once(source: Path, choice: KVChoice = "auto") -> Path:
+@pytest.fixture(scope="session")
+def family_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A tiny family compiled once as well, by its name, its precision, and how keys and values are stored."""
+    from .goldens.families import FAMILIES
+
+    @functools.cache
+    def compiled(name: str, quantize: Quantize, kv_dtype: KVChoice) -> Path:
+        source = FAMILIES[name].write(tmp_path_factory.mktemp("sources") / name)
+        context_length = FAMILIES[name].context_length
+        return _compile_once(source, kv_dtype, quantize=quantize, context_length=context_length)
+
+    return compiled
+
+
+def _compile_once(
+    source: Path, choice: KVChoice = "auto", *, quantize: Quantize = "keep", context_length: int | None = None
+) -> Path:
     from radixlm.compile import compile_model
     from radixlm.compile.codegen.targets import find_target
     from radixlm.compile.kv_layout import kv_layout
@@ -119,13 +138,17 @@ def _compile_once(source: Path, choice: KVChoice = "auto") -> Path:
     with open_source(source) as opened:
         kv_dtype = kv_layout(opened.config, choice, find_target("native")).dtype
     cache_dir = REPOSITORY / ".cache" / "tests"
-    artifact = cache_dir / f"{source.stem}-{kv_dtype}-{_digest_of_compiler()}.radixlm"
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    with (cache_dir / "lock").open("w") as lock:
+    digest = _digest_of_compiler()
+    if source.is_dir():  # whose name says nothing of what is in it
+        digest = _digest_of(sorted(source.iterdir()), digest)
+    artifact = cache_dir / f"{source.stem}-{quantize}-{kv_dtype}-{digest}.radixlm"
+    locks = cache_dir / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / f"{source.stem}-{quantize}-{kv_dtype}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes
         if not artifact.is_dir():
             _drop_stale(cache_dir)
-            compile_model(source, artifact, kv_dtype=kv_dtype)
+            compile_model(source, artifact, quantize=quantize, kv_dtype=kv_dtype, context_length=context_length)
         os.utime(artifact)  # it is in use: no run beside this one drops it
     return artifact
 
@@ -137,12 +160,18 @@ def _drop_stale(cache_dir: Path) -> None:
             shutil.rmtree(artifact, ignore_errors=True)
 
 
+@functools.cache  # what is changed while tests run is not what they run
 def _digest_of_compiler() -> str:
     """A digest of all that decides what an artifact contains, but for the model and the machine."""
-    files = sorted(path for name in ("compile", "tokenizer_fix") for path in (REPOSITORY / name).rglob("*.py"))
-    files += [REPOSITORY / "runtime" / "artifact" / name for name in ("manifest.py", "directory.py")]
-    digest = hashlib.sha256()
-    for path in [*files, REPOSITORY / "requirements.lock"]:
-        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode())
+    folders = ("compile", "tokenizer_fix", "runtime/artifact")
+    files = sorted(path for name in folders for path in (REPOSITORY / name).rglob("*.py"))
+    return _digest_of([*files, REPOSITORY / "requirements.lock"])
+
+
+def _digest_of(files: Iterable[Path], before: str = "") -> str:
+    """A digest of files and of what their folder calls them, and of one of others."""
+    digest = hashlib.sha256(before.encode())
+    for path in files:
+        digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

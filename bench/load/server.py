@@ -14,11 +14,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import uvicorn
 from radixlm.cli.serving import server
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, ModuleInfo
 from radixlm.runtime.cache.cache_namespace import CacheScope
+from radixlm.runtime.cache.page_pool import num_pages_for
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.engine_core import EngineCore
+from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
@@ -98,6 +103,27 @@ def methods(loaded: LoadedServer) -> Mapping[str, Any]:
     }
 
 
+def compute_widest_step(core: EngineCore, module: ModuleInfo) -> None:
+    """Compute as many tokens and logits as a step may have, of no request, and keep nothing of it.
+
+    What a step works in takes memory where it is first touched: that is no growth, and with few states it may be long
+    until a step of requests is as wide.
+    """
+    pool, states = core.cache.pool, core.cache.states
+    num_tokens = min(module.max_num_tokens, pool.num_free * PAGE_SIZE, core.limits.context_length)
+    num_logits = min(module.max_num_logits, num_tokens)
+    pages, slot = pool.allocate(num_pages_for(num_tokens)), None if states is None else states.allocate()
+    try:
+        zeros = Batch.of_zeros(0, num_tokens, pages, state_out=slot)
+        rows = np.arange(num_tokens - num_logits, num_tokens, dtype=np.int32)
+        core._forward.forward(Batch(*zeros.arrays[:-1], rows, state_in=zeros.state_in, state_out=zeros.state_out))
+        core._forward.top_logits(num_logits, core.limits.vocab_size)
+    finally:
+        pool.release(pages)
+        if states is not None and slot is not None:
+            states.release(slot)
+
+
 def kv_cache_bytes(artifact: Artifact, num_pages: int) -> int:
     """What `num_pages` pages take."""
     return num_pages * artifact.manifest.kv.page_bytes
@@ -112,6 +138,7 @@ def main() -> None:
     engine = Engine(
         artifact, kv_cache_bytes=size, state_cache_bytes=states, max_num_seqs=MAX_NUM_SEQS, max_queue=MAX_QUEUE
     )
+    engine._loop.call(lambda core: compute_widest_step(core, artifact.manifest.module))
     loaded = LoadedServer(engine)
     serve(methods(loaded))
     loaded.close()

@@ -76,7 +76,7 @@ class DeepSeekV3(Family):
             return _softmax_router(c)
         _expect(c, "scoring_func", "sigmoid")
         _expect(c, "topk_method", "noaux_tc")
-        return _router(c, scores="sigmoid", selection_bias=True)
+        return grouped_router(c, scores="sigmoid", selection_bias=True)
 
 
 class DeepSeekV2(DeepSeekV3):
@@ -151,7 +151,7 @@ class Mistral4(DeepSeekV3):
 
     def router(self, c: Settings) -> Router:
         """Groups by their two best."""
-        return _router(c, scores="softmax")
+        return grouped_router(c, scores="softmax")
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """Each expert's rows of gates, and then those of `up`."""
@@ -202,7 +202,8 @@ def _rope(c: Settings) -> Rope:
     return rope
 
 
-def _router(c: Settings, **changes: Any) -> Router:
+def grouped_router(c: Settings, **changes: Any) -> Router:
+    """A router of experts in groups; keyword arguments replace its fields."""
     groups = {"num_groups": c("n_group", 1), "num_active_groups": c("topk_group", 1)}
     numbers = {"renormalise": bool(c("norm_topk_prob")), "scale": c("routed_scaling_factor", 1.0)}
     return Router(**(groups | numbers | changes))
@@ -211,7 +212,7 @@ def _router(c: Settings, **changes: Any) -> Router:
 def _softmax_router(c: Settings) -> Router:
     """V2's. Raises UnsupportedArchitecture for another."""
     c.refuse("norm_topk_prob")
-    router = _router(c, scores="softmax", group_score="best", renormalise=False)
+    router = grouped_router(c, scores="softmax", group_score="best", renormalise=False)
     if c.format == "gguf" or c("topk_method") == "group_limited_greedy":
         return router
     _expect(c, "topk_method", "greedy")

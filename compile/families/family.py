@@ -97,8 +97,12 @@ class Family:
     def ignores(self, name: str, config: ModelConfig) -> bool:
         """Whether the language model does not need a stored tensor."""
         layer = _LAYER.match(name)
-        is_extra = self.has_extra_layers and layer is not None and int(layer[1]) >= config.num_hidden_layers
+        is_extra = self.has_extra_layers and layer is not None and int(layer[1]) >= self.num_stored_layers(config)
         return is_extra or any(fnmatch(name, pattern) for pattern in self.ignored)
+
+    def num_stored_layers(self, config: ModelConfig) -> int:
+        """How many layers a file counts."""
+        return config.num_hidden_layers
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """Views of tensors that are parts of larger ones, by the model's names."""

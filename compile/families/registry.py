@@ -19,6 +19,7 @@ from .glm4 import Glm4, Glm4MoE
 from .gpt_oss import GptOss
 from .granite import Granite, GraniteMoE
 from .hunyuan import HunyuanDense, HunyuanMoE
+from .hybrid.falcon_h1 import FalconH1
 from .hybrid.granite4 import Granite4H
 from .hybrid.lfm2 import Lfm2, Lfm2MoE
 from .hybrid.nemotron_h import NemotronH
@@ -74,6 +75,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_moe": Qwen35MoE(),
     "granitemoehybrid": Granite4H(),
     "nemotron_h": NemotronH(),
+    "falcon_h1": FalconH1(),
     "lfm2": Lfm2(),
     "lfm2_moe": Lfm2MoE(),
 }

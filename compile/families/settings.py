@@ -242,7 +242,7 @@ class Settings:
             raise CorruptSource(message) from error
         if not config.kv_attentions:
             raise UnsupportedArchitecture(f"{self.label}: no layer has attention, which is not supported")
-        for mixer in dict.fromkeys(layer.mixer for layer in config.layers):
+        for mixer in dict.fromkeys(mixer for layer in config.layers for mixer in (layer.mixer, layer.beside)):
             _check_shares(self.label, mixer)
         for attention in dict.fromkeys(config.attentions):
             _check_heads(self.label, attention)
@@ -252,7 +252,7 @@ class Settings:
         return config
 
 
-def _check_shares(label: str, mixer: Mixer) -> None:
+def _check_shares(label: str, mixer: Mixer | None) -> None:
     if isinstance(mixer, GatedDelta) and mixer.num_value_heads % mixer.num_key_heads:
         heads = f"{mixer.num_value_heads} value heads cannot share {mixer.num_key_heads} key heads"
         raise CorruptSource(f"{label}: {heads}")

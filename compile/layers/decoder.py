@@ -12,6 +12,7 @@ from radixlm.runtime.artifact.model_config import (
     GatedDelta,
     LatentAttention,
     Mamba2,
+    Mixer,
     ModelConfig,
     ShortConvolution,
 )
@@ -43,7 +44,9 @@ class DecoderLayer:
 
         has_post, has_ffn = layer.norms in ("post", "sandwich"), layer.ffn is not None
         post_eps = layer.post_norm_eps or config.norm_eps
-        self.self_attn = _mixer(config, index, names)
+        assert layer.beside is None or layer.norms == "pre"
+        self.self_attn = _mixer(config, layer.mixer, index, names)
+        self.beside = None if layer.beside is None else _mixer(config, layer.beside, index, names)
         self.mlp = _feed_forward(config, index, names)
         self.attention_norm = norm("attention_norm", layer.norms != "post")
         self.attention_post_norm = norm("attention_post_norm", has_post, post_eps)
@@ -58,6 +61,8 @@ class DecoderLayer:
         norms = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
         yield from (part for part in (*norms, self.scalar) if part is not None)
         yield from self.self_attn.parts()
+        if self.beside is not None:
+            yield from self.beside.parts()
         if self.mlp is not None:
             yield from self.mlp.parts()
         if self.input is not None:
@@ -68,15 +73,20 @@ class DecoderLayer:
         if self.layer.norms in ("parallel", "parallel_two"):
             x = self._parallel(op, x)
         else:
-            x = self._branch(op, x, self.self_attn, self._attend(op, x), self.attention_post_norm)
+            x = self._mix(op, x)
             if self.mlp is not None:
-                x = self._branch(op, x, self.mlp, self._feed(op, x), self.ffn_post_norm)
+                x = self._branch(op, x, self.mlp, self._feed(op, x), self.ffn_post_norm, self.layer.ffn_factor)
         if self.input is not None and inputs is not None:
             x = self.input.forward(op, x, inputs)
         return x if self.scalar is None else op.scale(x, self.scalar)
 
-    def _attend(self, op: Operations[R, A], x: R) -> A:
-        return self.self_attn.forward(op, self._entering(op, x, self.attention_norm))
+    def _mix(self, op: Operations[R, A], x: R) -> R:
+        """The mixer, and what is beside it; neither is added before both have read x."""
+        entering = self._entering(op, x, self.attention_norm)
+        mixed = self.self_attn.forward(op, entering)
+        beside = None if self.beside is None else self.beside.forward(op, entering)
+        x = self._branch(op, x, self.self_attn, mixed, self.attention_post_norm, self.layer.mixer_factor)
+        return x if beside is None else self._branch(op, x, self.beside, beside, None, self.layer.beside_factor)
 
     def _feed(self, op: Operations[R, A], x: R) -> Any:
         assert self.mlp is not None
@@ -85,11 +95,12 @@ class DecoderLayer:
     def _entering(self, op: Operations[R, A], x: R, norm: Norm | None) -> A:
         return op.plain(x, self.hidden_size) if norm is None else op.norm(x, norm)
 
-    def _branch(self, op: Operations[R, A], x: R, branch: Any, value: Any, post_norm: Norm | None) -> R:
+    def _branch(self, op: Operations[R, A], x: R, branch: Any, value: Any, post_norm: Norm | None, factor: float) -> R:
+        factor *= self.factor
         if post_norm is None:
-            added: R = branch.add(op, x, value, self.factor)
+            added: R = branch.add(op, x, value, factor)
             return added
-        return op.add_norm(x, branch.finish(op, value), post_norm, factor=self.factor)
+        return op.add_norm(x, branch.finish(op, value), post_norm, factor=factor)
 
     def _parallel(self, op: Operations[R, A], x: R) -> R:
         """Both branches read the same x; neither is added before both have read it."""
@@ -98,8 +109,8 @@ class DecoderLayer:
         gathered = self.self_attn.forward(op, normed)
         entering = normed if self.ffn_norm is None else op.norm(x, self.ffn_norm)
         fed: Any = self.mlp.forward(op, entering, x)
-        x = self.self_attn.add(op, x, gathered, self.factor)
-        return self._branch(op, x, self.mlp, fed, None)
+        x = self._branch(op, x, self.self_attn, gathered, None, self.layer.mixer_factor)
+        return self._branch(op, x, self.mlp, fed, None, self.layer.ffn_factor)
 
 
 class Decoder:
@@ -149,8 +160,8 @@ def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
 TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer | GatedDeltaMixer | Mamba2Mixer
 
 
-def _mixer(config: ModelConfig, index: int, names: PartNames) -> TokenMixer:
-    match config.layers[index].mixer:
+def _mixer(config: ModelConfig, mixer: Mixer, index: int, names: PartNames) -> TokenMixer:
+    match mixer:
         case Mamba2() as mamba:
             return Mamba2Mixer(config, mamba, index, names)
         case GatedDelta() as delta:

@@ -29,7 +29,7 @@ class DenseFeedForward:
         hidden, inner, bias = config.hidden_size, dense.intermediate_size, dense.bias
         gate, up, down = (names.layer(index, role) for role in roles)
         self.dense = dense
-        self.gate_proj = Linear(gate, inner, hidden, bias) if dense.is_gated else None
+        self.gate_proj = Linear(gate, inner, hidden, bias, factor=dense.gate_factor) if dense.is_gated else None
         self.up_proj = Linear(up, inner, hidden, bias)
         self.down_proj = Linear(down, hidden, inner, bias)
 

@@ -1,4 +1,4 @@
-"""Mamba-2 in place of attention, by the checkpoint's names."""
+"""Mamba-2 in place of attention, or beside it, by the checkpoint's names."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ class Mamba2Mixer:
     def __init__(self, config: ModelConfig, mamba: Mamba2, index: int, names: PartNames) -> None:
         hidden, width = config.hidden_size, mamba.values_width
 
-        def linear(role: str, num_outputs: int, *, exact: bool = False) -> Linear:
+        def linear(role: str, num_outputs: int, factor: float, *, exact: bool = False) -> Linear:
             name = names.layer(index, role)
-            return Linear(name, num_outputs, hidden, mamba.bias, sensitive=exact, exact=exact)
+            return Linear(name, num_outputs, hidden, mamba.bias, sensitive=exact, exact=exact, factor=factor)
 
         self.mamba = mamba
-        self.gate_proj = linear("mamba_gate", width)
-        self.in_proj = linear("mamba_in", mamba.convolved_width)
-        self.dt_proj = linear("mamba_dt", mamba.num_heads, exact=True)
+        self.gate_proj = linear("mamba_gate", width, mamba.gate_factor)
+        self.dt_proj = linear("mamba_dt", mamba.num_heads, mamba.step_factor, exact=True)
+        if mamba.is_convolved_alike:
+            self.convolved = [linear("mamba_in", mamba.convolved_width, mamba.value_factor)]
+        else:
+            self.convolved = [
+                linear("mamba_values", width, mamba.value_factor),
+                linear("mamba_keys", mamba.keys_width, mamba.key_factor),
+                linear("mamba_queries", mamba.keys_width, mamba.query_factor),
+            ]
         self.out_proj = Linear(names.layer(index, "mamba_out"), hidden, width, mamba.bias)
         taps = names.layer(index, "mamba_taps")
         self.spec = MambaSpec(
@@ -40,14 +47,22 @@ class Mamba2Mixer:
             Vector(names.layer(index, "mamba_rate"), mamba.num_heads),
             Vector(names.layer(index, "mamba_dt_bias"), mamba.num_heads),
             Vector(names.layer(index, "mamba_skip"), mamba.num_heads),
-            Norm(names.layer(index, "mamba_norm"), width, config.norm_eps, group=width // mamba.num_groups),
+            Norm(names.layer(index, "mamba_norm"), width, config.norm_eps, group=width // mamba.num_groups)
+            if mamba.norm
+            else None,
         )
 
     def parts(self) -> Iterator[Part]:
         """Everything that has tensors."""
         spec = self.spec
-        yield from (self.gate_proj, self.in_proj, self.dt_proj, spec.norm, self.out_proj)
-        yield from (part for part in (spec.taps, spec.bias, spec.rate, spec.dt_bias, spec.skip) if part is not None)
+        yield from (*self.stored, self.out_proj)
+        vectors = (spec.taps, spec.bias, spec.rate, spec.dt_bias, spec.skip, spec.norm)
+        yield from (part for part in vectors if part is not None)
+
+    @property
+    def stored(self) -> list[Linear]:
+        """The matrices that the layer's input enters, in the order in which files have them, as one."""
+        return [self.gate_proj, *self.convolved, self.dt_proj]
 
     def pairs(self) -> Iterator[tuple[str, Pairs]]:
         """Nothing rotates."""
@@ -55,7 +70,7 @@ class Mamba2Mixer:
 
     def forward(self, op: Operations[R, A], x: A) -> A:
         """What heads give, before `out_proj`."""
-        return op.mamba2(op.linear(x, self.in_proj, self.gate_proj, self.dt_proj), self.spec)
+        return op.mamba2(op.linear(x, *self.convolved, self.gate_proj, self.dt_proj), self.spec)
 
     def add(self, op: Operations[R, A], x: R, given: A, factor: float) -> R:
         """`x` and the branch's output."""

@@ -35,8 +35,7 @@ LAYER: dict[str, Callable[[LayerConfig], bool]] = {
         and any(size % ROW_BLOCK for size in (layer.mixer.key_dim, layer.mixer.value_dim))
     ),
     "Mamba-2 with sizes that are no multiples of 16": lambda layer: (
-        isinstance(layer.mixer, Mamba2)
-        and any(size % ROW_BLOCK for size in (layer.mixer.head_dim, layer.mixer.convolved_width))
+        isinstance(layer.recurrent, Mamba2) and _has_odd_parts(layer.recurrent)
     ),
     "biases of experts whose inputs are weighed": lambda layer: (
         layer.experts is not None and layer.experts.bias and layer.experts.input_scaled
@@ -67,6 +66,12 @@ def check_implemented(label: str, config: ModelConfig) -> None:
 def _has_odd_sizes(mixer: LatentAttention) -> bool:
     """Rows of a head's numbers lie side by side, without anything between tokens."""
     sizes = (mixer.latent_dim, mixer.value_dim, mixer.num_heads * mixer.query_size)
+    return any(size % ROW_BLOCK for size in sizes)
+
+
+def _has_odd_parts(mamba: Mamba2) -> bool:
+    """What is convolved lies side by side, also where it leaves several matrices."""
+    sizes = (mamba.head_dim, mamba.convolved_width if mamba.is_convolved_alike else mamba.keys_width)
     return any(size % ROW_BLOCK for size in sizes)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Linear:
-    """`y = W x (+ b)`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`.
+    """`y = factor * (W x (+ b))`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`.
 
     Rounding the inputs of a `sensitive` one shows in the text. Where its weights are integers, its activations get 16
     bits instead of 8. The weights of an `exact` one are not rounded to integers.
@@ -20,6 +20,7 @@ class Linear:
     has_bias: bool = False
     sensitive: bool = False
     exact: bool = False
+    factor: float = 1.0
 
     @property
     def bias_name(self) -> str:

@@ -59,7 +59,7 @@ class LinearOps:
                 run[0].has_bias,
                 add,
                 run[0].sensitive and matrix.kind.is_quantized,
-                factor,
+                factor * run[0].factor,
             )
             codes, scales, offsets = arrays(matrix.name, matrix.kind)
             if matrix.kind.is_quantized:
@@ -281,4 +281,4 @@ def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[L
 
 
 def _alike(a: Linear, b: Linear) -> bool:
-    return a.has_bias == b.has_bias and a.sensitive == b.sensitive
+    return (a.has_bias, a.sensitive, a.factor) == (b.has_bias, b.sensitive, b.factor)

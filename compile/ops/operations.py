@@ -100,7 +100,7 @@ class MambaSpec:
         taps: `[convolved_width, kernel_size]`, that of the oldest token first.
         rate: of each head, negative: it fades by `exp(rate * step)`, with `step = softplus(dt + dt_bias)`.
         skip: of each head, by which its value is added to what it gives.
-        norm: of what all heads give, in groups.
+        norm: of what all heads give, in groups, if there is one.
     """
 
     mamba: Mamba2
@@ -110,7 +110,7 @@ class MambaSpec:
     rate: Vector
     dt_bias: Vector
     skip: Vector
-    norm: Norm
+    norm: Norm | None
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class Operations(Protocol[R, A]):
         """
 
     def mamba2(self, joined: R, spec: MambaSpec) -> A:
-        """What heads give, gated and normalized, with the state of the tokens before the step.
+        """What heads give, gated and perhaps normalized, with the state of the tokens before the step.
 
-        `joined` has values, keys and queries, then gates, then dt of each head.
+        `joined` has values, keys and queries, as one or as three, then gates, then dt of each head.
         """
 
     def activate(self, x: R, function: Function, width: int, *, by: R | None = None, column: int = 0) -> A:

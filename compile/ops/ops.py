@@ -118,7 +118,10 @@ class Ops:
 
     def mamba2(self, joined: Rows, spec: MambaSpec) -> Activation:
         """Mamba-2 over the step's tokens and the state of those before them."""
-        return self.plain(self._recurrent.mamba2(joined, spec), spec.mamba.values_width)
+        given = self.plain(self._recurrent.mamba2(joined, spec), spec.mamba.values_width)
+        if spec.norm is None:
+            given.gates = Gates("silu", joined, joined.columns[-2])
+        return given
 
     def activate(
         self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0

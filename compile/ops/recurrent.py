@@ -60,13 +60,13 @@ class RecurrentOps:
         return self._gated_norm(y, joined, norm, spec.norm)
 
     def mamba2(self, joined: Rows, spec: MambaSpec) -> Rows:
-        """What heads give, gated and normalized."""
+        """What heads give, gated and normalized; without a norm, before their gates."""
         mamba, width = spec.mamba, spec.mamba.values_width
-        first, keys = spec.first, spec.mamba.num_groups * spec.mamba.state_dim
+        first, keys = spec.first, spec.mamba.keys_width
         x = self._convolve(
             joined, mamba.convolved_width, mamba.kernel_size, first, spec.taps, spec.bias, is_gated=False
         )
-        _, gates, dt = joined.columns
+        gates, dt = joined.columns[-2:]
         scalars = self._scalars(joined, dt, None, mamba.num_heads, spec.rate, spec.dt_bias)
         y = Rows.of_tokens(self._program, self._limits, "matrix_state", width)
         shape = MatrixShape(
@@ -86,6 +86,8 @@ class RecurrentOps:
             skips=True,
         )
         self._add_and_read(x, scalars, y, shape, first + mamba.convolution_size, self._vector(spec.skip))
+        if spec.norm is None:
+            return y
         size = width // mamba.num_groups
         norm = GatedNorm(
             mamba.num_groups,

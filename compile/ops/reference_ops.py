@@ -260,7 +260,8 @@ class ReferenceOps:
     def _multiply(self, x: Array, layer: Linear, *, rounded: bool = True) -> Array:
         x = round_to_int8(x) if rounded and self._quantized(layer.name) else x
         product = np.concatenate([x @ strip.T for strip in self._strips(layer)], axis=-1)
-        return product + self._read(layer.bias_name) if layer.has_bias else product
+        product = product + self._read(layer.bias_name) if layer.has_bias else product
+        return product if layer.factor == 1.0 else product * self._number(layer.factor)
 
     def _strips(self, layer: Linear) -> Iterator[Array]:
         """The rows of a matrix, in their order."""

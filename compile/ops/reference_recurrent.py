@@ -33,14 +33,16 @@ def gated_delta(joined: tuple[Array, ...], spec: DeltaSpec, read: Read, normaliz
 
 
 def mamba2(joined: tuple[Array, ...], spec: MambaSpec, read: Read, normalize: Normalize) -> Array:
-    """What heads give, gated, then normalized; of values, keys and queries, gates, and dt."""
-    rows, gates, dt = joined
+    """What heads give, gated, then perhaps normalized; of values, keys and queries, gates, and dt."""
+    *parts, gates, dt = joined
+    rows = np.concatenate(parts, axis=-1)
     rows = convolved(rows, read(spec.taps.name).reshape(rows.shape[1], -1))
     rows = FUNCTIONS["silu"](rows if spec.bias is None else rows + read(spec.bias.name))
     steps = FUNCTIONS["softplus"](dt + read(spec.dt_bias.name))
     given = mamba_scan(rows, np.exp(read(spec.rate.name) * steps), steps, spec.mamba)
     given = given + rows[:, : gates.shape[1]].reshape(given.shape) * read(spec.skip.name)[:, None]
-    return normalize(given.reshape(gates.shape) * FUNCTIONS["silu"](gates), spec.norm)
+    gated: Array = given.reshape(gates.shape) * FUNCTIONS["silu"](gates)
+    return gated if spec.norm is None else normalize(gated, spec.norm)
 
 
 def convolved(x: Array, taps: Array) -> Array:
@@ -84,7 +86,7 @@ def mamba_scan(rows: Array, fading: Array, steps: Array, mamba: Mamba2) -> Array
 
 def split_rows(rows: Array, mamba: Mamba2) -> tuple[Array, Array, Array]:
     """Values `[tokens, heads, head_dim]`, keys and queries, each `[tokens, groups, state_dim]`."""
-    width, keys = mamba.values_width, mamba.num_groups * mamba.state_dim
+    width, keys = mamba.values_width, mamba.keys_width
     value, key, query = np.split(rows, [width, width + keys], axis=-1)
     shape = (len(rows), mamba.num_groups, mamba.state_dim)
     return value.reshape(len(rows), mamba.num_heads, -1), key.reshape(shape), query.reshape(shape)

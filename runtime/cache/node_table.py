@@ -80,13 +80,19 @@ class NodeTable:
         self._node_of_page[lower.pages] = lower.node_id
         return lower
 
-    def remove(self, leaf: Node) -> Node:
-        """Take out a leaf with all its pages; returns what it was below, perhaps a root without children now."""
-        parent = leaf.parent
+    def remove(self, leaf: Node, *, is_superseded: bool = False) -> Node:
+        """Take out a leaf with all its pages; returns what it was below, perhaps a root without children now.
+
+        Args:
+            is_superseded: what takes its place begins with its tokens, so that states within these stay.
+        """
+        parent, page = leaf.parent, leaf.key
         assert parent is not None and not leaf.children
         parent.remove(leaf)
-        self.drop_pages(leaf, len(leaf.pages))
+        self._drop_pages(leaf, len(leaf.pages))
         del self.nodes[leaf.node_id]
+        if not is_superseded:
+            self.forget_states(parent, len(parent.pages), page)
         return parent
 
     def remove_root(self, root: Node) -> None:
@@ -97,7 +103,26 @@ class NodeTable:
             self._states.forget([root.namespace])
 
     def drop_pages(self, node: Node, num_pages: int) -> None:
-        """Give up the last pages of a leaf."""
+        """Give up the last pages of a leaf, but not all."""
+        left = len(node.pages) - num_pages
+        page = bytes(node.run[left * PAGE_BYTES : (left + 1) * PAGE_BYTES])
+        self._drop_pages(node, num_pages)
+        self.forget_states(node, left, page)
+
+    def forget_states(self, node: Node, num_pages: int, page: bytes) -> None:
+        """Drop the states after the first tokens of a page that stood behind the first `num_pages` of a node, and is
+        gone, but for those within what else goes on there."""
+        if self._states is None:
+            return
+
+        def goes_on(rows: bytes) -> bool:
+            if num_pages == len(node.pages):
+                return node.beginning_with(rows) is not None
+            return node.run.startswith(rows, num_pages * PAGE_BYTES)
+
+        self._states.forget_rows(node.pages[num_pages - 1] if num_pages else node.namespace, page, goes_on)
+
+    def _drop_pages(self, node: Node, num_pages: int) -> None:
         self.version += 1
         left = len(node.pages) - num_pages
         page_ids = node.pages[left:]

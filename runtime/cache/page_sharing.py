@@ -133,6 +133,14 @@ def keep_state(tree: RadixTree, sequence: Sequence) -> None:
     _keep(tree, sequence, sequence.num_computed, sequence.state.slot)
 
 
+def forget_states(tree: RadixTree, sequence: Sequence) -> None:
+    """Drop the states that a sequence left within its last page, which is partial and is not left in the tree."""
+    num_full, num_tail = divmod(sequence.num_shareable, PAGE_SIZE)
+    if num_tail and sequence.namespace is not None:
+        tokens = sequence.token_ids[num_full * PAGE_SIZE : sequence.num_shareable]
+        tree.forget_states(sequence.namespace, sequence.page_ids[:num_full], tokens)
+
+
 def _keep(tree: RadixTree, sequence: Sequence, stop: int, slot: int) -> None:
     states, namespace = tree.states, sequence.namespace
     if states is None or namespace is None or not 0 < stop <= sequence.num_shareable or tree.root(namespace) is None:

@@ -21,7 +21,7 @@ from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
 from .live_sequences import LiveSequences
 from .page_pool import PagePool
-from .page_sharing import begin_sparse, keep_states, leave_in_tree, reuse, share_full_pages
+from .page_sharing import begin_sparse, forget_states, keep_states, leave_in_tree, reuse, share_full_pages
 from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
@@ -260,6 +260,8 @@ class PrefixCache:
         if keep:
             leave_in_tree(self.tree, sequence)
             keep_states(self.tree, sequence)
+        else:
+            forget_states(self.tree, sequence)
         sequence.close()
         self.sequences.remove(sequence)
 

@@ -62,8 +62,8 @@ class RadixTree:
 
     @property
     def version(self) -> int:
-        """Rises when what can be found changes."""
-        return self._table.version
+        """Rises when what can be found changes: pages, or of a recurrent model states."""
+        return self._table.version + (0 if self.states is None else self.states.version)
 
     @property
     def leaving(self) -> Leaving | None:
@@ -236,6 +236,12 @@ class RadixTree:
             node.evicted.clear()
         return num_freed
 
+    def forget_states(self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Drop the states within a partial page of these tokens that stood behind the pages `above`, and of which no
+        other has the same."""
+        if self.states is not None and self.root(namespace) is not None:
+            self._table.forget_states(*self._end_of(namespace, above), encode_key(token_ids))
+
     def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
         """Namespace, tokens and pages from the root to each leaf; slow."""
         for namespace, root in self._table.roots.items():
@@ -278,7 +284,7 @@ class RadixTree:
         if tail is None:
             return generated
         generated = either(generated, bytes(tail.generated) + bytes(len(generated) - len(tail.generated)))
-        self._table.remove(tail)
+        self._table.remove(tail, is_superseded=True)
         return generated
 
     def _split(self, node: Node, num_pages: int) -> None:

@@ -88,10 +88,10 @@ class DiskIndex:
             states.keep(record, b"", slot, num_saved=PAGE_SIZE)
             states.release(slot)
 
-    def remove_state(self, key: bytes) -> None:
-        """Forget the state after a page."""
-        if self.cache.states is not None and (record := self._record_of.get(key)) is not None:
-            self.cache.states.forget([record])
+    def remove_states(self, keys: Iterable[bytes]) -> None:
+        """Forget the states after these pages."""
+        if self.cache.states is not None:
+            self.cache.states.forget(self._record_of[key] for key in keys if key in self._record_of)
 
     def remove(self, keys: Iterable[bytes]) -> list[bytes]:
         """Forget pages, and those that nobody finds without them; the keys of all that were forgotten."""

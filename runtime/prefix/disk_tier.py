@@ -299,6 +299,7 @@ class DiskTier:
         """The writer has changed the store."""
         stored = frozenset(result.stored)
         self.index.remove(result.evicted)
+        self.index.remove_states(result.lost_states)
         self.index.add(head for head in heads if head.key in stored)
         self._saver.settle(heads)
 

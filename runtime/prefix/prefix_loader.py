@@ -271,7 +271,7 @@ class PrefixLoader:
         """A page was not right, or could not be inserted."""
         self.counts.num_broken += 1
         if transfer.has_lost_state:
-            self._index.remove_state(transfer.prefix.heads[-1].key)
+            self._index.remove_states([transfer.prefix.heads[-1].key])
         if transfer.lost_key is not None:
             self._lost([transfer.lost_key])
         self._end(transfer)

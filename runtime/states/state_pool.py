@@ -6,12 +6,13 @@ Knows slots, pages and keys of tokens. Not what a state holds, nor which sequenc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfStates
+from .snapshot_queue import Entry, SnapshotQueue
 
 NO_STATE = 0
 """The slot of zeros, which is the state before a first token. It is never written, and belongs to no sequence."""
@@ -37,6 +38,7 @@ class _Snapshot:
     before: int  # the slot of the snapshot before it; the zeros if there is none
     num_saved: int  # tokens from there on
     credit: int
+    behind: set[int] = field(default_factory=set)  # slots of snapshots that it is before
 
 
 class StateStats(NamedTuple):
@@ -56,10 +58,14 @@ class StatePool:
     writes it to another, so that a snapshot is a slot that is not overwritten, and a step that fails has changed
     nothing. A slot becomes free when it has no user and is no snapshot.
 
-    A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with the page. When slots
+    A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with them. When slots
     are short, the snapshot with the least credit goes: the tokens that it saves, above what the last ones that went
     had when it was used last (GreedyDual: Young 1994). Those behind it save its tokens, too, from then on: the old
     snapshots of a long talk thin out, and none of its parts is without one.
+
+    Attributes:
+        num_evicted: snapshots that made room.
+        version: rises when what can be found changes.
 
     >>> pool = StatePool(3)
     >>> slot = pool.allocate()
@@ -84,7 +90,9 @@ class StatePool:
         self._snapshots: dict[int, _Snapshot] = {}  # by slot
         self._at: dict[Place, dict[bytes, int]] = {}  # slots
         self._least_credit = 0
+        self._unused = SnapshotQueue(self._is_unused)
         self.num_evicted = 0
+        self.version = 0
 
     def emptied(self) -> StatePool:
         """A pool as large, without states."""
@@ -150,7 +158,9 @@ class StatePool:
         assert users >= 0, f"slot {slot} has no user to release it"
         if not users:
             self._num_in_use -= 1
-            if slot not in self._snapshots:
+            if slot in self._snapshots:
+                self._queue(slot)
+            else:
                 self._free.append(slot)
 
     def keep(self, place: Place, rows: bytes, slot: int, *, num_saved: int, before: int = NO_STATE) -> None:
@@ -159,15 +169,18 @@ class StatePool:
         Where there is one already, that one stays, and counts as used.
 
         Args:
-            num_saved: tokens from the snapshot `before` it on, the one that is found for a token less.
+            num_saved: tokens from the snapshot in the slot `before` it on, the one that is found for a token less.
         """
         assert self._num_users[slot], f"slot {slot} is free and holds no state"
         there = self._at.get(place, {}).get(rows)
         if there is not None:
             self.touch(there)
         elif slot not in self._snapshots:
+            self.version += 1
             self._at.setdefault(place, {})[rows] = slot
             self._snapshots[slot] = _Snapshot(place, rows, before, num_saved, self._least_credit + num_saved)
+            if before != NO_STATE:
+                self._snapshots[before].behind.add(slot)
             if len(self._free) < SPARE_SLOTS:
                 self._evict()
 
@@ -197,11 +210,19 @@ class StatePool:
         snapshot = self._snapshots.get(slot)
         if snapshot is not None:
             snapshot.credit = self._least_credit + snapshot.num_saved
+            self._queue(slot)
 
     def forget(self, places: Iterable[Place]) -> None:
         """Drop the snapshots behind these places, which are gone; those that sequences use are theirs alone now."""
         for place in places:
             for slot in list(self._at.get(place, {}).values()):
+                self._drop(slot)
+
+    def forget_rows(self, place: Place, page: bytes, is_elsewhere: Callable[[bytes], bool]) -> None:
+        """Drop the snapshots behind a place within a page of these tokens, which is gone, but for those whose rows are
+        elsewhere, too."""
+        for rows, slot in list(self._at.get(place, {}).items()):
+            if rows and page.startswith(rows) and not is_elsewhere(rows):
                 self._drop(slot)
 
     def snapshots_behind(self, places: Iterable[Place]) -> int:
@@ -232,29 +253,49 @@ class StatePool:
         at = {slot: (place, rows) for place, each in self._at.items() for rows, slot in each.items()}
         assert at == {slot: (each.place, each.rows) for slot, each in self._snapshots.items()}
         assert all(self._at.values()), "a place without a snapshot"
+        before = {slot: each.before for slot, each in self._snapshots.items() if each.before != NO_STATE}
+        assert before == {slot: other for other, each in self._snapshots.items() for slot in each.behind}
+        unused = ((each.credit, slot) for slot, each in self._snapshots.items() if not self._num_users[slot])
+        assert not self._unused.missing(unused), "a snapshot that could never be evicted"
 
     def _evict(self) -> bool:
         """Drop the snapshot with the least credit that no sequence uses; whether there was one."""
-        unused = [slot for slot in self._snapshots if not self._num_users[slot]]
-        if not unused:
+        victim = self._unused.pop()
+        if victim is None:
             return False
-        victim = min(unused, key=lambda slot: (self._snapshots[slot].credit, slot))
-        self._least_credit = self._snapshots[victim].credit
-        self._drop(victim)
+        self._least_credit, slot = victim
+        self._drop(slot)
         self.num_evicted += 1
         return True
 
     def _drop(self, slot: int) -> None:
         """Make a slot no snapshot any more."""
+        self.version += 1
         snapshot = self._snapshots.pop(slot)
-        for other in self._snapshots.values():
-            if other.before == slot:
-                other.before = snapshot.before
-                other.num_saved += snapshot.num_saved
-                other.credit += snapshot.num_saved
+        before = self._snapshots.get(snapshot.before)
+        if before is not None:
+            before.behind.remove(slot)
+            before.behind |= snapshot.behind
+        for behind in snapshot.behind:
+            other = self._snapshots[behind]
+            other.before = snapshot.before
+            other.num_saved += snapshot.num_saved
+            other.credit += snapshot.num_saved
+            self._queue(behind)
         at = self._at[snapshot.place]
         del at[snapshot.rows]
         if not at:
             del self._at[snapshot.place]
         if not self._num_users[slot]:
             self._free.append(slot)
+
+    def _queue(self, slot: int) -> None:
+        """Note what a snapshot is worth, which changed, or which no sequence uses from here on."""
+        entry = self._snapshots[slot].credit, slot
+        if self._is_unused(entry):
+            self._unused.push(entry, len(self._snapshots))
+
+    def _is_unused(self, entry: Entry) -> bool:
+        credit, slot = entry
+        snapshot = self._snapshots.get(slot)
+        return snapshot is not None and snapshot.credit == credit and not self._num_users[slot]

@@ -127,11 +127,11 @@ class Index:
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Where records lie, of those that are there."""
-        return {key: place for key, _, place in self._located("key", keys)}
+        return {found.key: found.place for found in self._located("key", keys)}
 
     def find_below(self, parents: Sequence[bytes], kind: Kind) -> dict[bytes, Place]:
         """Where the records of a kind lie that have one of these parents."""
-        return {key: place for key, _, place in self._located(f"kind = {kind:d} AND parent", parents)}
+        return {found.key: found.place for found in self._located(f"kind = {kind:d} AND parent", parents)}
 
     def rows_below(self, parents: Sequence[bytes], kind: Kind) -> list[RecordRow]:
         """The records of a kind that have one of these parents, but for rows that broke."""
@@ -271,8 +271,13 @@ class Index:
             yield from self._all_located(f"{which} IN ({','.join('?' * len(some))})", some)
 
     def _all_located(self, where: str, values: Sequence[bytes] = ()) -> list[Located]:
-        rows = self._sql.execute(f"SELECT key, kind, segment, block, num_blocks FROM records WHERE {where}", values)
-        return [Located(key, kind, Place(*at)) for key, kind, *at in rows if all(type(part) is int for part in at)]
+        columns = "key, kind, parent, segment, block, num_blocks"
+        rows = self._sql.execute(f"SELECT {columns} FROM records WHERE {where}", values)
+        return [
+            Located(key, kind, parent, Place(*at))
+            for key, kind, parent, *at in rows
+            if all(type(part) is int for part in at)
+        ]
 
     def _rows(self, where: str, value: bytes | int) -> dict[bytes, RecordRow | None]:
         rows = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", (value,))

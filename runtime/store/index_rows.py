@@ -70,6 +70,7 @@ class Located(NamedTuple):
 
     key: bytes
     kind: int
+    parent_key: bytes
     place: Place
 
 

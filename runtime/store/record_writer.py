@@ -111,7 +111,7 @@ class RecordWriter:
         new = {row.header.key for row in rows}
         stored = tuple(header.key for header in headers if header.key in new or header.key in there)
         num_new = sum(row.header.kind == Kind.PAGE for row in rows)
-        both = _together(before, made)
+        both = before.then(made)
         gone = tuple(key for key in both.evicted if key not in new)
         return replace(both, stored=stored, evicted=gone, num_new=num_new, num_evicted=made.num_removed)
 
@@ -124,31 +124,34 @@ class RecordWriter:
         All such records take at most half of the store, and of the room that others leave: only large ones that were
         used longest ago go for one. But for a state the oldest others go, too: pages are worth little without it.
         """
-        before = self.settle(touched, bad)
+        is_state = record.header.kind == Kind.STATE
+        before = self.settle(touched | set(pages if is_state else ()), bad)  # its page does not make room for it
+        if not self._has(pages):
+            return before
         num_bytes = record.num_bytes + Segment(1, self.identity).num_header_blocks * BLOCK
-        if record.header.kind == Kind.STATE and self.num_single_bytes + num_bytes <= self.max_bytes // 2:
-            before = _together(before, self._make_room_for(num_bytes))
+        if is_state and self.num_single_bytes + num_bytes <= self.max_bytes // 2:
+            before = before.then(self._make_room_for(num_bytes))
         others = self.num_bytes - self.num_single_bytes
         room = min(self.max_bytes // 2, self.max_bytes - others) - num_bytes
-        if room < 0 or len(self.index.find(pages)) < len(set(pages)):
+        if room < 0 or not self._has(pages):
             return before
-        segments = list(before.segments_removed)
         while self.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
-            self._evictor.evict(victim, self._use)
-            segments.append(victim)
+            before = before.then(self._evict(victim))
         old = self.index.find([record.header.key]) | self._within(record, pages)
         try:
             row = self.log.append_single(self.identity, record, self._use)
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            return replace(before, segments_removed=tuple(segments))
+            return before
         with self.index.transaction():
             self.index.remove(old)
             self.index.put([row])
             self.index.put_segments(self.log.take_changed())
-        segments += self._evictor.remove_empty(place.segment for place in old.values())
-        return replace(before, stored=tuple(pages), segments_removed=tuple(segments))
+        emptied = self._evictor.remove_empty(place.segment for place in old.values())
+        lost = tuple(key for key in before.lost_states if not (is_state and key in pages))
+        segments = (*before.segments_removed, *emptied)
+        return replace(before, stored=tuple(pages), lost_states=lost, segments_removed=segments)
 
     def settle(self, touched: Iterable[bytes], bad: Iterable[bytes]) -> PutResult:
         """Note which records were used, and take out those that are wrong."""
@@ -162,8 +165,8 @@ class RecordWriter:
         """Take out records and all below them, and overwrite them: nothing of them is left on disk."""
         leaving = self.index.below(keys | bad)  # before the index forgets what is bad
         places: dict[int, list[Place]] = {}
-        for _, _, place in leaving:
-            places.setdefault(place.segment, []).append(place)
+        for record in leaving:
+            places.setdefault(record.place.segment, []).append(record.place)
         there = places.keys() & self.log.segments.keys()
         for number in sorted(there, key=lambda number: self.log.segments[number].is_single):  # copies after their pages
             self.log.erase(number, places[number])
@@ -181,7 +184,7 @@ class RecordWriter:
                 places = self.log.places_of(number, namespace)
             if places:
                 self.log.erase(number, places)
-        return _together(before, self._forget(rows, (), ()))
+        return before.then(self._forget(rows, (), ()))
 
     def collect(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
         """Copy what is left of segments that lost records to new ones, and remove them."""
@@ -195,8 +198,8 @@ class RecordWriter:
         for number in sorted(wasteful, key=lambda n: (self.log.segments[n].identity.digest, n)):
             is_ours = self._is_ours(number)
             gone = self._evictor.compact(number, self._use)
-            moved += max(0, num_pages.get(number, 0) - sum(kind == Kind.PAGE for _, kind, _ in gone))
-            result = _together(result, self._removed(gone, is_ours=is_ours, segments=(number,)))
+            moved += max(0, num_pages.get(number, 0) - sum(record.kind == Kind.PAGE for record in gone))
+            result = result.then(self._removed(gone, is_ours=is_ours, segments=(number,)))
         return replace(result, num_moved=moved)
 
     def close(self) -> None:
@@ -210,7 +213,7 @@ class RecordWriter:
         with self.index.transaction():
             removed = self.index.remove(keys)
         self.index.forget()
-        return _together(before, self._removed(removed))
+        return before.then(self._removed(removed))
 
     def _choose(self, headers: Sequence[RecordHeader]) -> list[int]:
         """Which of `headers` are new, and can be found once they are there."""
@@ -242,9 +245,7 @@ class RecordWriter:
         """
         made, chosen = PutResult(), self._choose(headers)
         while evicts and not self._fits(len(chosen), num_blocks) and (victim := self._evictor.next_victim()):
-            is_ours = self._is_ours(victim)
-            gone = self._evictor.evict(victim, self._use)
-            made = _together(made, self._removed(gone, is_ours=is_ours, segments=(victim,)))
+            made = made.then(self._evict(victim))
             chosen = self._choose(headers)
         while not self._fits(len(chosen), num_blocks):
             chosen.pop()
@@ -254,10 +255,18 @@ class RecordWriter:
         """Evict the oldest segments until so many bytes fit."""
         made = PutResult()
         while self.num_bytes + num_bytes > self.max_bytes and (victim := self._evictor.next_victim()) is not None:
-            is_ours = self._is_ours(victim)
-            gone = self._evictor.evict(victim, self._use)
-            made = _together(made, self._removed(gone, is_ours=is_ours, segments=(victim,)))
+            made = made.then(self._evict(victim))
         return made
+
+    def _evict(self, victim: int) -> PutResult:
+        """Evict a segment for the room that it takes."""
+        is_ours = self._is_ours(victim)
+        gone = self._evictor.evict(victim, self._use)
+        return self._removed(gone, is_ours=is_ours, segments=(victim,))
+
+    def _has(self, keys: Sequence[bytes]) -> bool:
+        """Whether all of these records are there."""
+        return len(self.index.find(keys)) == len(set(keys))
 
     def _fits(self, num_records: int, num_blocks: int) -> bool:
         num_bytes = self.log.bytes_for(self.identity, num_records, num_blocks)
@@ -266,18 +275,16 @@ class RecordWriter:
     def _removed(
         self, records: Sequence[Located], *, is_ours: bool | None = None, segments: Sequence[int] = ()
     ) -> PutResult:
-        """What was taken out, with the segments of large records that left; pages of other models are not counted.
+        """What was taken out, with the segments of large records that left; what is other models' is not counted.
 
         Args:
             is_ours: whose they are, if their segment is gone.
         """
-        ours = [
-            key
-            for key, kind, place in records
-            if kind == Kind.PAGE and (self._is_ours(place.segment) if is_ours is None else is_ours)
-        ]
-        emptied = self._evictor.remove_empty(self._singles() & {place.segment for _, _, place in records})
-        return PutResult(evicted=tuple(ours), num_removed=len(ours), segments_removed=(*segments, *emptied))
+        ours = [each for each in records if (self._is_ours(each.place.segment) if is_ours is None else is_ours)]
+        pages = tuple(each.key for each in ours if each.kind == Kind.PAGE)
+        states = tuple(each.parent_key for each in ours if each.kind == Kind.STATE)
+        removed = (*segments, *self._evictor.remove_empty(self._singles() & {each.place.segment for each in records}))
+        return PutResult(evicted=pages, lost_states=states, num_removed=len(pages), segments_removed=removed)
 
     def _within(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, Place]:
         """Where the scores lie that those of a record replace: of a part of its pages."""
@@ -298,12 +305,3 @@ class RecordWriter:
 
 def _needed(headers: Sequence[RecordHeader]) -> set[bytes]:
     return {key for header in headers for key in (header.key, header.parent_key)}
-
-
-def _together(first: PutResult, then: PutResult) -> PutResult:
-    """Two changes without anything stored, one after the other."""
-    return PutResult(
-        evicted=first.evicted + then.evicted,
-        num_removed=first.num_removed + then.num_removed,
-        segments_removed=first.segments_removed + then.segments_removed,
-    )

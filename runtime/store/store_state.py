@@ -27,11 +27,21 @@ class PutResult:
 
     stored: tuple[bytes, ...] = ()  # of the pages to store: those on disk now, also those that were there before
     evicted: tuple[bytes, ...] = ()  # pages that are gone
+    lost_states: tuple[bytes, ...] = ()  # pages whose state is gone; they may be there
     num_new: int = 0
     num_removed: int = 0  # also those that were written again at once
     num_evicted: int = 0  # of the removed: for want of room
     num_moved: int = 0  # pages that were copied to another segment
     segments_removed: tuple[int, ...] = ()
+
+    def then(self, other: PutResult) -> PutResult:
+        """This change and another after it, of which neither stored anything."""
+        return PutResult(
+            evicted=self.evicted + other.evicted,
+            lost_states=self.lost_states + other.lost_states,
+            num_removed=self.num_removed + other.num_removed,
+            segments_removed=self.segments_removed + other.segments_removed,
+        )
 
 
 @dataclass(frozen=True)

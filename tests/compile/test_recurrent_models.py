@@ -16,7 +16,7 @@ from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.reference import reference_logits
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2, Mixer, ModelConfig, ShortConvolution
+from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2, Mixer, ModelConfig, Recurrent, ShortConvolution
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -49,9 +49,34 @@ MODELS: dict[str, tuple[Mixer | None, ...]] = {
 }
 
 
+BESIDE: dict[str, tuple[Recurrent | None, ...]] = {  # the plain model's attention
+    "beside": (
+        Mamba2(
+            num_heads=5,
+            head_dim=32,
+            num_groups=1,
+            state_dim=48,
+            kernel_size=4,
+            norm=False,
+            gate_factor=1.5,
+            value_factor=0.5,
+            key_factor=0.7,
+            query_factor=2.0,
+            step_factor=0.4,
+        ),
+        None,
+        ShortConvolution(kernel_size=3),
+    ),
+}
+FACTORS = {"mixer_factor": 0.7, "beside_factor": 1.3, "ffn_factor": 0.6}
+
+
 def config_of(name: str, plain: ModelConfig) -> ModelConfig:
     """A model of these layers; all else as in `plain`."""
     layer = plain.layers[0]
+    if name in BESIDE:
+        other = replace(layer, ffn=replace(layer.ffn, gate_factor=1.4), **FACTORS)
+        return replace(plain, layers=tuple(replace(other, beside=beside) for beside in BESIDE[name]))
     return replace(plain, layers=tuple(replace(layer, mixer=mixer or layer.mixer) for mixer in MODELS[name]))
 
 
@@ -69,7 +94,7 @@ class Compiled:
     expected: tuple[np.ndarray, np.ndarray]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, *BESIDE])
 def compiled(
     request: pytest.FixtureRequest, make_tiny: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Compiled:
@@ -185,4 +210,8 @@ def test_the_layers_of_a_state_lie_one_behind_the_other(make_tiny: Callable[...,
     assert config.state_bytes == 7 * width * 4
     assert [config.kv_layer(layer) for layer in (1, 3)] == [0, 1] and len(config.kv_attentions) == 2
     assert make_tiny().config.state_bytes == 0
+    beside = config_of("beside", make_tiny().config)
+    first = 3 * (5 * 32 + 2 * 48) + 5 * 32 * 48
+    assert [beside.state_layer(layer) for layer in range(4)] == [0, first, first, first + 2 * width]
+    assert [beside.kv_layer(layer) for layer in range(3)] == [0, 1, 2]
     assert config.why_not_partial is not None and "state" in config.why_not_partial

@@ -144,16 +144,25 @@ def granite4_h(c: Config) -> dict[str, Value]:
 
 
 def granite4_h_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
-    """Matrices of gates and `up` are cut, rates are as they are used, and one number of a head is a row."""
+    """Matrices of gates and `up` are cut."""
     layer = name.removeprefix("model.layers.").partition(".")[0]
-    part = name.partition("mamba.")[2].removesuffix(".weight")
     shared = "_shexp" if c["num_local_experts"] else ""
     if name.endswith("shared_mlp.input_linear.weight"):
         for kind, half in zip(("gate", "up"), np.split(weight, 2), strict=True):
             yield f"=blk.{layer}.ffn_{kind}{shared}.weight", half
     elif name.endswith("shared_mlp.output_linear.weight"):
         yield f"=blk.{layer}.ffn_down{shared}.weight", weight
-    elif part == "conv1d":
+    elif ".mamba." in name:
+        yield from mamba_tensors(c, name, weight)
+    else:
+        yield from granitemoe_tensors(c, name, weight)
+
+
+def mamba_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
+    """Rates are as they are used, and one number of a head is a row."""
+    layer = name.removeprefix("model.layers.").partition(".")[0]
+    part = name.partition("mamba.")[2].removesuffix(".weight")
+    if part == "conv1d":
         yield name, weight.squeeze(1)
     elif part in ("A_log", "D"):
         ending = {"A_log": "ssm_a", "D": "ssm_d"}[part]
@@ -163,7 +172,7 @@ def granite4_h_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
     elif part == "norm":
         yield name, weight.reshape(c["mamba_n_groups"], -1)
     else:
-        yield from granitemoe_tensors(c, name, weight)
+        yield name, weight
 
 
 def nemotron_h(c: Config) -> dict[str, Value]:
@@ -184,6 +193,23 @@ def nemotron_h(c: Config) -> dict[str, Value]:
     }
 
 
+def nemotron_h_moe(c: Config) -> dict[str, Value]:
+    """Layers that have experts say so by a size, as those with an MLP do."""
+    kinds, inner = c["layers_block_type"], c["moe_intermediate_size"]
+    return {
+        **nemotron_h(c),
+        "feed_forward_length": [inner if kind == "moe" else 0 for kind in kinds],
+        "expert_count": c["n_routed_experts"],
+        "expert_used_count": c["num_experts_per_tok"],
+        "expert_feed_forward_length": inner,
+        "expert_shared_feed_forward_length": c["moe_shared_expert_intermediate_size"],
+        "expert_shared_count": c["n_shared_experts"],
+        "expert_group_count": c["n_group"],
+        "expert_weights_norm": c["norm_topk_prob"],
+        "expert_weights_scale": c["routed_scaling_factor"],
+    }
+
+
 NEMOTRON_PARTS = {
     **{f"mixer.{kind}_proj.weight": f"attn_{kind}.weight" for kind in "qkv"},
     "mixer.o_proj.weight": "attn_output.weight",
@@ -198,6 +224,10 @@ NEMOTRON_PARTS = {
     "mixer.D": "ssm_d",
     "mixer.norm.weight": "ssm_norm.weight",
     "norm.weight": "attn_norm.weight",
+    "mixer.gate.weight": "ffn_gate_inp.weight",
+    "mixer.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f"mixer.experts.{kind}_proj.weight": f"ffn_{kind}_exps.weight" for kind in ("up", "down")},
+    **{f"mixer.shared_experts.{kind}_proj.weight": f"ffn_{kind}_shexp.weight" for kind in ("up", "down")},
 }
 
 
@@ -217,11 +247,51 @@ def nemotron_h_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
     yield f"=blk.{layer}.{NEMOTRON_PARTS[part]}", weight
 
 
+def falcon_h1(c: Config) -> dict[str, Value]:
+    """Multipliers are in the weights."""
+    return {
+        "ssm.conv_kernel": c["mamba_d_conv"],
+        "ssm.state_size": c["mamba_d_state"],
+        "ssm.group_count": c["mamba_n_groups"],
+        "ssm.time_step_rank": c["mamba_n_heads"],
+        "ssm.inner_size": c["mamba_d_ssm"],
+    }
+
+
+def falcon_h1_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
+    """All that is multiplied before or behind a matrix is so in the matrix."""
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    before = c["attention_in_multiplier"]
+    factors = {
+        "q_proj": before,
+        "k_proj": before * c["key_multiplier"],
+        "v_proj": before,
+        "o_proj": c["attention_out_multiplier"],
+        "out_proj": c["ssm_out_multiplier"],
+        "gate_proj": c["mlp_multipliers"][0],
+        "down_proj": c["mlp_multipliers"][1],
+        "embed_tokens": c["embedding_multiplier"],
+        "lm_head": c["lm_head_multiplier"],
+    }
+    if part in factors:
+        weight = weight * np.float32(factors[part])
+    elif part == "in_proj":
+        width, keys = c["mamba_d_ssm"], c["mamba_n_groups"] * c["mamba_d_state"]
+        of_parts = np.repeat(np.float32(c["ssm_multipliers"]), (width, width, keys, keys, c["mamba_n_heads"]))
+        weight = weight * (of_parts * np.float32(c["ssm_in_multiplier"]))[:, None]
+    if part == "pre_ff_layernorm":  # its name has no ending there
+        yield f"=blk.{name.split('.')[2]}.ffn_norm", weight
+    else:
+        yield from mamba_tensors(c, name, weight)
+
+
 HYBRID: dict[str, Converter] = {
     "qwen3_5_text": Converter(ARCH.QWEN35, qwen35, qwen35_tensors),
     "qwen3_5_moe_text": Converter(ARCH.QWEN35MOE, qwen35_moe, qwen35_moe_tensors),
     "qwen3_next": Converter(ARCH.QWEN3NEXT, qwen35_moe, next_tensors),
     "granitemoehybrid": Converter(ARCH.GRANITE_HYBRID, granite4_h, granite4_h_tensors),
+    "falcon_h1": Converter(ARCH.FALCON_H1, falcon_h1, falcon_h1_tensors),
+    "nemotron_h with experts": Converter(ARCH.NEMOTRON_H_MOE, nemotron_h_moe, nemotron_h_tensors),
     "nemotron_h": Converter(ARCH.NEMOTRON_H, nemotron_h, nemotron_h_tensors),
     "lfm2": Converter(ARCH.LFM2, lfm2, lfm2_tensors),
     "lfm2_moe": Converter(ARCH.LFM2MOE, lfm2_moe, lfm2_tensors),

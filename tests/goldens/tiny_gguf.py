@@ -17,13 +17,13 @@ import numpy as np
 
 from .families import TinyFamily
 from .gguf_dense import Converter, Value
-from .gguf_families import GGUF_FAMILIES
+from .gguf_families import converter_of
 from .tiny_models import BOS, CHAT_TEMPLATE, IM_END, tokenizer
 
 
 def converter(tiny: TinyFamily) -> Converter | None:
     """What llama.cpp's converter does for the family; None: it has none."""
-    return GGUF_FAMILIES.get(str(tiny.text["model_type"]))
+    return converter_of(tiny.text)
 
 
 def write(tiny: TinyFamily, path: Path, types: Mapping[str, gguf.GGMLQuantizationType] | None = None) -> Path:
@@ -50,7 +50,8 @@ def write(tiny: TinyFamily, path: Path, types: Mapping[str, gguf.GGMLQuantizatio
 
 def tensors(tiny: TinyFamily) -> dict[str, np.ndarray]:
     """All tensors under GGUF's names, in GGUF's layout."""
-    how = GGUF_FAMILIES[str(tiny.text["model_type"])]
+    how = converter(tiny)
+    assert how is not None
     names = gguf.get_tensor_name_map(how.model_arch, int(tiny.text["num_hidden_layers"]))
     found = {}
     for name, weight in how.tensors(tiny.text, stacked(tiny.tensors)):

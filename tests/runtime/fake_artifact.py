@@ -16,10 +16,12 @@ from radixlm.runtime.artifact.manifest import (
     TargetInfo,
     TokenizerInfo,
 )
-from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope
+from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope, ShortConvolution
 from radixlm.tokenizer_fix import profile_tokenizer
 
 ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=Rope(theta=1e4, rotary_dim=4))
+
+STATE_BYTES = 2 * 4 * 4  # two rows of four numbers
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,13 @@ def fake_artifact(
     add_bos_token: bool = False,
     context_length: int = 256,
     sampling: SamplingDefaults | None = None,
+    is_recurrent: bool = False,
 ) -> FakeArtifact:
-    """The artifact of a model that has this tokenizer."""
+    """The artifact of a model that has this tokenizer; if it is recurrent, a layer keeps `STATE_BYTES`."""
+    ffn = Dense(intermediate_size=4)
+    layers = [LayerConfig(mixer=ATTENTION, ffn=ffn)]
+    if is_recurrent:
+        layers.append(LayerConfig(mixer=ShortConvolution(kernel_size=3), ffn=ffn))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name="fake",
@@ -55,7 +62,7 @@ def fake_artifact(
             architecture="llama",
             vocab_size=vocab_size,
             hidden_size=4,
-            layers=(LayerConfig(mixer=ATTENTION, ffn=Dense(intermediate_size=4)),),
+            layers=tuple(layers),
             norm_eps=1e-5,
             max_position_embeddings=context_length,
         ),

@@ -148,24 +148,43 @@ class FakeModel:
         self.is_closed = True
 
 
+class FakeStates:
+    """Slots of numbers, which leave and come back as `state_bytes` bytes, most of them zeros."""
+
+    def __init__(self, num_slots: int, state_bytes: int) -> None:
+        self.slots = np.full(num_slots, 2**51 + 1, np.uint64)  # one never written would be noticed
+        self.slots[NO_STATE] = 0
+        self.state_bytes = state_bytes
+
+    def read_state(self, slot: int) -> UInt8Array:
+        state = np.zeros(self.state_bytes, np.uint8)
+        state[:8] = self.slots[slot : slot + 1].view(np.uint8)
+        return state
+
+    def write_state(self, slot: int, state: UInt8Array) -> None:
+        assert slot != NO_STATE and state.nbytes == self.state_bytes and not state[8:].any()
+        self.slots[slot] = state[:8].view(np.uint64)[0]
+
+
 class RecurrentModel(FakeModel):
     """Logits depend on a state of all tokens, too, which is in slots."""
 
-    def __init__(self, num_pages: int, vocab_size: int = VOCAB_SIZE, num_states: int = 16) -> None:
+    def __init__(
+        self, num_pages: int, vocab_size: int = VOCAB_SIZE, num_states: int = 16, state_bytes: int = 8
+    ) -> None:
         super().__init__(num_pages, vocab_size)
-        self.states = np.full(num_states, 2**51 + 1, np.uint64)  # one never written would be noticed
-        self.states[NO_STATE] = 0
+        self.states = FakeStates(num_states, state_bytes)
 
     def states_of(self, batch: Batch) -> list[int]:
         assert batch.state_in is not None and batch.state_out is not None
         assert NO_STATE not in batch.state_out and len(set(batch.state_out)) == len(batch.state_out)
         assert not set(batch.state_out) & set(batch.state_in), "a state that is read is overwritten"
-        now = [int(self.states[slot]) for slot in batch.state_in]
+        now = [int(self.states.slots[slot]) for slot in batch.state_in]
         after: list[int] = []
         for token, row in zip(batch.arrays.token_ids, batch.arrays.row_of_token, strict=True):
             now[row] = state_after(now[row], int(token))
             after.append(now[row])
-        self.states[batch.state_out] = now
+        self.states.slots[batch.state_out] = now
         return after
 
 

@@ -90,7 +90,7 @@ class Granite4H(Granite):
             mixer, at = layer.self_attn, f"model.layers.{index}."
             if isinstance(mixer, Mamba2Mixer):
                 stored = f"blk.{index}.ssm_in.weight" if format_ == "gguf" else f"{at}mamba.in_proj.weight"
-                views |= dict(parts_of(stored, (mixer.gate_proj, mixer.in_proj, mixer.dt_proj)))
+                views |= dict(parts_of(stored, mixer.stored))
                 if format_ == "huggingface":
                     views[mixer.spec.rate.name] = (View(mixer.spec.rate.name, minus_exp=True),)
             if format_ == "gguf":

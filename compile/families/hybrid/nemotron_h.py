@@ -1,21 +1,24 @@
-"""Nemotron-H (NVIDIA, 2025), dense: Mamba-2, or attention without positions, and MLPs without a gate.
+"""Nemotron-H (NVIDIA, 2025) and Nemotron 3: Mamba-2, or attention without positions, and MLPs or experts without gates.
 
-A file counts a mixer and the MLP behind it as two layers, each with a norm. Here they are one.
+A file counts a mixer and the feed-forward layer behind it as two layers, each with a norm. Here they are one.
 Not as in transformers 5.23, and as in llama.cpp: steps may be shorter than `time_step_min`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from radixlm.runtime.artifact.model_config import Dense, LayerConfig, Mixer, ModelConfig
+from radixlm.runtime.artifact.model_config import Dense, Experts, LayerConfig, Mixer, ModelConfig, SharedExpert
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ...layers.decoder import Decoder
 from ...layers.mamba2 import Mamba2Mixer
 from ...layers.part_names import PartNames
 from ...weights.view import View
+from ..deepseek import grouped_router
 from ..family import Family, Format, Views, parts_of
 from ..settings import Settings
 from .granite4 import mamba
@@ -29,25 +32,34 @@ _MAMBA_KEYS = {  # Granite's key: this family's
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
 }
+_BEHIND = {
+    **{role: f"mixer.{role}_proj.weight" for role in ("up", "down")},
+    "ffn_norm": "norm.weight",
+    "router": "mixer.gate.weight",
+    "selection_bias": "mixer.gate.e_score_correction_bias",
+    **{f"expert_{role}": f"mixer.experts.{role}_proj.weight" for role in ("up", "down")},
+    **{f"shared_{role}": f"mixer.shared_experts.{role}_proj.weight" for role in ("up", "down")},
+}
+_LAYERS = re.compile(r"(?:[M*][-E]?)+")
 
 
 @dataclass(frozen=True)
 class _PairedNames(PartNames):
-    """`stored` is the file's layer that has each layer's mixer; the one behind it has the MLP."""
+    """`stored` is the file's layer that has each layer's mixer; the one behind it has all that is in `_BEHIND`."""
 
     stored: tuple[int, ...] = ()
 
     def layer(self, index: int, role: str) -> str:
         """The checkpoint's name of a part of a layer."""
-        return super().layer(self.stored[index] + (role in ("ffn_norm", "gate", "up", "down")), role)
+        return super().layer(self.stored[index] + (role in _BEHIND), role)
 
 
 class NemotronH(Family):
-    """Each layer of a file is one branch; a pattern of M, * and - says which."""
+    """Each layer of a file is one branch; a pattern of M, *, - and E (experts) says which."""
 
-    title = "Nemotron-H"
+    title = "Nemotron-H (also Nemotron 3 Nano)"
     huggingface = {"NemotronHForCausalLM": "nemotron_h"}
-    gguf = ("nemotron_h",)
+    gguf = ("nemotron_h", "nemotron_h_moe")
     defaults = {
         "mamba_num_heads": 128,
         "mamba_head_dim": 64,
@@ -58,13 +70,18 @@ class NemotronH(Family):
         "head_dim": 128,
         "layer_norm_epsilon": 1e-5,
         "mlp_hidden_act": "relu2",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "norm_topk_prob": True,
     }
     names = {
         "embedding": "model.embeddings.weight",
         "norm": "model.norm_f.weight",
         "attention_norm": "norm.weight",
-        "ffn_norm": "norm.weight",
-        **{role: f"mixer.{role}_proj.weight" for role in ("q", "k", "v", "o", "up", "down")},
+        **_BEHIND,
+        **{role: f"mixer.{role}_proj.weight" for role in ("q", "k", "v", "o")},
         **{f"mamba_{role}": f"mixer.{role}_proj.weight" for role in ("in", "gate", "dt", "out")},
         "mamba_taps": "mixer.conv1d.weight",
         "mamba_rate": "mixer.A_log",
@@ -74,43 +91,46 @@ class NemotronH(Family):
     }
     gguf_names = {"ffn_norm": "attn_norm.weight"}
     ignored = ("mtp.*",)
+    has_extra_layers = True
 
     def config(self, c: Settings) -> ModelConfig:
-        """A mixer, and the MLP that the pattern has behind it, are a layer."""
-        c.refuse("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias", "sliding_window")
+        """A mixer, and the feed-forward layer that the pattern has behind it, are a layer."""
+        c.refuse("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias", "sliding_window", "moe_latent_size")
         pattern = _pattern(c)
-        if set(pattern) - set("M*-") or "--" in pattern or not pattern.startswith(("M", "*")):
+        if not _LAYERS.fullmatch(pattern):
             raise UnsupportedArchitecture(
-                f"{c.label}: the layers {pattern} are not supported, only M and *, each with at most one - behind it"
+                f"{c.label}: the layers {pattern} are not supported, only M and *, each with at most one - or E behind"
             )
-        mixers = [index for index, kind in enumerate(pattern) if kind != "-"]
+        mixers = [index for index, kind in enumerate(pattern) if kind in "M*"]
         eps = c("rms_norm_eps", c("layer_norm_eps")) if c.format == "gguf" else c("layer_norm_epsilon")
         changed = replace(c, values={**c.values, "num_hidden_layers": len(mixers), "nextn_predict_layers": 0})
         return changed.model(lambda index: self._layer(c, pattern, mixers[index]), norm_eps=eps)
 
     def decoder(self, config: ModelConfig) -> Decoder:
-        """Layers with an MLP are two of a file's."""
-        stored, first = [], 0
-        for layer in config.layers:
-            stored.append(first)
-            first += 1 if layer.ffn is None else 2
-        return Decoder(config, _PairedNames(self.names, self.gguf_names, stored=tuple(stored)))
+        """Layers with a feed-forward layer are two of a file's."""
+        stored = tuple(self.num_stored_layers(config, index) for index in range(len(config.layers)))
+        return Decoder(config, _PairedNames(self.names, self.gguf_names, stored=stored))
+
+    def num_stored_layers(self, config: ModelConfig, most: int | None = None) -> int:
+        """Those of the first `most` layers, or of all."""
+        return sum(1 if layer.ffn is None else 2 for layer in config.layers[:most])
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """Gates, then what is convolved, then steps; a checkpoint has rates as their logarithms."""
         views: dict[str, Views] = {}
         for mixer in (layer.self_attn for layer in decoder.layers):
             if isinstance(mixer, Mamba2Mixer):
-                name, rate = mixer.in_proj.name, mixer.spec.rate.name
-                stored = decoder.names.gguf_of[name] if format_ == "gguf" else name
-                views |= dict(parts_of(stored, (mixer.gate_proj, mixer.in_proj, mixer.dt_proj)))
+                [joined], rate = mixer.convolved, mixer.spec.rate.name
+                stored = decoder.names.gguf_of[joined.name] if format_ == "gguf" else joined.name
+                views |= dict(parts_of(stored, mixer.stored))
                 if format_ == "huggingface":
                     views[rate] = (View(rate, minus_exp=True),)
         return views
 
     def _layer(self, c: Settings, pattern: str, index: int) -> LayerConfig:
-        has_mlp = pattern[index + 1 : index + 2] == "-"
-        return LayerConfig(mixer=_mixer(c, pattern, index), ffn=_mlp(c, index + 1) if has_mlp else None)
+        behind = pattern[index + 1 : index + 2]
+        ffn = _mlp(c, index + 1) if behind == "-" else _experts(c) if behind == "E" else None
+        return LayerConfig(mixer=_mixer(c, pattern, index), ffn=ffn)
 
 
 def _pattern(c: Settings) -> str:
@@ -120,7 +140,8 @@ def _pattern(c: Settings) -> str:
             [c.of_layer(key, index) for index in range(c.num_layers)]
             for key in ("intermediate_size", "num_key_value_heads")
         )
-        return "".join("-" if size else "*" if kv else "M" for size, kv in zip(sizes, heads, strict=True))
+        behind = "E" if c("num_experts") else "-"
+        return "".join(behind if size else "*" if kv else "M" for size, kv in zip(sizes, heads, strict=True))
     kinds = c("layers_block_type") or c("layer_types")
     if kinds:
         return "".join(_KINDS.get(str(kind), "?") for kind in kinds)
@@ -136,6 +157,17 @@ def _mixer(c: Settings, pattern: str, index: int) -> Mixer:
 
 
 def _mlp(c: Settings, index: int) -> Dense:
+    return c.dense(intermediate_size=c.of_layer("intermediate_size", index), function=_function(c))
+
+
+def _experts(c: Settings) -> Experts:
+    """Beside those that DeepSeek V3's router chooses is one that every token passes."""
+    shared = c.number("moe_shared_expert_intermediate_size", c("shared_expert_intermediate_size"))
+    router = grouped_router(c, scores="sigmoid", selection_bias=True)
+    return c.experts(function=_function(c), router=router, shared=SharedExpert(intermediate_size=shared))
+
+
+def _function(c: Settings) -> Literal["relu2"]:
     if c("mlp_hidden_act", "relu2") != "relu2":
         raise UnsupportedArchitecture(f"{c.label}: mlp_hidden_act {c('mlp_hidden_act')!r} is not supported, only relu2")
-    return c.dense(intermediate_size=c.of_layer("intermediate_size", index), function="relu2")
+    return "relu2"

@@ -28,13 +28,24 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
             one norm feeds both branches, in `parallel_two` each has its own.
         post_norm_eps: of norms behind a branch, where it is not the model's.
         layer_scalar: the layer's output is multiplied by a stored number.
+        beside: of a `pre` layer with attention, what keeps a state, reads the same normed input and is added, too.
+        mixer_factor, beside_factor, ffn_factor: what each branch is multiplied with before it is added.
     """
 
     mixer: Mixer
     ffn: Dense | Experts | DenseAndExperts | None
+    beside: Recurrent | None = None
     norms: Literal["pre", "post", "sandwich", "parallel", "parallel_two"] = "pre"
     post_norm_eps: Positive | None = None
     layer_scalar: bool = False
+    mixer_factor: Positive = 1.0
+    beside_factor: Positive = 1.0
+    ffn_factor: Positive = 1.0
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """What keeps a state, if the layer has it."""
+        return self.mixer if isinstance(self.mixer, Recurrent) else self.beside
 
     @property
     def experts(self) -> Experts | None:
@@ -63,7 +74,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         architecture: the family's key in the registry.
         norm: of the layers and the last one: root mean square, or LayerNorm without or with a bias.
         embedding_factor: what embeddings are multiplied with; `embedding_norm`: then they get an RMS norm without gain.
-        residual_factor: what a branch is multiplied with before it is added.
+        residual_factor: what a branch is multiplied with before it is added, beside the layer's own factor.
         logits_factor: what logits are multiplied with; then `logits_soft_cap` bends them as attention's bends scores.
         layer_inputs: what layers get of each token beside what the layer before them gives.
     """
@@ -101,8 +112,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     def state_layer(self, layer: int) -> int:
         """Numbers of a state before those of this layer."""
-        mixers = (each.mixer for each in self.layers[:layer])
-        return sum(mixer.state_size(self.hidden_size) for mixer in mixers if isinstance(mixer, Recurrent))
+        recurrent = (each.recurrent for each in self.layers[:layer])
+        return sum(each.state_size(self.hidden_size) for each in recurrent if each is not None)
 
     @property
     def num_attention_heads(self) -> int:

@@ -15,11 +15,16 @@ Function = GatedFunction | UngatedFunction
 
 
 class Dense(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dense"):
-    """A feed-forward layer; functions that end in `_mul` have a gate."""
+    """A feed-forward layer; functions that end in `_mul` have a gate.
+
+    Attributes:
+        gate_factor: what gates are multiplied with before the function.
+    """
 
     intermediate_size: Dimension
     function: Function = "silu_mul"
     bias: bool = False
+    gate_factor: Positive = 1.0
 
     @property
     def is_gated(self) -> bool:

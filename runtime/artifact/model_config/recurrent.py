@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from .ranges import HeadDim, Heads, Strict
+from .ranges import HeadDim, Heads, Positive, Strict
 
 KernelSize = Annotated[int, msgspec.Meta(ge=2, le=64)]
 
@@ -83,6 +83,9 @@ class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
     Attributes:
         num_groups: heads that are neighbours share a key and a query, and a norm, in so many groups.
         bias: the matrices before and behind have one; `convolution_bias`: so has the convolution.
+        norm: what heads give is normalized behind its gates.
+        gate_factor, value_factor, key_factor, query_factor, step_factor: what each of these is multiplied with where it
+            leaves its matrix, a step before its bias.
     """
 
     num_heads: Heads
@@ -92,6 +95,12 @@ class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
     kernel_size: KernelSize
     bias: bool = False
     convolution_bias: bool = True
+    norm: bool = True
+    gate_factor: Positive = 1.0
+    value_factor: Positive = 1.0
+    key_factor: Positive = 1.0
+    query_factor: Positive = 1.0
+    step_factor: Positive = 1.0
 
     @property
     def values_width(self) -> int:
@@ -99,9 +108,19 @@ class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
         return self.num_heads * self.head_dim
 
     @property
+    def keys_width(self) -> int:
+        """Numbers of all keys, or of all queries."""
+        return self.num_groups * self.state_dim
+
+    @property
     def convolved_width(self) -> int:
         """Numbers of values, keys and queries."""
-        return self.values_width + 2 * self.num_groups * self.state_dim
+        return self.values_width + 2 * self.keys_width
+
+    @property
+    def is_convolved_alike(self) -> bool:
+        """Whether values, keys and queries have one factor."""
+        return self.value_factor == self.key_factor == self.query_factor
 
     @property
     def convolution_size(self) -> int:

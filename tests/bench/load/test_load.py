@@ -6,10 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from radixlm.runtime.artifact.manifest import ModuleInfo
 
 from bench.load.clients import percentiles
 from bench.load.replies import Reply, ReplyError, check_usage
 from bench.load.requests import Facts, Stream
+from bench.load.server import compute_widest_step
+
+from ...runtime.fake_model import Bench
 
 FACTS = Facts("m", context_length=512, vocab_size=300, is_chat=True)
 
@@ -84,3 +88,26 @@ def test_an_error_in_mid_stream_and_news_after_the_end_are_faults() -> None:
 def test_percentiles_are_of_what_was_seen() -> None:
     assert percentiles([float(i) for i in range(101)]) == {"p50": 50.0, "p99": 99.0, "max": 100.0}
     assert percentiles([]) == {"p50": 0.0, "p99": 0.0, "max": 0.0}
+
+
+@pytest.mark.parametrize("num_states", [0, 8])
+@pytest.mark.parametrize(("most", "expected"), [((64, 16), (64, 16)), ((512, 300), (96, 96)), ((40, 50), (40, 40))])
+def test_before_clients_come_a_step_is_as_wide_as_any(
+    num_states: int, most: tuple[int, int], expected: tuple[int, int]
+) -> None:
+    """Memory that is first touched late in the load counted as growth."""
+    bench, widest = Bench(num_pages=16, num_states=num_states), []
+    bench.model.before = lambda batch: widest.append((batch.shape[0], batch.shape[3]))
+    module = ModuleInfo(
+        entry_points=(),
+        max_num_tokens=most[0],
+        max_num_logits=most[1],
+        workspace_bytes=0,
+        top_logits_scratch=1,
+        weights_bytes=0,
+    )
+    compute_widest_step(bench.core, module)
+    assert widest == [expected]
+    bench.core.check()
+    assert bench.cache.pool.num_free == 16
+    assert bench.cache.states is None or bench.cache.states.num_free == num_states - 1

@@ -1,15 +1,12 @@
-"""Sources and artifacts of tiny families, each made once in a run of the tests."""
+"""Sources and artifacts of tiny families, each made once."""
 
 from __future__ import annotations
 
-import fcntl
 import functools
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from radixlm.compile import compile_model
 from radixlm.compile.sources.gguf import GGUFSource
 from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.sources.source import Source
@@ -45,28 +42,6 @@ def source_of(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def artifact_of(
-    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str, KVDType], Artifact]:
-    """A tiny family compiled in float32, by how KV is stored; the processes of a run share what one has compiled."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "families"
-    folder.mkdir(exist_ok=True)
-
-    @functools.cache
-    def compiled(name: str, kv_dtype: KVDType) -> Artifact:
-        path = folder / f"{name}-{kv_dtype}.radixlm"
-        with (folder / f"{path.stem}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.is_dir():
-                compile_model(
-                    checkpoint(name),
-                    path,
-                    quantize="f32",
-                    target="native",
-                    kv_dtype=kv_dtype,
-                    context_length=FAMILIES[name].context_length,
-                )
-        return Artifact.open(path)
-
-    return compiled
+def artifact_of(family_artifact: Callable[..., Path]) -> Callable[[str, KVDType], Artifact]:
+    """A tiny family compiled in float32, by how KV is stored."""
+    return lambda name, kv_dtype: Artifact.open(family_artifact(name, "f32", kv_dtype))

@@ -21,6 +21,7 @@ TOLERANCES: dict[KVDType, float] = {"f32": 1e-4, "f16": 2e-3, "k12v8": 3e-2}
 # Those whose keys and values are kept in float32, too: together they have all kinds of attention.
 IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "gemma4", "gemma4-moe")
 IN_FLOAT32 += ("deepseek_v2", "mistral4", "lfm2", "lfm2-bias", "qwen3_5", "qwen3_5-wide", "granite4_h-moe")
+IN_FLOAT32 += ("falcon_h1-norm",)
 # And those in codes: windows, caps, sinks, and layers that share keys and values or are of unequal width. Llama 4 gives
 # two tokens of 300 another expert than in floats.
 IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
@@ -28,7 +29,7 @@ IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
 OFTEN = ("qwen3-yarn", "phi3-short", "gemma2", "gemma3", "gemma4", "gemma4-moe", "olmo2", "glm4", "cohere2")
 OFTEN += ("stablelm-parallel", "granite", "ministral3", "muse_glimmer", "gpt_oss", "granitemoe", "glm4_moe")
 OFTEN += ("minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4", "llama4", "lfm2", "lfm2_moe", "qwen3_5", "granite4_h")
-OFTEN += ("nemotron_h",)
+OFTEN += ("nemotron_h", "nemotron_h-moe", "falcon_h1")
 COMPILED = [
     pytest.param((name, kv), id=f"{name}-{kv}", marks=[] if kv == "f16" and name in OFTEN else pytest.mark.long)
     for name in NAMES

@@ -25,7 +25,7 @@ from radixlm.runtime.errors import UnsupportedArchitecture
 from radixlm.runtime.model.model_runner import ModelRunner
 from safetensors.numpy import load_file, save_file
 
-from ...goldens import tiny_gguf
+from ...goldens import gguf_families, tiny_gguf
 from ...goldens.families import FAMILIES
 from ...goldens.gguf_latest import OLDER_LATENT
 from ...goldens.tiny_outputs import TinyOutputs
@@ -97,7 +97,7 @@ def test_a_gguf_file_may_have_keys_and_values_in_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As before April 2025. What is turned of codes is rounded again, rows are kept as they are."""
-    monkeypatch.setitem(tiny_gguf.GGUF_FAMILIES, name, OLDER_LATENT)
+    monkeypatch.setitem(gguf_families.GGUF_FAMILIES, name, OLDER_LATENT)
     source = GGUFSource(tiny_gguf.write(FAMILIES[name], tmp_path / "tiny.gguf"))
     assert distance(source, name) <= 1e-4
     source = GGUFSource(tiny_gguf.write(FAMILIES[name], tmp_path / "q8.gguf", {"attn_kv_b": Q8_0}))

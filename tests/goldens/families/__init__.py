@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .dense import DENSE
+from .falcon_h1 import FALCON_H1
 from .family import Off, TinyFamily
 from .gemma import GEMMA
 from .gemma4 import GEMMA4
@@ -16,5 +17,5 @@ from .post_norms import POST_NORMS
 
 __all__ = ["FAMILIES", "Off", "TinyFamily"]
 
-_ALL = (*DENSE, *POST_NORMS, *LAYER_NORMS, *GEMMA, *MOE, *GPT_OSS, *GEMMA4, *LATENT, *META, *HYBRID)
+_ALL = (*DENSE, *POST_NORMS, *LAYER_NORMS, *GEMMA, *MOE, *GPT_OSS, *GEMMA4, *LATENT, *META, *HYBRID, *FALCON_H1)
 FAMILIES: dict[str, TinyFamily] = {tiny.name: tiny for tiny in _ALL}

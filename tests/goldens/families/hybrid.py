@@ -7,7 +7,7 @@ from typing import Any
 
 from ..tiny_models import Part
 from .family import Config, Off, TinyFamily
-from .moe import NUM_EXPERTS, experts, top
+from .moe import NUM_EXPERTS, SELECTION_BIAS, experts, top
 from .parts import QK_NORM, attention, bias, config, decoder, gain, gated_mlp, matrix, sizes, whole
 
 LFM2_NORMS = ("q_layernorm", "k_layernorm")
@@ -271,8 +271,14 @@ def nemotron_layers(c: Config) -> Iterator[Part]:
         at = f"backbone.layers.{layer}."
         yield gain(f"{at}norm", hidden)
         if kind == "mlp":
-            yield matrix(f"{at}mixer.up_proj", inner, hidden)
-            yield matrix(f"{at}mixer.down_proj", hidden, inner, 0.7)
+            yield from ungated(f"{at}mixer", hidden, inner)
+            continue
+        if kind == "moe":
+            yield matrix(f"{at}mixer.gate", NUM_EXPERTS, hidden)
+            yield f"{at}mixer.gate.e_score_correction_bias", (NUM_EXPERTS,), 0.0, 0.3
+            for expert in range(NUM_EXPERTS):
+                yield from ungated(f"{at}mixer.experts.{expert}", hidden, c["moe_intermediate_size"])
+            yield from ungated(f"{at}mixer.shared_experts", hidden, c["moe_shared_expert_intermediate_size"])
             continue
         parts = attention()(c, layer, at) if kind == "full_attention" else mamba({**c, **sizes_of_mamba}, at)
         for name, *rest in parts:
@@ -281,9 +287,15 @@ def nemotron_layers(c: Config) -> Iterator[Part]:
     yield matrix("lm_head", c["vocab_size"], hidden, 2.0)
 
 
+def ungated(at: str, hidden: int, inner: int) -> Iterator[Part]:
+    """An MLP without a gate."""
+    yield matrix(f"{at}.up_proj", inner, hidden)
+    yield matrix(f"{at}.down_proj", hidden, inner, 0.7)
+
+
 def nemotron_config(pattern: str, **changes: Any) -> dict[str, Any]:
-    """`pattern` has a letter a layer: M for Mamba-2, * for attention, - for an MLP."""
-    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp"}
+    """`pattern` has a letter a layer: M for Mamba-2, * for attention, - for an MLP, E for experts."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
     return config(
         "NemotronHForCausalLM",
         "nemotron_h",
@@ -331,6 +343,31 @@ HYBRID = (
         nemotron_config("M-M*-M*M-"),
         parts=nemotron_layers,
         offs=(*NEMOTRON_OFFS, Off("mlp", tensors={r"mixer\.down_proj": 0.0})),
+    ),
+    TinyFamily(
+        "nemotron_h-moe",
+        3740,
+        nemotron_config(
+            "MEM*EME",
+            n_routed_experts=NUM_EXPERTS,
+            num_experts_per_tok=3,
+            moe_intermediate_size=64,
+            moe_shared_expert_intermediate_size=96,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=2.5,
+        ),
+        parts=nemotron_layers,
+        offs=(
+            *NEMOTRON_OFFS,
+            top(),
+            SELECTION_BIAS,
+            Off("experts_scale", config={"routed_scaling_factor": 1.0}),
+            Off("renormalise", config={"norm_topk_prob": False}),
+            Off("shared_expert", tensors={r"shared_experts\.down_proj": 0.0}),
+        ),
     ),
     TinyFamily(
         "granite4_h",

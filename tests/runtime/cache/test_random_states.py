@@ -4,6 +4,7 @@ from is that of its own tokens, whatever was shared, evicted, taken back or roll
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,7 @@ class RecurrentCache(RuleBasedStateMachine):
         self.rows: dict[int, Text] = {}
         self.live: list[Sequence] = []
         self.texts: list[tuple[bytes | None, list[int]]] = []  # of those that were closed
+        self.popped: set[Text] = set()
         self.num_reused = 0
 
     def text(self, sequence: Sequence, stop: int) -> Text:
@@ -89,7 +91,9 @@ class RecurrentCache(RuleBasedStateMachine):
     @rule(of=st.randoms(use_true_random=False))
     def pop(self, of: random.Random) -> None:
         sequence = of.choice(self.live)
-        sequence.pop(of.randrange(len(sequence)))
+        num_tokens = of.randrange(len(sequence))
+        self.popped |= {self.text(sequence, len(sequence) - number) for number in range(num_tokens)}
+        sequence.pop(num_tokens)
 
     @precondition(lambda self: 0 < len(self.live) < 4)
     @rule(of=st.randoms(use_true_random=False), token_id=st.integers(0, 2))
@@ -118,6 +122,22 @@ class RecurrentCache(RuleBasedStateMachine):
     @rule(namespace=namespaces)
     def clear(self, namespace: bytes | None) -> None:
         self.cache.clear(namespace)
+
+    @rule()
+    def drop_unused(self) -> None:
+        self.cache.drop_unused(time.monotonic() + 1)
+
+    @invariant()
+    def every_state_is_found(self) -> None:
+        """A snapshot is found by its tokens, or will be when a live sequence leaves them; or they were popped."""
+        if not hasattr(self, "cache"):
+            return
+        assert self.cache.states is not None
+        live = {self.text(each, stop) for each in self.live for stop in range(each.num_computed + 1)}
+        for slot in self.cache.states._snapshots:
+            text = self.states[slot]
+            found = max(self.cache.tree.find(name, text).num_tokens for name in (b"", b"a"))
+            assert found == len(text) or text in live | self.popped
 
     @invariant()
     def all_is_of_its_own_tokens(self) -> None:
@@ -156,6 +176,25 @@ def test_states_are_reused_by_these_operations(is_stored: bool) -> None:
             machine.all_is_of_its_own_tokens()
         num_reused += machine.num_reused
     assert num_reused > 300, num_reused
+
+
+@pytest.mark.parametrize("num_pages", [9, 24])
+def test_no_snapshot_stays_of_tokens_that_are_gone(num_pages: int) -> None:
+    chance = random.Random(3)
+    for _ in range(20):
+        machine = RecurrentCache()
+        machine.begin(num_pages=num_pages, num_slots=16, is_stored=False)
+        for _ in range(40):
+            seed = random.Random(chance.random())
+            machine.open([chance.randrange(3) for _ in range(9)], [chance.randrange(3)], seed, b"")
+            machine.step(chance.randrange(1, 40), seed, True)
+            machine.every_state_is_found()
+            if len(machine.live) > 2 or chance.random() < 0.4:
+                machine.close(seed, chance.random() < 0.7)
+            machine.every_state_is_found()
+            if chance.random() < 0.1:
+                machine.drop_unused()
+            machine.every_state_is_found()
 
 
 class Whole(random.Random):

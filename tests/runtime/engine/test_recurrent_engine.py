@@ -4,13 +4,14 @@ guesses, and from states that an earlier process left on disk; and what is not b
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
+from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
@@ -20,20 +21,19 @@ from radixlm.runtime.store import OSFiles
 from radixlm.runtime.store.catalogue import verify
 from radixlm.runtime.store.segment import read_segments
 
-from ...goldens.families import FAMILIES
 from ..guess_oracle import Unpaid
 from ..traces import num_traces
 
 REPLY_20 = SamplingParams(temperature=0.0, max_tokens=20, logprobs=3, ignore_eos=True)
-NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_next", "granite4_h", "nemotron_h")
+NAMES = ("lfm2", "lfm2_moe", "qwen3_5", "qwen3_5_moe", "qwen3_next", "granite4_h", "granite4_h-moe", "nemotron_h")
+NAMES += ("falcon_h1",)
+IN_FLOATS = [pytest.param((name, "f32", "f16"), id=name) for name in NAMES]
+IN_INTEGERS = [pytest.param(("qwen3_5", "q4", "k12v8"), id="qwen3_5-q4")]  # weights, keys and values
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    family = FAMILIES[request.param]
-    source = family.write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="f32", context_length=family.context_length).path
+@pytest.fixture(scope="module", params=[*IN_FLOATS, *IN_INTEGERS])
+def artifact(request: pytest.FixtureRequest, family_artifact: Callable[..., Path]) -> Path:
+    return family_artifact(*request.param)
 
 
 @pytest.fixture
@@ -176,6 +176,13 @@ def is_state(path: Path) -> bool:
     return any(segments[number].name == path.name for number in numbers)  # type: ignore[union-attr]
 
 
+def indexed_states(core: EngineCore) -> set[bytes]:
+    """The keys of pages behind which the index has a state."""
+    assert core.tier is not None
+    index = core.tier.index
+    return {key for key in index._record_of if index.has_state(key)}
+
+
 def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
     open_engine: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,14 +199,17 @@ def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
                 kv_cache_bytes=chance.choice((1 << 18, 1 << 20)),
             )
             for _ in range(3):
-                if len(history) > cold.context_length - 40:
+                if len(history) > engine.context_length - 40:
                     history = history[: chance.randrange(30)]
                 history = [*history, *chance.choices(range(20), k=chance.randrange(1, 12))]
                 reply = engine.generate(history, REPLY_20)
                 assert same(reply, cold.generate(history, REPLY_20)), (seed, number, history)
                 history += reply.token_ids
-            tier = engine.stats().tier
+            tier = engine._core.tier
             assert tier is not None
-            num_loaded += tier.num_loaded_pages
+            while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier._saver.has_pending):
+                time.sleep(0.001)
+            assert engine._loop.call(indexed_states) <= set(tier.store.pages_with_state()), (seed, number)
+            num_loaded += tier.stats().num_loaded_pages
             engine.close()
     assert num_loaded > 10, num_loaded

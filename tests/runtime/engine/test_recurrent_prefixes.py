@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
 from radixlm.runtime.cache.prefix_match import PrefixMatch
+from radixlm.runtime.cache.radix_node import tokens_of
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step import drafts
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.kv_log.log import KVLog
 
-from ..fake_model import POLICY, Bench, alone
+from ..fake_model import POLICY, Bench, LetterDecoder, alone
 from ..guess_oracle import Unpaid
 from ..kv_log.test_kv_log import Written, replay
 
@@ -189,3 +191,58 @@ def test_random_talks_over_small_pools_get_what_the_model_generates_alone(
     for name, (prompt, params) in asked.items():
         assert bench.tokens(name) == alone(prompt, params, is_recurrent=True), name
     assert bench.cache.states is not None and bench.cache.states.num_in_use == 0
+
+
+def test_usage_is_what_was_reused_where_admitting_one_request_evicts_the_state_of_another() -> None:
+    policy, params = replace(POLICY, max_num_batched_tokens=200), replace(GREEDY, max_tokens=1)
+    for seed in range(30):
+        chance = random.Random(seed)
+        bench = recurrent(num_pages=90, num_states=chance.randrange(8, 17), policy=policy)
+        texts = [ids(chance.randrange(2), 40)[: chance.randrange(8, 41)] for _ in range(12)]
+        for number, text in enumerate(texts):
+            ask(bench, f"first {number}", text, params)
+        before = bench.model.num_tokens
+        for number, text in enumerate(texts):  # a step admits several
+            bench.add(f"again {number}", [*text, 30 + number % 8], params)
+        bench.run()
+        told = 0
+        for number in range(len(texts)):
+            completion = bench.outputs[f"again {number}"][-1].completion
+            assert completion is not None
+            told += completion.usage.prompt_tokens - completion.usage.cached_tokens
+        assert bench.model.num_tokens - before == told, seed
+
+
+def test_a_match_is_outdated_when_all_starts_over() -> None:
+    bench, prompt = recurrent(), ids(1, 37)
+    ask(bench, "first", prompt)
+    before = match(bench, prompt)
+    assert before.num_tokens == 36
+    bench.cache.start_over()
+    assert match(bench, prompt).version > before.version
+
+
+def test_a_snapshot_leaves_with_the_tail_that_its_tokens_end_in() -> None:
+    bench, shared = recurrent(), ids(1, 16)
+    assert bench.cache.states is not None
+    params = replace(GREEDY, max_tokens=1)
+    ask(bench, "forgotten", [*shared, 30, 31, 32, 33], params)
+    later = time.monotonic()
+    ask(bench, "kept", [*shared, 34, 35], params)
+    bench.cache.drop_unused(later)
+    assert match(bench, [*shared, 34, 35, 36]).num_tokens == 18
+    places = [(snapshot.place, tokens_of(snapshot.rows)) for snapshot in bench.cache.states._snapshots.values()]
+    assert {rows for _, rows in places} == {(), (34,), (34, 35)}
+
+
+def test_a_request_that_fails_leaves_no_snapshot_of_what_is_not_shared() -> None:
+    class Broken(LetterDecoder):
+        def push(self, token_id: int) -> str:
+            raise RuntimeError("no")
+
+    bench, prompt = recurrent(), ids(1, 37)
+    bench.add("fails", prompt, GREEDY, decoder=Broken())
+    bench.run()
+    assert bench.error("fails") and bench.cache.states is not None
+    assert match(bench, prompt).why_not_more.num_with_kv == 32
+    assert bench.cache.states.num_snapshots == 0

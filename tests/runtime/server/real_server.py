@@ -19,8 +19,8 @@ from radixlm.runtime.server import create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 
-from ..fake_artifact import fake_artifact
-from ..fake_model import FakeModel
+from ..fake_artifact import STATE_BYTES, fake_artifact
+from ..fake_model import FakeModel, RecurrentModel
 
 VOCAB_SIZE = 500
 TOKENIZER = Path(__file__).resolve().parents[2] / "data" / "tokenizers" / "tiny_spm.json"
@@ -44,6 +44,13 @@ class SlowModel(FakeModel):
         if self.step_s:
             time.sleep(self.step_s)
         return super().forward(batch)
+
+
+class SlowRecurrentModel(SlowModel, RecurrentModel):
+    """The same of one that keeps `num_states` states, that of zeros included."""
+
+    def __init__(self, num_pages: int, num_states: int) -> None:
+        RecurrentModel.__init__(self, num_pages, VOCAB_SIZE, num_states, STATE_BYTES)
 
 
 @dataclass
@@ -88,7 +95,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def open_fake_artifact(context_length: int = 256) -> Any:
+def open_fake_artifact(context_length: int = 256, *, is_recurrent: bool = False) -> Any:
     """A tokenizer of 500 tokens and a template; the weights are `SlowModel`'s."""
     return fake_artifact(
         TOKENIZER.read_text(encoding="utf-8"),
@@ -97,18 +104,23 @@ def open_fake_artifact(context_length: int = 256) -> Any:
         bos_token_id=1,
         eos_token_id=2,
         context_length=context_length,
+        is_recurrent=is_recurrent,
     )
 
 
-def real_engine(*, num_pages: int = 100, context_length: int = 256, **options: Any) -> tuple[Engine, SlowModel]:
-    """An engine with this much KV, and its model."""
-    models = []
+def real_engine(
+    *, num_pages: int = 100, num_states: int = 0, context_length: int = 256, **options: Any
+) -> tuple[Engine, SlowModel]:
+    """An engine with this much KV, and its model; with `num_states`, one that keeps as many."""
+    models: list[SlowModel] = []
 
     def open_runner(artifact: object, num_pages: int, num_threads: int | None) -> SlowModel:
-        models.append(SlowModel(num_pages))
+        models.append(SlowRecurrentModel(num_pages, 1 + num_states) if num_states else SlowModel(num_pages))
         return models[0]
 
-    artifact = open_fake_artifact(context_length)
+    artifact = open_fake_artifact(context_length, is_recurrent=num_states > 0)
+    if num_states:
+        options["state_cache_bytes"] = num_states * STATE_BYTES
     kv_cache_bytes = num_pages * artifact.manifest.kv.page_bytes
     # without idle work: a fault is to meet a request
     options = {"max_num_seqs": 8, "kv_cache_bytes": kv_cache_bytes, "idle_work": False, **options}

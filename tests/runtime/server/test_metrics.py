@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -99,6 +100,47 @@ def test_a_running_request_shows(server: RealServer) -> None:
         assert found["kv_pages", "used"] > 0 and found["kv_rows_reserved", "requests"] > 0
     server.model.step_s = 0.0
     server.check()
+
+
+def slots(found: dict[tuple[str, ...], float]) -> list[float]:
+    return [found["state_slots", state] for state in ("free", "cached", "used")]
+
+
+def test_states_of_a_recurrent_model_add_up(tmp_path: Path) -> None:
+    with real_server(num_states=9, store=tmp_path) as server:
+        found = read(server)
+        assert slots(found) == [9, 0, 0] and found["state_snapshots",] == found["store_states",] == 0
+        server.chat(max_tokens=40)
+        server.check()
+        found = read(server)
+        num_snapshots = found["state_snapshots",]
+        assert num_snapshots == server.get("/v1/cache").json()["num_states"] >= 3, "in the prompt, and at both ends"
+        assert slots(found) == [9 - num_snapshots, num_snapshots, 0] and found["state_snapshots_evicted_total",] == 0
+        wait_until(lambda: read(server)["store_states",] >= 2)  # at the ends of the last pages of prompt and reply
+        found = read(server)
+        assert found["store_states_saved_total",] == found["store_states",]
+        assert found["store_states_dropped_total",] == 0
+        for seed in range(4):
+            server.chat(max_tokens=5, messages=[{"role": "user", "content": f"{seed} times"}])
+        server.check()
+        found = read(server)
+        assert found["state_snapshots_evicted_total",] > 0 and sum(slots(found)) == 9
+        assert found["state_snapshots",] == found["state_slots", "cached"]
+
+
+def test_the_slot_of_a_running_request_shows() -> None:
+    with real_server(num_states=9) as server:
+        server.model.step_s = 0.02
+        with server.send(max_tokens=100, stream=True) as connection:
+            connection.recv(100)
+            wait_until(lambda: slots(read(server))[2] > 0)
+        server.model.step_s = 0.0
+        server.check()
+        assert slots(read(server))[2] == 0
+
+
+def test_a_model_that_keeps_no_states_tells_of_none(server: RealServer) -> None:
+    assert not [key for key in read(server) if "state_s" in key[0]]
 
 
 def test_metrics_are_behind_the_key_and_openmetrics_is_spoken_too() -> None:

@@ -106,3 +106,41 @@ def test_a_full_store_gives_states_room_and_no_more_than_half(tmp_path: Path) ->
         states = set(store.pages_with_state())
         assert 1 < len(states) < 30 and states <= {head.key for head in store.heads()}, "none without its page"
     assert not verify(tmp_path, OSFiles()).bad
+
+
+def test_the_store_tells_of_every_state_that_leaves(tmp_path: Path) -> None:
+    told: set[bytes] = set()  # pages with a state
+    with opened(tmp_path, 600_000) as store:
+        for seed in [*range(12), *range(6), 12, 3, 13]:  # some pages leave and are written again at once
+            heads = chain(8, seed)
+            written = store.put(heads, payload(heads))
+            told -= {*written.evicted, *written.lost_states}
+            for head in heads[seed % 5 :: 3]:
+                result = store.states.put(head, state_of(head))
+                told -= {*result.evicted, *result.lost_states}
+                told |= set(result.stored)
+                assert told == set(store.pages_with_state()), seed
+    assert len(told) > 1
+
+
+def full_of_single_pages(directory: Path) -> tuple[PageStore, list[PageKey]]:
+    """A full store, and the pages that are there, the oldest first."""
+    store, heads = opened(directory, 300_000), [chain(1, seed)[0] for seed in range(1, 61)]
+    for head in heads:
+        store.put([head], payload([head]))
+    there = set(store.heads())
+    return store, [head for head in heads if head in there]
+
+
+def test_nothing_leaves_for_a_state_whose_page_is_gone(tmp_path: Path) -> None:
+    store, heads = full_of_single_pages(tmp_path)
+    with store:
+        result = store.states.put(HEADS[0], state_of(HEADS[0]))
+        assert not result.stored and not result.evicted and set(store.heads()) == set(heads)
+
+
+def test_no_page_makes_room_for_its_own_state(tmp_path: Path) -> None:
+    store, heads = full_of_single_pages(tmp_path)
+    with store:
+        result = store.states.put(heads[0], state_of(heads[0]))
+        assert result.stored and heads[1].key in result.evicted and found(store, heads[0])

@@ -1,0 +1,105 @@
+"""Falcon-H1 (TII, 2025): in each layer attention and Mamba-2 beside each other, behind one norm.
+
+Multipliers stand before and behind matrices. llama.cpp's converter puts them into the weights, so that a GGUF file has
+none. Here weights stay as they are: outputs of matrices are multiplied, or what is linear in these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+from radixlm.runtime.artifact.model_config import LayerConfig, Mamba2, ModelConfig
+from radixlm.runtime.errors import UnsupportedArchitecture
+
+from ...layers.decoder import Decoder
+from ...layers.mamba2 import Mamba2Mixer
+from ...weights.view import View
+from ..family import Family, Format, Views, parts_of
+from ..settings import Settings
+from .granite4 import mamba
+
+_PARTS = ("gate_factor", "value_factor", "key_factor", "query_factor", "step_factor")  # in the order of the file
+
+
+class FalconH1(Family):
+    """What enters Mamba-2 is one matrix; a norm behind it is optional."""
+
+    title = "Falcon-H1"
+    huggingface = {"FalconH1ForCausalLM": "falcon_h1"}
+    gguf = ("falcon-h1",)
+    defaults = {
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "mamba_d_ssm": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_conv_bias": True,
+        "mamba_norm_before_gate": True,
+    }
+    names = {
+        "ffn_norm": "pre_ff_layernorm.weight",
+        "gate": "feed_forward.gate_proj.weight",
+        "up": "feed_forward.up_proj.weight",
+        "down": "feed_forward.down_proj.weight",
+        "norm": "model.final_layernorm.weight",
+    }
+    gguf_names = {"ffn_norm": "ffn_norm"}
+
+    def config(self, c: Settings) -> ModelConfig:
+        """With multipliers of embeddings and logits."""
+        c.refuse("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias")
+        return c.model(
+            lambda index: self.layer(c, index),
+            embedding_factor=c.number("embedding_multiplier", 1.0),
+            logits_factor=c.number("lm_head_multiplier", 1.0),
+        )
+
+    def layer(self, c: Settings, index: int) -> LayerConfig:
+        """Scores have what is before queries and before keys, outputs of attention what is before values."""
+        before = c.number("attention_in_multiplier", 1.0)
+        scale = c.head_dim**-0.5 * before**2 * c.number("key_multiplier", 1.0)
+        of_gates, of_output = _multipliers(c, "mlp_multipliers", 2)
+        return LayerConfig(
+            mixer=c.attention(scale=scale, bias=False),
+            beside=self.beside(c),
+            ffn=c.dense(gate_factor=of_gates),
+            mixer_factor=before * c.number("attention_out_multiplier", 1.0),
+            beside_factor=c.number("ssm_out_multiplier", 1.0),
+            ffn_factor=of_output,
+        )
+
+    def beside(self, c: Settings) -> Mamba2:
+        """Mamba-2, with or without a norm, each part of what enters it with a multiplier of its own."""
+        if c.function() != "silu_mul":
+            raise UnsupportedArchitecture(f"{c.label}: hidden_act {c('hidden_act')!r} is not supported, only silu")
+        if c.format == "gguf":
+            return replace(mamba(c), norm=any(name.endswith(".ssm_norm.weight") for name in c.stored))
+        has_norm = bool(c("mamba_rms_norm"))
+        if has_norm:
+            c.refuse("mamba_norm_before_gate")
+        of_all = c.number("ssm_in_multiplier", 1.0)
+        factors = {part: of_all * own for part, own in zip(_PARTS, _multipliers(c, "ssm_multipliers", 5), strict=True)}
+        return replace(mamba(c), norm=has_norm, **factors)
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Gates, then what is convolved, then steps; a checkpoint has rates as their logarithms."""
+        views: dict[str, Views] = {}
+        for index, layer in enumerate(decoder.layers):
+            mixer = layer.beside
+            assert isinstance(mixer, Mamba2Mixer)
+            is_gguf, rate = format_ == "gguf", mixer.spec.rate.name
+            stored = f"blk.{index}.ssm_in.weight" if is_gguf else f"model.layers.{index}.mamba.in_proj.weight"
+            views |= dict(parts_of(stored, mixer.stored))
+            if not is_gguf:
+                views[rate] = (View(rate, minus_exp=True),)
+        return views
+
+
+def _multipliers(c: Settings, key: str, number: int) -> list[float]:
+    values = c(key, [1.0] * number)
+    if not isinstance(values, list) or len(values) != number:
+        raise UnsupportedArchitecture(f"{c.label}: {key} is {values!r}; {number} numbers are needed")
+    return values
