@@ -48,7 +48,8 @@ class Family:
         transposed: patterns of a checkpoint's stacks whose rows are inputs; their names get `.weight`.
         flat: patterns of a checkpoint's matrices that are read as one vector.
         neighbouring_pairs: formats in which rows of queries and keys are stored so that neighbours rotate.
-        gains_minus_one: formats that store the gains of norms, but not of `plain_gains`, less one.
+        gains_minus_one: formats that store the gains of norms, but not of `plain_gains`, less one; some tools that
+            convert checkpoints add it.
     """
 
     title: ClassVar[str]
@@ -78,8 +79,11 @@ class Family:
         """The model's parts, and how they are joined."""
         return Decoder(config, PartNames(self.names, self.gguf_names))
 
-    def views(self, decoder: Decoder, format_: Format) -> dict[str, Views]:
-        """Where each tensor of the model is stored, by its name; `fused` and the class's attributes say how."""
+    def views(self, decoder: Decoder, format_: Format, *, whole_gains: bool = False) -> dict[str, Views]:
+        """Where each tensor of the model is stored, by its name; `fused` and the class's attributes say how.
+
+        With `whole_gains`, no gain of a norm lacks one.
+        """
         views = {name: self._plain_view(decoder, name, format_) for part in decoder.parts() for name in part.tensors}
         if format_ == "huggingface":
             views |= _one_by_one(decoder)
@@ -88,7 +92,7 @@ class Family:
             for name, pairs in (each for layer in decoder.layers for each in layer.self_attn.pairs()):
                 if name in views:
                     views[name] = tuple(replace(view, pairs=pairs) for view in views[name])
-        if format_ in self.gains_minus_one:
+        if format_ in self.gains_minus_one and not whole_gains:
             for name in _gains(decoder):
                 if not name.endswith(self.plain_gains or ("\n",)):
                     views[name] = tuple(replace(view, plus=1.0) for view in views[name])

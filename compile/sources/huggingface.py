@@ -46,7 +46,11 @@ class HuggingFaceSource:
         usual = reshaped(with_usual_names(stored), family.transposed, family.flat)
         named = _without_idle_biases(_separated(usual, self.config), self.config)
         ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
-        self._tensors = ModelTensors(str(path), self.config, "huggingface", CheckpointTensors(named), ignored)
+        checkpoint = CheckpointTensors(named)
+        whole_gains = files.layout == "mlc"  # MLC's loaders add what others leave out
+        self._tensors = ModelTensors(
+            str(path), self.config, "huggingface", checkpoint, ignored, whole_gains=whole_gains
+        )
         self._check_types(path, named)
         tokenizer = HuggingFaceTokenizer(path, files.config, files.generation, vocab_size=self.config.vocab_size)
         self.tokenizer_json = tokenizer.json

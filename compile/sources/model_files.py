@@ -120,14 +120,23 @@ _RENAMED = {
 
 
 def _huggingface_config(path: Path, chat: Json) -> Json:
-    """MLC's model configuration under Hugging Face's keys; sizes of -1, which mean that there is none, are left out."""
+    """MLC's model configuration under Hugging Face's keys, and that of the language model in it."""
     model = chat.get("model_config")
     if not isinstance(model, Mapping):
         raise CorruptSource(f"{path} has no model_config; fetch it again")
+    text = model.get("text_config")
+    nested = {"text_config": _renamed(text, {})} if isinstance(text, Mapping) else {}
+    ids = {key: chat.get(key) for key in ("bos_token_id", "eos_token_id")}
+    about = {"model_type": chat.get("model_type"), "architectures": None}
+    return {**_renamed(model, chat), **nested, **ids, **about}
+
+
+def _renamed(model: Json, chat: Json) -> dict[str, Any]:
+    """Sizes of -1, which mean that there is none, are left out. What MLC has no name for may be in `kwargs`."""
+    more = model.get("kwargs")
     renamed = {key: model.get(own, chat.get(own)) for key, own in _RENAMED.items()}
     given = {key: value for key, value in renamed.items() if value is not None and value != -1}
-    ids = {key: chat.get(key) for key in ("bos_token_id", "eos_token_id")}
-    return {**model, **given, **ids, "model_type": chat.get("model_type"), "architectures": None}
+    return {**(more if isinstance(more, Mapping) else {}), **model, **given}
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:

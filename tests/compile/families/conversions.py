@@ -1,0 +1,82 @@
+"""Tiny families as other tools convert checkpoints of the hub: the same numbers under their names, in their shapes.
+
+mlc-llm: `python/mlc_llm/model/*/*_loader.py` and the configurations beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...goldens.families import FAMILIES
+from ..quantized.checkpoints import write_tensor_cache
+
+Tensors = dict[str, np.ndarray]
+
+GATE_AND_UP = ("gate_proj", "up_proj")
+QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
+
+
+def joined(tensors: Tensors, parts: Sequence[str], whole: str) -> Tensors:
+    """Matrices, and biases, of `parts` one below the other as `whole`."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        part = next((part for part in parts if f".{part}." in name), None)
+        if part is None:
+            found[name] = tensor
+        elif part == parts[0]:
+            others = [tensors[name.replace(f".{part}.", f".{each}.")] for each in parts]
+            found[name.replace(f".{part}.", f".{whole}.")] = np.concatenate(others)
+    return found
+
+
+def whole_gains(tensors: Tensors) -> Tensors:
+    """Norms' gains as they multiply."""
+    return {name: tensor + 1 if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()}
+
+
+def mlc_gemma2(tensors: Tensors) -> Tensors:
+    return whole_gains(joined(joined(tensors, GATE_AND_UP, "gate_up_proj"), QUERIES_KEYS_VALUES, "qkv_proj"))
+
+
+def mlc_gemma3(tensors: Tensors) -> Tensors:
+    """Queries, keys and values stay apart; all is a part of a model that sees, whether it does or not."""
+    inner = whole_gains(joined(tensors, GATE_AND_UP, "gate_up_proj"))
+    return {f"language_model.{name}": tensor for name, tensor in inner.items()}
+
+
+MLC = {"gemma2": mlc_gemma2, "gemma3": mlc_gemma3}
+_OF_MLC = {
+    "rope_theta": "position_embedding_base",
+    "max_position_embeddings": "context_window_size",
+    "sliding_window": "sliding_window_size",
+}
+
+
+def write_mlc(name: str, folder: Path) -> Path:
+    """A tiny family in float32 as `mlc_llm convert_weight` and `gen_config` write it."""
+    tiny = FAMILIES[name]
+    tiny.write(folder)
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").unlink()
+    write_tensor_cache(folder, MLC[name](tiny.tensors))
+    given = {key: value for key, value in tiny.config.items() if key not in ("architectures", "model_type")}
+    model = {_OF_MLC.get(key, key): value for key, value in given.items()}
+    if name == "gemma3":  # what the class of its language model does not name is in `kwargs`
+        extra = {key: model.pop(key) for key in ("rope_local_base_freq", "layer_types", "sliding_window_pattern")}
+        text = {**model, "kwargs": extra}
+        model = {"text_config": text, "vocab_size": text.pop("vocab_size"), "context_window_size": 512}
+    chat: dict[str, Any] = {
+        "model_type": tiny.config["model_type"],
+        "quantization": "q0f32",
+        "model_config": model | {"tensor_parallel_shards": 1, "max_batch_size": 128},
+        "conv_template": {"name": "chatml"},
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    (folder / "mlc-chat-config.json").write_text(json.dumps(chat))
+    return folder

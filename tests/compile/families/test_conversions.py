@@ -1,0 +1,17 @@
+"""What other tools make of the hub's checkpoints computes what the checkpoints do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from radixlm.compile.sources.huggingface import HuggingFaceSource
+
+from .conversions import MLC, write_mlc
+from .harness import TOLERANCE, distance
+
+
+@pytest.mark.parametrize("name", list(MLC))
+def test_a_conversion_of_mlc_computes_what_the_checkpoint_does(name: str, tmp_path: Path) -> None:
+    """Gains of norms that the hub stores less one are whole there; settings may be those of a model in another."""
+    assert distance(HuggingFaceSource(write_mlc(name, tmp_path)), name) <= TOLERANCE
