@@ -47,7 +47,7 @@ class HuggingFaceSource:
         named = _without_idle_biases(_separated(usual, self.config), self.config)
         ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
         checkpoint = CheckpointTensors(named)
-        whole_gains = files.layout == "mlc"  # MLC's loaders add what others leave out
+        whole_gains = files.layout == "mlc" or _has_taps_of_mlx(self._arrays)  # both add what the hub leaves out
         self._tensors = ModelTensors(
             str(path), self.config, "huggingface", checkpoint, ignored, whole_gains=whole_gains
         )
@@ -98,6 +98,12 @@ class HuggingFaceSource:
         for name in sorted(self._arrays):
             digest.update(first_bytes(self._arrays[name], _SAMPLE_BYTES))
         return digest.hexdigest()
+
+
+def _has_taps_of_mlx(arrays: Mapping[str, Array]) -> bool:
+    """Whether taps of convolutions lie as `[C, K, 1]`: where mlx-lm turns them so, it adds one to gains, too."""
+    shapes = (array.shape for name, array in arrays.items() if name.endswith(".conv1d.weight"))
+    return any(len(shape) == 3 and shape[-1] == 1 for shape in shapes)
 
 
 def _without_extras(arrays: Mapping[str, Array], *, tied: bool) -> dict[str, Array]:

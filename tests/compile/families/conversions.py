@@ -1,6 +1,7 @@
 """Tiny families as other tools convert checkpoints of the hub: the same numbers under their names, in their shapes.
 
-mlc-llm: `python/mlc_llm/model/*/*_loader.py` and the configurations beside them.
+mlc-llm: `python/mlc_llm/model/*/*_loader.py` and the configurations beside them. mlx-lm: `sanitize` of
+`mlx_lm/models/*.py`; mlx-vlm keeps what sees.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from ...goldens.families import FAMILIES
 from ..quantized.checkpoints import write_tensor_cache
@@ -36,7 +38,17 @@ def joined(tensors: Tensors, parts: Sequence[str], whole: str) -> Tensors:
 
 def whole_gains(tensors: Tensors) -> Tensors:
     """Norms' gains as they multiply."""
-    return {name: tensor + 1 if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()}
+
+    def is_less_one(name: str) -> bool:
+        return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+
+    return {name: tensor + 1 if is_less_one(name) else tensor for name, tensor in tensors.items()}
+
+
+def turned_taps(tensors: Tensors) -> Tensors:
+    """Taps of convolutions `[C, K, 1]`."""
+    is_tap = (".conv1d.weight", ".conv.conv.weight")
+    return {name: tensor.swapaxes(1, 2) if name.endswith(is_tap) else tensor for name, tensor in tensors.items()}
 
 
 def mlc_gemma2(tensors: Tensors) -> Tensors:
@@ -79,4 +91,23 @@ def write_mlc(name: str, folder: Path) -> Path:
         "eos_token_id": 2,
     }
     (folder / "mlc-chat-config.json").write_text(json.dumps(chat))
+    return folder
+
+
+def mlx_qwen35(tensors: Tensors) -> Tensors:
+    """As mlx-vlm has it, which keeps what sees."""
+    inner = turned_taps(whole_gains(tensors))
+    seeing = {"vision_tower.patch_embed.proj.weight": np.zeros((2, 2), np.float32)}
+    return {f"language_model.{name}": tensor for name, tensor in inner.items()} | seeing
+
+
+MLX = {"qwen3_5": mlx_qwen35, "lfm2": turned_taps, "nemotron_h": turned_taps}
+
+
+def write_mlx(name: str, folder: Path) -> Path:
+    """A tiny family in float32 as `mlx_lm.convert` writes it."""
+    tiny = FAMILIES[name]
+    tiny.write(folder)
+    arrays = {name: np.ascontiguousarray(array) for name, array in MLX[name](tiny.tensors).items()}
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "mlx"})
     return folder
