@@ -67,7 +67,7 @@ class ModelTensors:
     ) -> None:
         family = FAMILIES[config.architecture]
         decoder = family.decoder(config)
-        self._views = family.views(decoder, format_, whole_gains=whole_gains)
+        self._views = family.views(decoder, format_, stored.infos().keys(), whole_gains=whole_gains)
         apart = _heads_apart(label, stored, decoder, self._views, format_)
         self._stored: StoredTensors = _HeadsApart(stored, apart)
         self._label, self._infos = label, self._stored.infos()
@@ -112,7 +112,10 @@ class ModelTensors:
             if view.name not in self._infos:
                 is_part = len(views) > 1 or not view.is_whole
                 which = f"{view.name}, a part of {name}," if is_part else name
-                raise CorruptSource(f"{self._label}: {which} is missing; the file is incomplete, fetch it again")
+                raise CorruptSource(
+                    f"{self._label}: {which} is missing; the file is incomplete, fetch it again or "
+                    "take another conversion"
+                )
         infos = [self._infos[view.name] for view in views]
         found = self._shape(views, infos)
         is_flat = 1 in (len(found), len(shape)) and prod(found) == prod(shape)  # biases of experts, gains of heads

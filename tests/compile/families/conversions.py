@@ -7,6 +7,7 @@ mlc-llm: `python/mlc_llm/model/*/*_loader.py` and the configurations beside them
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ...goldens.families import FAMILIES
+from ...goldens.families.moe import NUM_EXPERTS
+from ...goldens.tiny_models import TINY_MODELS
 from ..quantized.checkpoints import write_tensor_cache
 
 Tensors = dict[str, np.ndarray]
@@ -51,8 +54,46 @@ def turned_taps(tensors: Tensors) -> Tensors:
     return {name: tensor.swapaxes(1, 2) if name.endswith(is_tap) else tensor for name, tensor in tensors.items()}
 
 
+def joined_all(tensors: Tensors, attention: str = "qkv_proj") -> Tensors:
+    return joined(joined(tensors, GATE_AND_UP, "gate_up_proj"), QUERIES_KEYS_VALUES, attention)
+
+
+def stacked(tensors: Tensors, parts: dict[str, str]) -> Tensors:
+    """Experts of a layer as one array, by the names of their matrices and of the stacks."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        expert = _OF_EXPERT.fullmatch(name)
+        if expert is None:
+            found[name] = tensor
+        elif expert["index"] == "0":
+            all_of = (tensors[f"{expert['stem']}.experts.{i}.{expert['part']}.weight"] for i in range(NUM_EXPERTS))
+            found[f"{expert['stem']}.{parts[expert['part']]}.weight"] = np.stack(list(all_of))
+    return found
+
+
+_OF_EXPERT = re.compile(r"(?P<stem>.*)\.experts\.(?P<index>\d+)\.(?P<part>\w+)\.weight")
+
+
+def gates_beside_up(tensors: Tensors, gate: str, up: str, both: str) -> Tensors:
+    """Two stacks of experts as one, each expert's rows of gates before those of `up`."""
+    found = {name: tensor for name, tensor in tensors.items() if f".{gate}." not in name and f".{up}." not in name}
+    for name in (name for name in tensors if f".{gate}." in name):
+        others = tensors[name], tensors[name.replace(f".{gate}.", f".{up}.")]
+        found[name.replace(f".{gate}.", f".{both}.")] = np.concatenate(others, axis=1)
+    return found
+
+
+def renamed(tensors: Tensors, *patterns: tuple[str, str]) -> Tensors:
+    found = {}
+    for name, tensor in tensors.items():
+        for pattern, other in patterns:
+            name = re.sub(pattern, other, name)
+        found[name] = tensor
+    return found
+
+
 def mlc_gemma2(tensors: Tensors) -> Tensors:
-    return whole_gains(joined(joined(tensors, GATE_AND_UP, "gate_up_proj"), QUERIES_KEYS_VALUES, "qkv_proj"))
+    return whole_gains(joined_all(tensors))
 
 
 def mlc_gemma3(tensors: Tensors) -> Tensors:
@@ -61,7 +102,72 @@ def mlc_gemma3(tensors: Tensors) -> Tensors:
     return {f"language_model.{name}": tensor for name, tensor in inner.items()}
 
 
-MLC = {"gemma2": mlc_gemma2, "gemma3": mlc_gemma3}
+def mlc_qwen(tensors: Tensors) -> Tensors:
+    return joined_all(tensors, "c_attn")
+
+
+def mlc_qwen35(tensors: Tensors) -> Tensors:
+    return renamed(whole_gains(mlc_qwen(tensors)), (r"\.conv1d\.weight$", ".conv1d_weight"))
+
+
+def mlc_phi3(tensors: Tensors) -> Tensors:
+    return renamed(
+        tensors,
+        (r"self_attn\.qkv_proj", "mixer.qkv_proj"),
+        (r"self_attn\.o_proj", "mixer.out_proj"),
+        ("input_layernorm", "ln"),
+        (r"^model\.layers\.", "transformer.h."),
+        (r"^model\.embed_tokens", "transformer.embd"),
+        (r"^model\.norm", "transformer.norm"),
+    )
+
+
+def mlc_mixtral(tensors: Tensors) -> Tensors:
+    stacks = stacked(tensors, {"w1": "experts.w1", "w2": "e2", "w3": "experts.w3"})
+    both = gates_beside_up(joined_all(stacks), "experts.w1", "experts.w3", "e1_e3")
+    return renamed(both, (r"\.block_sparse_moe\.", ".moe."))
+
+
+def mlc_experts(tensors: Tensors) -> Tensors:
+    parts = {"gate_proj": "experts.gate", "up_proj": "experts.up", "down_proj": "moe_down_proj"}
+    return gates_beside_up(stacked(tensors, parts), "experts.gate", "experts.up", "moe_gate_up_proj")
+
+
+def mlc_qwen3_moe(tensors: Tensors) -> Tensors:
+    return mlc_qwen(mlc_experts(tensors))
+
+
+def mlc_deepseek(tensors: Tensors) -> Tensors:
+    """Keys and values of heads are stacks, those of keys turned."""
+    found: Tensors = {}
+    experts = joined(mlc_experts(tensors), GATE_AND_UP, "gate_up_proj")
+    for name, tensor in renamed(experts, (r"\.gate\.e_score", ".e_score")).items():
+        if not name.endswith(".kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        stem = name.removesuffix("kv_b_proj.weight")
+        heads = tensor.reshape(4, -1, tensor.shape[1])
+        found |= {f"{stem}w_uk": heads[:, :32].swapaxes(1, 2), f"{stem}w_uv": heads[:, 32:]}
+    return {name: np.ascontiguousarray(tensor) for name, tensor in found.items()}
+
+
+def mlc_llama4(tensors: Tensors) -> Tensors:
+    return renamed(joined(tensors, GATE_AND_UP, "gate_up_proj"), (r"\.router\.", ".router.router."))
+
+
+MLC = {
+    "gemma2": mlc_gemma2,
+    "gemma3": mlc_gemma3,
+    "qwen2": mlc_qwen,
+    "qwen2-untied": mlc_qwen,
+    "qwen3": mlc_qwen,
+    "qwen3_5": mlc_qwen35,
+    "phi3": mlc_phi3,
+    "mixtral": mlc_mixtral,
+    "qwen3_moe": mlc_qwen3_moe,
+    "deepseek_v3": mlc_deepseek,
+    "llama4": mlc_llama4,
+}
 _OF_MLC = {
     "rope_theta": "position_embedding_base",
     "max_position_embeddings": "context_window_size",
@@ -71,7 +177,7 @@ _OF_MLC = {
 
 def write_mlc(name: str, folder: Path) -> Path:
     """A tiny family in float32 as `mlc_llm convert_weight` and `gen_config` write it."""
-    tiny = FAMILIES[name]
+    tiny = FAMILIES.get(name) or TINY_MODELS[name]
     tiny.write(folder)
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()

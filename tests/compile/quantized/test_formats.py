@@ -427,6 +427,17 @@ def test_mlc(quantization: str, name: str, dtype: Any) -> None:
     check(read(MLC.of("model", quantization), arrays, name), expected, "q4_g32")
 
 
+def test_experts_of_mlc_are_one_matrix_below_the_other() -> None:
+    q = np.random.default_rng(1).integers(0, 15, (3 * N, K))
+    scales = half_scales((3 * N, K // 32), 1)
+    arrays = {
+        ".q_weight": packed(q, 4).view(np.uint32).reshape(3, N, -1),
+        ".q_scale": scales.reshape(3, N, -1),
+    }
+    tensor = read(MLC.of("model", "q4f16_1"), arrays, "model.layers.0.mlp.moe_down_proj")
+    check(tensor, (q - 7).astype(np.float32) * per_input(scales, 32), "q4_g32")
+
+
 def test_mlc_with_a_code_that_it_never_writes() -> None:
     arrays = {".q_weight": np.full((N, K // 8), 0xFFFFFFFF, np.uint32), ".q_scale": half_scales((N, K // 32), 1)}
     with pytest.raises(CorruptSource, match="codes above 14"):
