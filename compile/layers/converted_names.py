@@ -40,6 +40,16 @@ _RENAMED = [
         (r"^transformer\.h\.", "model.layers."),
         (r"\.moe_(gate_up|down)_proj\.", r".experts.\1_proj."),
         (r"\.conv1d_weight$", ".conv1d.weight"),
+        # mlx-lm's
+        (r"\.switch_mlp\.", ".experts."),
+        (r"\.switch_glu\.", "."),
+        (r"\.embed_q\.", ".k_b_proj."),
+        (r"\.unembed_out\.", ".v_b_proj."),
+        (r"\.gate_proj\.", ".w1."),
+        (r"\.down_proj\.", ".w2."),
+        (r"\.up_proj\.", ".w3."),
+        (r"\.mlp\.down_proj\.", ".shared_mlp.output_linear."),
+        (r"\.mlp\.", ".shared_mlp."),
     )
 ]
 

@@ -207,7 +207,116 @@ def mlx_qwen35(tensors: Tensors) -> Tensors:
     return {f"language_model.{name}": tensor for name, tensor in inner.items()} | seeing
 
 
-MLX = {"qwen3_5": mlx_qwen35, "lfm2": turned_taps, "nemotron_h": turned_taps}
+def mlx_experts(tensors: Tensors) -> Tensors:
+    """Three stacks a layer, whatever their matrices are called."""
+    parts = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    parts |= {part: part for part in parts.values()}
+    return stacked(tensors, {part: f"switch_mlp.{name}" for part, name in parts.items()})
+
+
+def mlx_next(tensors: Tensors) -> Tensors:
+    return turned_taps(whole_gains(mlx_experts(tensors)))
+
+
+def mlx_qwen35_moe(tensors: Tensors) -> Tensors:
+    return mlx_qwen35(apart(tensors, r"\.experts\.gate_up_proj", r"\.experts\.down_proj", ".switch_mlp."))
+
+
+def mlx_gemma4(tensors: Tensors) -> Tensors:
+    inner = apart(tensors, r"\.experts\.gate_up_proj", r"\.experts\.down_proj", ".experts.switch_glu.")
+    return renamed(inner, (r"^model\.language_model\.", "language_model.model."))
+
+
+def mlx_granite(tensors: Tensors) -> Tensors:
+    stem = r"\.block_sparse_moe\."
+    return apart(
+        tensors, stem + r"input_linear\.weight", stem + r"output_linear\.weight", ".block_sparse_moe.switch_mlp."
+    )
+
+
+def mlx_granite_hybrid(tensors: Tensors) -> Tensors:
+    """Without experts, what every token passes is a usual layer."""
+    if any("block_sparse_moe" in name for name in tensors):
+        return turned_taps(mlx_granite(tensors))
+    stem = r"\.shared_mlp\."
+    return turned_taps(apart(tensors, stem + r"input_linear\.weight", stem + r"output_linear\.weight", ".mlp."))
+
+
+def mlx_lfm2_moe(tensors: Tensors) -> Tensors:
+    names = (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))
+    return renamed(turned_taps(mlx_experts(tensors)), *((rf"\.{one}\.", f".{other}.") for one, other in names))
+
+
+def mlx_deepseek(tensors: Tensors) -> Tensors:
+    heads = mlc_deepseek(tensors)  # has the stacks of heads under other names
+    found = {name: tensor for name, tensor in mlx_experts(tensors).items() if "kv_b_proj" not in name}
+    renames = {"w_uk": "embed_q.weight", "w_uv": "unembed_out.weight"}
+    for name, tensor in heads.items():
+        end = name.rpartition(".")[2]
+        if end in renames:
+            found[name.removesuffix(end) + renames[end]] = tensor
+    return found
+
+
+def mlx_llama4(tensors: Tensors) -> Tensors:
+    turned = {name: t.swapaxes(1, 2) if ".experts." in name else t for name, t in tensors.items()}
+    inner = apart(turned, r"\.experts\.gate_up_proj", r"\.experts\.down_proj", ".experts.")
+    return {f"language_model.{name}": tensor for name, tensor in inner.items()}
+
+
+def mlx_gpt_oss(tensors: Tensors) -> Tensors:
+    """Gates and `up` apart, which take turns on the hub."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        stem, _, end = name.partition(".experts.")
+        if end == "gate_up_proj":
+            turned = tensor.swapaxes(1, 2)
+            found |= {f"{stem}.experts.{p}_proj.weight": turned[:, i::2] for i, p in enumerate(("gate", "up"))}
+        elif end == "gate_up_proj_bias":
+            found |= {f"{stem}.experts.{p}_proj.bias": tensor[:, i::2] for i, p in enumerate(("gate", "up"))}
+        elif end:
+            is_bias = end == "down_proj_bias"
+            found[f"{stem}.experts.down_proj.{'bias' if is_bias else 'weight'}"] = (
+                tensor if is_bias else tensor.swapaxes(1, 2)
+            )
+        else:
+            found[name] = tensor
+    return found
+
+
+def apart(tensors: Tensors, gate_up: str, down: str, stem: str) -> Tensors:
+    """What has gates before `up` as two, and `down` beside them, under names that begin with `stem`."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if re.search(f"{gate_up}$", name):
+            at, half = re.sub(f"{gate_up}$", stem, name), tensor.shape[-2] // 2
+            found |= {f"{at}gate_proj.weight": tensor[..., :half, :], f"{at}up_proj.weight": tensor[..., half:, :]}
+        else:
+            found[re.sub(f"{down}$", f"{stem}down_proj.weight", name)] = tensor
+    return found
+
+
+MLX = {
+    "qwen3_5": mlx_qwen35,
+    "lfm2": turned_taps,
+    "nemotron_h": turned_taps,
+    "qwen3_moe": mlx_experts,
+    "mixtral": mlx_experts,
+    "olmoe": mlx_experts,
+    "minimax_m2": mlx_experts,
+    "glm4_moe": mlx_experts,
+    "deepseek_v2": mlx_experts,
+    "deepseek_v3": mlx_deepseek,
+    "qwen3_next": mlx_next,
+    "qwen3_5_moe": mlx_qwen35_moe,
+    "gemma4-moe": mlx_gemma4,
+    "granitemoe": mlx_granite,
+    "granite4_h": mlx_granite_hybrid,
+    "granite4_h-moe": mlx_granite_hybrid,
+    "lfm2_moe": mlx_lfm2_moe,
+    "llama4": mlx_llama4,
+    "gpt_oss": mlx_gpt_oss,
+}
 
 
 def write_mlx(name: str, folder: Path) -> Path:

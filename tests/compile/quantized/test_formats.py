@@ -315,6 +315,15 @@ def test_mlx_whose_modules_have_their_own_bits() -> None:
         read(MLX("model", {"bits": 4, "group_size": 32}), arrays)
 
 
+def test_experts_of_mlx_are_one_matrix_below_the_other() -> None:
+    q = np.random.default_rng(1).integers(0, 16, (3 * N, K))
+    scales, biases = (half_scales((3 * N, K // 64), seed) for seed in (1, 2))
+    arrays = {".weight": packed(q, 4).view(np.uint32), ".scales": scales, ".biases": -biases}
+    stacks = {ending: array.reshape(3, N, -1) for ending, array in arrays.items()}
+    expected = per_input(scales, 64) * q.astype(np.float32) - per_input(biases, 64)
+    check(read(MLX("model", {"bits": 4, "group_size": 64}), stacks), expected, "q4_g64_min")
+
+
 # FP4: powers of two for 32, E4M3 for 16.
 
 FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
