@@ -72,7 +72,7 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
 
 
 def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
-    directory = hub.download(reference, files=(CONFIG, INDEX))
+    directory = hub.download_files(reference, (CONFIG, INDEX))
     settings = huggingface_settings(reference, read_json(directory / CONFIG))
     config = FAMILIES[settings.architecture].config(settings)
     metadata = read_json(directory / INDEX, optional=True).get("metadata")

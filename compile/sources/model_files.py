@@ -161,18 +161,25 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pth"))
         hint = "its weights are pickled, convert them to safetensors" if pickled else f"it has no {WEIGHTS}"
         raise SourceNotFound(f"{path} is no model that can be read: {hint}")
-    weight_map = read_json(path / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptSource(f"{path / INDEX} has no weight_map; fetch it again")
-    names = sorted({str(name) for name in weight_map.values()})
+    shards = read_index(path / INDEX)
+    names = sorted(set(shards.values()))
     for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CorruptSource(f"{path / INDEX} names {name!r}, which is no safetensors file beside it")
         if not (path / name).is_file():
             raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
     files = [SafetensorsFile(path / name) for name in names]
     stored = {name for file in files for name in file.tensors}
-    for name in weight_map:
+    for name in shards:
         if name not in stored:
-            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {weight_map[name]}; fetch it again")
+            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {shards[name]}; fetch it again")
     return files
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file beside `path` that each tensor is in; raises CorruptSource where the index is damaged."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptSource(f"{path} has no weight_map; fetch it again")
+    for name in map(str, weight_map.values()):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CorruptSource(f"{path} names {name!r}, which is no safetensors file beside it")
+    return {name: str(file) for name, file in weight_map.items()}

@@ -96,11 +96,11 @@ def test_of_the_hub_only_the_configuration_is_fetched(
     (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 123}}')
     asked: list[tuple[str, ...]] = []
 
-    def download(reference: str, *, files: tuple[str, ...]) -> Path:
+    def download_files(reference: str, files: tuple[str, ...]) -> Path:
         asked.append(files)
         return tmp_path
 
-    monkeypatch.setattr(inspection.hub, "download", download)
+    monkeypatch.setattr(inspection.hub, "download_files", download_files)
     found = inspection.inspect_source("hf:org/tiny")
     assert asked == [("config.json", "model.safetensors.index.json")]
     assert (found.refusal, found.file_bytes, found.artifact_bytes) == (None, 123, None)
