@@ -154,14 +154,12 @@ class Mistral4(DeepSeekV3):
         return _router(c, scores="softmax")
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Each expert's rows of gates, and then those of `up`."""
+        """llama.cpp's converter leaves each expert's rows of gates beside those of `up`."""
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
-            if isinstance(layer.mlp, ExpertsFeedForward):
-                stem, end = f"model.layers.{index}.mlp.experts.", ("gate_up_proj", "down_proj")
-                if format_ == "gguf":
-                    stem, end = f"blk.{index}.ffn_", ("gate_up_exps.weight", "down_exps.weight")
-                found |= experts_gates_beside_up(stem + end[0], stem + end[1], layer.mlp)
+            if format_ == "gguf" and isinstance(layer.mlp, ExpertsFeedForward):
+                stem = f"blk.{index}.ffn_"
+                found |= experts_gates_beside_up(f"{stem}gate_up_exps.weight", f"{stem}down_exps.weight", layer.mlp)
         return found
 
 

@@ -40,6 +40,11 @@ _RENAMED = [
         (r"^transformer\.h\.", "model.layers."),
         (r"\.moe_(gate_up|down)_proj\.", r".experts.\1_proj."),
         (r"\.conv1d_weight$", ".conv1d.weight"),
+        # those of models in memory, in transformers 5
+        (r"\.experts\.(gate_up|down)_proj$", r".experts.\1_proj.weight"),
+        (r"\.mlp\.", ".block_sparse_moe."),
+        (r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),
+        (r"\.router\.weight$", ".router.layer.weight"),
         # mlx-lm's
         (r"\.switch_mlp\.", ".experts."),
         (r"\.switch_glu\.", "."),

@@ -24,7 +24,7 @@ from ...layers.attention import SelfAttention
 from ...layers.decoder import Decoder
 from ...layers.gated_delta import GatedDeltaMixer
 from ...weights.view import View
-from ..family import Family, Format, Views, experts_gates_beside_up
+from ..family import Family, Format, Views
 from ..settings import Settings
 
 
@@ -94,15 +94,6 @@ class Qwen35MoE(Qwen35):
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
         """Qwen2 MoE's."""
         return experts(c, renormalise=True)
-
-    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """A checkpoint has a layer's experts as two stacks."""
-        views = dict(super().fused(decoder, format_))
-        if format_ == "huggingface":
-            for index, layer in enumerate(decoder.layers):
-                at = f"model.layers.{index}.mlp.experts."
-                views |= experts_gates_beside_up(f"{at}gate_up_proj", f"{at}down_proj", layer.mlp)
-        return views
 
 
 class Qwen3Next(Qwen35):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,57 @@ def renamed(tensors: Tensors, *patterns: tuple[str, str]) -> Tensors:
             name = re.sub(pattern, other, name)
         found[name] = tensor
     return found
+
+
+def two_stacks(tensors: Tensors) -> Tensors:
+    """Experts as models have them in memory, gates before `up`."""
+    parts = {"w1": "experts.gate_proj", "w2": "experts.down_proj", "w3": "experts.up_proj"}
+    parts |= {part.removeprefix("experts."): part for part in parts.values()}
+    both = gates_beside_up(stacked(tensors, parts), "experts.gate_proj", "experts.up_proj", "experts.gate_up_proj")
+    return renamed(both, (r"\.experts\.(gate_up|down)_proj\.weight$", r".experts.\1_proj"))
+
+
+def in_memory_of_mixtral(tensors: Tensors) -> Tensors:
+    return renamed(two_stacks(tensors), (r"\.block_sparse_moe\.", ".mlp."))
+
+
+def in_memory_of_ernie(tensors: Tensors) -> Tensors:
+    return renamed(two_stacks(tensors), (r"\.moe_statics\.", ".gate.moe_statics."))
+
+
+def in_memory_of_granite(tensors: Tensors) -> Tensors:
+    return renamed(
+        tensors,
+        (r"\.router\.layer\.", ".router."),
+        (r"\.block_sparse_moe\.input_linear\.weight", ".block_sparse_moe.experts.gate_up_proj"),
+        (r"\.block_sparse_moe\.output_linear\.weight", ".block_sparse_moe.experts.down_proj"),
+    )
+
+
+def one_by_one(tensors: Tensors) -> Tensors:
+    """Experts of two stacks as matrices of their own."""
+    halves = apart(tensors, r"\.experts\.gate_up_proj", r"\.experts\.down_proj", ".experts.")
+    found: Tensors = {}
+    for name, tensor in halves.items():
+        stem, _, part = name.partition(".experts.")
+        found |= {f"{stem}.experts.{i}.{part}": one for i, one in enumerate(tensor)} if part else {name: tensor}
+    return found
+
+
+def one_by_one_of_llama4(tensors: Tensors) -> Tensors:
+    return one_by_one({name: t.swapaxes(1, 2) if ".experts." in name else t for name, t in tensors.items()})
+
+
+# Of those that the hub has in the other form.
+EXPERTS = {
+    **dict.fromkeys(("qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe"), two_stacks),
+    **dict.fromkeys(("hunyuan_v1_moe", "qwen3_next", "lfm2_moe"), two_stacks),
+    **dict.fromkeys(("mixtral", "minimax_m2"), in_memory_of_mixtral),
+    "ernie4_5_moe": in_memory_of_ernie,
+    **dict.fromkeys(("granitemoe", "granite4_h-moe"), in_memory_of_granite),
+    **dict.fromkeys(("gemma4-moe", "qwen3_5_moe", "mistral4"), one_by_one),
+    "llama4": one_by_one_of_llama4,
+}
 
 
 def mlc_gemma2(tensors: Tensors) -> Tensors:
@@ -319,10 +370,10 @@ MLX = {
 }
 
 
-def write_mlx(name: str, folder: Path) -> Path:
-    """A tiny family in float32 as `mlx_lm.convert` writes it."""
+def write_converted(name: str, convert: Callable[[Tensors], Tensors], folder: Path) -> Path:
+    """A tiny family in float32 whose tensors are stored as `convert` makes them."""
     tiny = FAMILIES[name]
     tiny.write(folder)
-    arrays = {name: np.ascontiguousarray(array) for name, array in MLX[name](tiny.tensors).items()}
-    save_file(arrays, folder / "model.safetensors", metadata={"format": "mlx"})
+    arrays = {name: np.ascontiguousarray(array) for name, array in convert(tiny.tensors).items()}
+    save_file(arrays, folder / "model.safetensors")
     return folder
