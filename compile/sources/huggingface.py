@@ -17,6 +17,7 @@ from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import UnsupportedTensor
 
 from ..families.registry import FAMILIES
+from ..layers.converted_names import parts_of
 from ..weights.quantization import Float32, Weight
 from .checkpoint import checked
 from .checkpoint_tensors import CheckpointTensors, reshaped, separated, with_hub_names, with_usual_prefixes
@@ -44,7 +45,7 @@ class HuggingFaceSource:
         family = FAMILIES[settings.architecture]
         usual = reshaped(with_usual_prefixes(stored), family.transposed, family.flat)
         rows = family.checkpoint_rows(family.decoder(self.config))
-        named = _without_idle_biases(separated(with_hub_names(usual, rows), rows), rows)
+        named = separated(_without_idle_biases(with_hub_names(usual, rows), rows), rows)
         ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
         checkpoint = CheckpointTensors(named)
         whole_gains = files.layout == "mlc" or _has_taps_of_mlx(self._arrays)  # both add what the hub leaves out
@@ -124,7 +125,8 @@ def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> 
     def is_idle(name: str) -> bool:
         stem = name.removesuffix(".bias")
         beside = found.get(f"{stem}.weight")
-        if name == stem or name in expected or beside is None or isinstance(beside, PlainTensor):
+        is_expected = name in expected or any(part in expected for part in parts_of(name))
+        if name == stem or is_expected or beside is None or isinstance(beside, PlainTensor):
             return False
         return not found[name].read_float32().any()
 
