@@ -18,7 +18,7 @@ from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
 
 from .codegen.targets import find_target
 from .context_length import context_length, resolved
-from .families.registry import FAMILIES, weight_shapes
+from .families.registry import FAMILIES, model_config, weight_shapes
 from .kv_layout import KVChoice, kv_layout
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
@@ -74,7 +74,7 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
 def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
     directory = hub.download_files(reference, (CONFIG, INDEX))
     settings = huggingface_settings(reference, read_json(directory / CONFIG))
-    config = FAMILIES[settings.architecture].config(settings)
+    config = model_config(settings)
     metadata = read_json(directory / INDEX, optional=True).get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     return _described(reference, "huggingface", config, kv_dtype, file_bytes=total if isinstance(total, int) else None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 
 from radixlm.runtime.artifact.model_config import ModelConfig
-from radixlm.runtime.errors import UnsupportedArchitecture
+from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture
 
 from ..layers.decoder import Decoder
 from .cohere2 import Cohere2
@@ -30,6 +32,7 @@ from .olmo import Olmo2, Olmo3, Olmoe
 from .phi3 import Phi3
 from .qwen2 import Qwen2, SeedOss
 from .qwen3 import Qwen3, Qwen3MoE
+from .settings import Settings
 from .stablelm import StableLM
 
 # By `ModelConfig.architecture`.
@@ -79,6 +82,33 @@ FAMILIES: dict[str, Family] = {
 }
 
 _NEAR = 0.65  # of letters in common
+_WRONG = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a value of a wrong kind leads to
+
+
+def model_config(settings: Settings) -> ModelConfig:
+    """The model that a source describes.
+
+    Raises:
+        CorruptSource: a value of the description is none that such a model can have, or two disagree.
+        UnsupportedArchitecture: the model has something that is not supported.
+    """
+    family = FAMILIES[settings.architecture]
+    try:
+        return family.config(settings)
+    except _WRONG as error:
+        key = _wrong_key(family, settings)
+        why = " ".join(str(error).split()) if key is None else f"{key} is {settings.values[key]!r}"
+        raise CorruptSource(f"{settings.label}: {why[:200]}; the configuration cannot be right") from error
+
+
+def _wrong_key(family: Family, settings: Settings) -> str | None:
+    """The key without which a configuration makes sense, if it is one."""
+    for key in settings.values:
+        rest = {other: value for other, value in settings.values.items() if other != key}
+        with suppress(SourceError, *_WRONG):
+            family.config(replace(settings, values=rest))
+            return key
+    return None
 
 
 def unsupported(label: str, name: object) -> UnsupportedArchitecture:

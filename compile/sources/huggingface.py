@@ -16,7 +16,7 @@ from typing import Any, Self
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import UnsupportedTensor
 
-from ..families.registry import FAMILIES
+from ..families.registry import FAMILIES, model_config
 from ..layers.converted_names import parts_of
 from ..weights.quantization import Float32, Weight
 from .checkpoint import checked
@@ -39,7 +39,7 @@ class HuggingFaceSource:
         self._files = files = open_files(path)
         self.name = name or path.resolve().name
         settings = huggingface_settings(str(path), files.config)
-        self.config = FAMILIES[settings.architecture].config(settings)
+        self.config = model_config(settings)
         self._arrays = _without_extras(files.arrays, tied=self.config.tie_word_embeddings)
         stored = tensors(str(path), self._arrays, files.format_for(self._arrays))
         family = FAMILIES[settings.architecture]
