@@ -30,6 +30,7 @@ from .rope_scaling import rope_scaling
 
 LayerType = Literal["full_attention", "sliding_attention"]  # as transformers calls them
 
+_MOST_LAYERS = 1024  # as manifests have them
 _ROPE_THETA = 10000.0  # what all classes take where the configuration has none
 _FUNCTIONS: Mapping[str, Function] = {
     "silu": "silu_mul",
@@ -107,9 +108,16 @@ class Settings:
 
     @property
     def num_layers(self) -> int:
-        """`num_hidden_layers`; llama.cpp counts those that guess further tokens, too."""
+        """`num_hidden_layers`; llama.cpp counts those that guess further tokens, too.
+
+        Raises:
+            CorruptSource: there are none, or more than any model has.
+        """
         extra = self("nextn_predict_layers", 0) if self.format == "gguf" else 0
-        return int(self.number("num_hidden_layers")) - int(extra)
+        count = int(self.number("num_hidden_layers")) - int(extra)
+        if not 1 <= count <= _MOST_LAYERS:
+            raise CorruptSource(f"{self.label}: num_hidden_layers is {count}, must be 1 to {_MOST_LAYERS}")
+        return count
 
     @property
     def head_dim(self) -> int:
@@ -223,14 +231,11 @@ class Settings:
         Raises:
             CorruptSource: a number is out of its range, or heads do not divide.
         """
-        num_layers = self.num_layers
-        if not 1 <= num_layers <= 1024:
-            raise CorruptSource(f"{self.label}: num_hidden_layers is {num_layers}, must be 1 to 1024")
         fields = {
             "architecture": self.architecture,
             "vocab_size": self("vocab_size"),
             "hidden_size": self("hidden_size"),
-            "layers": tuple(layer(index) for index in range(num_layers)),
+            "layers": tuple(layer(index) for index in range(self.num_layers)),
             "norm_eps": self("rms_norm_eps", self("layer_norm_eps", self("norm_eps", 1e-6))),
             "max_position_embeddings": self("max_position_embeddings"),
             "tie_word_embeddings": self("tie_word_embeddings", False),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from radixlm.compile.families.registry import FAMILIES as READ
 from radixlm.compile.families.registry import model_config
+from radixlm.compile.families.settings import Settings
 from radixlm.compile.inspection import inspect_source
 from radixlm.compile.sources import gguf as gguf_source
 from radixlm.compile.sources.gguf import GGUFSource
@@ -87,3 +90,14 @@ def test_of_two_that_are_wrong_it_is_said_what_happened() -> None:
     config = {**FAMILIES["qwen3_moe"].config, "decoder_sparse_step": "often", "head_dim": NAN}
     with pytest.raises(CorruptSource, match="tiny: cannot convert float NaN to integer; the configuration cannot be"):
         model_config(huggingface_settings("tiny", config))
+
+
+@pytest.mark.parametrize("architecture", list(READ))
+def test_a_billion_layers_are_refused_before_they_are_counted(architecture: str) -> None:
+    """Nemotron-H's family looked at each to see of what kind it is, and took all memory."""
+    for format_ in ("gguf", "huggingface"):
+        settings = Settings("tiny", format_, architecture, "", {"num_hidden_layers": 10**9})  # type: ignore[arg-type]
+        with suppress(SourceError):  # some find the rest of the configuration missing first
+            model_config(settings)
+    with pytest.raises(CorruptSource, match="num_hidden_layers is 1000000000, must be 1 to 1024"):
+        _ = settings.num_layers
