@@ -125,7 +125,7 @@ class Glm4MoELite(DeepSeekV3):
     def is_dense(self, c: Settings, index: int) -> bool:
         """The first, unless the checkpoint says which."""
         if c("mlp_layer_types"):
-            return bool(c.of_layer("mlp_layer_types", index) == "dense")
+            return c.layer_is("mlp_layer_types", index, {"dense": True, "sparse": False})
         return super().is_dense(c, index)
 
 

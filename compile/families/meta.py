@@ -86,8 +86,9 @@ def _attention(c: Settings, index: int) -> Attention:
     has_rope = bool((index + 1) % c.number("no_rope_layer_interval", 4))
     if c("no_rope_layers"):
         has_rope = bool(c.of_layer("no_rope_layers", index))
-    types = c("layer_types")
-    sees_chunk = types[index] == "chunked_attention" if types else has_rope
+    sees_chunk = has_rope
+    if c("layer_types"):
+        sees_chunk = c.layer_is("layer_types", index, {"chunked_attention": True, "full_attention": False})
     # llama.cpp knows by the number of experts that Maverick has no such norms
     has_norm = c("use_qk_norm", not (c.format == "gguf" and c("num_local_experts") == 128))
     temperature = None

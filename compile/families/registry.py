@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -96,19 +97,18 @@ def model_config(settings: Settings) -> ModelConfig:
     try:
         return family.config(settings)
     except _WRONG as error:
-        key = _wrong_key(family, settings)
-        why = " ".join(str(error).split()) if key is None else f"{key} is {settings.values[key]!r}"
-        raise CorruptSource(f"{settings.label}: {why[:200]}; the configuration cannot be right") from error
+        wrong = " or ".join(f"{key} {settings.values[key]!r}" for key in _wrong_keys(family, settings))
+        why = f"it has {wrong}" if wrong else " ".join(str(error).split())
+        raise CorruptSource(f"{settings.label}: the configuration cannot be right ({why[:200]})") from error
 
 
-def _wrong_key(family: Family, settings: Settings) -> str | None:
-    """The key without which a configuration makes sense, if it is one."""
+def _wrong_keys(family: Family, settings: Settings) -> Iterator[str]:
+    """The keys without any one of which a configuration makes sense."""
     for key in settings.values:
         rest = {other: value for other, value in settings.values.items() if other != key}
         with suppress(SourceError, *_WRONG):
             family.config(replace(settings, values=rest))
-            return key
-    return None
+            yield key
 
 
 def unsupported(label: str, name: object) -> UnsupportedArchitecture:

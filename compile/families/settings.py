@@ -81,17 +81,44 @@ class Settings:
         return value
 
     def of_layer(self, key: str, index: int, default: Any = None) -> Any:
-        """The value of a key that may have one for each layer."""
+        """The value of a key that may have one for each layer.
+
+        Raises:
+            CorruptSource: it has some, and none for this layer.
+        """
         value = self(key, default)
-        return value[index] if isinstance(value, list) and index < len(value) else value
+        if not isinstance(value, list):
+            return value
+        if index >= len(value):
+            found = f"{key} has no value for layer {index}, it has {len(value)}"
+            raise CorruptSource(f"{self.label}: {found}; the configuration cannot be right")
+        return value[index]
+
+    def layer_is(self, key: str, index: int, kinds: Mapping[str, bool]) -> bool:
+        """What `kinds` says of the word that a key, such as `layer_types`, has for a layer.
+
+        Raises:
+            UnsupportedArchitecture: it is another word.
+        """
+        return self._said(f"{key} of layer {index}", self.of_layer(key, index), kinds)
+
+    def _said(self, what: str, word: Any, kinds: Mapping[str, bool]) -> bool:
+        if word in kinds:
+            return kinds[word]
+        only = f"only {' and '.join(kinds)}"
+        raise UnsupportedArchitecture(
+            f"{self.label}: {what} is {word!r}, which is not supported for {self.architecture}, {only}"
+        )
 
     def slides(self, index: int, *, full_every: int) -> bool:
         """Whether a layer sees a window only: as declared, else all layers but each `full_every`th."""
         if self("layer_types"):
-            return bool(self.of_layer("layer_types", index) == "sliding_attention")
+            return self.layer_is("layer_types", index, {"sliding_attention": True, "full_attention": False})
         pattern = self("sliding_window_pattern", full_every)
         if isinstance(pattern, str):  # such as LLLG, for local and global
-            return pattern[index % len(pattern)] == "L"
+            return self._said(
+                "a part of sliding_window_pattern", pattern[index % len(pattern)], {"L": True, "G": False}
+            )
         if isinstance(pattern, bool | list):
             return bool(self.of_layer("sliding_window_pattern", index))
         return bool((index + 1) % pattern)

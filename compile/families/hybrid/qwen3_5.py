@@ -57,7 +57,7 @@ class Qwen35(Family):
     def mixer(self, c: Settings, index: int) -> Mixer:
         """By declared types, or attention in each `full_attention_interval`th layer."""
         if c("layer_types"):
-            has_attention = c.of_layer("layer_types", index) == "full_attention"
+            has_attention = c.layer_is("layer_types", index, {"full_attention": True, "linear_attention": False})
         else:
             has_attention = (index + 1) % int(c.number("full_attention_interval", 4)) == 0
         if has_attention:

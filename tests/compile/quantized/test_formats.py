@@ -291,6 +291,14 @@ def test_compressed_tensors_that_are_not_read(config: dict[str, Any]) -> None:
         CompressedTensors.of("model", config)
 
 
+def test_compressed_tensors_with_rotations_are_refused() -> None:
+    """As SpinQuant and QuIP write them. Without any, the key may be there all the same."""
+    transforms = {"config_groups": {"R1": {"type": "hadamard", "apply": [{"location": "weight_output"}]}}}
+    with pytest.raises(UnsupportedTensor, match=r"rotations of activations \(transform_config\) are"):
+        CompressedTensors.of("model", {"format": "pack-quantized", "transform_config": transforms})
+    CompressedTensors.of("model", {"format": "pack-quantized", "transform_config": {}})
+
+
 # MLX: weight = scale * q + bias.
 
 
