@@ -82,7 +82,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": Lfm2MoE(),
 }
 
-_NEAR = 0.65  # of letters in common
+_NEAR = 0.65  # of letters in common, to be more than a name
 _WRONG = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a value of a wrong kind leads to
 
 
@@ -118,10 +118,14 @@ def unsupported(label: str, name: object) -> UnsupportedArchitecture:
         for family in FAMILIES.values()
         for known in (*family.huggingface, *family.huggingface.values(), *family.gguf)
     }
-    near = dict.fromkeys(titles[known] for known in get_close_matches(_stem(str(name)), titles, n=3, cutoff=_NEAR))
-    listed = "radixlm models lists those that are"
-    hint = f"the nearest is {' or '.join(near)}, and {listed}" if near else listed
-    return UnsupportedArchitecture(f"{label}: architecture {name!r} is not supported; {hint}")
+    stem = _stem(str(name or ""))
+    near = get_close_matches(stem, titles, n=3, cutoff=_NEAR)
+    best = near or (get_close_matches(stem, titles, n=1, cutoff=0.0) if stem else [])
+    named = " or ".join(dict.fromkeys(titles[known] for known in best))
+    hint = f"the nearest {'' if near else 'by name '}is {named}, and " if named else ""
+    return UnsupportedArchitecture(
+        f"{label}: architecture {name!r} is not supported; {hint}radixlm models lists those that are"
+    )
 
 
 def _stem(name: str) -> str:
