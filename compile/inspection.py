@@ -18,12 +18,13 @@ from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
 
 from .codegen.targets import find_target
 from .context_length import context_length, resolved
-from .families.registry import FAMILIES, weight_shapes
+from .families.registry import FAMILIES, model_config, weight_shapes
 from .kv_layout import KVChoice, kv_layout
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
 from .sources.huggingface_config import huggingface_settings
-from .sources.model_files import CONFIG, INDEX, read_json
+from .sources.model_files import CONFIG, INDEX, MLC_CONFIG, open_files, read_json
+from .sources.quantized.registry import BESIDE
 from .stored_weights import Quantize, StoredWeights
 from .token_bytes import artifact_bytes, artifact_token_bytes, source_token_bytes
 
@@ -72,12 +73,14 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
 
 
 def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
-    directory = hub.download(reference, files=(CONFIG, INDEX))
-    settings = huggingface_settings(reference, read_json(directory / CONFIG))
-    config = FAMILIES[settings.architecture].config(settings)
-    metadata = read_json(directory / INDEX, optional=True).get("metadata")
+    directory = hub.download_files(reference, (CONFIG, MLC_CONFIG, INDEX, *BESIDE))
+    files = open_files(directory, reference)
+    config = model_config(huggingface_settings(reference, files.config))
+    index = read_json(directory / INDEX, optional=True)
+    names, metadata = index.get("weight_map"), index.get("metadata")
+    files.format_for(names if isinstance(names, Mapping) else ())  # refuses what is not read
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return _described(reference, "huggingface", config, kv_dtype, file_bytes=total if isinstance(total, int) else None)
+    return _described(reference, files.layout, config, kv_dtype, file_bytes=total if isinstance(total, int) else None)
 
 
 def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from radixlm.runtime.errors import UnsupportedTensor
+
 from .families.registry import decoder_of
-from .ops.layers import Linear
+from .ops.layers import ExpertLinear, HeadLinear, Linear
 from .sources import Source
 from .weights.kinds import WeightKind
 from .weights.quantization import GROUP, Float32, Mode, Weight, requantize
@@ -25,16 +27,29 @@ class StoredWeights:
     Attributes:
         kinds: how each matrix is stored, by its checkpoint name.
         sorted_inputs: the names of the matrices whose inputs are not in the model's order.
+
+    Raises:
+        UnsupportedTensor: those of a stack of matrices are not.
     """
 
     def __init__(self, source: Source, quantize: Quantize) -> None:
         self.source = source
         matrices = {name: tensor for name, tensor in source.tensors().items() if _is_matrix(name, tensor.shape)}
-        parts = decoder_of(source.config).parts()
+        parts = list(decoder_of(source.config).parts())
         exact = {part.name for part in parts if isinstance(part, Linear) and part.exact}
+        stacks = {part.name: "experts" for part in parts if isinstance(part, ExpertLinear)}
+        stacks |= {part.name: "heads of latent attention" for part in parts if isinstance(part, HeadLinear)}
         self._modes = {
             name: _mode(name, tensor.shape[-1], quantize, is_exact=name in exact) for name, tensor in matrices.items()
         }
+        is_sorted = {name for name in stacks if source.read(name, slice(0, 1)).input_order is not None}
+        for name in sorted(name for name in is_sorted if self._modes[name] is None):
+            raise UnsupportedTensor(
+                f"{source.name}: {name} is of {stacks[name]}, and its inputs are sorted (act-order), which no kernel "
+                "computes; take a checkpoint without desc_act, or round it with --quantize q8"
+            )
+        # Each matrix of a stack has an order of its own.
+        self._from_floats = {name for name, mode in self._modes.items() if mode in ("f16", "f32") or name in is_sorted}
         first_rows = {name: self.read(name, slice(0, 1)) for name in matrices}
         self.kinds: dict[str, WeightKind] = {name: row.kind for name, row in first_rows.items()}
         self.sorted_inputs = frozenset(name for name, row in first_rows.items() if row.input_order is not None)
@@ -42,11 +57,12 @@ class StoredWeights:
     def read(self, name: str, rows: slice | None = None) -> Weight:
         """The numbers that the artifact holds for a tensor, or for the rows `[start, stop)` of a matrix."""
         mode = self._modes.get(name)
-        if mode in ("f16", "f32"):  # not through what `Source.read` may round to
+        if mode is None:
+            return self.source.read(name, rows)
+        if name in self._from_floats:  # not through what `Source.read` may round to
             values = self.source.read_float32(name, rows)
             return requantize(values.reshape(-1, values.shape[-1]), mode)
-        weight = self.source.read(name, rows)
-        return weight if mode is None else requantize(weight, mode)
+        return requantize(self.source.read(name, rows), mode)
 
     def float32(self, name: str, rows: slice | None = None) -> Float32:
         """The same as float32; a whole tensor has its shape: matrices of experts are read one below the other."""

@@ -125,7 +125,7 @@ class Glm4MoELite(DeepSeekV3):
     def is_dense(self, c: Settings, index: int) -> bool:
         """The first, unless the checkpoint says which."""
         if c("mlp_layer_types"):
-            return bool(c.of_layer("mlp_layer_types", index) == "dense")
+            return c.layer_is("mlp_layer_types", index, {"dense": True, "sparse": False})
         return super().is_dense(c, index)
 
 
@@ -154,14 +154,12 @@ class Mistral4(DeepSeekV3):
         return grouped_router(c, scores="softmax")
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Each expert's rows of gates, and then those of `up`."""
+        """llama.cpp's converter leaves each expert's rows of gates beside those of `up`."""
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
-            if isinstance(layer.mlp, ExpertsFeedForward):
-                stem, end = f"model.layers.{index}.mlp.experts.", ("gate_up_proj", "down_proj")
-                if format_ == "gguf":
-                    stem, end = f"blk.{index}.ffn_", ("gate_up_exps.weight", "down_exps.weight")
-                found |= experts_gates_beside_up(stem + end[0], stem + end[1], layer.mlp)
+            if format_ == "gguf" and isinstance(layer.mlp, ExpertsFeedForward):
+                stem = f"blk.{index}.ffn_"
+                found |= experts_gates_beside_up(f"{stem}gate_up_exps.weight", f"{stem}down_exps.weight", layer.mlp)
         return found
 
 

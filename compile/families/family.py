@@ -6,15 +6,16 @@ All that a family does not say is Llama's. Knows names and numbers, neither file
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from math import prod
 from typing import Any, ClassVar, Literal
 
 from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig
 
 from ..layers.decoder import Decoder
-from ..layers.feed_forward import DenseFeedForward, ExpertsFeedForward
+from ..layers.feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
 from ..layers.part_names import PartNames
 from ..ops.layers import ExpertLinear, Linear, Norm, bias_of
 from ..weights.view import View
@@ -22,14 +23,6 @@ from .settings import Settings
 
 Format = Literal["huggingface", "gguf"]
 Views = tuple[View, ...]
-
-# Beginnings of names in checkpoints that hold more than a language model, and what they are here.
-PREFIXES: Mapping[str, str] = {
-    "model.language_model.": "model.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "backbone.": "model.",
-}
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")
 
 
@@ -48,7 +41,8 @@ class Family:
         transposed: patterns of a checkpoint's stacks whose rows are inputs; their names get `.weight`.
         flat: patterns of a checkpoint's matrices that are read as one vector.
         neighbouring_pairs: formats in which rows of queries and keys are stored so that neighbours rotate.
-        gains_minus_one: formats that store the gains of norms, but not of `plain_gains`, less one.
+        gains_minus_one: formats that store the gains of norms, but not of `plain_gains`, less one; some tools that
+            convert checkpoints add it.
     """
 
     title: ClassVar[str]
@@ -78,21 +72,49 @@ class Family:
         """The model's parts, and how they are joined."""
         return Decoder(config, PartNames(self.names, self.gguf_names))
 
-    def views(self, decoder: Decoder, format_: Format) -> dict[str, Views]:
-        """Where each tensor of the model is stored, by its name; `fused` and the class's attributes say how."""
-        views = {name: self._plain_view(decoder, name, format_) for part in decoder.parts() for name in part.tensors}
-        if format_ == "huggingface":
-            views |= _one_by_one(decoder)
-        views |= self.fused(decoder, format_)
+    def views(
+        self, decoder: Decoder, format_: Format, stored: Container[str], *, whole_gains: bool = False
+    ) -> dict[str, Views]:
+        """Where each tensor of the model is stored, by its name, in a source that has the names `stored`.
+
+        With `whole_gains`, no gain of a norm lacks one.
+        """
+        forms = self.forms(decoder, format_)
+        names = [name for part in decoder.parts() for name in part.tensors]
+        views = {name: _most_stored([form[name] for form in forms if name in form], stored) for name in names}
         if format_ in self.neighbouring_pairs:
             for name, pairs in (each for layer in decoder.layers for each in layer.self_attn.pairs()):
                 if name in views:
                     views[name] = tuple(replace(view, pairs=pairs) for view in views[name])
-        if format_ in self.gains_minus_one:
+        if format_ in self.gains_minus_one and not whole_gains:
             for name in _gains(decoder):
                 if not name.endswith(self.plain_gains or ("\n",)):
                     views[name] = tuple(replace(view, plus=1.0) for view in views[name])
         return views
+
+    def forms(self, decoder: Decoder, format_: Format) -> list[dict[str, Views]]:
+        """The forms in which sources store tensors of the model, by its names: the usual one of each tensor first.
+
+        `fused` says how the family's own checkpoints do. Those of experts may be one by one, stacked, or stacked with
+        gates and `up` in one.
+        """
+        plain = {name: self._plain_view(decoder, name, format_) for part in decoder.parts() for name in part.tensors}
+        fused = {name: views for name, views in self.fused(decoder, format_).items() if name in plain}
+        if format_ == "gguf":
+            return [plain | fused]
+        return [fused, dict(_one_by_one(decoder)), plain, dict(_gates_beside_up_of_experts(decoder))]
+
+    def checkpoint_rows(self, decoder: Decoder) -> dict[str, int]:
+        """The names that tensors may have in a checkpoint of the hub, and how many rows there are of each."""
+        shapes = {name: shape for part in decoder.parts() for name, shape in part.tensors.items()}
+        rows: dict[str, int] = {}
+        for form in self.forms(decoder, "huggingface"):
+            for name, views in form.items():
+                size = prod(shapes[name][:-1]) if len(shapes[name]) > 1 else shapes[name][0]
+                for view in views:
+                    stop = size // len(views) if view.stop is None else view.stop
+                    rows[view.name] = max(rows.get(view.name, 0), stop)
+        return rows
 
     def ignores(self, name: str, config: ModelConfig) -> bool:
         """Whether the language model does not need a stored tensor."""
@@ -141,6 +163,11 @@ def experts_gates_beside_up(gate_up: str, down: str, mlp: object) -> Mapping[str
     }
 
 
+def _most_stored(forms: Sequence[Views], stored: Container[str]) -> Views:
+    """The form of which most is stored; the first, where it is as much of several."""
+    return max(forms, key=lambda views: sum(view.name in stored for view in views) / len(views))
+
+
 def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
     """Experts whose matrices are stored one by one, `experts.3.up_proj.weight`."""
     for part in decoder.parts():
@@ -148,6 +175,15 @@ def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
             for name in part.tensors:
                 before, after = name.split(".experts.")
                 yield name, tuple(View(f"{before}.experts.{i}.{after}") for i in range(part.num_experts))
+
+
+def _gates_beside_up_of_experts(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    """Experts of each layer as two stacks, `experts.gate_up_proj.weight` and that of `down`."""
+    for layer in decoder.layers:
+        mlp = layer.mlp.experts if isinstance(layer.mlp, DenseAndExpertsFeedForward) else layer.mlp
+        if isinstance(mlp, ExpertsFeedForward) and mlp.spec.gate is not None:
+            stem = mlp.spec.gate.name.partition(".experts.")[0]
+            yield from experts_gates_beside_up(f"{stem}.experts.gate_up_proj.weight", mlp.spec.down.name, mlp).items()
 
 
 def _gains(decoder: Decoder) -> Iterator[str]:

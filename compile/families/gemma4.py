@@ -120,13 +120,11 @@ class Gemma4(Family):
         return is_shared or super().ignores(name, config)
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Experts are two stacks, that of gates and `up` fused; llama.cpp's converter leaves it so."""
+        """llama.cpp's converter leaves each expert's rows of gates beside those of `up`."""
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
-            if isinstance(layer.mlp, DenseAndExpertsFeedForward):
-                names = (f"model.layers.{index}.experts.gate_up_proj", f"model.layers.{index}.experts.down_proj")
-                if format_ == "gguf":
-                    names = (f"blk.{index}.ffn_gate_up_exps.weight", f"blk.{index}.ffn_down_exps.weight")
+            if format_ == "gguf" and isinstance(layer.mlp, DenseAndExpertsFeedForward):
+                names = (f"blk.{index}.ffn_gate_up_exps.weight", f"blk.{index}.ffn_down_exps.weight")
                 found |= experts_gates_beside_up(*names, layer.mlp.experts)
         return found
 

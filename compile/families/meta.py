@@ -5,8 +5,6 @@ Llama 4's see chunks, and have experts; Muse Glimmer's see windows, with norms a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from radixlm.runtime.artifact.model_config import (
     Attention,
     Gate,
@@ -19,9 +17,7 @@ from radixlm.runtime.artifact.model_config import (
 )
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 
-from ..layers.decoder import Decoder
-from ..layers.feed_forward import ExpertsFeedForward
-from .family import Family, Format, Views, experts_gates_beside_up
+from .family import Family
 from .settings import Settings
 
 _MOST_POSITIONS = 1 << 22  # as manifests have them
@@ -31,7 +27,7 @@ _PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 class Llama4(Family):
     """Neighbours rotate. An expert's score multiplies its input; every token passes a shared expert, too.
 
-    A checkpoint keeps the experts of a layer as two stacks, whose rows are inputs. A GGUF file has no keys for chunks,
+    Rows of a checkpoint's stacks of experts are inputs. A GGUF file has no keys for chunks,
     temperatures and layers without positions, which are those of the released models there.
     """
 
@@ -75,15 +71,6 @@ class Llama4(Family):
         )
         return LayerConfig(mixer=_attention(c, index), ffn=experts)
 
-    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Of each expert, the rows of gates, and then those of `up`."""
-        found: dict[str, Views] = {}
-        for index, layer in enumerate(decoder.layers):
-            if format_ == "huggingface" and isinstance(layer.mlp, ExpertsFeedForward):
-                stem = f"model.layers.{index}.feed_forward.experts."
-                found |= experts_gates_beside_up(f"{stem}gate_up_proj.weight", f"{stem}down_proj.weight", layer.mlp)
-        return found
-
 
 def _step(c: Settings) -> int:
     step = c.number("interleave_moe_layer_step", 1)
@@ -99,8 +86,9 @@ def _attention(c: Settings, index: int) -> Attention:
     has_rope = bool((index + 1) % c.number("no_rope_layer_interval", 4))
     if c("no_rope_layers"):
         has_rope = bool(c.of_layer("no_rope_layers", index))
-    types = c("layer_types")
-    sees_chunk = types[index] == "chunked_attention" if types else has_rope
+    sees_chunk = has_rope
+    if c("layer_types"):
+        sees_chunk = c.layer_is("layer_types", index, {"chunked_attention": True, "full_attention": False})
     # llama.cpp knows by the number of experts that Maverick has no such norms
     has_norm = c("use_qk_norm", not (c.format == "gguf" and c("num_local_experts") == 128))
     temperature = None

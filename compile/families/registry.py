@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 
 from radixlm.runtime.artifact.model_config import ModelConfig
-from radixlm.runtime.errors import UnsupportedArchitecture
+from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture
 
 from ..layers.decoder import Decoder
 from .cohere2 import Cohere2
@@ -31,6 +34,7 @@ from .olmo import Olmo2, Olmo3, Olmoe
 from .phi3 import Phi3
 from .qwen2 import Qwen2, SeedOss
 from .qwen3 import Qwen3, Qwen3MoE
+from .settings import Settings
 from .stablelm import StableLM
 
 # By `ModelConfig.architecture`.
@@ -80,7 +84,33 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": Lfm2MoE(),
 }
 
-_NEAR = 0.65  # of letters in common
+_NEAR = 0.65  # of letters in common, to be more than a name
+_WRONG = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a value of a wrong kind leads to
+
+
+def model_config(settings: Settings) -> ModelConfig:
+    """The model that a source describes.
+
+    Raises:
+        CorruptSource: a value of the description is none that such a model can have, or two disagree.
+        UnsupportedArchitecture: the model has something that is not supported.
+    """
+    family = FAMILIES[settings.architecture]
+    try:
+        return family.config(settings)
+    except _WRONG as error:
+        wrong = " or ".join(f"{key} {settings.values[key]!r}" for key in _wrong_keys(family, settings))
+        why = f"it has {wrong}" if wrong else " ".join(str(error).split())
+        raise CorruptSource(f"{settings.label}: the configuration cannot be right ({why[:200]})") from error
+
+
+def _wrong_keys(family: Family, settings: Settings) -> Iterator[str]:
+    """The keys without any one of which a configuration makes sense."""
+    for key in settings.values:
+        rest = {other: value for other, value in settings.values.items() if other != key}
+        with suppress(SourceError, *_WRONG):
+            family.config(replace(settings, values=rest))
+            yield key
 
 
 def unsupported(label: str, name: object) -> UnsupportedArchitecture:
@@ -90,10 +120,14 @@ def unsupported(label: str, name: object) -> UnsupportedArchitecture:
         for family in FAMILIES.values()
         for known in (*family.huggingface, *family.huggingface.values(), *family.gguf)
     }
-    near = dict.fromkeys(titles[known] for known in get_close_matches(_stem(str(name)), titles, n=3, cutoff=_NEAR))
-    listed = "radixlm models lists those that are"
-    hint = f"the nearest is {' or '.join(near)}, and {listed}" if near else listed
-    return UnsupportedArchitecture(f"{label}: architecture {name!r} is not supported; {hint}")
+    stem = _stem(str(name or ""))
+    near = get_close_matches(stem, titles, n=3, cutoff=_NEAR)
+    best = near or (get_close_matches(stem, titles, n=1, cutoff=0.0) if stem else [])
+    named = " or ".join(dict.fromkeys(titles[known] for known in best))
+    hint = f"the nearest {'' if near else 'by name '}is {named}, and " if named else ""
+    return UnsupportedArchitecture(
+        f"{label}: architecture {name!r} is not supported; {hint}radixlm models lists those that are"
+    )
 
 
 def _stem(name: str) -> str:

@@ -30,6 +30,7 @@ from .rope_scaling import rope_scaling
 
 LayerType = Literal["full_attention", "sliding_attention"]  # as transformers calls them
 
+_MOST_LAYERS = 1024  # as manifests have them
 _ROPE_THETA = 10000.0  # what all classes take where the configuration has none
 _FUNCTIONS: Mapping[str, Function] = {
     "silu": "silu_mul",
@@ -80,17 +81,44 @@ class Settings:
         return value
 
     def of_layer(self, key: str, index: int, default: Any = None) -> Any:
-        """The value of a key that may have one for each layer."""
+        """The value of a key that may have one for each layer.
+
+        Raises:
+            CorruptSource: it has some, and none for this layer.
+        """
         value = self(key, default)
-        return value[index] if isinstance(value, list) and index < len(value) else value
+        if not isinstance(value, list):
+            return value
+        if index >= len(value):
+            found = f"{key} has no value for layer {index}, it has {len(value)}"
+            raise CorruptSource(f"{self.label}: {found}; the configuration cannot be right")
+        return value[index]
+
+    def layer_is(self, key: str, index: int, kinds: Mapping[str, bool]) -> bool:
+        """What `kinds` says of the word that a key, such as `layer_types`, has for a layer.
+
+        Raises:
+            UnsupportedArchitecture: it is another word.
+        """
+        return self._said(f"{key} of layer {index}", self.of_layer(key, index), kinds)
+
+    def _said(self, what: str, word: Any, kinds: Mapping[str, bool]) -> bool:
+        if word in kinds:
+            return kinds[word]
+        only = f"only {' and '.join(kinds)}"
+        raise UnsupportedArchitecture(
+            f"{self.label}: {what} is {word!r}, which is not supported for {self.architecture}, {only}"
+        )
 
     def slides(self, index: int, *, full_every: int) -> bool:
         """Whether a layer sees a window only: as declared, else all layers but each `full_every`th."""
         if self("layer_types"):
-            return bool(self.of_layer("layer_types", index) == "sliding_attention")
+            return self.layer_is("layer_types", index, {"sliding_attention": True, "full_attention": False})
         pattern = self("sliding_window_pattern", full_every)
         if isinstance(pattern, str):  # such as LLLG, for local and global
-            return pattern[index % len(pattern)] == "L"
+            return self._said(
+                "a part of sliding_window_pattern", pattern[index % len(pattern)], {"L": True, "G": False}
+            )
         if isinstance(pattern, bool | list):
             return bool(self.of_layer("sliding_window_pattern", index))
         return bool((index + 1) % pattern)
@@ -107,9 +135,16 @@ class Settings:
 
     @property
     def num_layers(self) -> int:
-        """`num_hidden_layers`; llama.cpp counts those that guess further tokens, too."""
+        """`num_hidden_layers`; llama.cpp counts those that guess further tokens, too.
+
+        Raises:
+            CorruptSource: there are none, or more than any model has.
+        """
         extra = self("nextn_predict_layers", 0) if self.format == "gguf" else 0
-        return int(self.number("num_hidden_layers")) - int(extra)
+        count = int(self.number("num_hidden_layers")) - int(extra)
+        if not 1 <= count <= _MOST_LAYERS:
+            raise CorruptSource(f"{self.label}: num_hidden_layers is {count}, must be 1 to {_MOST_LAYERS}")
+        return count
 
     @property
     def head_dim(self) -> int:
@@ -223,14 +258,11 @@ class Settings:
         Raises:
             CorruptSource: a number is out of its range, or heads do not divide.
         """
-        num_layers = self.num_layers
-        if not 1 <= num_layers <= 1024:
-            raise CorruptSource(f"{self.label}: num_hidden_layers is {num_layers}, must be 1 to 1024")
         fields = {
             "architecture": self.architecture,
             "vocab_size": self("vocab_size"),
             "hidden_size": self("hidden_size"),
-            "layers": tuple(layer(index) for index in range(num_layers)),
+            "layers": tuple(layer(index) for index in range(self.num_layers)),
             "norm_eps": self("rms_norm_eps", self("layer_norm_eps", self("norm_eps", 1e-6))),
             "max_position_embeddings": self("max_position_embeddings"),
             "tie_word_embeddings": self("tie_word_embeddings", False),

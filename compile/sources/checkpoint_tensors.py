@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from radixlm.runtime.errors import CorruptSource
 
-from ..families.family import PREFIXES
+from ..layers.converted_names import PREFIXES, hub_name, parts_of
 from ..weights.quantization import Float32, Weight
 from ..weights.view import Rows
-from .quantized.tensors import KINDS, Array, Index, PlainTensor, Tensor
+from .quantized.tensors import KINDS, Array, Index, PlainTensor, RowsOf, Tensor
 from .source import TensorInfo
 
 
@@ -45,12 +46,41 @@ class CheckpointTensors:
         return tensor.read_float32(between)[chosen]
 
 
-def with_usual_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_usual_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Names without the prefixes of models that see and hear, too: `model.language_model.` is `model.`."""
     found = {}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
         found[PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    return found
+
+
+def with_hub_names(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
+    """Names that the hub gives what other tools have named, where `rows` are those of the tensors that it may have."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        usual = hub_name(name, rows)
+        found[name if usual in tensors else usual] = tensor
+    return found
+
+
+def separated(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
+    """Matrices and biases apart that a checkpoint keeps as one, such as q, k and v; `rows` are those of each.
+
+    Raises CorruptSource where they are not all that one has.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        parts = parts_of(name)
+        if name in rows or not all(part in rows for part in parts):
+            found[name] = tensor
+            continue
+        start = 0
+        for part in parts:
+            found[part] = RowsOf(tensor, start, start + rows[part])
+            start += rows[part]
+        if start != tensor.info.shape[0]:
+            raise CorruptSource(f"{name} has {tensor.info.shape[0]} rows, the configuration asks for {start}")
     return found
 
 

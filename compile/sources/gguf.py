@@ -15,7 +15,7 @@ from typing import Any, Self
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceError
 
-from ..families.registry import FAMILIES
+from ..families.registry import model_config
 from ..weights.quantization import Float32, Weight
 from .checkpoint import END_OF_REPLY, ends_of_reply
 from .gguf_file import GGUFFile
@@ -38,7 +38,7 @@ class GGUFSource:
         _refuse_parts(path, metadata)
         self.name = name or path.stem
         settings = gguf_settings(self._file)
-        self.config = FAMILIES[settings.architecture].config(settings)
+        self.config = model_config(settings)
         stored = GGUFTensors(self._file)
         self._tensors = ModelTensors(str(path), self.config, "gguf", stored, ROPE_FACTORS)
         for name in sorted(self._tensors.used):

@@ -1,25 +1,27 @@
 """Models of the Hugging Face hub: `hf:ORG/NAME`, or `hf:ORG/NAME@REVISION`.
 
-Knows which files of a repository make a model; downloads them into the hub library's own cache, which other
-tools share. `HF_ENDPOINT` and `HF_TOKEN` are respected.
+Knows which files of a repository make a model, shards by whatever names its index gives them; downloads them into the
+hub library's own cache, which other tools share. `HF_ENDPOINT` and `HF_TOKEN` are respected.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 
 import huggingface_hub
 from radixlm.runtime.errors import SourceNotFound
 
+from .model_files import INDEX, WEIGHTS, read_index
+
 PREFIX = "hf:"
 FILES = (
     "config.json",
     "generation_config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
+    WEIGHTS,
+    INDEX,
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
@@ -34,12 +36,21 @@ FILES = (
 )
 
 
-def download(reference: str, *, cache_dir: Path | None = None, files: Sequence[str] = FILES) -> Path:
-    """The directory of the model `hf:ORG/NAME[@REVISION]`; files that are there already are not fetched
-    again. Only those that match a pattern of `files` are.
+def download(reference: str, *, cache_dir: Path | None = None) -> Path:
+    """The directory of the model `hf:ORG/NAME[@REVISION]`; files that are there already are not fetched again.
 
-    Raises SourceNotFound where the hub cannot be reached or has no such model.
+    Raises SourceNotFound where the hub cannot be reached or has no such model, CorruptSource for a damaged index.
     """
+    directory = download_files(reference, FILES, cache_dir=cache_dir)
+    if not (directory / WEIGHTS).is_file() and (directory / INDEX).is_file():
+        shards = sorted(set(read_index(directory / INDEX).values()))
+        same_commit = f"{reference.partition('@')[0]}@{directory.name}"
+        directory = download_files(same_commit, [escape(name) for name in shards], cache_dir=cache_dir)
+    return directory
+
+
+def download_files(reference: str, files: Sequence[str], *, cache_dir: Path | None = None) -> Path:
+    """The directory of the files of a model whose names match a pattern of `files`; raises SourceNotFound."""
     repo_id, _, revision = reference.removeprefix(PREFIX).partition("@")
     endpoint = os.environ.get("HF_ENDPOINT") or None  # read now; the library reads it when it is imported
     try:

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
-from radixlm.runtime.artifact.model_config import ModelConfig
-from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
+from radixlm.runtime.errors import UnsupportedTensor
 
-from ..families.registry import FAMILIES, weight_shapes
+from ..families.registry import FAMILIES, model_config
+from ..layers.converted_names import parts_of
 from ..weights.quantization import Float32, Weight
 from .checkpoint import checked
-from .checkpoint_tensors import CheckpointTensors, reshaped, with_usual_names
+from .checkpoint_tensors import CheckpointTensors, reshaped, separated, with_hub_names, with_usual_prefixes
 from .huggingface_config import huggingface_settings
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
 from .model_tensors import ModelTensors
-from .quantized.tensors import KINDS, Array, PlainTensor, RowsOf, Tensor, first_bytes, tensors
+from .quantized.tensors import KINDS, Array, PlainTensor, Tensor, first_bytes, tensors
 from .source import TensorInfo
 
 _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
@@ -39,14 +39,19 @@ class HuggingFaceSource:
         self._files = files = open_files(path)
         self.name = name or path.resolve().name
         settings = huggingface_settings(str(path), files.config)
-        self.config = FAMILIES[settings.architecture].config(settings)
+        self.config = model_config(settings)
         self._arrays = _without_extras(files.arrays, tied=self.config.tie_word_embeddings)
         stored = tensors(str(path), self._arrays, files.format_for(self._arrays))
         family = FAMILIES[settings.architecture]
-        usual = reshaped(with_usual_names(stored), family.transposed, family.flat)
-        named = _without_idle_biases(_separated(usual, self.config), self.config)
+        usual = reshaped(with_usual_prefixes(stored), family.transposed, family.flat)
+        rows = family.checkpoint_rows(family.decoder(self.config))
+        named = separated(_without_idle_biases(with_hub_names(usual, rows), rows), rows)
         ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
-        self._tensors = ModelTensors(str(path), self.config, "huggingface", CheckpointTensors(named), ignored)
+        checkpoint = CheckpointTensors(named)
+        whole_gains = files.layout == "mlc" or _has_taps_of_mlx(self._arrays)  # both add what the hub leaves out
+        self._tensors = ModelTensors(
+            str(path), self.config, "huggingface", checkpoint, ignored, whole_gains=whole_gains
+        )
         self._check_types(path, named)
         tokenizer = HuggingFaceTokenizer(path, files.config, files.generation, vocab_size=self.config.vocab_size)
         self.tokenizer_json = tokenizer.json
@@ -96,6 +101,12 @@ class HuggingFaceSource:
         return digest.hexdigest()
 
 
+def _has_taps_of_mlx(arrays: Mapping[str, Array]) -> bool:
+    """Whether taps of convolutions lie as `[C, K, 1]`: where mlx-lm turns them so, it adds one to gains, too."""
+    shapes = (array.shape for name, array in arrays.items() if name.endswith(".conv1d.weight"))
+    return any(len(shape) == 3 and shape[-1] == 1 for shape in shapes)
+
+
 def _without_extras(arrays: Mapping[str, Array], *, tied: bool) -> dict[str, Array]:
     """The arrays without those that carry no weight of their own.
 
@@ -108,37 +119,14 @@ def _without_extras(arrays: Mapping[str, Array], *, tied: bool) -> dict[str, Arr
     }
 
 
-def _separated(stored: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Tensors under a model's names, where a checkpoint keeps q, k and v as one, and gate and up."""
-    expected = weight_shapes(config)
-    found: dict[str, Tensor] = {}
-    for name, tensor in stored.items():
-        fused = next((fused for fused in _FUSED if f".{fused}." in name), None)
-        if fused is None or name in expected or ".experts." in name:  # of those, families have views
-            found[name] = tensor
-            continue
-        start = 0
-        for part in _FUSED[fused]:
-            own = name.replace(f".{fused}.", f".{part}.")
-            size = expected.get(own, (0,))[0]
-            found[own] = RowsOf(tensor, start, start + size)
-            start += size
-        if start != tensor.info.shape[0]:
-            raise CorruptSource(f"{name} has {tensor.info.shape[0]} rows, the configuration asks for {start}")
-    return found
-
-
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
-
-def _without_idle_biases(found: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> dict[str, Tensor]:
     """The tensors without the zeros that AutoGPTQ writes as a bias of each matrix, where the model has none."""
-    expected = weight_shapes(config)
 
     def is_idle(name: str) -> bool:
         stem = name.removesuffix(".bias")
         beside = found.get(f"{stem}.weight")
-        if name == stem or name in expected or beside is None or isinstance(beside, PlainTensor):
+        is_expected = name in expected or any(part in expected for part in parts_of(name))
+        if name == stem or is_expected or beside is None or isinstance(beside, PlainTensor):
             return False
         return not found[name].read_float32().any()
 

@@ -31,7 +31,7 @@ def huggingface_settings(label: str, config: Json) -> Settings:
 
 def _class_name(label: str, config: Json) -> str:
     declared = config.get("architectures") or [_CLASS_OF_TYPE.get(str(config.get("model_type")))]
-    if isinstance(declared, list) and declared[0] in _CLASSES:
-        return str(declared[0])
     name = declared[0] if isinstance(declared, list) and declared[0] else config.get("model_type")
+    if isinstance(declared, list) and isinstance(name, str) and name in _CLASSES:
+        return name
     raise unsupported(label, name)

@@ -6,7 +6,8 @@ Knows which file holds what, and turns MLC's configuration into Hugging Face's k
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,7 +31,7 @@ class ModelFiles(Protocol):
         layout: which tool's directory it is.
         config: the configuration under the keys of a `config.json`.
         generation: the same of a `generation_config.json`, out of `generation_file`.
-        arrays: by name; opening them raises SourceNotFound and CorruptSource.
+        arrays: by name; asking for them opens their files, which raises SourceNotFound and CorruptSource.
         headers: what identifies the arrays beside their beginnings: headers, and sizes in bytes.
     """
 
@@ -43,19 +44,22 @@ class ModelFiles(Protocol):
     def arrays(self) -> Mapping[str, Array]: ...
     @property
     def headers(self) -> list[tuple[bytes, int]]: ...
-    def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
-        """How the matrices are quantized; None where they are plain. Raises UnsupportedTensor."""
+    def format_for(self, names: Iterable[str]) -> Format | None:
+        """How the matrices are quantized, of arrays of these names; None: they are plain. Raises UnsupportedTensor."""
         ...
 
     def close(self) -> None: ...
 
 
-def open_files(path: Path) -> ModelFiles:
-    """The files of a directory; raises SourceNotFound where it is no model, CorruptSource where a file is damaged."""
+def open_files(path: Path, label: str | None = None) -> ModelFiles:
+    """The files of a directory, which messages call by `label`; those of weights are not opened yet.
+
+    Raises SourceNotFound where it is no model, CorruptSource where a configuration is damaged.
+    """
     if (path / CONFIG).is_file():
-        return HuggingFaceFiles(path)
+        return HuggingFaceFiles(path, label or str(path))
     if (path / MLC_CONFIG).is_file():
-        return MLCFiles(path)
+        return MLCFiles(path, label or str(path))
     raise SourceNotFound(f"{path} is no model: it has no {CONFIG}; give a .gguf file or a model directory")
 
 
@@ -64,12 +68,15 @@ class HuggingFaceFiles:
 
     layout: Literal["huggingface", "mlc"] = "huggingface"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, label: str) -> None:
+        self._path, self._label = path, label
         self.config: Json = read_json(path / CONFIG)
         self.generation_file = path / "generation_config.json"
         self.generation: Json = read_json(self.generation_file, optional=True)
-        self._files = _open_weights(path)
+
+    @cached_property
+    def _files(self) -> list[SafetensorsFile]:
+        return _open_weights(self._path)
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -79,9 +86,9 @@ class HuggingFaceFiles:
     def headers(self) -> list[tuple[bytes, int]]:
         return [(file.header, file.size) for file in self._files]
 
-    def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
+    def format_for(self, names: Iterable[str]) -> Format | None:
         beside = {name: read_json(self._path / name, optional=True) for name in BESIDE}
-        return find_format(str(self._path), self.config, beside, arrays)
+        return find_format(self._label, self.config, beside, names)
 
     def close(self) -> None:
         for file in self._files:
@@ -93,19 +100,28 @@ class MLCFiles:
 
     layout: Literal["huggingface", "mlc"] = "mlc"
 
-    def __init__(self, path: Path) -> None:
-        self._path, self.generation_file = path, path / MLC_CONFIG
+    def __init__(self, path: Path, label: str) -> None:
+        self._path, self._label, self.generation_file = path, label, path / MLC_CONFIG
         self.generation: Json = read_json(self.generation_file)
         self.config: Json = _huggingface_config(self.generation_file, self.generation)
-        index = next((path / name for name in INDEXES if (path / name).is_file()), None)
-        if index is None:
-            raise SourceNotFound(f"{path} is no model that can be read: it has no {' and no '.join(INDEXES)}")
-        content = read_json(index)
-        self.arrays: dict[str, Array] = dict(cached_arrays(path, content))
-        self.headers = [(json.dumps(content, sort_keys=True).encode(), index.stat().st_size)]
 
-    def format_for(self, arrays: Mapping[str, Array]) -> Format | None:
-        return MLC.of(str(self._path), str(self.generation.get("quantization")))
+    @cached_property
+    def _index(self) -> Path:
+        index = next((self._path / name for name in INDEXES if (self._path / name).is_file()), None)
+        if index is None:
+            raise SourceNotFound(f"{self._path} is no model that can be read: it has no {' and no '.join(INDEXES)}")
+        return index
+
+    @cached_property
+    def arrays(self) -> dict[str, Array]:
+        return dict(cached_arrays(self._path, read_json(self._index)))
+
+    @property
+    def headers(self) -> list[tuple[bytes, int]]:
+        return [(json.dumps(read_json(self._index), sort_keys=True).encode(), self._index.stat().st_size)]
+
+    def format_for(self, names: Iterable[str]) -> Format | None:
+        return MLC.of(self._label, str(self.generation.get("quantization")))
 
     def close(self) -> None:
         """Nothing is held open: arrays are mapped when they are read."""
@@ -120,14 +136,23 @@ _RENAMED = {
 
 
 def _huggingface_config(path: Path, chat: Json) -> Json:
-    """MLC's model configuration under Hugging Face's keys; sizes of -1, which mean that there is none, are left out."""
+    """MLC's model configuration under Hugging Face's keys, and that of the language model in it."""
     model = chat.get("model_config")
     if not isinstance(model, Mapping):
         raise CorruptSource(f"{path} has no model_config; fetch it again")
+    text = model.get("text_config")
+    nested = {"text_config": _renamed(text, {})} if isinstance(text, Mapping) else {}
+    ids = {key: chat.get(key) for key in ("bos_token_id", "eos_token_id")}
+    about = {"model_type": chat.get("model_type"), "architectures": None}
+    return {**_renamed(model, chat), **nested, **ids, **about}
+
+
+def _renamed(model: Json, chat: Json) -> dict[str, Any]:
+    """Sizes of -1, which mean that there is none, are left out. What MLC has no name for may be in `kwargs`."""
+    more = model.get("kwargs")
     renamed = {key: model.get(own, chat.get(own)) for key, own in _RENAMED.items()}
     given = {key: value for key, value in renamed.items() if value is not None and value != -1}
-    ids = {key: chat.get(key) for key in ("bos_token_id", "eos_token_id")}
-    return {**model, **given, **ids, "model_type": chat.get("model_type"), "architectures": None}
+    return {**(more if isinstance(more, Mapping) else {}), **model, **given}
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
@@ -152,18 +177,25 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pth"))
         hint = "its weights are pickled, convert them to safetensors" if pickled else f"it has no {WEIGHTS}"
         raise SourceNotFound(f"{path} is no model that can be read: {hint}")
-    weight_map = read_json(path / INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptSource(f"{path / INDEX} has no weight_map; fetch it again")
-    names = sorted({str(name) for name in weight_map.values()})
+    shards = read_index(path / INDEX)
+    names = sorted(set(shards.values()))
     for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CorruptSource(f"{path / INDEX} names {name!r}, which is no safetensors file beside it")
         if not (path / name).is_file():
             raise CorruptSource(f"{path}: {name} is missing, {INDEX} asks for it; fetch it again")
     files = [SafetensorsFile(path / name) for name in names]
     stored = {name for file in files for name in file.tensors}
-    for name in weight_map:
+    for name in shards:
         if name not in stored:
-            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {weight_map[name]}; fetch it again")
+            raise CorruptSource(f"{path}: {name} is in no shard, {INDEX} says {shards[name]}; fetch it again")
     return files
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file beside `path` that each tensor is in; raises CorruptSource where the index is damaged."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptSource(f"{path} has no weight_map; fetch it again")
+    for name in map(str, weight_map.values()):
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CorruptSource(f"{path} names {name!r}, which is no safetensors file beside it")
+    return {name: str(file) for name, file in weight_map.items()}

@@ -47,8 +47,8 @@ class StoredTensors(Protocol):
 class ModelTensors:
     """Every tensor of the model of `config`, and no other, by its name in a Hugging Face checkpoint.
 
-    `ignored` are patterns of stored names that are no part of the model, whatever the family says. `used` are the names
-    of the stored tensors that are a part.
+    `ignored` are patterns of stored names that are no part of the model, whatever the family says. `whole_gains` says
+    that no gain of a norm lacks one. `used` are the names of the stored tensors that are a part.
 
     Raises:
         CorruptSource: a tensor is missing, or has another shape than the configuration asks for.
@@ -56,11 +56,18 @@ class ModelTensors:
     """
 
     def __init__(
-        self, label: str, config: ModelConfig, format_: Format, stored: StoredTensors, ignored: Iterable[str] = ()
+        self,
+        label: str,
+        config: ModelConfig,
+        format_: Format,
+        stored: StoredTensors,
+        ignored: Iterable[str] = (),
+        *,
+        whole_gains: bool = False,
     ) -> None:
         family = FAMILIES[config.architecture]
         decoder = family.decoder(config)
-        self._views = family.views(decoder, format_)
+        self._views = family.views(decoder, format_, stored.infos().keys(), whole_gains=whole_gains)
         apart = _heads_apart(label, stored, decoder, self._views, format_)
         self._stored: StoredTensors = _HeadsApart(stored, apart)
         self._label, self._infos = label, self._stored.infos()
@@ -105,7 +112,10 @@ class ModelTensors:
             if view.name not in self._infos:
                 is_part = len(views) > 1 or not view.is_whole
                 which = f"{view.name}, a part of {name}," if is_part else name
-                raise CorruptSource(f"{self._label}: {which} is missing; the file is incomplete, fetch it again")
+                raise CorruptSource(
+                    f"{self._label}: {which} is missing; the file is incomplete, fetch it again or "
+                    "take another conversion"
+                )
         infos = [self._infos[view.name] for view in views]
         found = self._shape(views, infos)
         is_flat = 1 in (len(found), len(shape)) and prod(found) == prod(shape)  # biases of experts, gains of heads

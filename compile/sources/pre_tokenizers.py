@@ -85,6 +85,32 @@ _DEEPSEEK3_CUTS = (
     + _LINES_AND_SPACES,
 )
 
+
+def _characters(ranges: str) -> str:
+    """Ranges of characters by their hexadecimal numbers, as a class has them."""
+    return "".join("-".join(chr(int(number, 16)) for number in each.split("-")) for each in ranges.split())
+
+
+_CASED_LETTERS = _characters(  # that DeepSeek's first models list
+    "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376-377 37b-37d 37f 386 388-38a 38c "
+    "38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b "
+    "1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 "
+    "1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc 1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 "
+    "2115 2119-211d 2124 2126 2128 212a-212d 212f-2134 2139 213c-213f 2145-2149 214e 2183-2184 2c00-2c7b "
+    "2c7e-2ce4 2ceb-2cee 2cf2-2cf3 a640-a66d a680-a69b a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 "
+    "fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df "
+    "1e900-1e943"
+)
+_HAN_AND_MORE = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_LLM_CUTS = (
+    r"[\r\n]",
+    rf"\s?[{_CASED_LETTERS}]+",
+    r"\s?[!-/:-~" + _characters("ff01-ff0f ff1a-ff5e 2018-201f 3000-3002") + "]+",
+    r"\s+$",
+    _HAN_AND_MORE,
+)
+_DEEPSEEK_CODER_CUTS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_MORE)
+
 _SINGLE_DIGITS: Json = {"type": "Digits", "individual_digits": True}
 _GPT2 = PreTokenizer((_bytes_as_letters(words=True),))
 _SMOLLM = PreTokenizer((_SINGLE_DIGITS, _bytes_as_letters(words=True)))
@@ -96,6 +122,8 @@ _QWEN2 = PreTokenizer(_cuts(_QWEN2_WORDS), composes=True)
 _SOLAR = PreTokenizer(_cuts(_QWEN2_WORDS))
 _GPT4O = PreTokenizer(_cuts(_GPT4O_WORDS))
 _DEEPSEEK3 = PreTokenizer(_cuts(*_DEEPSEEK3_CUTS))
+_DEEPSEEK_LLM = PreTokenizer((*map(_split, _DEEPSEEK_LLM_CUTS), _SINGLE_DIGITS, _bytes_as_letters()))
+_DEEPSEEK_CODER = PreTokenizer((*map(_split, _DEEPSEEK_CODER_CUTS), _SINGLE_DIGITS, _bytes_as_letters()))
 _BAILING = PreTokenizer(_cuts(_BAILING_WORDS))
 
 
@@ -119,6 +147,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "tekken": PreTokenizer(_cuts(_TEKKEN_WORDS), ignores_merges=True, adds_bos=True),
     **_named(("gpt-4o", "llama4", "kanana2", "minimax-m2"), _GPT4O),
     **_named(("deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"), _DEEPSEEK3),
+    "deepseek-llm": _DEEPSEEK_LLM,
+    "deepseek-coder": _DEEPSEEK_CODER,
     "seed-coder": PreTokenizer(_cuts(_SEED_WORDS)),
     **_named(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
     "exaone-moe": PreTokenizer(_cuts(_EXAONE_MOE_WORDS)),

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from radixlm.runtime.errors import CompileError
-
 from .kinds import WeightKind
 from .layout import ALIGNMENT, ROW_BLOCK, round_up
 from .packing import packed_shape, padded_inputs
@@ -95,8 +93,7 @@ class WeightPlan:
     def matrix(self, parts: tuple[tuple[str, int], ...], num_inputs: int, num_experts: int = 1) -> Matrix:
         """Plan a matrix, or find it if it is planned already (a tied output matrix)."""
         is_sorted = parts[0][0] in self.sorted_inputs
-        if is_sorted and num_experts > 1:
-            raise CompileError(f"{parts[0][0]}: experts whose inputs are sorted (act-order); take a file without")
+        assert num_experts == 1 or not is_sorted
         matrix = Matrix(parts, self.kinds[parts[0][0]], num_inputs, is_sorted, num_experts)
         if matrix.name not in self.matrices:
             self.matrices[matrix.name] = matrix

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from radixlm.compile.kv_layout import kv_layout
 from radixlm.compile.sources import open_source
 from radixlm.runtime.artifact import Artifact
 
+from ..compile.families.quantized_families import write_quantized
 from ..goldens.families import FAMILIES
 
 
@@ -96,17 +98,70 @@ def test_of_the_hub_only_the_configuration_is_fetched(
     (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 123}}')
     asked: list[tuple[str, ...]] = []
 
-    def download(reference: str, *, files: tuple[str, ...]) -> Path:
+    def download_files(reference: str, files: tuple[str, ...]) -> Path:
         asked.append(files)
         return tmp_path
 
-    monkeypatch.setattr(inspection.hub, "download", download)
+    monkeypatch.setattr(inspection.hub, "download_files", download_files)
     found = inspection.inspect_source("hf:org/tiny")
-    assert asked == [("config.json", "model.safetensors.index.json")]
+    assert len(asked) == 1 and not any("model" in name and name.endswith("safetensors") for name in asked[0])
     assert (found.refusal, found.file_bytes, found.artifact_bytes) == (None, 123, None)
     with open_source(tiny_source) as source:
         assert found.model == source.config
         assert found.kv_bytes == kv_layout(source.config, "auto", find_target("native")).page_bytes * 1000 // 16
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "says"),
+    [
+        ("config.json", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "by bitsandbytes are not read"),
+        ("config.json", {"quant_method": "quip"}, "weights quantized by quip are not read"),
+        ("quantize_config.json", {"bits": 5, "group_size": 32}, "bits of the quantization is 5"),
+        ("mlc-chat-config.json", "q3f16_1", "MLC's quantization q3f16_1 is not read"),
+        ("mlc-chat-config.json", "q4f16_1", None),
+    ],
+)
+def test_of_the_hub_what_is_not_read_is_refused_before_it_is_downloaded(
+    file: str,
+    settings: Any,
+    says: str | None,
+    runner: CliRunner,
+    tiny_source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = json.loads((tiny_source / "config.json").read_text())
+    written = {"config.json": config, file: settings}
+    if file == "config.json":
+        written = {file: config | {"quantization_config": settings}}
+    elif file == "mlc-chat-config.json":
+        model = config | {"context_window_size": config["max_position_embeddings"]}
+        written = {file: {"model_type": config["model_type"], "quantization": settings, "model_config": model}}
+    for name, content in written.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    monkeypatch.setattr(inspection.hub, "download_files", lambda reference, files: tmp_path)
+    result = runner.invoke(cli, ["inspect", "hf:org/tiny"])
+    if says is None:
+        assert result.exit_code == 0 and "mlc hf:org/tiny" in result.output, result.output
+    else:
+        assert (result.exit_code, result.output.count("\n")) == (2, 1), result.output
+        assert result.output.startswith("Error: hf:org/tiny: ") and says in result.output
+
+
+@pytest.mark.parametrize(("name", "stack"), [("qwen3_moe", "experts"), ("deepseek_v2", "heads of latent attention")])
+def test_stacks_whose_inputs_are_sorted_are_refused_by_name(
+    name: str, stack: str, runner: CliRunner, tmp_path: Path
+) -> None:
+    """Both commands say it, and that rounding helps."""
+    write_quantized(name, "gptq sorted", tmp_path / "source")
+    (tmp_path / "out").mkdir()
+    compiling = ["compile", str(tmp_path / "source"), "-o", str(tmp_path / "out" / "x.radixlm")]
+    for command in (["inspect", str(tmp_path / "source")], compiling):
+        result = runner.invoke(cli, command)
+        assert result.exit_code == 2
+        assert f"is of {stack}, and its inputs are sorted (act-order)" in result.stderr
+    assert not list((tmp_path / "out").iterdir())
+    assert runner.invoke(cli, ["inspect", str(tmp_path / "source"), "--quantize", "q8"]).exit_code == 0
 
 
 def test_windows_and_experts_are_told(runner: CliRunner, tmp_path: Path) -> None:

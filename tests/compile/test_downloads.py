@@ -16,6 +16,7 @@ import pytest
 from radixlm.compile.sources import default_model, hub, open_source
 from radixlm.runtime.artifact import cache_dir
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
+from safetensors.numpy import load_file, save_file
 
 Make = Callable[..., Any]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -89,6 +90,30 @@ def test_a_hub_model_is_downloaded_and_opened(local_hub: type[Hub], tmp_path: Pa
         assert (source.name, source.info.format) == ("tiny", "huggingface")
         assert len(source.tensors()) == 21
     assert not any("pytorch_model.bin" in request and "resolve" in request for request in local_hub.requests)
+
+
+@pytest.mark.parametrize("pattern", ["model-{}-of-00002.safetensors", "model.safetensors-{}-of-00002.safetensors"])
+def test_shards_are_fetched_by_the_names_that_the_index_lists(
+    pattern: str, local_hub: type[Hub], tmp_path: Path
+) -> None:
+    """The second is how Qwen3.5's are called."""
+    folder = local_hub.folder
+    split(folder, [pattern.format(f"{number:05d}") for number in (1, 2)])
+    (folder / "consolidated.safetensors").write_bytes(b"the same, as another tool reads it")
+    with open_source("hf:org/tiny", cache_dir=tmp_path / "cache") as source:
+        assert len(source.tensors()) == 21
+    assert not any("resolve" in request and "consolidated" in request for request in local_hub.requests)
+
+
+def split(folder: Path, names: list[str]) -> None:
+    """Put the tensors of a directory into shards of these names."""
+    whole = folder / "model.safetensors"
+    arrays = load_file(whole)
+    whole.unlink()
+    of = {tensor: names[index % len(names)] for index, tensor in enumerate(sorted(arrays))}
+    for name in names:
+        save_file({tensor: arrays[tensor] for tensor in arrays if of[tensor] == name}, folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": of}))
 
 
 def test_a_hub_model_is_downloaded_once(local_hub: type[Hub], tmp_path: Path) -> None:

@@ -192,8 +192,13 @@ def test_a_model_without_kernels_is_refused_before_anything_is_written(
     assert not list(output.parent.iterdir())
 
 
+FAR = ("FalconH1", "GPTNeoX", "MiniCPM", "PhiMoE", "InternLM2", "Starcoder2", "KimiLinear", "Mamba")
+
+
 def test_an_unknown_family_is_told_the_nearest() -> None:
     assert "the nearest is Qwen3" in str(unsupported("x", "Qwen3NextForCausalLM"))
     assert "the nearest is Llama" in str(unsupported("x", "llama4"))
-    told = str(unsupported("x", "MambaForCausalLM"))
-    assert told == "x: architecture 'MambaForCausalLM' is not supported; radixlm models lists those that are"
+    for name in (*FAR, "xyz"):
+        assert "the nearest by name is " in str(unsupported("x", f"{name}ForCausalLM"))
+    told = str(unsupported("x", None))
+    assert told == "x: architecture None is not supported; radixlm models lists those that are"

@@ -29,7 +29,7 @@ HIDDEN = 32
 # One name for each way of cutting; others mean the same.
 NAMES = (
     *("default", "gpt-2", "smollm", "starcoder", "llama-bpe", "dbrx", "glm4", "qwen2", "stablelm2", "qwen35"),
-    *("tekken", "gpt-4o", "deepseek-v3", "seed-coder", "bailingmoe", "exaone-moe"),
+    *("tekken", "gpt-4o", "deepseek-v3", "deepseek-llm", "deepseek-coder", "seed-coder", "bailingmoe", "exaone-moe"),
 )
 TEXTS = (
     "It's WE'LL don'T they'Ve I'm'd 'tis ''s",

@@ -14,7 +14,8 @@ from ..family import Format, Views, experts_gates_beside_up, parts_of
 from ..granite import Granite
 from ..settings import Settings
 
-_ATTENTION = ("attention", "full_attention")  # of older files, and of newer ones
+# Whether it is attention: of older files, and of newer ones.
+_KINDS = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False}
 _NO_LIMIT = (0.0, float("inf"))
 
 
@@ -56,9 +57,9 @@ class Granite4H(Granite):
         """A GGUF file gives layers without attention no KV heads."""
         kv_heads = c.of_layer("num_key_value_heads", index, c("num_attention_heads"))
         if c("layer_types"):
-            has_attention = c.of_layer("layer_types", index) in _ATTENTION
+            has_attention = c.layer_is("layer_types", index, _KINDS)
         elif c("layers_block_type"):
-            has_attention = c.of_layer("layers_block_type", index) in _ATTENTION
+            has_attention = c.layer_is("layers_block_type", index, _KINDS)
         else:
             has_attention = c.format == "gguf" and bool(kv_heads)
         if not has_attention:

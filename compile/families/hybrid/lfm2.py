@@ -56,7 +56,7 @@ class Lfm2(Family):
         """A GGUF file gives layers without attention no KV heads."""
         kv_heads = c.of_layer("num_key_value_heads", index)
         if c("layer_types"):
-            has_attention = c.of_layer("layer_types", index) != "conv"
+            has_attention = c.layer_is("layer_types", index, {"full_attention": True, "conv": False})
         elif c("full_attn_idxs") is not None:
             has_attention = index in c("full_attn_idxs")
         else:

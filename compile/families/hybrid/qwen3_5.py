@@ -24,7 +24,7 @@ from ...layers.attention import SelfAttention
 from ...layers.decoder import Decoder
 from ...layers.gated_delta import GatedDeltaMixer
 from ...weights.view import View
-from ..family import Family, Format, Views, experts_gates_beside_up
+from ..family import Family, Format, Views
 from ..settings import Settings
 
 
@@ -44,7 +44,7 @@ class Qwen35(Family):
         "linear_num_value_heads": 32,
     }
     gguf_names = {"ffn_norm": "post_attention_norm.weight"}
-    ignored = ("model.visual.*", "mtp.*")
+    ignored = ("model.visual.*", "vision_tower.*", "mtp.*")
     has_extra_layers = True
     gains_minus_one = ("huggingface",)
     plain_gains = ("linear_attn.norm.weight",)
@@ -57,7 +57,7 @@ class Qwen35(Family):
     def mixer(self, c: Settings, index: int) -> Mixer:
         """By declared types, or attention in each `full_attention_interval`th layer."""
         if c("layer_types"):
-            has_attention = c.of_layer("layer_types", index) == "full_attention"
+            has_attention = c.layer_is("layer_types", index, {"full_attention": True, "linear_attention": False})
         else:
             has_attention = (index + 1) % int(c.number("full_attention_interval", 4)) == 0
         if has_attention:
@@ -94,15 +94,6 @@ class Qwen35MoE(Qwen35):
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
         """Qwen2 MoE's."""
         return experts(c, renormalise=True)
-
-    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """A checkpoint has a layer's experts as two stacks."""
-        views = dict(super().fused(decoder, format_))
-        if format_ == "huggingface":
-            for index, layer in enumerate(decoder.layers):
-                at = f"model.layers.{index}.mlp.experts."
-                views |= experts_gates_beside_up(f"{at}gate_up_proj", f"{at}down_proj", layer.mlp)
-        return views
 
 
 class Qwen3Next(Qwen35):

@@ -78,6 +78,12 @@ class CompressedTensors:
                 f"{label}: compressed-tensors' sparsity format {sparsity.get('format')!r} is not read; "
                 "take a checkpoint that is not sparse, or a GGUF file of the same model"
             )
+        transforms = config.get("transform_config")
+        if isinstance(transforms, Mapping) and transforms.get("config_groups"):
+            raise UnsupportedTensor(
+                f"{label}: compressed-tensors' rotations of activations (transform_config) are not computed; "
+                "take a checkpoint without them, or a GGUF file of the same model"
+            )
         weights = [group.get("weights") for group in groups]
         return cls(frozenset(entry.get("num_bits", 0) for entry in weights if isinstance(entry, Mapping)))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +19,7 @@ from ...weights.kinds import Scales, WeightKind
 from ...weights.quantization import Float32, Weight
 from ..source import TensorInfo
 from .bits import unpacked
-from .tensors import Array, GroupedTensor, part
+from .tensors import Array, GroupedTensor, Stacked, part
 
 _GROUPS = {32: "MXFP4", 16: "NVFP4"}
 _VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -105,27 +104,8 @@ class GptOssBlocks:
         part(name, parts, "_blocks", (*blocks.shape[:3], 16))
         part(name, parts, "_scales", blocks.shape[:3], dtypes=("U8",))
         num_experts, num_rows, groups, _ = blocks.shape
-        data = _Stacked(blocks, (num_experts * num_rows, groups * 16))
-        return fp4_tensor(name, data, _Stacked(parts["_scales"], (num_experts * num_rows, groups)))
-
-
-@dataclass(frozen=True)
-class _Stacked:
-    """An array `[experts, rows, ...]` as the matrix of all rows."""
-
-    array: Array
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> str:
-        return self.array.dtype
-
-    def __getitem__(self, index: slice | tuple[slice, ...]) -> NDArray[Any]:
-        assert isinstance(index, slice)
-        num_rows = self.array.shape[1]
-        experts = slice(index.start // num_rows, -(-index.stop // num_rows))
-        rows = self.array[experts].reshape(-1, self.shape[1])
-        return rows[index.start - experts.start * num_rows : index.stop - experts.start * num_rows]
+        data = Stacked(blocks, (num_experts * num_rows, groups * 16))
+        return fp4_tensor(name, data, Stacked(parts["_scales"], (num_experts * num_rows, groups)))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """MLC-LLM's matrices: groups of 32 with 4-bit codes, along the inputs (layout 0) or along the outputs (layout 1).
 
-Layout 1: `q_weight` uint32 `[N, K / 8]`, `q_scale` `[N, K / 32]`. Layout 0 has both of linears transposed, and
-embeddings as layout 1. A weight is `(q - 7) * scale`, with `q` from 0 to 14 (`_dequantize` in mlc_llm's
-quantization/group_quantization.py).
+Layout 1: `q_weight` uint32 `[N, K / 8]`, `q_scale` `[N, K / 32]`; experts have an axis before these. Layout 0 has both
+of linears transposed, and embeddings as layout 1. A weight is `(q - 7) * scale`, with `q` from 0 to 14
+(`_dequantize` in mlc_llm's quantization/group_quantization.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 from ..source import TensorInfo
 from .bits import unpacked
 from .grouped import Grouped
-from .tensors import FLOATS, WORDS, Array, GroupedTensor, part
+from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, part
 
 _BITS, _GROUP, _ZERO, _MAX_CODE = 4, 32, 7, 14
 _PER_WORD = 32 // _BITS
-_EMBEDDING = "embed_tokens"
+_EMBEDDINGS = ("embed_tokens", "transformer.embd")
 _TRANSPOSED = {
     "q4f16_0": True,
     "q4bf16_0": True,
@@ -53,8 +53,9 @@ class MLC:
         return cls(quantization)
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        parts = as_matrices(parts)
         words, scales = part(name, parts, ".q_weight", dtypes=WORDS), part(name, parts, ".q_scale", dtypes=FLOATS)
-        turned = _TRANSPOSED.get(self.quantization, False) and not name.endswith(_EMBEDDING)
+        turned = _TRANSPOSED.get(self.quantization, False) and not name.endswith(_EMBEDDINGS)
         num_outputs, num_words = words.shape[::-1] if turned else words.shape
         num_inputs = num_words * _PER_WORD
         groups = num_inputs // _GROUP

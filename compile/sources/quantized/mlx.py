@@ -1,7 +1,8 @@
 """MLX's matrices, as mlx-lm writes them.
 
-`weight` uint32 `[N, K * bits / 32]`, value `i` of a row at bit `i * bits`; `scales` and `biases` `[N, K / group]`. A
-weight is `scale * q + bias` (`mx.dequantize`). Some modules may have groups and bits of their own.
+`weight` uint32 `[N, K * bits / 32]`, value `i` of a row at bit `i * bits`; `scales` and `biases` `[N, K / group]`;
+experts have an axis before these. A weight is `scale * q + bias` (`mx.dequantize`). Some modules may have groups and
+bits of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..source import TensorInfo
 from .bits import unpacked
 from .fp4 import fp4_tensor
 from .grouped import Grouped
-from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
+from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, group_of, number, part
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _MODES = ("affine", "mxfp4", "nvfp4")
@@ -42,6 +43,7 @@ class MLX:
                 "or a GGUF file of the same model"
             )
         bits, group = number(name, config, "bits", _BITS), number(name, config, "group_size")
+        parts = as_matrices(parts)
         words = part(name, parts, ".weight", dtypes=WORDS)
         scales = part(name, parts, ".scales", dtypes=FLOATS if mode == "affine" else ("U8", "F8_E8M0", "F8_E4M3"))
         shape = (words.shape[0], words.shape[1] * 32 // bits)

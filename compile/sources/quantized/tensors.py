@@ -140,6 +140,33 @@ class RowsOf:
         return slice(self.start + inside.start, self.start + inside.stop)
 
 
+@dataclass(frozen=True)
+class Stacked:
+    """An array `[experts, rows, ...]` as the matrix of all rows, of this shape."""
+
+    array: Array
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.array.dtype
+
+    def __getitem__(self, index: Index) -> NDArray[Any]:
+        assert isinstance(index, slice)
+        num_rows = self.array.shape[1]
+        experts = slice(index.start // num_rows, -(-index.stop // num_rows))
+        rows = self.array[experts].reshape(-1, self.shape[1])
+        return rows[index.start - experts.start * num_rows : index.stop - experts.start * num_rows]
+
+
+def as_matrices(parts: Mapping[str, Array]) -> dict[str, Array]:
+    """Stacks `[experts, rows, columns]` as matrices of all rows; other arrays as they are."""
+    return {
+        ending: Stacked(array, (array.shape[0] * array.shape[1], array.shape[2])) if len(array.shape) == 3 else array
+        for ending, array in parts.items()
+    }
+
+
 class Format(Protocol):
     """How a quantized matrix is stored.
 

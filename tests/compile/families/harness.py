@@ -18,7 +18,8 @@ from radixlm.compile.reference import evaluate
 from radixlm.compile.sources.source import Source
 
 from ...goldens import tiny_gguf
-from ...goldens.families import FAMILIES, Off, TinyFamily
+from ...goldens.families import FAMILIES, Off
+from ...goldens.tiny_models import TINY_MODELS, TinyModel
 from ...goldens.tiny_outputs import TinyOutputs
 
 _CLASSES = {name for family in registry.FAMILIES.values() for name in family.huggingface}
@@ -53,7 +54,7 @@ def distance(source: Source, name: str, *, off: Off | None = None, enough: float
 
     Stops at a prompt that is further off than `enough`.
     """
-    tiny, largest = FAMILIES[name], 0.0
+    tiny, largest = (FAMILIES.get(name) or TINY_MODELS[name]), 0.0
     for prompt in reversed(TinyOutputs.load(name).prompts):
         logits = numpy_logits(source, tiny, prompt.ids, off)
         largest = max(largest, prompt.distance(logits[prompt.rows]))
@@ -62,7 +63,7 @@ def distance(source: Source, name: str, *, off: Off | None = None, enough: float
     return largest
 
 
-def numpy_logits(source: Source, tiny: TinyFamily, ids: list[int], off: Off | None = None) -> np.ndarray:
+def numpy_logits(source: Source, tiny: TinyModel, ids: list[int], off: Off | None = None) -> np.ndarray:
     """Logits after each token, as the compiled context length has them."""
     config = resolved(source.config, tiny.context_length)
     ops = without(off.modules)(cache(source.read_float32), ids) if off else ReferenceOps(source.read_float32, ids)

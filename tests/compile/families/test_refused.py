@@ -48,6 +48,21 @@ def refusal(source: Path, output: Path) -> str:
         ("deepseek_v3", {"qk_rope_head_dim": 24}, "has shape [192, 64], the configuration asks for [224, 64]"),
         ("mistral4", {"v_head_dim": 40}, "has shape [256, 64], the configuration asks for [288, 64]"),
         ("olmo2", {"architectures": ["Olmo9ForCausalLM"]}, "OLMo 2"),
+        ("gemma3", {"layer_types": ["sliding_attention"] * 3}, "layer_types has no value for layer 3, it has 3"),
+        ("olmo3", {"layer_types": ["full_attention"]}, "layer_types has no value for layer 1, it has 1"),
+        ("llama4", {"no_rope_layers": [1]}, "no_rope_layers has no value for layer 1, it has 1"),
+        ("gemma3", {"layer_types": ["chunked_attention"] * 6}, "is 'chunked_attention', which is not supported for"),
+        ("gpt_oss", {"layer_types": ["sliding", "full"]}, "layer 0 is 'sliding', which is not supported for gpt_oss"),
+        (
+            "exaone4",
+            {"layer_types": None, "sliding_window_pattern": "LLLX"},
+            "sliding_window_pattern is 'X', which is not supported for exaone4, only L and G",
+        ),
+        ("llama4", {"layer_types": ["sliding_attention"] * 4}, "only chunked_attention and full_attention"),
+        ("lfm2", {"layer_types": ["convolution"] * 9}, "only full_attention and conv"),
+        ("qwen3_5", {"layer_types": ["mamba"] * 9}, "only full_attention and linear_attention"),
+        ("granite4_h", {"layer_types": ["conv"] * 9}, "only attention and full_attention and mamba"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "moe"] * 9}, "layer 1 is 'moe'"),
     ],
 )
 def test_a_configuration_that_cannot_be_right(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:

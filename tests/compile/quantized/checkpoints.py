@@ -209,18 +209,18 @@ def write_mlc(path: Path, tiny: TinyModel, quantization: str = "q4f16_1") -> Arr
     (path / "mlc-chat-config.json").write_text(json.dumps(chat))
     (path / "config.json").unlink()
     (path / "model.safetensors").unlink()
-    (path / "tensor-cache.json").write_text(json.dumps(_cache(path, arrays)))
+    write_tensor_cache(path, arrays)
     return numbers
 
 
-def _cache(path: Path, arrays: Arrays) -> dict[str, Any]:
-    names = {np.dtype(np.uint32): "uint32", np.dtype(np.float16): "float16"}
+def write_tensor_cache(path: Path, arrays: Arrays) -> None:
+    """MLC's index of arrays, and one shard with all of them."""
+    names = {np.dtype(np.uint32): "uint32", np.dtype(np.float16): "float16", np.dtype(np.float32): "float32"}
     data, records = b"", []
     for name, array in arrays.items():
         record = {"name": name, "shape": array.shape, "dtype": names[array.dtype], "format": "raw"}
         records.append(record | {"nbytes": array.nbytes, "byteOffset": len(data)})
         data += array.tobytes()
     (path / "params_shard_0.bin").write_bytes(data)
-    return {
-        "records": [{"dataPath": "params_shard_0.bin", "format": "raw-shard", "nbytes": len(data), "records": records}]
-    }
+    shard = {"dataPath": "params_shard_0.bin", "format": "raw-shard", "nbytes": len(data), "records": records}
+    (path / "tensor-cache.json").write_text(json.dumps({"records": [shard]}))

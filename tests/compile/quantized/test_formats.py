@@ -291,6 +291,14 @@ def test_compressed_tensors_that_are_not_read(config: dict[str, Any]) -> None:
         CompressedTensors.of("model", config)
 
 
+def test_compressed_tensors_with_rotations_are_refused() -> None:
+    """As SpinQuant and QuIP write them. Without any, the key may be there all the same."""
+    transforms = {"config_groups": {"R1": {"type": "hadamard", "apply": [{"location": "weight_output"}]}}}
+    with pytest.raises(UnsupportedTensor, match=r"rotations of activations \(transform_config\) are"):
+        CompressedTensors.of("model", {"format": "pack-quantized", "transform_config": transforms})
+    CompressedTensors.of("model", {"format": "pack-quantized", "transform_config": {}})
+
+
 # MLX: weight = scale * q + bias.
 
 
@@ -313,6 +321,15 @@ def test_mlx_whose_modules_have_their_own_bits() -> None:
     check(read(format_, arrays), per_input(scales, 64) * q.astype(np.float32) + per_input(scales, 64), "q8_g64_min")
     with pytest.raises(CorruptSource, match="scales for 4 groups, 512 inputs in groups of 32 ask for 16"):
         read(MLX("model", {"bits": 4, "group_size": 32}), arrays)
+
+
+def test_experts_of_mlx_are_one_matrix_below_the_other() -> None:
+    q = np.random.default_rng(1).integers(0, 16, (3 * N, K))
+    scales, biases = (half_scales((3 * N, K // 64), seed) for seed in (1, 2))
+    arrays = {".weight": packed(q, 4).view(np.uint32), ".scales": scales, ".biases": -biases}
+    stacks = {ending: array.reshape(3, N, -1) for ending, array in arrays.items()}
+    expected = per_input(scales, 64) * q.astype(np.float32) - per_input(biases, 64)
+    check(read(MLX("model", {"bits": 4, "group_size": 64}), stacks), expected, "q4_g64_min")
 
 
 # FP4: powers of two for 32, E4M3 for 16.
@@ -425,6 +442,17 @@ def test_mlc(quantization: str, name: str, dtype: Any) -> None:
     arrays = {".q_weight": words.T.copy() if turned else words, ".q_scale": scales.T.copy() if turned else scales}
     expected = (q - 7).astype(np.float32) * per_input(scales, 32)
     check(read(MLC.of("model", quantization), arrays, name), expected, "q4_g32")
+
+
+def test_experts_of_mlc_are_one_matrix_below_the_other() -> None:
+    q = np.random.default_rng(1).integers(0, 15, (3 * N, K))
+    scales = half_scales((3 * N, K // 32), 1)
+    arrays = {
+        ".q_weight": packed(q, 4).view(np.uint32).reshape(3, N, -1),
+        ".q_scale": scales.reshape(3, N, -1),
+    }
+    tensor = read(MLC.of("model", "q4f16_1"), arrays, "model.layers.0.mlp.moe_down_proj")
+    check(tensor, (q - 7).astype(np.float32) * per_input(scales, 32), "q4_g32")
 
 
 def test_mlc_with_a_code_that_it_never_writes() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..tiny_models import Part
 from .family import Config, Off, TinyFamily
 from .parts import (
+    BETAS,
     QK_GAIN,
     QK_NORM,
     QKV,
@@ -145,8 +146,7 @@ DENSE = (
                 **YARN,
                 "type": "yarn",
                 "rope_theta": 10000.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
+                **BETAS,
                 "mscale": 1.0,
                 "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.3,

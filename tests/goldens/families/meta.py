@@ -134,7 +134,7 @@ META = (
         "llama4",
         271,
         16,
-        64,
+        60,  # so that it begins anew at the last token of the longest prompt
         (
             Off("chunk", config={"attention_chunk_size": 4096}),
             Off("temperature", config={"attn_temperature_tuning": False}),

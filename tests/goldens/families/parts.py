@@ -22,6 +22,7 @@ SCORE = 1.35  # of a query's and of a key's standard deviation, where no norm fo
 
 LLLG = ["sliding_attention"] * 3 + ["full_attention"]
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+BETAS = {"beta_fast": 3.0, "beta_slow": 0.25}  # of so few pairs, none turns as fast as the usual ones, 32 and 1, say
 QKV = ("q_proj", "k_proj", "v_proj")
 NO_WINDOW = Off("window", config={"sliding_window": 4096})
 QK_NORM = Off("qk_norm", modules=r"self_attn\.[qk]_norm$")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .family import Off, TinyFamily
 from .parts import (
+    BETAS,
     LLLG,
     NO_WINDOW,
     POST,
@@ -50,16 +51,10 @@ def _exaone4(name: str, seed: int, sliding: bool) -> TinyFamily:
     )
 
 
-POST_NORMS = (
-    TinyFamily(
-        "olmo2",
-        7,
-        config("Olmo2ForCausalLM", "olmo2", whole(sizes(128, 192, 2, 4, 2, 32)), attention_bias=False),
-        parts=decoder(attention(qk_norm=("q_norm", "k_norm"), whole_width=True), norms=POST, embedding=4.0),
-        offs=(QK_NORM, QK_GAIN, Off("post_norm", modules=r"post_\w+_layernorm$")),
-    ),
-    TinyFamily(
-        "olmo3",
+def _olmo3(name: str, yarn: dict[str, float], offs: tuple[Off, ...], no_witness: str = "") -> TinyFamily:
+    """Released models say what YaRN takes where nothing is said."""
+    return TinyFamily(
+        name,
         8,
         config(
             "Olmo3ForCausalLM",
@@ -69,11 +64,27 @@ POST_NORMS = (
             rope_theta=500000.0,
             sliding_window=16,
             layer_types=LLLG,
-            rope_scaling={**YARN, "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0},
+            rope_scaling={**YARN, **yarn},
         ),
         parts=decoder(attention(qk_norm=("q_norm", "k_norm"), whole_width=True), norms=POST, embedding=6.0),
-        offs=(QK_NORM, NO_WINDOW, Off("rope_scaling", config={"rope_scaling": None})),
+        offs=offs,
+        no_witness=no_witness,
+    )
+
+
+OF_YARN = {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0}
+FACTOR = Off("attention_factor", config={"rope_scaling|attention_factor": None})
+
+POST_NORMS = (
+    TinyFamily(
+        "olmo2",
+        7,
+        config("Olmo2ForCausalLM", "olmo2", whole(sizes(128, 192, 2, 4, 2, 32)), attention_bias=False),
+        parts=decoder(attention(qk_norm=("q_norm", "k_norm"), whole_width=True), norms=POST, embedding=4.0),
+        offs=(QK_NORM, QK_GAIN, Off("post_norm", modules=r"post_\w+_layernorm$")),
     ),
+    _olmo3("olmo3", OF_YARN, (QK_NORM, NO_WINDOW, Off("rope_scaling", config={"rope_scaling": None}))),
+    _olmo3("olmo3-scale", {**BETAS, "attention_factor": 1.35}, (FACTOR,), "llama.cpp takes YaRN's own numbers for it"),
     TinyFamily(
         "glm4",
         9,
