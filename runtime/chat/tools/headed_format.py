@@ -53,13 +53,11 @@ class HeadedFormat(ToolFormat):
         if choice != "none":
             rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
             kind = f'(" "? {self._quoted("<|constrain|>")} "json" | " json")? {self._quoted("<|message|>")}'
-            for number, tool in enumerate(tools):
+            for number, (tool, (own, more)) in enumerate(zip(tools, self._arguments_rules(tools), strict=True)):
                 name = f"{self._quoted(self.begin)} {self._quoted(tool.name)}"
                 channel = self._quoted("<|channel|>commentary")
-                rules.append(f"call_{number}: ({name} {channel} | {channel} {name}) {kind} arguments_{number}")
-                rules += self.arguments.rules(
-                    f"arguments_{number}", tool.parameters, is_strict=tool.is_strict, specials=self.specials
-                )
+                rules.append(f"call_{number}: ({name} {channel} | {channel} {name}) {kind} {own}")
+                rules += more
         return Grammar("lark", "\n".join(rules) + "\n", holds_thoughts=True)
 
     def _part(self, channel: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 Types = frozenset[str]
 """Names of JSON schema's types."""
@@ -31,8 +32,8 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
         types &= types_of(resolved(schema["$ref"], root), root, depth + 1)
     if "type" in schema:
         said = schema["type"]
-        names = [said] if isinstance(said, str) else said if isinstance(said, list) else ANY
-        found = {str(name) for name in names}
+        names = {said} if isinstance(said, str) else set(map(str, said)) if isinstance(said, list) else ANY
+        found = names & ANY or ANY  # other names are no types
         types &= found | {"integer"} if "number" in found else found
     if isinstance(schema.get("enum"), list):
         types &= frozenset(type_of(value) for value in schema["enum"])
@@ -59,10 +60,22 @@ def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def resolved(ref: object, root: Mapping[str, Any]) -> object:
-    """What `#/a/b` is in `root`; None if it is not there."""
+    """What `#/a/b` is in `root`; None if it is not there, or `ref` is no such path.
+
+    >>> resolved("#/b/1", {"b": ["c", "d"]}), resolved("other.json", {})
+    ('d', None)
+    """
+    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+        return None
     found: object = root
-    for key in str(ref).removeprefix("#").split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    for key in ref.split("/")[1:]:
+        name = unquote(key).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        else:
+            found = (
+                found[int(name)] if isinstance(found, list) and name.isdecimal() and int(name) < len(found) else None
+            )
     return found
 
 
