@@ -132,7 +132,10 @@ class HeldTools:
 
     def _length(self, place: int) -> int:
         tool = replace(self._tools[place], parameters=self._asked(place, self._holds[place])[0])
-        return self._format.length_of_arguments(tool)
+        try:
+            return self._format.length_of_arguments(tool)
+        except InvalidGrammar:  # it alone has no room
+            return MAX_GRAMMAR_LENGTH + 1
 
     def _unfollowed(self) -> int | None:
         """The strict tool that is refused by itself, or the longest of them; None if there is none."""

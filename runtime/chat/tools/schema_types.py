@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,17 +20,26 @@ _MAX_DEPTH = 16  # of schemas that say what others are
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 
-def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
+def types_of(
+    schema: object, root: Mapping[str, Any], seen: dict[int, Types] | None = None, *, _depth: int = 0
+) -> Types:
     """The types that a schema within `root` allows, or more where that is hard to say.
 
     >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
     ['null', 'string']
+
+    Args:
+        seen: what is known of other schemas within the same root, by their `id`; it is added to.
     """
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping) or _depth > _MAX_DEPTH:
         return ANY
-    types = ANY
+    seen = {} if seen is None else seen
+    if id(schema) in seen:
+        return seen[id(schema)]
+    seen[id(schema)] = types = ANY  # until more is known: it may lead back here
+    inner = partial(types_of, root=root, seen=seen, _depth=_depth + 1)
     if "$ref" in schema:
-        types &= types_of(resolved(schema["$ref"], root), root, depth + 1)
+        types &= inner(resolved(schema["$ref"], root))
     if "type" in schema:
         said = schema["type"]
         names = {said} if isinstance(said, str) else set(map(str, said)) if isinstance(said, list) else ANY
@@ -41,9 +51,10 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
         types &= {type_of(schema["const"])}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            types &= frozenset().union(*(types_of(each, root, depth + 1) for each in schema[key]))
+            types &= frozenset().union(*map(inner, schema[key]))
     for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        types &= types_of(each, root, depth + 1)
+        types &= inner(each)
+    seen[id(schema)] = types
     return types
 
 
@@ -57,6 +68,11 @@ def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
         others = {key: value for key, value in found.items() if key != "$ref"}
         found = {**(behind if isinstance(behind, Mapping) else {}), **others}
     return found
+
+
+def target(schema: object, root: Mapping[str, Any]) -> object:
+    """What a schema that is nothing but a reference leads to; any other itself."""
+    return resolved(schema["$ref"], root) if isinstance(schema, Mapping) and schema.keys() == {"$ref"} else schema
 
 
 def resolved(ref: object, root: Mapping[str, Any]) -> object:

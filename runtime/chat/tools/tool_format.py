@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..grammar import Grammar
 from .arguments import JSON, ArgumentStyle
-from .lark import AS_TEMPLATES_WRITE, Specials, escaped, quoted, with_options
+from .lark import AS_TEMPLATES_WRITE, Rules, Specials, escaped, quoted, with_options
 from .slots import cut_at_slots, filled
 
 ToolChoice = Literal["auto", "none", "required"]
@@ -131,19 +131,18 @@ class ToolFormat:
             return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
         first = quoted(self.trigger, self.specials)
         if choice == "auto":
-            rules = ["start: calls | content"]
+            rules = Rules(["start: calls | content"])
             if self.is_tagged and content is None:
-                rules.append(f"said: TEXT? {first}" if self._has_special_trigger else f"said[lazy]: TEXT {first}")
+                rules.add([f"said: TEXT? {first}" if self._has_special_trigger else f"said[lazy]: TEXT {first}"])
                 first = "said"
-            rules += text
+            rules.add(text)
         else:
-            rules = ["start: calls"]
-        rules.append(self._calls_rule(first, is_parallel=is_parallel))
-        rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
+            rules = Rules(["start: calls"])
+        calls = "call: " + " | ".join(f"call_{number}" for number in range(len(tools)))
+        rules.add([self._calls_rule(first, is_parallel=is_parallel), calls])
         end, arguments = self._slotted(self.end), self._arguments_rules(tools)
         for number, (tool, (own, more)) in enumerate(zip(tools, arguments, strict=True)):
-            rules.append(f"call_{number}: {self._head_rule(tool.name)} {own} {end}".rstrip())
-            rules += more
+            rules.add([f"call_{number}: {self._head_rule(tool.name)} {own} {end}".rstrip(), *more])
         return Grammar("lark", "\n".join(rules) + "\n")
 
     def length_of_arguments(self, tool: Tool) -> int:
