@@ -54,12 +54,13 @@ class HeadedFormat(ToolFormat):
             ]
         )
         if choice != "none":
-            rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))])
             kind = f'(" "? {self._quoted("<|constrain|>")} "json" | " json")? {self._quoted("<|message|>")}'
+            rules.add([f"channel: {self._quoted('<|channel|>commentary')}", f"kind: {kind}"])
+            rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))])
             for number, (tool, (own, more)) in enumerate(zip(tools, self._arguments_rules(tools), strict=True)):
-                name = f"{self._quoted(self.begin)} {self._quoted(tool.name)}"
-                channel = self._quoted("<|channel|>commentary")
-                rules.add([f"call_{number}: ({name} {channel} | {channel} {name}) {kind} {own}", *more])
+                name = f"to_{number}"
+                rules.add([f"{name}: {self._quoted(self.begin)} {self._quoted(tool.name)}"])
+                rules.add([f"call_{number}: ({name} channel | channel {name}) kind {own}", *more])
         return Grammar("lark", "\n".join(rules) + "\n", holds_thoughts=True)
 
     def _part(self, channel: str) -> str:

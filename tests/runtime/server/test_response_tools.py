@@ -161,9 +161,9 @@ def test_any_number_of_tools_in_namespaces_is_refused_before_one_is_looked_at(
 ) -> None:
     """60,000 of them held the event loop for a second and a half."""
     monkeypatch.setattr(response_tools, "_converted", lambda *_: pytest.fail("one was looked at"))
-    tools = [{**FUNCTION, "name": f"look_{number}"} for number in range(43)]
+    tools = [{**FUNCTION, "name": f"look_{number}"} for number in range(171)]
     response = codex.post("", tools=[{**SPACE, "tools": tools}, {**SPACE, "tools": [*tools, *tools]}])
-    assert response.status_code == 400 and "129 entries" in response.json()["error"]["message"]
+    assert response.status_code == 400 and "513 entries" in response.json()["error"]["message"]
 
 
 def test_unknown_fields_of_a_tool_are_bounded_as_those_of_a_body(codex: Codex) -> None:

@@ -264,7 +264,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"tools": [TOOLS[1], TOOLS[1]]}, "'now' twice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
         ({"tools": [{"type": "browser"}]}, "browser"),
-        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "129 entries"),
+        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(513)]}, "513 entries"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}, "strict": True}}]},
             "cannot be used",
