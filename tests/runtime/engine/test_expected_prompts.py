@@ -329,6 +329,17 @@ def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: An
     assert engine.decode(ids).endswith("<|im_start|>user\n")
 
 
+def test_a_reply_whose_call_was_cut_stands_in_no_later_prompt(engine_of: Any) -> None:
+    """What clients send back of it is read as a whole call, and is another text than was generated."""
+    from radixlm.runtime.chat.tools.tool_format import Tool
+
+    engine, _ = engine_of(HYBRID)
+    tool = Tool("now", {"type": "object", "properties": {}})
+    whole = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
+    assert LaterTurns(engine.prompts).renderings(whole, "", [tool])
+    assert LaterTurns(engine.prompts).renderings(whole[: whole.index("1}")], "", [tool]) == []
+
+
 def test_a_call_whose_thought_is_dropped_is_gone_on_from_by_its_result(engine_of: Any) -> None:
     from radixlm.runtime.chat.tools.tool_format import Tool
 
