@@ -124,6 +124,7 @@ def without_ids(text: str) -> str:
     [
         *((QWEN, HERMES), (LLAMA, LLAMA3), (NO_TOOLS, PLAIN), ("{{ 1 / 0 }}", PLAIN)),
         *((TOLD_GRANITE, GRANITE), (TOLD_LFM, LFM_CONTENT), (SMOLLM3, HERMES_CONTENT), (MUSE, ATEM)),
+        (TOLD_LFM.replace("<|tool_list_start|>", "["), LFM_CONTENT),  # as LFM 2.5's
         *((calling(CALLS[name]), FORMATS[name]) for name in CALLS),
     ],
 )
