@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from .. import serve
 from .client_file import write_file
@@ -44,6 +45,8 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
         raise ValueError("--port is 0, and the agent must be told a port; choose one")
     if no_store and options["store"] is not None:
         raise ValueError("--no-store and --store are given; choose one")
+    if serving.get_parameter_source("ignores_prompt_cache_key") is ParameterSource.DEFAULT:
+        options["ignores_prompt_cache_key"] = True  # Codex has one for each conversation, and all begin alike
     options["model_ids"] = (*options["model_ids"], ANY)  # subagents ask for models of their maker's
     if options["store"] is None and not no_store:
         options["store"] = str(default_store(options["model"]))

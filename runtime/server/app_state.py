@@ -69,6 +69,7 @@ class AppState:
     keep_alive_s: float = KEEP_ALIVE_S
     default_truncation: Truncation = "none"
     is_strict: bool = False  # whether fields that a body's type does not have are refused
+    ignores_prompt_cache_key: bool = False  # whether requests share a cache whatever they have as such
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
 
     def truncates(self, asked: Truncation | None) -> bool:
@@ -76,11 +77,17 @@ class AppState:
         return (asked or self.default_truncation) == "middle"
 
     def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
-        """The part of the cache that a request may use, by its API key, its salt and its cache key.
+        """The part of the cache that a request may use, by its API key, its salt and its cache key; if that is ignored,
+        it is listed.
 
         Raises:
             InvalidParameter: the salt or the cache key is too long.
         """
+        ignored = record_of(request).ignored
+        if self.ignores_prompt_cache_key and prompt_cache_key is not None:
+            prompt_cache_key = None
+            if ignored is not None:
+                ignored.harmless.add("prompt_cache_key")
         namespace = self.engine.namespaces.of(CacheScope(api_key_of(request), cache_salt, prompt_cache_key))
         record_of(request).namespace = namespace
         return namespace

@@ -155,6 +155,12 @@ def free_port() -> int:
         return port
 
 
+def posted(port: int, path: str, body: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    with urlopen(Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), headers), timeout=60) as response:
+        return json.load(response)
+
+
 def said_until(process: subprocess.Popen[str], wanted: str) -> str:
     assert process.stderr is not None
     said, deadline = "", time.monotonic() + 60
@@ -188,14 +194,25 @@ def test_the_model_answers_to_any_name_that_an_agent_asks_for(tmp_path: Path) ->
     with serving(tmp_path, "claude", *options, "--model-id", "mine") as process:
         said_until(process, "run: claude --settings")
         body = {"model": "claude-sonnet-4-5", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-        request = Request(
-            f"http://127.0.0.1:{port}/v1/messages", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urlopen(request, timeout=60) as response:
-            assert json.load(response)["model"] == "claude-sonnet-4-5"
+        assert posted(port, "/v1/messages", body)["model"] == "claude-sonnet-4-5"
         process.terminate()
         assert process.stdout is not None
         assert json.loads(process.stdout.read())["env"]["ANTHROPIC_MODEL"] == "mine"
+
+
+@pytest.mark.parametrize(("option", "is_found"), [((), True), (("--heed-prompt-cache-key",), False)])
+def test_a_new_conversation_of_codex_finds_the_last_ones_instructions(
+    option: tuple[str, ...], is_found: bool, tmp_path: Path
+) -> None:
+    port = free_port()
+    with serving(tmp_path, "codex", "fake.radixlm", "--port", str(port), "--no-store", *option) as process:
+        said_until(process, "run: codex --profile radixlm")
+        num_cached = []
+        for key in ("one", "two"):
+            body = {"instructions": "once there was a tree " * 4, "input": "Hi", "prompt_cache_key": key}
+            answer = posted(port, "/v1/responses", {**body, "max_output_tokens": 1})
+            num_cached.append(answer["usage"]["input_tokens_details"]["cached_tokens"])
+    assert num_cached[0] == 0 and (num_cached[1] > 16) is is_found
 
 
 def test_without_write_the_file_is_all_that_is_printed(tmp_path: Path) -> None:
