@@ -6,7 +6,7 @@ Knows no API's shapes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
 from .unknown_fields import decode_body
+from .unread_parts import require_none
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -178,6 +179,21 @@ class AppState:
         value, ignored = decode_body(await read_json(request, max_bytes=most), type, is_strict=self.is_strict)
         record_of(request).ignored = ignored
         return value
+
+    def leave_out(self, request: Request, *, unread: Collection[str], others: Collection[str] = ()) -> None:
+        """List what is left out of a request's conversation.
+
+        Args:
+            unread: names of parts in whose place a note stands.
+
+        Raises:
+            HTTPError: 400, there are such parts, and the server is strict.
+        """
+        if self.is_strict:
+            require_none(unread)
+        ignored = record_of(request).ignored
+        if ignored is not None:
+            ignored.harmless.update(unread, others)
 
     def _waker(self) -> Waker:
         """The running loop's, of which a server has one, and tests have many."""

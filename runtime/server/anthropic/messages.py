@@ -23,8 +23,7 @@ from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
 from ..openai.tokenize import MAX_BODY_BYTES
-from ..request_log import new_id, record_of
-from ..unread_parts import require_none
+from ..request_log import new_id
 from .conversation import Conversation
 from .replies import (
     PING,
@@ -87,11 +86,7 @@ class Messages:
 
     def _conversation(self, request: Request, body: CountTokensRequest) -> Conversation:
         conversation = Conversation.of(body.system, body.messages)
-        if self.state.is_strict:
-            require_none(conversation.unread)
-        ignored = record_of(request).ignored
-        if ignored is not None:
-            ignored.harmless |= conversation.ignored | conversation.unread | body.ignored
+        self.state.leave_out(request, unread=conversation.unread, others=conversation.ignored | body.ignored)
         return conversation
 
 

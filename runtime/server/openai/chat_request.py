@@ -60,6 +60,16 @@ class ChatRequest(SamplingRequest, kw_only=True):
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
 
     @property
+    def unread(self) -> set[str]:
+        """Names of parts of results that no model here can read, in whose place a note stands."""
+        return {f"messages.content.{part.type}" for message in self.messages for part in message.unread}
+
+    @property
+    def left_out(self) -> set[str]:
+        """Names of what replies of other models had and the prompt has not."""
+        return {"messages.audio" for message in self.messages if message.audio}
+
+    @property
     def is_legacy(self) -> bool:
         """Whether functions are offered, and called, as before there were tools."""
         return bool(self.functions) or self.function_call is not None

@@ -27,7 +27,6 @@ from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
 from ..request_log import RequestRecord, new_id, record_of
 from ..truncation import Truncation
-from ..unread_parts import require_none
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
 from .response_format import named_grammar
@@ -62,10 +61,8 @@ class Responses:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         history = body.history()
-        if self.state.is_strict:
-            require_none(history.unread)
+        self.state.leave_out(request, unread=history.unread)
         ignored = record_of(request).ignored or IgnoredFields()
-        ignored.harmless |= history.unread
         tools = offered(body.tools, ignored, is_strict=self.state.is_strict)
         asked = AskedChat(
             history.messages,
