@@ -31,7 +31,7 @@ from .model_names import ModelNames
 from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
-from .unknown_fields import decode_body
+from .unknown_fields import LeaveOut, decode_body
 from .unread_parts import require_none
 
 if TYPE_CHECKING:
@@ -166,17 +166,21 @@ class AppState:
                 opened.pop_all()
         return choices
 
-    async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
+    async def read(
+        self, request: Request, type: type[T], *, max_bytes: int | None = None, leave_out: LeaveOut | None = None
+    ) -> T:
         """The request's body as `type`; fields that are ignored are noted, and the answer lists them.
 
         Args:
             max_bytes: may lower the server's limit.
+            leave_out: as in `decode_body`.
 
         Raises:
             HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body`.
         """
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
-        value, ignored = decode_body(await read_json(request, max_bytes=most), type, is_strict=self.is_strict)
+        body = await read_json(request, max_bytes=most)
+        value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
         record_of(request).ignored = ignored
         return value
 

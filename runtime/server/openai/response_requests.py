@@ -15,6 +15,7 @@ from ...cache.prefix_match import MatchPolicy
 from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
+from ..field_policy import is_near
 from ..limits import (
     MAX_MESSAGES,
     BannedStrings,
@@ -43,16 +44,8 @@ from .response_items import History, InputItem
 from .response_tools import RawChoice, RawTool
 
 LOGPROBS = "message.output_text.logprobs"
-Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
+SEALED = "reasoning.encrypted_content"
+MAX_INCLUDE = 64
 
 
 class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
@@ -104,7 +97,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_regex: StopRegex | None = None  # the reply ends before the first match
     banned_strings: BannedStrings | None = None  # what begins one is taken back, and chosen again
     top_logprobs: NumLogprobs | None = None
-    include: list[Include] | None = None
+    include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDE)] | None = None  # what else is to be told
     text: TextOptions | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
@@ -139,7 +132,21 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def seals_thoughts(self) -> bool:
         """Whether thoughts come in a form that clients send back unread."""
-        return "reasoning.encrypted_content" in (self.include or ())
+        return SEALED in (self.include or ())
+
+    @property
+    def left_out(self) -> set[str]:
+        """Names of what is asked to be told and is not there.
+
+        Raises:
+            InvalidParameter: one is nearly the name of what is.
+        """
+        asked = set(self.include or ()) - {LOGPROBS, SEALED}
+        for name in asked:
+            near = next((known for known in (LOGPROBS, SEALED) if is_near(name, known)), None)
+            if near is not None:
+                raise InvalidParameter(f"include has {name!r:.80}; did you mean {near!r}?", param="include")
+        return {f"include.{name}" for name in asked}
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
