@@ -39,7 +39,7 @@ from .replies import (
     ThinkingTokens,
 )
 from .reply_blocks import ReplyBlocks
-from .requests import CountTokensRequest, MessagesRequest
+from .requests import CountTokensRequest, MessagesRequest, leave_out_of_counting
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
-        body = await self.state.read(request, CountTokensRequest, max_bytes=MAX_BODY_BYTES)
+        body = await self.state.read(
+            request, CountTokensRequest, max_bytes=MAX_BODY_BYTES, leave_out=leave_out_of_counting
+        )
         self.state.models.named(body.model)
         conversation, use = self._conversation(request, body), body.tool_use()
         encode = partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)

@@ -37,6 +37,7 @@ from .requests import (
     effort_kwargs,
     require_stream,
     several,
+    thinking_kwargs,
     wished,
 )
 from .response_format import Schema, SchemaName
@@ -118,6 +119,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     background: Literal[False] | None = None
     truncation: Literal["auto", "disabled"] | None = None  # auto: turns of the middle go where there is no room
     reasoning: ReasoningOptions | None = None
+    enable_thinking: bool | None = None  # as in chats
     chat_template_kwargs: dict[str, Any] | None = None  # ours, as in chats
     tools: list[RawTool] | None = None  # of OpenAI's own, those that cannot be run here are left out, and named
     tool_choice: RawChoice | None = None  # None: auto
@@ -151,7 +153,8 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
         """More variables of the chat template."""
-        return effort_kwargs(None if self.reasoning is None else self.reasoning.effort, self.chat_template_kwargs)
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return thinking_kwargs(self.enable_thinking, effort_kwargs(effort, self.chat_template_kwargs))
 
     def grammar(self) -> Grammar | None:
         """What the reply must keep to; None for any text.
