@@ -110,7 +110,7 @@ bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.report
 
 # What of coding agents' tool loops is computed again, in three dialects, with clients that change their history, and what
-# llama.cpp computes of the same requests; four minutes.
+# llama.cpp computes of the same requests; six minutes.
 bench-agents: $(VENV)/.test $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.agents
 	$(BIN)/python -m bench.report
