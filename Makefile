@@ -29,7 +29,8 @@ test: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
 
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
-# Qwen2.5-Coder-0.5B against transformers; and thousands of random traces with guesses. Ten minutes, and 491 MB once.
+# Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses; and chat templates as they were
+# published. Ten minutes, and 568 MB once.
 test-long: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile -m long
 
@@ -121,7 +122,7 @@ bench-replay: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.report
 
 # What of coding agents' tool loops is computed again, in three dialects, with clients that change their history, and what
-# llama.cpp computes of the same requests; four minutes.
+# llama.cpp computes of the same requests; six minutes.
 bench-agents: $(VENV)/.test $(VENV)/.bench .cache/llama.cpp/.built
 	$(BIN)/python -m bench.agents
 	$(BIN)/python -m bench.report

@@ -47,6 +47,15 @@ class KeyOption(click.Option):
         return None if key is None else (key,)
 
 
+cache_key_option = click.option(
+    "--ignore-prompt-cache-key/--heed-prompt-cache-key",
+    "ignores_prompt_cache_key",
+    default=False,
+    help="Whether requests share a cache whatever their prompt_cache_key is. Agents send one for each conversation, of "
+    "which all begin alike; a cache_salt isolates all the same.  [default: each has a cache of its own]",
+)
+
+
 @click.command("serve", cls=JSONErrors)
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
@@ -85,6 +94,7 @@ class KeyOption(click.Option):
     metavar="ORIGIN",
     help="Let web pages of this origin use the server, https://example.com; * for all; repeatable.  [default: none]",
 )
+@cache_key_option
 @click.option(
     "--cache-ttl",
     type=click.FloatRange(min=0, min_open=True),
@@ -192,6 +202,7 @@ def command(
     api_keys: tuple[str, ...],
     api_key_files: tuple[Path, ...],
     cors_origins: tuple[str, ...],
+    ignores_prompt_cache_key: bool,
     cache_ttl: float | None,
     max_queue: int,
     truncation: Truncation,
@@ -248,6 +259,7 @@ def command(
         cors_origins=cors_origins,
         truncation=truncation,
         is_strict=strict,
+        ignores_prompt_cache_key=ignores_prompt_cache_key,
         log_format=log_format,
         logs_prompts=log_prompts,
         grace_s=shutdown_timeout,

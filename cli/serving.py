@@ -46,6 +46,7 @@ class Serving:
     cors_origins: tuple[str, ...]
     truncation: Truncation  # where a request does not say
     is_strict: bool  # whether unknown fields are refused
+    ignores_prompt_cache_key: bool
     log_format: str
     logs_prompts: bool
     grace_s: float  # for running replies, once the server is told to stop
@@ -78,6 +79,7 @@ class Serving:
                     cors_origins=self.cors_origins,
                     truncation=self.truncation,
                     is_strict=self.is_strict,
+                    ignores_prompt_cache_key=self.ignores_prompt_cache_key,
                     hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
                 )
                 engine.warm_up()

@@ -3,7 +3,7 @@
     python -m bench.agents [--turns N] [--models ...] [--dialects ...] [--llama-cpp .cache/llama.cpp]
 
 The model is told what to say; tokenizer, templates, cache and HTTP are real. llama.cpp's server is sent the same
-requests. Four minutes on two cores.
+requests. Six minutes on two cores.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ class Shape:
         trims: words lose the white space around them.
         drops_thoughts: they are not sent back.
         moves_reminder: the last message has a reminder, which no message before it has.
+        num_subagents: of the same client, each with a system of its own, that work by turns with the main conversation.
+        bills: over Messages, a line with a number of its own for each request stands before the system's words.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Shape:
     trims: bool = False
     drops_thoughts: bool = False
     moves_reminder: bool = False
+    num_subagents: int = 0
+    bills: bool = False
 
 
 SHAPES = (
@@ -42,6 +46,7 @@ SHAPES = (
     Shape("drops thoughts", drops_thoughts=True),
     Shape("moves a reminder", moves_reminder=True),
     Shape("all of these", rewrites=True, trims=True, drops_thoughts=True, moves_reminder=True),
+    Shape("has three subagents", num_subagents=3, bills=True),
 )
 REMINDER = "<system-reminder>\nThe list of tasks is empty. Do not mention this.\n</system-reminder>"
 
@@ -58,13 +63,19 @@ class Said:
 
 @dataclass
 class Client(ABC):
-    """One conversation in one dialect."""
+    """One conversation in one dialect; that of the main agent, or of a subagent by its number."""
 
     shape: Shape
     model: str
+    agent: int = 0
     history: list[tuple[str, Any]] = field(default_factory=list)
 
     path: ClassVar[str]
+
+    @property
+    def system(self) -> str:
+        """The system's words."""
+        return f"You are subagent {self.agent}, and answer to another agent. {SYSTEM}" if self.agent else SYSTEM
 
     def ask(self, question: str) -> None:
         """The user speaks."""
@@ -106,7 +117,7 @@ class ChatClient(Client):
 
     def body(self) -> Json:
         """See `Client`."""
-        messages: list[Json] = [{"role": "system", "content": SYSTEM}]
+        messages: list[Json] = [{"role": "system", "content": self.system}]
         for kind, value in self.history:
             match kind:
                 case "asked":
@@ -163,7 +174,7 @@ class ResponsesClient(Client):
         if self.shape.moves_reminder:
             items.append({"type": "message", "role": "user", "content": REMINDER})
         tools = [{"type": "function", **tool} for tool in TOOLS]
-        asked = {"input": items, "instructions": SYSTEM, "tools": tools}
+        asked = {"input": items, "instructions": self.system, "tools": tools}
         return {**asked, "temperature": 0.0, "max_output_tokens": MAX_TOKENS, "store": False}
 
     def read(self, answer: Json) -> Said:
@@ -216,7 +227,7 @@ class MessagesClient(Client):
             last = messages[-1]
             messages[-1] = {**last, "content": [*last["content"], {"type": "text", "text": REMINDER}]}
         tools = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in TOOLS]
-        asked = {"model": self.model, "system": SYSTEM, "messages": messages, "tools": tools}
+        asked = {"model": self.model, "system": self._system(), "messages": messages, "tools": tools}
         return {**asked, "temperature": 0.0, "max_tokens": MAX_TOKENS, "thinking": {"type": "enabled"}}
 
     def read(self, answer: Json) -> Said:
@@ -231,6 +242,11 @@ class MessagesClient(Client):
                 case "tool_use":
                     calls.append((block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False)))
         return Said(thought, words, tuple(calls), answer["usage"]["output_tokens"])
+
+    def _system(self) -> list[Json]:
+        """As Claude Code has it."""
+        bill = f"x-anthropic-billing-header: cc_version=2.1.330; cch={self.agent}{len(self.history):05x};"
+        return [{"type": "text", "text": text} for text in ([bill] if self.shape.bills else []) + [self.system]]
 
     def _said(self, said: Said) -> list[Json]:
         blocks: list[Json] = []

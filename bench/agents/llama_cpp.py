@@ -32,20 +32,22 @@ class LlamaCppReplay:
         write_weightless(self._model, artifact)
         self._command = (str(program), "--model", str(self._model), *_OPTIONS)
 
-    def play(self, asked: Sequence[Asked], replies: Sequence[str]) -> int:
+    def play(self, asked: Sequence[Asked], replies: Sequence[str], *, num_first: int = 1) -> int:
         """Tokens computed of all prompts of a loop but the first, on a fresh server with its defaults.
 
-        `replies` are what the model said to each, without the token that ended it.
+        Args:
+            replies: what the model said to each, without the token that ended it.
+            num_first: the first prompts, of as many conversations by turns.
         """
-        return self.play_all([(asked, replies)])
+        return self.play_all([(asked, replies)], num_first=num_first)
 
-    def play_all(self, loops: Iterable[tuple[Sequence[Asked], Sequence[str]]]) -> int:
+    def play_all(self, loops: Iterable[tuple[Sequence[Asked], Sequence[str]]], *, num_first: int = 1) -> int:
         """As `play`, of one loop after the other on the same server."""
         with ServedProcess(self._command, environment=_TELLS_PROMPTS) as server, closing(Client(server.port)) as client:
-            return sum(_played(client, asked, replies) for asked, replies in loops)
+            return sum(_played(client, asked, replies, num_first) for asked, replies in loops)
 
 
-def _played(client: Client, asked: Sequence[Asked], replies: Sequence[str]) -> int:
+def _played(client: Client, asked: Sequence[Asked], replies: Sequence[str], num_first: int) -> int:
     computed: list[int] = []
     for (path, body), reply in zip(asked, replies, strict=True):
         one_token = {name: 1 for name in _LENGTHS if name in body}
@@ -53,7 +55,7 @@ def _played(client: Client, asked: Sequence[Asked], replies: Sequence[str]) -> i
         [slot] = client.read("/slots")
         held = [id for text in (slot["prompt"], reply) for id in _ids(client, text)]
         client.json("POST", "/completion", {"prompt": held, "n_predict": 0})
-    return sum(computed[1:])
+    return sum(computed[num_first:])
 
 
 def num_computed(answer: Json) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import tokenizers
@@ -38,7 +39,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Replayed:
-    """All turns of a loop but the first; tokens of prompts."""
+    """All turns of a loop, or of the loops of several agents, but the first; tokens of prompts."""
 
     model: str
     dialect: str
@@ -92,16 +93,18 @@ class AgentServer:
         self.engine.close()
 
     def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], beside: LlamaCppReplay | None = None) -> Replayed:
-        """A whole loop on an empty cache; the same requests go to `beside`, too."""
+        """A whole loop on an empty cache, or a loop of each agent by turns; the same requests go to `beside`, too."""
         self._http.delete("/v1/cache")
         self._settle()
         self._asked.clear()
         self._sent.clear()
-        client = DIALECTS[dialect](shape, self._artifact.manifest.name)
-        client.ask(QUESTIONS[0])
-        counts = [self._turn(client, turn) for turn in turns]
-        computed, prompts, idle = zip(*counts[1:], strict=True)
-        replies = [turn.text(thinks=thinks(self.model)) for turn in turns]
+        agents = range(1 + shape.num_subagents)
+        clients = [DIALECTS[dialect](shape, self._artifact.manifest.name, agent) for agent in agents]
+        for client in clients:
+            client.ask(QUESTIONS[0])
+        counts = [self._turn(client, turn) for turn in turns for client in clients]
+        computed, prompts, idle = zip(*counts[len(clients) :], strict=True)
+        replies = [turn.text(thinks=thinks(self.model)) for turn in turns for _ in clients]
         return Replayed(
             self.model,
             dialect,
@@ -109,9 +112,9 @@ class AgentServer:
             len(turns),
             sum(prompts),
             sum(computed),
-            sum(self._least()),
+            sum(sum(self._least(self._asked[agent :: len(clients)])) for agent in agents),
             sum(idle),
-            beside.play(self._sent, replies) if beside else None,
+            beside.play(self._sent, replies, num_first=len(clients)) if beside else None,
         )
 
     def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
@@ -137,11 +140,11 @@ class AgentServer:
         num_prefilled = len(passed.forwarded_ids) - num_idle - (said.num_tokens - 1)
         return num_prefilled, num_prefilled + len(passed.reused_ids), num_idle
 
-    def _least(self) -> list[int]:
-        """The least that each prompt but the first can cost."""
+    def _least(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
+        """The least that each prompt of a conversation but the first can cost."""
         earlier: list[str] = []
         least: list[int] = []
-        for (before, _), (now, kwargs) in zip(self._asked, self._asked[1:], strict=False):
+        for (before, _), (now, kwargs) in pairwise(asked):
             reply = [message for message in now if message["role"] == "assistant"][_num_replies(before)]
             for history in ([*before, reply], [*before, reply, {"role": "user", "content": "?"}]):
                 rendered = self._rendered(history, kwargs, is_asked=False)

@@ -108,6 +108,7 @@ def agents(results: Json) -> Iterator[str]:
         "a request waits, in every turn but the first, over the least possible: those behind the first byte in which a "
         "prompt differs from the longest earlier text, and the last token of each reply. Calls are equal however a "
         "client writes them; white space that it trims, and thoughts that it or the template drops, count as known. "
+        "Where there are subagents, each has a loop of its own, and they take turns. "
         "Idle tokens are computed between the turns. "
         f"The bar is {results['bar']} for each: {met(results['is_met'])}. llama.cpp's server gets the same requests, "
         "and has the same replies in its slot as if it had generated them; what its usage reports is divided by the "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from .. import serve
 from .client_file import write_file
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 def command(write: bool, no_store: bool, client: str, model: str, serve_options: tuple[str, ...]) -> None:
     """Serve MODEL to a coding agent: print the agent's configuration, or write it, and serve.
 
-    All options of serve may be given, too. Without a --store, prefixes are kept in the cache folder, so that an agent's
+    All options of serve may be given, too. The model answers to any name, for agents ask for others beside the one they
+    are told. Without a --store, prefixes are kept in the cache folder, so that an agent's
     first prompt, which has 8,000 tokens and more, is computed once. With an --api-key the first key is in the file.
     The file is one more beside the agent's own settings, which are not touched.
 
@@ -35,19 +37,22 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
     radixlm agent codex model.gguf --write --context-length 32768
     codex --profile radixlm
     """
+    from radixlm.runtime.server.model_names import ANY, ModelNames
+
     serving = serve.command.make_context("serve", [model, *serve_options], parent=click.get_current_context())
     options = serving.params
     if options["port"] == 0:
         raise ValueError("--port is 0, and the agent must be told a port; choose one")
     if no_store and options["store"] is not None:
         raise ValueError("--no-store and --store are given; choose one")
+    if serving.get_parameter_source("ignores_prompt_cache_key") is ParameterSource.DEFAULT:
+        options["ignores_prompt_cache_key"] = True  # Codex has one for each conversation, and all begin alike
+    options["model_ids"] = (*options["model_ids"], ANY)  # subagents ask for models of their maker's
     if options["store"] is None and not no_store:
         options["store"] = str(default_store(options["model"]))
     agent = CLIENTS[client]
 
     def tell(engine: Engine) -> None:
-        from radixlm.runtime.server.model_names import ModelNames
-
         served = Served(
             url=url_of(options["host"], options["port"]),
             model=ModelNames.of(options["model_ids"], default=engine.manifest.name).own,

@@ -14,7 +14,7 @@ import click
 
 from ..options import DEFAULT_STORE_GB, EngineOptions, engine_options
 from ..progress import ProgressDisplay
-from ..serve import KeyOption
+from ..serve import KeyOption, cache_key_option
 from .asking import Warmed, ask
 from .bodies import Body, read_bodies
 
@@ -60,6 +60,7 @@ class _Stage(NamedTuple):
 )
 @click.option("--cache-salt", help="The cache_salt of those who will ask.  [default: what the bodies say]")
 @click.option("--prompt-cache-key", help="Their prompt_cache_key.  [default: what the bodies say]")
+@cache_key_option
 @click.option(
     "--context-length", type=click.IntRange(min=1), metavar="TOKENS", help="As of serve.  [default: the model's]"
 )
@@ -73,6 +74,7 @@ def command(
     api_key_files: tuple[Path, ...],
     cache_salt: str | None,
     prompt_cache_key: str | None,
+    ignores_prompt_cache_key: bool,
     context_length: int | None,
     **options: Any,
 ) -> None:
@@ -83,7 +85,8 @@ def command(
     its fields, or by a "path" among them. Whole prompts are kept: those that differ later begin alike.
 
     Only requests with the same API key, cache_salt and prompt_cache_key will find it, and only of the same artifact,
-    with the same --chat-template-kwargs. A store that a server uses is refused.
+    with the same --chat-template-kwargs. For radixlm agent, which ignores prompt_cache_key, say so here, too. A store
+    that a server uses is refused.
 
     \b
     radixlm warm smollm2.radixlm --store cache requests.jsonl
@@ -95,13 +98,15 @@ def command(
     keys = [*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))]
     bundles = [path for path in sources if is_bundle(path)]
     bodies = [body for path in sources if path not in bundles for body in read_bodies(path)]
+    if ignores_prompt_cache_key and prompt_cache_key is not None:
+        raise ValueError("--prompt-cache-key and --ignore-prompt-cache-key are given; choose one")
     given = {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}
     scope = {name: value for name, value in given.items() if value is not None}
     opened = EngineOptions(**options, store=store, store_gb=store_gb)
     for bundle in bundles:
         _take_in(bundle, artifact, opened, keys or [None], scope)
     if bodies:
-        _compute(bodies, artifact, opened, keys or [None], scope, context_length)
+        _compute(bodies, artifact, opened, keys or [None], scope, context_length, ignores_prompt_cache_key)
 
 
 def _take_in(
@@ -129,10 +134,11 @@ def _compute(
     keys: Sequence[str | None],
     scope: dict[str, str],
     context_length: int | None,
+    ignores_prompt_cache_key: bool,
 ) -> None:
     with options.open(artifact, idle_work=False, prefill_ms=None, context_length=context_length) as engine:
         before = _num_stored_pages(engine)
-        warmed = [each for key in keys for each in _asked(engine, bodies, key, scope)]
+        warmed = [each for key in keys for each in _asked(engine, bodies, key, scope, ignores_prompt_cache_key)]
         kept = _num_stored_pages(engine, waits=True)
     num_prompt, num_found = sum(each.num_prompt for each in warmed), sum(each.num_found for each in warmed)
     click.echo(
@@ -141,10 +147,14 @@ def _compute(
     )
 
 
-def _asked(engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str]) -> list[Warmed]:
+def _asked(
+    engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str], ignores_prompt_cache_key: bool
+) -> list[Warmed]:
     from radixlm.runtime.server import create_app
 
-    app, model_id = create_app(engine, api_keys=() if key is None else (key,)), engine.manifest.name
+    keys = () if key is None else (key,)
+    app = create_app(engine, api_keys=keys, ignores_prompt_cache_key=ignores_prompt_cache_key)
+    model_id = engine.manifest.name
     warmed = []
     with ExitStack() as shown:
         display = shown.enter_context(ProgressDisplay(sys.stderr))

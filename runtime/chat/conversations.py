@@ -15,7 +15,7 @@ from .thoughts import Thoughts
 from .tools.told_tools import ToldTools
 from .tools.tool_format import Tool, ToolFormat
 from .tools.tool_messages import for_template
-from .user_turns import UserTurns
+from .turns import Turns
 
 Message = Mapping[str, Any]
 
@@ -42,7 +42,7 @@ class Conversations:
     ) -> None:
         self._name, self._template, self._fault, self._thoughts = name, template, fault, thoughts
         self._tool_format, self._template_kwargs = tool_format, dict(template_kwargs)
-        self._system_messages, self._user_turns = SystemMessages(template), UserTurns(template)
+        self._system_messages, self._turns = SystemMessages(template), Turns(template)
         self._tools = ToldTools(template)
 
     def values(
@@ -61,7 +61,7 @@ class Conversations:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
         told, known = for_template(messages, self._tools.for_template(tools), self._tool_format())
-        turns = self._user_turns.for_template(self._system_messages.for_template(told))
+        turns = self._turns.for_template(self._system_messages.for_template(told))
         return self._thoughts.for_template(turns), known, {**self._template_kwargs, **(template_kwargs or {})}
 
     def rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:

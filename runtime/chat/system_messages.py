@@ -13,8 +13,26 @@ from .chat_template import ChatTemplate
 
 Message = Mapping[str, object]
 
-_ROLES = ("system", "user", "assistant", "user", "system")
-_WORDS = ("alpha xyzzy", "beta xyzzy", "gamma xyzzy", "delta xyzzy", "epsilon xyzzy")
+_ID = "abcdefgh0"  # Mistral's templates want nine letters and digits
+_CALL = {"id": _ID, "type": "function", "function": {"name": "a", "arguments": {}}}
+_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT: Message = {"role": "tool", "tool_call_id": _ID, "name": "a"}
+
+
+def _said(words: str, **message: object) -> Message:
+    return {**message, "content": f"{words} xyzzy"}
+
+
+# What comes behind the system's words counts, too: some templates take these for a turn, and refuse the next.
+_TALK = (
+    *(_said("alpha", role="system"), _said("beta", role="user"), _said("gamma", role="assistant")),
+    *(_said("delta", role="user"), _said("epsilon", role="system"), _said("kappa", role="assistant")),
+    _said("lambda", role="user"),
+)
+_LOOP = (
+    *(_said("alpha", role="user"), _CALLS, _said("beta", **_RESULT), _said("gamma", role="system")),
+    *(_CALLS, _said("delta", **_RESULT), _said("epsilon", role="system")),
+)
 
 
 class SystemMessages:
@@ -62,16 +80,29 @@ class SystemMessages:
 
     @cached_property
     def _knows_the_middle(self) -> bool:
-        """Whether the template writes all words in their order, those of the system behind a question among them."""
+        """Whether the template writes all words in their order, those of the system in the middle among them: behind a
+        question, and behind the results of calls if it takes any.
+        """
         if self._template is None:
             return True
-        messages = [{"role": role, "content": words} for role, words in zip(_ROLES, _WORDS, strict=True)]
+        results = self._rendered([message for message in _LOOP if message["role"] != "system"])
+        return self._keeps(_TALK, "") and (results is None or self._keeps(_LOOP, results))
+
+    def _keeps(self, messages: Sequence[Message], results: str) -> bool:
+        """Whether all words are written once, in their order; words of results that `results` has."""
+        said = [(each["role"], str(each["content"])) for each in messages if each["content"]]
+        words = [text for role, text in said if role != "tool" or text in results]
+        text = self._rendered(messages) or ""
+        places = [text.find(each) for each in words]
+        return places == sorted(places) and all(text.count(each) == 1 for each in words)
+
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        """The text; None: the template refuses it."""
+        assert self._template is not None
         try:
-            text = self._template.render(messages)
+            return self._template.render(messages)
         except InvalidRequest:
-            return False
-        places = [text.find(words) for words in _WORDS]
-        return places == sorted(places) and -1 not in places and all(text.count(words) == 1 for words in _WORDS)
+            return None
 
 
 def _joined(message: Message, words: str) -> Message:

@@ -52,6 +52,7 @@ def create_app(
     hosts: Sequence[str] = (),
     truncation: Truncation = "none",
     is_strict: bool = False,
+    ignores_prompt_cache_key: bool = False,
 ) -> Starlette:
     """An ASGI application that serves `engine`. The caller closes the engine.
 
@@ -71,13 +72,15 @@ def create_app(
         truncation: how to treat a history or prompt that does not fit, where a request does not say.
         is_strict: refuse fields that /openapi.json does not have, instead of ignoring those that may be; see
             `field_policy.py`.
+        ignores_prompt_cache_key: requests with different ones share a cache, as if they had none. Agents send one for
+            each conversation, of which all begin alike; `cache_salt` isolates all the same.
 
     Raises:
         InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none.
     """
     models = ModelNames.of(model_ids, default=engine.manifest.name)
     created, lanes = int(time.time()), Lanes.of(engine)
-    limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict
+    limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict, ignores_prompt_cache_key
     served = AppState(engine, lanes, models, fingerprint_of(engine.manifest), created, *limits)
     about, tokenization, messages = About(served), Tokenization(served), Messages(served)
     endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {

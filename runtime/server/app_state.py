@@ -6,7 +6,7 @@ Knows no API's shapes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,8 @@ from .model_names import ModelNames
 from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
-from .unknown_fields import decode_body
+from .unknown_fields import LeaveOut, decode_body
+from .unread_parts import require_none
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -69,6 +70,7 @@ class AppState:
     keep_alive_s: float = KEEP_ALIVE_S
     default_truncation: Truncation = "none"
     is_strict: bool = False  # whether fields that a body's type does not have are refused
+    ignores_prompt_cache_key: bool = False  # whether requests share a cache whatever they have as such
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
 
     def truncates(self, asked: Truncation | None) -> bool:
@@ -76,11 +78,17 @@ class AppState:
         return (asked or self.default_truncation) == "middle"
 
     def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
-        """The part of the cache that a request may use, by its API key, its salt and its cache key.
+        """The part of the cache that a request may use, by its API key, its salt and its cache key; if that is ignored,
+        it is listed.
 
         Raises:
             InvalidParameter: the salt or the cache key is too long.
         """
+        ignored = record_of(request).ignored
+        if self.ignores_prompt_cache_key and prompt_cache_key is not None:
+            prompt_cache_key = None
+            if ignored is not None:
+                ignored.harmless.add("prompt_cache_key")
         namespace = self.engine.namespaces.of(CacheScope(api_key_of(request), cache_salt, prompt_cache_key))
         record_of(request).namespace = namespace
         return namespace
@@ -158,19 +166,38 @@ class AppState:
                 opened.pop_all()
         return choices
 
-    async def read(self, request: Request, type: type[T], *, max_bytes: int | None = None) -> T:
+    async def read(
+        self, request: Request, type: type[T], *, max_bytes: int | None = None, leave_out: LeaveOut | None = None
+    ) -> T:
         """The request's body as `type`; fields that are ignored are noted, and the answer lists them.
 
         Args:
             max_bytes: may lower the server's limit.
+            leave_out: as in `decode_body`.
 
         Raises:
             HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body`.
         """
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
-        value, ignored = decode_body(await read_json(request, max_bytes=most), type, is_strict=self.is_strict)
+        body = await read_json(request, max_bytes=most)
+        value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
         record_of(request).ignored = ignored
         return value
+
+    def leave_out(self, request: Request, *, unread: Collection[str], others: Collection[str] = ()) -> None:
+        """List what is left out of a request's conversation.
+
+        Args:
+            unread: names of parts in whose place a note stands.
+
+        Raises:
+            HTTPError: 400, there are such parts, and the server is strict.
+        """
+        if self.is_strict:
+            require_none(unread)
+        ignored = record_of(request).ignored
+        if ignored is not None:
+            ignored.harmless.update(unread, others)
 
     def _waker(self) -> Waker:
         """The running loop's, of which a server has one, and tests have many."""

@@ -15,11 +15,14 @@ from starlette.requests import Request
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_calls import ToolCallReader
+from ..chat.tools.tool_format import Tool
 from ..chat.tools.tool_use import ToolUse
 from ..engine.request_options import RequestOptions
 from ..engine.sampling_params import SamplingParams
+from ..errors import InvalidGrammar
 from .app_state import AppState
 from .choices import Choices, params_of_choices
+from .request_log import record_of
 from .truncation import Message, Truncated
 
 
@@ -74,9 +77,29 @@ class AskedChat:
 
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():
-            grammar = self.use.grammar(state.engine.tool_format, self.content())
-            with self.use.naming(grammar, self.parameters_field):
-                return await state.constraint(request, grammar)
+            content = self.content()
+            if not self.use.tools:
+                return await state.constraint(request, content)
+            run = partial(state.lanes.submission.run, request)  # to write the grammar of many tools takes a while
+            held = await run(partial(self.use.held, state.engine.tool_format, content, self.parameters_field))
+            while True:
+                try:
+                    constraint = await state.constraint(request, held.grammar)
+                    break
+                except InvalidGrammar as error:
+                    await run(partial(held.loosen, error))
+        self._tell(request, [self.use.callable[place] for place in held.loose])
+        return constraint
+
+    def _tell(self, request: Request, loose: Sequence[Tool]) -> None:
+        """List tools whose schemas are not followed whole: `tools.NAME.input_schema`."""
+        ignored = record_of(request).ignored
+        if ignored is not None:
+            fields = [self.parameters_field(self.use.tools.index(tool)) for tool in loose]
+            ignored.harmless |= {
+                f"{field.partition('[')[0]}.{tool.name}{field.rpartition(']')[2]}"
+                for tool, field in zip(loose, fields, strict=True)
+            }
 
 
 @dataclass(frozen=True)

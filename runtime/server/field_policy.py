@@ -17,6 +17,7 @@ IGNORED_HEADER = "x-radixlm-ignored"
 MAX_HEADER_LENGTH = 2048  # characters; proxies refuse answers with headers of some kilobytes
 MAX_UNKNOWN = 64  # different fields of a body; each is compared with all that are known
 MAX_EDITS = 2
+_MIN_REFUSED = 5  # letters of a refused name that others are compared with: too many are near a shorter one
 _NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
 _BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # between the words of a name
 
@@ -60,10 +61,21 @@ HARMLESS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that would change the answer: what to do about it, and the values that ask for nothing."""
+    """A field that would change the answer.
+
+    Args:
+        advice: what to do about it.
+        neutral: values that ask for nothing.
+        is_on: it is true where it is not sent, or may be: false asks for something.
+    """
 
     advice: str
     neutral: tuple[object, ...] = ()
+    is_on: bool = False
+
+    def asks_for_nothing(self, value: object) -> bool:
+        """Whether a field with this value may as well be left out."""
+        return (asks_for_nothing(value) and not (self.is_on and value is False)) or value in self.neutral
 
 
 _NO_SAMPLER = "there is no such sampler here: leave it out"
@@ -72,9 +84,12 @@ _OTHER_NAME = "this endpoint has another name for it, or none: see /openapi.json
 REFUSED: Mapping[str, Refused] = {
     **{name: Refused(_NO_SAMPLER, (0,)) for name in (
         "top_a", "mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "top_n_sigma",
+        "no_repeat_ngram_size",
     )},
-    **{name: Refused(_NO_SAMPLER, (1,)) for name in ("typical_p", "typical", "tfs_z", "repeat_penalty")},
-    **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers")},
+    **{name: Refused(_NO_SAMPLER, (1,)) for name in (
+        "typical_p", "typical", "tfs_z", "repeat_penalty", "length_penalty",
+    )},
+    **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers", "logits_processors")},
     **{name: Refused(_OTHER_NAME) for name in (
         "messages", "prompt", "input", "system", "instructions", "tools", "tool_choice", "functions", "function_call",
         "max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens_to_sample",
@@ -93,9 +108,28 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "modalities": Refused("models read and write text here: leave it out", (["text"],)),
     "extra_body": Refused("what a client puts in there belongs in the body itself: send its fields beside the others"),
+    "options": Refused("send what is in there beside the others, in the body itself, by the names of /openapi.json"),
+    "enable_thinking": Refused("this endpoint says it by thinking, or not at all: see /openapi.json", is_on=True),
+    "think": Refused("send enable_thinking in chats and responses, thinking in messages", is_on=True),
+    "thinking_budget": Refused("nothing cuts a thought short: leave it out", (-1,)),
+    "allowed_token_ids": Refused("send guided_choice or guided_regex"),
+    "regex": Refused("send guided_regex, in chats and completions"),
+    "ebnf": Refused("send guided_grammar, in chats and completions"),
+    "structural_tag": Refused("send tools, or a schema for the reply"),
+    "format": Refused("send response_format, or what this endpoint has instead"),
+    "include_stop_str_in_output": Refused("a reply ends before what stops it, which stop_reason names: leave it out"),
+    "skip_special_tokens": Refused("special tokens are in no text: ask for return_token_ids", (True,), is_on=True),
+    "add_special_tokens": Refused(
+        "a prompt begins as the model wants it: send token ids to /v1/completions", (True,), is_on=True
+    ),
+    "truncate_prompt_tokens": Refused('send {"truncation": "middle"}, or a shorter prompt'),
+    "lora_path": Refused("there are no adapters here: leave it out"),
+    "lora_request": Refused("there are no adapters here: leave it out"),
+    "system_prompt": Refused("send it as the system's words, where this endpoint has these"),
+    "assistant_prefill": Refused("the reply always begins anew: leave it out"),
     "num_ctx": Refused("the server's --context-length sets it: leave it out"),
     "chat_template": Refused("the model's own template is used: leave it out"),
-    "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,)),
+    "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,), is_on=True),
     "continue_final_message": Refused("the reply always begins anew: leave it out"),
     "prompt_embeds": Refused("models read and write text here: leave it out"),
     "audio": Refused("models read and write text here: leave it out"),
@@ -146,7 +180,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
         return "empty" if asks_for_nothing(value) else "harmless"
     refused = REFUSED.get(name) if not parent else None
     if refused is not None:
-        if asks_for_nothing(value) or value in refused.neutral:
+        if refused.asks_for_nothing(value):
             return "empty"
         raise HTTPError(400, f"{path} would change the answer, and is not known here; {refused.advice}", param=path)
     if parent.split(".")[0] in SHAPING and not asks_for_nothing(value):
@@ -154,10 +188,14 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
         raise HTTPError(400, message, param=path)
-    names = sorted(known) if parent else [*sorted(known), *REFUSED]
-    near = next((each for each in names if is_near(name, each)), None)
+    near = next((each for each in sorted(known) if is_near(name, each)), None)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
+    near = next((each for each in REFUSED if len(each) > _MIN_REFUSED and is_near(name, each)), None)
+    if near is not None and not parent:
+        raise HTTPError(
+            400, f"unknown field `{path}`; of `{near}`, if that is meant: {REFUSED[near].advice}", param=path
+        )
     return "unknown"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -19,11 +19,20 @@ from .http.request_body import decode_json
 T = TypeVar("T")
 
 
-def decode_body(body: bytes | bytearray, type: type[T], *, is_strict: bool) -> tuple[T, IgnoredFields]:
+class LeaveOut(Protocol):
+    """Takes what is ignored out of the JSON of a body, and notes it."""
+
+    def __call__(self, body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None: ...
+
+
+def decode_body(
+    body: bytes | bytearray, type: type[T], *, is_strict: bool, leave_out: LeaveOut | None = None
+) -> tuple[T, IgnoredFields]:
     """JSON as a type, and the fields that are ignored.
 
     Args:
         is_strict: refuse every field that the type does not have.
+        leave_out: takes other things out of a body that is not of the type.
 
     Raises:
         HTTPError: 400, a field is refused by `judge`, or there are too many that are unknown.
@@ -33,20 +42,26 @@ def decode_body(body: bytes | bytearray, type: type[T], *, is_strict: bool) -> t
     try:
         value = decode_json(body, type)
     except msgspec.ValidationError as error:
-        if is_strict or "unknown field" not in str(error):
+        if leave_out is None and (is_strict or "unknown field" not in str(error)):
             raise
-        value = decode_json(_without_unknown(body, type, ignored), type)
+        cleaned = _without_unknown(body, type, ignored, leave_out, is_strict)
+        value = decode_json(cleaned, type)
     for name in HARMLESS:
         if not asks_for_nothing(getattr(value, name, None)):
             ignored.harmless.add(name)
     return value, ignored
 
 
-def _without_unknown(body: bytes | bytearray, type: type[Any], ignored: IgnoredFields) -> bytes:
+def _without_unknown(
+    body: bytes | bytearray, type: type[Any], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool
+) -> bytes:
     """The same JSON without them: decoding it again costs less than to look at each value of every body in Python."""
     try:
         value = decode_json(body, object)
-        _Pruning(ignored).prune(value, _shape_of(type), "")  # type: ignore[arg-type]  # as if a class had no hash
+        if leave_out is not None:
+            leave_out(value, ignored, is_strict=is_strict)
+        if not is_strict:
+            _Pruning(ignored).prune(value, _shape_of(type), "")  # type: ignore[arg-type]  # as if a class had no hash
         return msgspec.json.encode(value)
     except RecursionError as error:
         raise msgspec.DecodeError("its arrays and objects are nested too deep") from error

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -59,6 +60,15 @@ def told(name: str, served: Served) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("served", [SERVED, ODD], ids=["plain", "odd"])
 def test_a_client_is_told_address_model_and_key(name: str, served: Served) -> None:
     assert told(name, served) == ("http://127.0.0.1:8000/v1", served.model, served.api_key or NO_KEY)
+
+
+def test_claude_code_asks_for_no_model_of_another_name() -> None:
+    """Its subagents asked for Sonnet, and got 404."""
+    env = parsed(CLIENTS["claude"], SERVED)["env"]
+    names = {name for name in env if name.endswith("_MODEL")}
+    kinds = {f"ANTHROPIC_DEFAULT_{kind}_MODEL" for kind in ("HAIKU", "SONNET", "OPUS")}
+    assert names == {"ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL", *kinds}
+    assert {env[name] for name in names} == {"qwen"}
 
 
 def test_those_that_shorten_conversations_are_told_the_context() -> None:
@@ -145,6 +155,12 @@ def free_port() -> int:
         return port
 
 
+def posted(port: int, path: str, body: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    with urlopen(Request(f"http://127.0.0.1:{port}{path}", json.dumps(body).encode(), headers), timeout=60) as response:
+        return json.load(response)
+
+
 def said_until(process: subprocess.Popen[str], wanted: str) -> str:
     assert process.stderr is not None
     said, deadline = "", time.monotonic() + 60
@@ -169,6 +185,34 @@ def test_a_key_a_name_and_a_store_of_the_users_own(tmp_path: Path) -> None:
     assert env["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
     assert (env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]) == ("sk-1", "mine")
     assert (tmp_path / ".cache" / "radixlm" / "stores" / "fake" / "SECRET").is_file()
+
+
+def test_the_model_answers_to_any_name_that_an_agent_asks_for(tmp_path: Path) -> None:
+    """Its name for the agent stays its own."""
+    port = free_port()
+    options = ("--port", str(port), "fake.radixlm", "--no-store")
+    with serving(tmp_path, "claude", *options, "--model-id", "mine") as process:
+        said_until(process, "run: claude --settings")
+        body = {"model": "claude-sonnet-4-5", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        assert posted(port, "/v1/messages", body)["model"] == "claude-sonnet-4-5"
+        process.terminate()
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read())["env"]["ANTHROPIC_MODEL"] == "mine"
+
+
+@pytest.mark.parametrize(("option", "is_found"), [((), True), (("--heed-prompt-cache-key",), False)])
+def test_a_new_conversation_of_codex_finds_the_last_ones_instructions(
+    option: tuple[str, ...], is_found: bool, tmp_path: Path
+) -> None:
+    port = free_port()
+    with serving(tmp_path, "codex", "fake.radixlm", "--port", str(port), "--no-store", *option) as process:
+        said_until(process, "run: codex --profile radixlm")
+        num_cached = []
+        for key in ("one", "two"):
+            body = {"instructions": "once there was a tree " * 4, "input": "Hi", "prompt_cache_key": key}
+            answer = posted(port, "/v1/responses", {**body, "max_output_tokens": 1})
+            num_cached.append(answer["usage"]["input_tokens_details"]["cached_tokens"])
+    assert num_cached[0] == 0 and (num_cached[1] > 16) is is_found
 
 
 def test_without_write_the_file_is_all_that_is_printed(tmp_path: Path) -> None:

@@ -146,9 +146,9 @@ class Serving:
         self.reader = threading.Thread(target=self.lines.extend, args=(self.process.stderr,), daemon=True)
         self.reader.start()
 
-    def stream(self, max_tokens: int) -> Iterator[str]:
+    def stream(self, max_tokens: int, **fields: object) -> Iterator[str]:
         """The events of a chat, as they come."""
-        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True, **fields}
         with httpx.stream(
             "POST", f"{self.url}/chat/completions", json=body | {"max_tokens": max_tokens}, timeout=60
         ) as answer:
@@ -181,6 +181,8 @@ def test_nothing_that_no_request_asked_for_runs_beside_requests() -> None:
     serving = Serving()
     for _ in serving.stream(100):  # two seconds: a step takes 20 ms
         assert children_of(serving.process) == []
+    for _ in serving.stream(1, tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="none"):
+        pass  # a client that may want grammars
     while not children_of(serving.process):  # what tries grammars; for slow ones a second is started when one comes
         time.sleep(0.05)
         assert serving.process.poll() is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import radixlm.runtime
 from click.testing import CliRunner
 from radixlm.cli.serve import command
+from radixlm.cli.serving import Serving
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,15 @@ def test_an_empty_key_in_the_environment_opens_no_server(monkeypatch: pytest.Mon
 def test_histories_are_truncated_by_default_where_the_server_is_told_so() -> None:
     assert command.make_context("serve", ["a.radixlm"]).params["truncation"] == "none"
     assert command.make_context("serve", ["a.radixlm", "--truncation", "middle"]).params["truncation"] == "middle"
+
+
+@pytest.mark.parametrize(("arguments", "does"), [([], True), (["--no-idle-work"], False), (["--idle-work"], True)])
+def test_the_engine_is_told_whether_to_work_while_it_idles(
+    arguments: list[str], does: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[dict[str, Any]] = []
+    monkeypatch.setattr(radixlm.runtime, "Engine", lambda artifact, **options: opened.append(options))
+    monkeypatch.setattr(Serving, "run", lambda self, open_engine, told: open_engine())
+    result = CliRunner().invoke(command, ["a.radixlm", *arguments])
+    assert result.exit_code == 0, result.output
+    assert [options["idle_work"] for options in opened] == [does]

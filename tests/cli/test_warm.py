@@ -94,6 +94,20 @@ def test_only_those_with_the_key_and_the_salt_find_it(tmp_path: Path) -> None:
     assert computed(tmp_path / "store", cache_salt="s") == cold, "without a key"
 
 
+def test_the_key_of_a_conversation_may_be_left_out_for_a_server_that_ignores_it(tmp_path: Path) -> None:
+    """What Codex had sent was kept for that conversation alone."""
+    bodies = lines(tmp_path / "requests.jsonl", {**BODIES["/v1/responses"], "prompt_cache_key": "a thread"})
+    store = tmp_path / "store"
+    arguments = ["warm", "fake.radixlm", "--store", str(store), "--max-num-seqs", "8", str(bodies)]
+    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    cold = computed(store)
+    done = CliRunner().invoke(cli, [*arguments, "--ignore-prompt-cache-key"])
+    assert done.exit_code == 0, done.output
+    assert computed(store) < cold // 2
+    both = CliRunner().invoke(cli, [*arguments, "--ignore-prompt-cache-key", "--prompt-cache-key", "a thread"])
+    assert both.exit_code == 2 and "choose one" in both.output
+
+
 def test_a_bundle_is_taken_in_for_each_key(tmp_path: Path) -> None:
     cold = computed(tmp_path / "cold", "sk-ours")
     warm(tmp_path / "from", lines(tmp_path / "requests.jsonl", BODIES["/v1/chat/completions"]))

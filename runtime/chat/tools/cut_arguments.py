@@ -1,4 +1,4 @@
-"""Read the arguments of a call that was cut, for dialects whose calls have values and no JSON.
+"""Read the arguments of a call that was cut: as values for a dialect that has no JSON, and where the call comes back.
 
 Knows JSON, not calls.
 """

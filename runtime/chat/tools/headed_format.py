@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..grammar import Grammar
+from .lark import Rules
 from .tool_format import Tool, ToolChoice, ToolFormat
 
 _RECIPIENT: Final = re.compile(r" to=functions\.([a-zA-Z0-9_.-]+)")
@@ -42,24 +43,24 @@ class HeadedFormat(ToolFormat):
     ) -> Grammar | None:
         """As `ToolFormat.grammar`, for all of a reply."""
         answer = self._content_rules(content)[0].partition(": ")[2]
-        rules = [
-            "start: thought* "
-            + {"none": "final", "required": "preamble? call"}.get(choice, "(final | preamble? call)"),
-            f"thought: {self._part('analysis')} TEXT? {self._quoted(_PART_END)}",
-            f"preamble: {self._part('commentary')} TEXT? {self._quoted(_PART_END)}",
-            f"final: {self._part('final')} {'TEXT?' if content is None else answer}",
-            "TEXT: /(.|\\n)+/",
-        ]
+        rules = Rules(
+            [
+                "start: thought* "
+                + {"none": "final", "required": "preamble? call"}.get(choice, "(final | preamble? call)"),
+                f"thought: {self._part('analysis')} TEXT? {self._quoted(_PART_END)}",
+                f"preamble: {self._part('commentary')} TEXT? {self._quoted(_PART_END)}",
+                f"final: {self._part('final')} {'TEXT?' if content is None else answer}",
+                "TEXT: /(.|\\n)+/",
+            ]
+        )
         if choice != "none":
-            rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
             kind = f'(" "? {self._quoted("<|constrain|>")} "json" | " json")? {self._quoted("<|message|>")}'
-            for number, tool in enumerate(tools):
-                name = f"{self._quoted(self.begin)} {self._quoted(tool.name)}"
-                channel = self._quoted("<|channel|>commentary")
-                rules.append(f"call_{number}: ({name} {channel} | {channel} {name}) {kind} arguments_{number}")
-                rules += self.arguments.rules(
-                    f"arguments_{number}", tool.parameters, is_strict=tool.is_strict, specials=self.specials
-                )
+            rules.add([f"channel: {self._quoted('<|channel|>commentary')}", f"kind: {kind}"])
+            rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))])
+            for number, (tool, (own, more)) in enumerate(zip(tools, self._arguments_rules(tools), strict=True)):
+                name = f"to_{number}"
+                rules.add([f"{name}: {self._quoted(self.begin)} {self._quoted(tool.name)}"])
+                rules.add([f"call_{number}: ({name} channel | channel {name}) kind {own}", *more])
         return Grammar("lark", "\n".join(rules) + "\n", holds_thoughts=True)
 
     def _part(self, channel: str) -> str:

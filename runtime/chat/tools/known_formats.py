@@ -20,7 +20,7 @@ HERMES: Final = ToolFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</
 """Hermes 2 Pro's, Qwen's and Granite 4's."""
 
 HERMES_CONTENT: Final = replace(HERMES, is_content=True)
-"""SmolLM3's, whose template tells of it and writes no calls."""
+"""SmolLM3's where the template tells of it; it writes no calls."""
 
 LLAMA3: Final = ToolFormat('{"name": "', '", "parameters": ', "}", "{", None)
 """Llama 3.1's JSON, of which a reply has one."""
@@ -92,7 +92,7 @@ DEEPSEEK: Final = ToolFormat(
     open="<｜tool▁calls▁begin｜>",
     close="<｜tool▁calls▁end｜>",
 )
-"""DeepSeek V3.1's."""
+"""DeepSeek V3.1's, where the template tells of tools, as the published one does not."""
 
 KIMI: Final = ToolFormat(
     *("<|tool_call_begin|>functions.", ":{index}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -143,10 +143,10 @@ LFM: Final = ToolFormat(
     open="<|tool_call_start|>[",
     close="]<|tool_call_end|>",
 )
-"""LFM 2.5's."""
+"""LFM 2.5's where the template writes calls."""
 
 LFM_CONTENT: Final = replace(LFM, is_content=True)
-"""LFM 2's, whose template writes no calls."""
+"""LFM 2's, and LFM 2.5's where the template writes none."""
 
 GEMMA: Final = ToolFormat(
     *("<|tool_call>call:", "", "<tool_call|>", "<|tool_call>", ""), LiteralArguments("{", "}", ":", ",", '<|"|>')
@@ -183,6 +183,7 @@ KNOWN: Final = (
 _TOLD: Final = {
     "<|tool_call|>": GRANITE,
     "<|tool_list_start|>": LFM_CONTENT,
+    "List of tools: [": LFM_CONTENT,
     '<tool_call>\n{"name": <function-name>, "arguments":': HERMES_CONTENT,
 }
 """By what a template that writes no calls tells of tools with."""

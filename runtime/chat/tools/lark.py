@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from ...errors import InvalidGrammar
+from ..grammar import MAX_GRAMMAR_LENGTH
 
 Specials = Sequence[tuple[str, int]]
 """Special tokens: the text of each, and its id."""
@@ -42,6 +45,29 @@ def cut_at_specials(text: str, specials: Specials) -> list[str]:
 def escaped(text: str) -> str:
     """A text in a regular expression."""
     return "".join(char if char.isalnum() or char in "_<> " else f"\\{char}" for char in text)
+
+
+class Rules(list[str]):
+    """Rules of a grammar, no more than it has room for: schemas that refer to each other make more than memory has."""
+
+    def __init__(self, rules: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._num_characters = 0
+        self.add(rules)
+
+    def add(self, rules: Iterable[str]) -> None:
+        """Put rules at the end.
+
+        Raises:
+            InvalidGrammar: there is no room.
+        """
+        for rule in rules:
+            self.append(rule)
+            self._num_characters += len(rule) + 1
+            if self._num_characters > MAX_GRAMMAR_LENGTH:
+                raise InvalidGrammar(
+                    f"the schemas make a grammar of more than {MAX_GRAMMAR_LENGTH} characters; shorten them"
+                )
 
 
 def json_rule(schema: Mapping[str, Any], *, is_strict: bool) -> str:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ...errors import InvalidGrammar
 from .arguments import ArgumentsReader, Schema
-from .lark import Specials, json_rule, quoted
+from .lark import Rules, Specials, json_rule, quoted
 from .literal_reader import LiteralReader
 from .raw_text import text_rules, times_of, unkept_words, values_of
-from .schema_types import ANY, STRING, looked_up, types_of
+from .schema_types import ANY, STRING, Types, looked_up, target, types_of
 
-_MAX_DEPTH: Final = 4  # of schemas within schemas that are enforced
+_MAX_DEPTH: Final = 48  # of schemas within schemas that are enforced
 _WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
 _PYTHON_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
@@ -52,8 +53,9 @@ class LiteralArguments:
         return LiteralReader(self.quote)
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
-        rules = _LiteralRules(self, schema, is_strict, specials)
-        return rules.members(name, schema, (self.opener, self.assign, self.comma, self.closer), 0)
+        found = _LiteralRules(name, self, schema, is_strict, specials)
+        arguments = found.members(name, schema, (self.opener, self.assign, self.comma, self.closer))
+        return [f"{name}: {arguments}", *found.rules]
 
     def in_order(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """As the templates have them: Gemma's sorts."""
@@ -88,18 +90,29 @@ def _by_name(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(values.items(), key=lambda item: item[0].lower())
 
 
-@dataclass(frozen=True)
+@dataclass
 class _LiteralRules:
-    """A grammar for the arguments of one tool, in the order of its schema, or sorted."""
+    """A grammar for the arguments of one tool, in the order of its schema, or sorted.
 
+    Each schema has one rule for its values, wherever it stands: recursive ones would have no end else.
+
+    Attributes:
+        rules: all so far.
+    """
+
+    name: str
     style: LiteralArguments
     schema: Schema
     is_strict: bool
     specials: Specials
+    rules: Rules = field(default_factory=Rules)
+    _values: dict[int, str] = field(default_factory=dict)  # rules, by the schemas
+    _seen: dict[int, Types] = field(default_factory=dict)
+    _depth: int = 0
 
-    def members(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str], depth: int) -> list[str]:
-        """The members of an object; `marks` are its opener, what stands between names, values and members, and its
-        closer.
+    def members(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str]) -> str:
+        """What the rule `name` is for an object; others are added. `marks` are its opener, what stands between names,
+        values and members, and its closer.
         """
         opener, assign, comma, closer = marks
         properties = schema.get("properties")
@@ -107,19 +120,18 @@ class _LiteralRules:
         required = schema.get("required")
         required = required if isinstance(required, list) else []
         extra = schema.get("additionalProperties", not items)
-        rules, first, more = [], [], []  # `first`: alternatives where nothing stands before
+        first, more = list[tuple[str, bool]](), list[str]()  # `first`: alternatives where nothing stands before
         for number, (key, each) in enumerate(items):
             own = f"{name}_{number}"
-            rules.append(f"{own}: {self._quoted(key)} {self._quoted(assign)} {own}_value")
-            rules += self._value(f"{own}_value", each, depth)
+            self.rules.add([f"{own}: {self._quoted(key)} {self._quoted(assign)} {self._value(each)}"])
             is_required = key in required
             first.append((own, is_required))
             more.append(f"({self._quoted(comma)} {own})" + ("" if is_required else "?"))
         if extra is not False:
             own, known = f"{name}_more", "".join(f" & ~/{_escaped(key)}/" for key, _ in items)
-            rules.append(f"{name.upper()}_KEY: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{known}")
-            rules.append(f"{own}: {name.upper()}_KEY {self._quoted(assign)} {own}_value")
-            rules += self._value(f"{own}_value", extra, depth)
+            key = f"{name.upper()}_KEY"
+            value = f"{own}: {key} {self._quoted(assign)} {self._value(extra)}"
+            self.rules.add([f"{key}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{known}", value])
             first.append((own, False))
             more.append(f"({self._quoted(comma)} {own}){{0,32}}")
         ways = []
@@ -130,33 +142,53 @@ class _LiteralRules:
                 break
         else:
             ways.append('""')
-        return [f"{name}: {self._quoted(opener)} ({' | '.join(ways)}) {self._quoted(closer)}", *rules]
+        return f"{self._quoted(opener)} ({' | '.join(ways)}) {self._quoted(closer)}"
 
-    def _value(self, name: str, schema: object, depth: int) -> list[str]:
-        types, asked = types_of(schema, self.schema), looked_up(schema, self.schema)
+    def _value(self, schema: object) -> str:
+        """The rule for a value that fits a schema.
+
+        Raises:
+            InvalidGrammar: it is strict, and too deep.
+        """
+        schema = target(schema, self.schema)
+        if self._depth == _MAX_DEPTH and self.is_strict:
+            raise InvalidGrammar(f"an argument has objects or arrays in {_MAX_DEPTH} others; send a flatter schema")
+        is_any = not (isinstance(schema, Mapping) and schema) or self._depth == _MAX_DEPTH
+        key = 0 if is_any else id(schema)
+        if key not in self._values:
+            self._values[key] = f"{self.name}_value_{len(self._values)}"
+            self._depth += 1
+            ways = self._ways(self._values[key], {} if is_any else schema)
+            self._depth -= 1
+            self.rules.add([f"{self._values[key]}: {ways}"])
+        return self._values[key]
+
+    def _ways(self, name: str, schema: object) -> str:
+        types, asked = types_of(schema, self.schema, self._seen) or ANY, looked_up(schema, self.schema)
         if self.style.quote is None:
-            return [f"{name}: {self._python(types, asked)}"]
-        ways, rules = [], []
+            return self._python(types, asked)
+        ways = []
         if "string" in types:
             ways.append(f"{self._quoted(self.style.quote)} {name}_text")
-            rules += text_rules(
+            text = text_rules(
                 *(f"{name}_text", types & STRING, asked, self.style.quote),
                 root=self.schema,
                 is_strict=self.is_strict,
                 specials=self.specials,
             )
+            self.rules.add(text)
         if types & {"number", "integer"}:
             kind = "number" if "number" in types else "integer"
             ways.append(self._json({**_without_refs(asked), "type": kind} if types == {kind} else {"type": kind}))
         ways += [quoted(word) for kind, words in _WORDS.items() if kind in types for word in words]
-        if "array" in types and depth < _MAX_DEPTH:
-            ways.append(f'"[" ({name}_item ("," {name}_item)*)? "]"')
-            rules += self._value(f"{name}_item", asked.get("items", True), depth + 1)
-        if "object" in types and depth < _MAX_DEPTH:
+        if "array" in types:
+            item = self._value(asked.get("items", True))
+            ways.append(f'"[" ({item} ("," {item})*)? "]"')
+        if "object" in types:
             ways.append(f"{name}_object")
-            inner = asked if types != ANY else {}
-            rules += self.members(f"{name}_object", inner, ("{", ":", ",", "}"), depth + 1)
-        return [f"{name}: {' | '.join(ways)}", *rules]
+            members = self.members(f"{name}_object", asked if types != ANY else {}, ("{", ":", ",", "}"))
+            self.rules.add([f"{name}_object: {members}"])
+        return " | ".join(ways)
 
     def _python(self, types: frozenset[str], asked: Mapping[str, Any]) -> str:
         values = values_of(asked, self.schema)

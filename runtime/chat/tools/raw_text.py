@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from ...errors import InvalidGrammar
 from .lark import Specials, cut_at_specials, quoted
-from .schema_types import STRING, Types, looked_up, types_of
+from .schema_types import STRING, Types, looked_up, target, types_of
 
 _MAX_LENGTH: Final = 4096  # of a string that is held to its length
 _UNKEPT: Final = ("pattern", "format")  # keywords of strings
+_MAX_SEEN: Final = 256  # schemas that are looked at to say what one is: hostile ones have more ways than there is time
 _WAYS: Final = ("anyOf", "oneOf", "allOf")
-_MAX_DEPTH: Final = 16  # of schemas that say what others are
 _NULLS: Final = ("null", "None")  # as JSON and as Python has it
 
 
@@ -59,33 +59,56 @@ def text_rules(
     return [f"{name}: {name}_string | {null}", *_until(f"{name}_string", times, close, specials)]
 
 
-def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[str]:
+def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[str]:
     """The keywords of a schema within `root`, and of what it chooses from, that no rule of ours keeps.
 
     >>> unkept_words({"anyOf": [{"type": "string", "pattern": "^a$"}, {"type": "null"}]}, {})
     ['pattern']
+
+    Args:
+        seen: of schemas that were looked at on the way here, what `id` says.
     """
-    found = [word for word in _UNKEPT if word in asked]
-    for way in _WAYS if depth < _MAX_DEPTH else ():
-        for each in asked[way] if isinstance(asked.get(way), list) else ():
-            found += unkept_words(looked_up(each, root), root, depth + 1)
+    found, seen = [word for word in _UNKEPT if word in asked], set() if seen is None else seen
+    for way in _WAYS:
+        for ref in asked[way] if isinstance(asked.get(way), list) else ():
+            each = target(ref, root)
+            if len(seen) >= _MAX_SEEN:
+                return [*found, way]
+            if id(each) not in seen:
+                seen.add(id(each))
+                found += unkept_words(looked_up(each, root), root, seen)
     return found
 
 
-def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
+def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[Any] | None:
     """The values that a schema within `root` counts up for strings; None if it does not.
 
     >>> values_of({"anyOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, {})
     ['a', 'b', 'c']
+
+    Args:
+        seen: as for `unkept_words`.
     """
     values = [asked["const"]] if "const" in asked else asked.get("enum")
     if isinstance(values, list):
         return values
     ways = next((asked[way] for way in ("anyOf", "oneOf") if isinstance(asked.get(way), list)), None)
-    if ways is None or depth == _MAX_DEPTH:
+    if ways is None:
         return None
-    found = [values_of(looked_up(each, root), root, depth + 1) for each in ways if types_of(each, root) & STRING]
-    return None if None in found else [value for values in found for value in values or ()] or None
+    is_first, found = seen is None, list[Any]()
+    seen = set() if seen is None else seen
+    for way in ways:
+        each = target(way, root)
+        if id(each) in seen or not types_of(each, root) & STRING:
+            continue
+        if len(seen) >= _MAX_SEEN:
+            return None
+        seen.add(id(each))
+        inner = values_of(looked_up(each, root), root, seen)
+        if inner is None:
+            return None
+        found += inner
+    return None if is_first and not found else found
 
 
 def _of_strings(asked: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:

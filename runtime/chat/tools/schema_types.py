@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
+from urllib.parse import unquote
 
 Types = frozenset[str]
 """Names of JSON schema's types."""
@@ -18,21 +20,30 @@ _MAX_DEPTH = 16  # of schemas that say what others are
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
 
-def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
+def types_of(
+    schema: object, root: Mapping[str, Any], seen: dict[int, Types] | None = None, *, _depth: int = 0
+) -> Types:
     """The types that a schema within `root` allows, or more where that is hard to say.
 
     >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
     ['null', 'string']
+
+    Args:
+        seen: what is known of other schemas within the same root, by their `id`; it is added to.
     """
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping) or _depth > _MAX_DEPTH:
         return ANY
-    types = ANY
+    seen = {} if seen is None else seen
+    if id(schema) in seen:
+        return seen[id(schema)]
+    seen[id(schema)] = types = ANY  # until more is known: it may lead back here
+    inner = partial(types_of, root=root, seen=seen, _depth=_depth + 1)
     if "$ref" in schema:
-        types &= types_of(resolved(schema["$ref"], root), root, depth + 1)
+        types &= inner(resolved(schema["$ref"], root))
     if "type" in schema:
         said = schema["type"]
-        names = [said] if isinstance(said, str) else said if isinstance(said, list) else ANY
-        found = {str(name) for name in names}
+        names = {said} if isinstance(said, str) else set(map(str, said)) if isinstance(said, list) else ANY
+        found = names & ANY or ANY  # other names are no types
         types &= found | {"integer"} if "number" in found else found
     if isinstance(schema.get("enum"), list):
         types &= frozenset(type_of(value) for value in schema["enum"])
@@ -40,9 +51,10 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
         types &= {type_of(schema["const"])}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            types &= frozenset().union(*(types_of(each, root, depth + 1) for each in schema[key]))
+            types &= frozenset().union(*map(inner, schema[key]))
     for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        types &= types_of(each, root, depth + 1)
+        types &= inner(each)
+    seen[id(schema)] = types
     return types
 
 
@@ -58,11 +70,28 @@ def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def target(schema: object, root: Mapping[str, Any]) -> object:
+    """What a schema that is nothing but a reference leads to; any other itself."""
+    return resolved(schema["$ref"], root) if isinstance(schema, Mapping) and schema.keys() == {"$ref"} else schema
+
+
 def resolved(ref: object, root: Mapping[str, Any]) -> object:
-    """What `#/a/b` is in `root`; None if it is not there."""
+    """What `#/a/b` is in `root`; None if it is not there, or `ref` is no such path.
+
+    >>> resolved("#/b/1", {"b": ["c", "d"]}), resolved("other.json", {})
+    ('d', None)
+    """
+    if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+        return None
     found: object = root
-    for key in str(ref).removeprefix("#").split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    for key in ref.split("/")[1:]:
+        name = unquote(key).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(name)
+        else:
+            found = (
+                found[int(name)] if isinstance(found, list) and name.isdecimal() and int(name) < len(found) else None
+            )
     return found
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from .arguments import ArgumentsReader, Schema
-from .lark import Specials, json_rule, quoted
+from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, looked_up, string, types_of
 from .slots import overlap
@@ -65,7 +65,7 @@ class _TaggedReader:
         self._style, self._schema = style, schema
         self._read = self._read_boundary
         self._before = "{"  # what JSON has before the next argument
-        self._types = ANY
+        self._types, self._seen = ANY, dict[int, Types]()
         self.is_whole = False
 
     def push(self, held: str) -> tuple[str, int]:
@@ -108,7 +108,7 @@ class _TaggedReader:
         if self._style.before_string is not None:
             self._types = STRING if mark == self._style.before_string else ANY - STRING
         else:
-            self._types = types_of(_schema_of(self._schema, key), self._schema)
+            self._types = types_of(_schema_of(self._schema, key), self._schema, self._seen)
         before, self._before, self._read = self._before, ", ", self._read_value
         return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), len(key) + len(mark)
 
@@ -133,6 +133,7 @@ class _TaggedRules:
     schema: Schema
     is_strict: bool
     specials: Specials
+    _seen: dict[int, Types] = field(default_factory=dict)
 
     def rules(self, name: str) -> list[str]:
         properties = self.schema.get("properties")
@@ -140,19 +141,19 @@ class _TaggedRules:
         required = self.schema.get("required")
         required = required if isinstance(required, list) else []
         extra = self.schema.get("additionalProperties", not properties)
-        parts, rules = [], []
+        parts, rules = list[str](), Rules()
         for number, (key, schema) in enumerate(properties.items()):
             parts.append(f"{name}_{number}" + ("" if key in required else "?"))
-            rules += self._argument(f"{name}_{number}", self._quoted(key), schema)
+            rules.add(self._argument(f"{name}_{number}", self._quoted(key), schema))
         if extra is not False:
             parts.append(f"{name}_more{{0,{MAX_EXTRAS}}}")
             known = "".join(f" & ~/{_escaped(key)}/" for key in properties)
             rules.append(f"{name.upper()}_KEY: /[a-zA-Z0-9_.\\-]{{1,64}}/{known}")
-            rules += self._argument(f"{name}_more", f"{name.upper()}_KEY", extra)
+            rules.add(self._argument(f"{name}_more", f"{name.upper()}_KEY", extra))
         return [f"{name}: " + (" ".join(parts) or quoted("", self.specials)), *rules]
 
     def _argument(self, name: str, key_rule: str, schema: object) -> list[str]:
-        types = types_of(schema, self.schema)
+        types = types_of(schema, self.schema, self._seen)
         marks = (self.style.between, self.style.before_string or self.style.between)
         other, text = (f"{self._quoted(self.style.open)} {key_rule} {self._quoted(mark)}" for mark in marks)
         ways, rules = [], []

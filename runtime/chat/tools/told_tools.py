@@ -1,8 +1,9 @@
 """Tools as a chat template is told of them: with what it reads of each, though a client may leave it out.
 
 A description and a schema's properties are optional, and some published templates fail where they are missing:
-gpt-oss's, Hermes' and Muse Glimmer's without a description, Seed-OSS's without properties. These get empty ones. Other
-templates get the tools as they came. Knows tools, not messages.
+gpt-oss's, Hermes' and Muse Glimmer's without a description, Seed-OSS's without properties. These get empty ones. Null
+is told as nothing, and so are properties that are a list, which languages write that have one word for both when empty.
+Else templates get the tools as they came. Knows tools, not messages.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class ToldTools:
     def _filled(self, tool: Tool) -> Tool:
         if tool.description is None and self._reads_descriptions:
             tool = replace(tool, description="")
+        asked = {key: value for key, value in tool.parameters.items() if value is not None}
+        if not isinstance(asked.get("properties", {}), Mapping):
+            del asked["properties"]
+        if len(asked) < len(tool.parameters):
+            tool = replace(tool, parameters=asked)
         if "properties" not in tool.parameters and self._reads_properties:
             tool = replace(tool, parameters={**tool.parameters, "properties": {}})
         return tool

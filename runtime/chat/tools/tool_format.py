@@ -7,13 +7,14 @@ A format is a few literal texts around names and arguments; `arguments.py` has t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from ..grammar import Grammar
 from .arguments import JSON, ArgumentStyle
-from .lark import AS_TEMPLATES_WRITE, Specials, escaped, quoted, with_options
+from .lark import AS_TEMPLATES_WRITE, Rules, Specials, escaped, quoted, with_options
 from .slots import cut_at_slots, filled
 
 ToolChoice = Literal["auto", "none", "required"]
@@ -130,22 +131,35 @@ class ToolFormat:
             return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
         first = quoted(self.trigger, self.specials)
         if choice == "auto":
-            rules = ["start: calls | content"]
+            rules = Rules(["start: calls | content"])
             if self.is_tagged and content is None:
-                rules.append(f"said: TEXT? {first}" if self._has_special_trigger else f"said[lazy]: TEXT {first}")
+                rules.add([f"said: TEXT? {first}" if self._has_special_trigger else f"said[lazy]: TEXT {first}"])
                 first = "said"
-            rules += text
+            rules.add(text)
         else:
-            rules = ["start: calls"]
-        rules.append(self._calls_rule(first, is_parallel=is_parallel))
-        rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
-        for number, tool in enumerate(tools):
-            end = self._slotted(self.end)
-            rules.append(f"call_{number}: {self._head_rule(tool.name)} arguments_{number} {end}".rstrip())
-            rules += self.arguments.rules(
-                f"arguments_{number}", tool.parameters, is_strict=tool.is_strict, specials=self.specials
-            )
+            rules = Rules(["start: calls"])
+        calls = "call: " + " | ".join(f"call_{number}" for number in range(len(tools)))
+        rules.add([self._calls_rule(first, is_parallel=is_parallel), calls])
+        end, arguments = self._slotted(self.end), self._arguments_rules(tools)
+        for number, (tool, (own, more)) in enumerate(zip(tools, arguments, strict=True)):
+            rules.add([f"call_{number}: {self._head_rule(tool.name)} {own} {end}".rstrip(), *more])
         return Grammar("lark", "\n".join(rules) + "\n")
+
+    def length_of_arguments(self, tool: Tool) -> int:
+        """The characters that the arguments of a tool take in a grammar, or a few more."""
+        [(_, rules)] = self._arguments_rules([tool])
+        return sum(len(rule) + 2 * rule.lower().count("arguments_0") + 1 for rule in rules)
+
+    def _arguments_rules(self, tools: Sequence[Tool]) -> Iterator[tuple[str, list[str]]]:
+        """For each tool the rule of its arguments, by name, and rules that are not there yet: those of one and the same
+        schema are shared.
+        """
+        names: dict[tuple[int, bool], str] = {}
+        for number, tool in enumerate(tools):
+            own = f"arguments_{number}"
+            name = names.setdefault((id(tool.parameters), tool.is_strict), own)
+            rules = partial(self.arguments.rules, own, tool.parameters, specials=self.specials)
+            yield name, rules(is_strict=tool.is_strict) if name == own else []
 
     @property
     def _has_special_trigger(self) -> bool:

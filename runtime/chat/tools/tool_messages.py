@@ -14,6 +14,7 @@ from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
 from ..thought_format import FIELD
 from .call_ids import with_counted_ids, with_short_ids
+from .cut_arguments import read_cut
 from .given_calls import AsGenerated
 from .headed_format import HeadedFormat
 from .tool_format import ToolFormat
@@ -190,13 +191,20 @@ def _is_call(call: object) -> bool:
 
 
 def _arguments(call: dict[str, dict[str, Any]]) -> object:
-    """The arguments of a call, which are JSON, or values already."""
+    """The arguments of a call, which are JSON, or values already.
+
+    Those of a call that was cut are what can be read of them: the call is sent again with every later request. Not so
+    where the model wrote them just now, for they stand in no prompt like that.
+    """
     name, text = call["function"]["name"], call["function"]["arguments"]
     if isinstance(text, Mapping):
         return text
     try:
         arguments = json.loads(text or "{}")
-    except (TypeError, ValueError, RecursionError):
+    except ValueError:
+        is_cut = not isinstance(text, AsGenerated) and text.lstrip().startswith("{")
+        arguments = read_cut(text) if is_cut else None
+    except (TypeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"the arguments of the call of {name!r} are {text!r:.60}; they must be a JSON object")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ...errors import InvalidGrammar, InvalidParameter
+from ...errors import InvalidParameter
 from ..grammar import Grammar
+from .held_tools import HeldTools
 from .tool_calls import ToolCall, ToolCallReader
-from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
+from .tool_format import Tool, ToolChoice, ToolFormat
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class ToolUse:
             parameters_field: the name of the field that has the parameters of the tool at a place in `tools`.
 
         Raises:
-            InvalidParameter: a tool is there twice or wants no object, the chosen one is not there, or there is none.
+            InvalidParameter: a tool is there twice, or wants no object and is strict; the chosen one is not there, or
+                there is none.
         """
         for index, tool in enumerate(tools):
             kind = tool.parameters.get("type", "object")
-            if kind not in ("object", ["object"]):
+            if tool.is_strict and kind not in ("object", ["object"]):
                 param, said = parameters_field(index), json.dumps(kind)
                 message = f'{param} has the type {said:.80}; arguments are an object: send "object", or no type'
                 raise InvalidParameter(message, param=param)
@@ -65,41 +66,27 @@ class ToolUse:
             raise InvalidParameter(f"tool_choice names {chosen!r:.80}; tools has {', '.join(names)}")
         return cls(tuple(tools), called, "required", is_parallel=False)
 
-    def grammar(self, format: ToolFormat, content: Grammar | None) -> Grammar | None:
-        """What the reply must keep to, where what is no call must keep to `content`.
-
-        Raises:
-            InvalidParameter: `content` is of another kind than a JSON schema, and there are tools.
-            InvalidGrammar: `content` is not a JSON object, and there are tools.
-        """
-        if not self.tools:
-            return content
-        if content is not None and content.kind != "json_schema":
-            raise InvalidParameter(f"tools and a {content.noun} for the reply are both set; send one of them")
-        return format.grammar(self.callable, self.choice, is_parallel=self.is_parallel, content=content)
-
-    @contextmanager
-    def naming(self, grammar: Grammar | None, param_of: Callable[[int], str]) -> Iterator[None]:
-        """Name the field in an error of what `grammar` returned.
+    def held(self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]) -> HeldTools:
+        """What a reply must keep to, where what is no call must keep to `content`.
 
         Args:
-            param_of: the name of the field that has the parameters of the tool at a place in `tools`.
+            parameters_field: as in `of`.
 
         Raises:
-            InvalidParameter: a tool's parameters cannot be used.
+            InvalidParameter: `content` is of another kind than a JSON schema, or strict tools cannot be held to their
+                schemas.
+            InvalidGrammar: `content` is not a JSON object.
         """
-        try:
-            yield
-        except InvalidGrammar as error:
-            if grammar is None or grammar.kind != "lark":
-                raise
-            number = None if error.line is None else tool_at(grammar, error.line)
-            if number is not None:
-                param = param_of(self.tools.index(self.callable[number]))
-                raise InvalidParameter(f"{param}: {error}", param=param) from error
-            if error.line is not None:  # the reply's own
-                raise
-            raise InvalidParameter(f"tools: {error}", param="tools") from error
+        if content is not None and content.kind != "json_schema":
+            raise InvalidParameter(f"tools and a {content.noun} for the reply are both set; send one of them")
+        return HeldTools(
+            format,
+            self.callable,
+            self.choice,
+            is_parallel=self.is_parallel,
+            content=content,
+            field_of=lambda place: parameters_field(self.tools.index(self.callable[place])),
+        )
 
     def reader(self, format: ToolFormat, note: Callable[[ToolCall], None] | None = None) -> ToolCallReader | None:
         """Finds the calls in a reply, and tells `note` of them; None where none can be."""

@@ -23,8 +23,7 @@ from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
 from ..openai.tokenize import MAX_BODY_BYTES
-from ..request_log import new_id, record_of
-from ..unread_parts import require_none
+from ..request_log import new_id
 from .conversation import Conversation
 from .replies import (
     PING,
@@ -40,7 +39,7 @@ from .replies import (
     ThinkingTokens,
 )
 from .reply_blocks import ReplyBlocks
-from .requests import CountTokensRequest, MessagesRequest
+from .requests import CountTokensRequest, MessagesRequest, leave_out_of_counting
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,9 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
-        body = await self.state.read(request, CountTokensRequest, max_bytes=MAX_BODY_BYTES)
+        body = await self.state.read(
+            request, CountTokensRequest, max_bytes=MAX_BODY_BYTES, leave_out=leave_out_of_counting
+        )
         self.state.models.named(body.model)
         conversation, use = self._conversation(request, body), body.tool_use()
         encode = partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
@@ -87,11 +88,7 @@ class Messages:
 
     def _conversation(self, request: Request, body: CountTokensRequest) -> Conversation:
         conversation = Conversation.of(body.system, body.messages)
-        if self.state.is_strict:
-            require_none(conversation.unread)
-        ignored = record_of(request).ignored
-        if ignored is not None:
-            ignored.harmless |= conversation.ignored | conversation.unread | body.ignored
+        self.state.leave_out(request, unread=conversation.unread, others=conversation.ignored | body.ignored)
         return conversation
 
 

@@ -16,6 +16,7 @@ from ...chat.tools.tool_format import Tool
 from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
+from ..field_policy import IgnoredFields, asks_for_nothing
 from ..limits import (
     BannedStrings,
     KVShare,
@@ -198,6 +199,19 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         wishes |= {"stop": self.stop_sequences or None, "stop_regex": several(self.stop_regex)}
         wishes["banned_strings"] = several(self.banned_strings)
         return wished(defaults, wishes, {"stop": "stop_sequences"})
+
+
+def leave_out_of_counting(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
+    """Take what is about the reply out of a body for `/v1/messages/count_tokens`, and list it: clients send what they
+    will send to `/v1/messages`.
+    """
+    if isinstance(body, dict) and not is_strict:
+        for name in _OF_REPLIES & body.keys():
+            if not asks_for_nothing(body.pop(name)):
+                ignored.harmless.add(name)
+
+
+_OF_REPLIES = frozenset(MessagesRequest.__struct_fields__) - frozenset(CountTokensRequest.__struct_fields__)
 
 
 def _parameters_field(number: int) -> str:

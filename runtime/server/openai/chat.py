@@ -46,6 +46,7 @@ class ChatCompletions:
         """Answer one request; `errors.describe` knows every error that it raises."""
         body = await self.state.read(request, ChatRequest)
         model = self.state.models.named(body.model)
+        self.state.leave_out(request, unread=body.unread, others=body.left_out)
         asked = AskedChat(
             [message.to_template() for message in body.messages],
             body.sampling_params(self.state.engine.default_params),

@@ -16,7 +16,7 @@ from ...errors import InvalidParameter
 from ..limits import MaxTokens, NumLogprobs
 from .legacy_functions import FunctionChoice, function_use, functions_field
 from .messages import Conversation
-from .requests import ReasoningEffort, SamplingRequest, effort_kwargs
+from .requests import ReasoningEffort, SamplingRequest, effort_kwargs, thinking_kwargs
 from .tools import FunctionDefinition, FunctionTool, NamedChoice, parameters_field, tool_use
 
 
@@ -48,7 +48,8 @@ class ChatRequest(SamplingRequest, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None  # for the chat template
     reasoning: ChatReasoning | None = None  # another way to say so,
     thinking: ChatThinking | None = None  # and a third, of whether the model thinks at all
-    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more variables of the chat template
+    enable_thinking: bool | None = None  # a fourth, as Qwen's clients have it: a variable of the chat template
+    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more of these
     # What OpenAI's clients send along and has no meaning here may ask for nothing.
     modalities: list[Literal["text"]] | None = None
     audio: None = None
@@ -58,6 +59,16 @@ class ChatRequest(SamplingRequest, kw_only=True):
     store: bool | None = None  # nothing is stored, here or elsewhere
     safety_identifier: str | None = None  # as `user`
     prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
+
+    @property
+    def unread(self) -> set[str]:
+        """Names of parts of results that no model here can read, in whose place a note stands."""
+        return {f"messages.content.{part.type}" for message in self.messages for part in message.unread}
+
+    @property
+    def left_out(self) -> set[str]:
+        """Names of what replies of other models had and the prompt has not."""
+        return {"messages.audio" for message in self.messages if message.audio}
 
     @property
     def is_legacy(self) -> bool:
@@ -90,6 +101,7 @@ class ChatRequest(SamplingRequest, kw_only=True):
             told = {"enable_thinking": self.reasoning.enabled} | dict(told or {})
         elif self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
             told = {"enable_thinking": self.thinking.type == "enabled"} | dict(told or {})
+        told = thinking_kwargs(self.enable_thinking, told)
         if told is None or self.chat_template_kwargs is None:
             return self.chat_template_kwargs if told is None else told
         return {**told, **self.chat_template_kwargs}

@@ -11,20 +11,44 @@ import msgspec
 
 from ...chat.thought_format import FIELD as THOUGHT_FIELD
 from ..limits import MAX_MESSAGES
+from ..unread_parts import note
 from .tools import CalledFunction, CallOfMessage, id_of_call
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message. Of other kinds than text there is none: models read and write text here."""
+class MessagePart(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message. What is no text is read by no model here; what it has is not looked at."""
 
-    text: str | None = None  # None: of another kind
     type: str = "text"
+    text: str | None = None  # None: of another kind
+    refusal: str | None = None  # what an earlier reply said instead of an answer
+    image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
+    file: Any = None
 
     def __post_init__(self) -> None:
-        if self.type != "text":
-            raise ValueError(f"a part has the type {self.type!r:.60}; models read and write text here: send text")
-        if self.text is None:
-            raise ValueError("a part has no text; send one, or leave the part out")
+        if not self.is_unread and self.said is None:
+            raise ValueError(
+                f"a part of the type {self.type!r:.60} has no {self.type}; send one, or leave the part out"
+            )
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether no model here can read it."""
+        return self.type not in ("text", "refusal")
+
+    @property
+    def said(self) -> str | None:
+        """Its text; None: it has none."""
+        return self.refusal if self.type == "refusal" else self.text
+
+    @property
+    def words(self) -> str:
+        """Its text, or what stands for it in the result of a call."""
+        return note(_KINDS.get(self.type, "attachment")) if self.is_unread else self.said or ""
+
+
+_KINDS = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "document"}
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -34,11 +58,11 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None  # None: a reply that only calls tools
+    content: str | list[MessagePart] | None = None  # None: a reply that only calls tools
     name: str | None = None
-    refusal: None = None
+    refusal: str | None = None  # of a reply: what it said instead of an answer
     annotations: list[Any] | None = None  # of a reply: nothing is done with it
-    audio: None = None
+    audio: Any = None  # of a reply that another model spoke: left out
     function_call: CalledFunction | None = None  # a call as it was made before there were tools
     tool_calls: list[CallOfMessage] | None = None  # of a reply
     tool_call_id: str | None = None  # of the call that a tool answers
@@ -47,8 +71,14 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     parsed: Any = None  # what OpenAI's client made of a structured reply, and sends back: nothing is done with it
 
     def __post_init__(self) -> None:
-        if self.content is None and not self.calls and not self.thought:
+        if self.content is None and not (self.calls or self.thought or self.refusal or self.audio):
             raise ValueError("a message without tool_calls needs content; it is missing or null")
+        if self.unread and self.role not in ("tool", "function"):
+            kind = self.unread[0].type
+            raise ValueError(f"a part has the type {kind!r:.60}; models read and write text here: send text")
+        for name in ("refusal", "audio"):
+            if getattr(self, name) and self.role != "assistant":
+                raise ValueError(f"{name} is set, and role is {self.role!r}; only replies of the assistant have it")
         if self.thought and self.role != "assistant":
             raise ValueError(f"reasoning_content is set, and role is {self.role!r}; only the assistant thinks")
         if self.calls and self.role != "assistant":
@@ -57,6 +87,11 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
             raise ValueError("a message of the role 'function' needs the function's name; it is missing")
         if (self.role == "tool") != (self.tool_call_id is not None):
             raise ValueError("tool_call_id and the role 'tool' belong together; one of them is missing")
+
+    @property
+    def unread(self) -> list[MessagePart]:
+        """Parts that no model here can read."""
+        return [part for part in self.content if part.is_unread] if isinstance(self.content, list) else []
 
     @property
     def calls(self) -> list[CallOfMessage]:
@@ -72,8 +107,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     def to_template(self) -> dict[str, object]:
         """The message as chat templates know it; they know `developer` as `system`."""
-        content = self.content or ""
-        content = content if isinstance(content, str) else "".join(part.text or "" for part in content)
+        content = self.content or self.refusal or ""
+        content = content if isinstance(content, str) else "".join(part.words for part in content)
         message: dict[str, object] = {"role": _ROLES.get(self.role, self.role), "content": content}
         if self.thought:
             message[THOUGHT_FIELD] = self.thought

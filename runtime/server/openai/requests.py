@@ -172,6 +172,11 @@ def effort_kwargs(effort: ReasoningEffort | None, kwargs: Mapping[str, object] |
     return told | dict(kwargs or {})
 
 
+def thinking_kwargs(is_thinking: bool | None, kwargs: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """Variables of a chat template, and whether the model thinks, if that is said."""
+    return kwargs if is_thinking is None else {"enable_thinking": is_thinking} | dict(kwargs or {})
+
+
 def require_stream(stream: bool | None, name: str, wanted: bool | None) -> None:
     """Raise InvalidParameter if what streams alone have is asked for in a reply that is not streamed."""
     if wanted and not stream:

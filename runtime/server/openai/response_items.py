@@ -25,8 +25,18 @@ _SEAL = "radixlm:"  # what a thought that only this server reads begins with
 class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     """A part of an item; that of a reply comes back with all that the reply had."""
 
-    type: Literal["input_text", "output_text", "summary_text", "reasoning_text", "text", "input_image", "input_file"]
-    text: str | None = None  # None: an image or a file
+    type: Literal[
+        "input_text",
+        "output_text",
+        "summary_text",
+        "reasoning_text",
+        "text",
+        "refusal",
+        "input_image",
+        "input_file",
+    ]
+    text: str | None = None  # None: an image, a file or a refusal
+    refusal: str | None = None  # what an earlier reply said instead of an answer
     annotations: list[Any] | None = None
     logprobs: list[msgspec.Raw] | None = None
     parsed: Any = None  # OpenAI's client adds it to what it streamed
@@ -40,8 +50,9 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.is_unread:
             return
-        if self.text is None:
-            raise ValueError(f"a part of the type {self.type!r} needs text; it is missing or null")
+        if self.said is None:
+            name = "refusal" if self.type == "refusal" else "text"
+            raise ValueError(f"a part of the type {self.type!r} needs {name}; it is missing or null")
         for name in ("image_url", "detail", "file_id", "file_url", "file_data", "filename"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is set, and the part has the type {self.type!r}: leave it out")
@@ -52,9 +63,14 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
         return self.type in _UNREAD
 
     @property
+    def said(self) -> str | None:
+        """Its text; None: it has none."""
+        return self.refusal if self.type == "refusal" else self.text
+
+    @property
     def words(self) -> str:
         """Its text, or what stands for it in the result of a call."""
-        return note(_UNREAD[self.type]) if self.is_unread else self.text or ""
+        return note(_UNREAD[self.type]) if self.is_unread else self.said or ""
 
 
 _UNREAD = {"input_image": "image", "input_file": "document"}
@@ -116,6 +132,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "custom_tool_call": ("call_id", "name", "input"),
     "custom_tool_call_output": ("call_id", "output"),
 }
+KINDS = frozenset(_NEEDED)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from ...cache.prefix_match import MatchPolicy
 from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
+from ..field_policy import is_near
 from ..limits import (
     MAX_MESSAGES,
     BannedStrings,
@@ -36,6 +37,7 @@ from .requests import (
     effort_kwargs,
     require_stream,
     several,
+    thinking_kwargs,
     wished,
 )
 from .response_format import Schema, SchemaName
@@ -43,16 +45,8 @@ from .response_items import History, InputItem
 from .response_tools import RawChoice, RawTool
 
 LOGPROBS = "message.output_text.logprobs"
-Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
+SEALED = "reasoning.encrypted_content"
+MAX_INCLUDE = 64
 
 
 class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, frozen=True):
@@ -104,7 +98,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_regex: StopRegex | None = None  # the reply ends before the first match
     banned_strings: BannedStrings | None = None  # what begins one is taken back, and chosen again
     top_logprobs: NumLogprobs | None = None
-    include: list[Include] | None = None
+    include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDE)] | None = None  # what else is to be told
     text: TextOptions | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
@@ -125,6 +119,7 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     background: Literal[False] | None = None
     truncation: Literal["auto", "disabled"] | None = None  # auto: turns of the middle go where there is no room
     reasoning: ReasoningOptions | None = None
+    enable_thinking: bool | None = None  # as in chats
     chat_template_kwargs: dict[str, Any] | None = None  # ours, as in chats
     tools: list[RawTool] | None = None  # of OpenAI's own, those that cannot be run here are left out, and named
     tool_choice: RawChoice | None = None  # None: auto
@@ -139,12 +134,27 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def seals_thoughts(self) -> bool:
         """Whether thoughts come in a form that clients send back unread."""
-        return "reasoning.encrypted_content" in (self.include or ())
+        return SEALED in (self.include or ())
+
+    @property
+    def left_out(self) -> set[str]:
+        """Names of what is asked to be told and is not there.
+
+        Raises:
+            InvalidParameter: one is nearly the name of what is.
+        """
+        asked = set(self.include or ()) - {LOGPROBS, SEALED}
+        for name in asked:
+            near = next((known for known in (LOGPROBS, SEALED) if is_near(name, known)), None)
+            if near is not None:
+                raise InvalidParameter(f"include has {name!r:.80}; did you mean {near!r}?", param="include")
+        return {f"include.{name}" for name in asked}
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
         """More variables of the chat template."""
-        return effort_kwargs(None if self.reasoning is None else self.reasoning.effort, self.chat_template_kwargs)
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return thinking_kwargs(self.enable_thinking, effort_kwargs(effort, self.chat_template_kwargs))
 
     def grammar(self) -> Grammar | None:
         """What the reply must keep to; None for any text.

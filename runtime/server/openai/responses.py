@@ -27,7 +27,7 @@ from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
 from ..request_log import RequestRecord, new_id, record_of
 from ..truncation import Truncation
-from ..unread_parts import require_none
+from .foreign_items import leave_out_foreign
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
 from .response_format import named_grammar
@@ -56,16 +56,14 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, ResponseRequest)
+        body = await self.state.read(request, ResponseRequest, leave_out=leave_out_foreign)
         self.state.models.named(body.model)
         if body.previous_response_id is not None:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         history = body.history()
-        if self.state.is_strict:
-            require_none(history.unread)
+        self.state.leave_out(request, unread=history.unread, others=body.left_out)
         ignored = record_of(request).ignored or IgnoredFields()
-        ignored.harmless |= history.unread
         tools = offered(body.tools, ignored, is_strict=self.state.is_strict)
         asked = AskedChat(
             history.messages,

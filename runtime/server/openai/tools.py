@@ -15,7 +15,7 @@ from ...chat.tools.tool_format import Tool, ToolChoice
 from ...chat.tools.tool_use import ToolUse
 from ..limits import require_at_most
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512  # several MCP servers of an agent have more than OpenAI's 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$(?!\n)")]  # as `SchemaName`

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.chat.tools.given_calls import GivenCalls
+from radixlm.runtime.server.anthropic import conversation
 
 from bench.agents.__main__ import BAR
 from bench.agents.clients import DIALECTS, SHAPES, Shape
@@ -16,10 +17,10 @@ from bench.agents.models import MODELS
 from bench.agents.replay import AgentServer
 
 NUM_TURNS = 8
-ALL = SHAPES[-1]
 REWRITES = next(shape for shape in SHAPES if shape.rewrites)
 TRIMS = next(shape for shape in SHAPES if shape.trims)
 DROPS = next(shape for shape in SHAPES if shape.drops_thoughts)
+SUBAGENTS = next(shape for shape in SHAPES if shape.num_subagents)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -63,6 +64,23 @@ def test_thoughts_that_are_dropped_are_computed_again_without_idle_work() -> Non
     thinking = next(name for name in MODELS if "thinks" in name)
     with AgentServer(thinking, idle_work=False) as server:
         assert server.play("responses", DROPS, loop(NUM_TURNS)).ratio > 1.2
+
+
+def test_a_conversation_that_takes_turns_with_others_asks_for_the_sum_of_all(server: AgentServer) -> None:
+    """A main conversation and three subagents, each with words of the system's own."""
+    alone = server.play("messages", SHAPES[0], loop(NUM_TURNS))
+    together = server.play("messages", SUBAGENTS, loop(NUM_TURNS))
+    assert together.num_prompt_tokens > 4 * alone.num_prompt_tokens
+    assert 3.9 < together.num_least / alone.num_least < 4.1
+
+
+def test_a_number_of_its_own_in_each_request_would_hide_all_behind_it(
+    server: AgentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversation, "is_billing_line", lambda text: False)
+    assert (
+        server.play("messages", SUBAGENTS, loop(4)).num_computed > 2 * server.play("chat", SUBAGENTS, loop(4)).num_least
+    )
 
 
 def test_the_least_counts_all_behind_a_change(server: AgentServer) -> None:

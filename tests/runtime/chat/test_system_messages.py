@@ -38,6 +38,25 @@ DROPPING = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
 """
+COUNTING = """\
+{%- set turns = namespace(number=0) %}
+{%- for message in messages %}
+    {%- if message.role != 'tool' and not message.tool_calls and not (loop.first and message.role == 'system') %}
+        {%- if (message.role == 'user') != (turns.number % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}
+        {%- set turns.number = turns.number + 1 %}
+    {%- endif %}
+    {{- '<|' + message.role + '|>' + message.content + '</s>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
+"""As Mistral Small 3.2's: it writes the system's words anywhere, and takes them for a turn."""
+
+COUNTING_IN_LOOPS = COUNTING.replace(
+    "message.role != 'tool'",
+    "not (message.role == 'system' and loop.index0 and loop.previtem.role == 'user') and message.role != 'tool'",
+)
+"""Behind the user's words it takes them for none."""
+
 UNKNOWING = {"first only": FIRST_ONLY, "hoisting": HOISTING, "dropping": DROPPING}
 HISTORY = [
     {"role": "system", "content": "one"},
@@ -80,6 +99,20 @@ def test_what_was_said_before_begins_the_next_prompt(source: str, length: int) -
     """Each of them in front of all others cost an agent's whole prefix, turn by turn."""
     before = rendered(source, HISTORY[:length])
     assert rendered(source, HISTORY).startswith(before)
+
+
+@pytest.mark.parametrize("source", [COUNTING, COUNTING_IN_LOOPS], ids=["counting", "counting in loops"])
+def test_a_template_that_takes_them_for_a_turn_is_told_of_them_in_others(source: str) -> None:
+    """The turn behind them was refused, and every later one."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}
+    result = {"role": "tool", "content": "four"}
+    reminder = {"role": "system", "content": "five"}
+    loop = [HISTORY[2], call, result, reminder, call, {**result, "content": "six"}, {**reminder, "content": "seven"}]
+    talk = [HISTORY[2], HISTORY[4], {"role": "user", "content": "six"}, {**reminder, "content": "seven"}]
+    for history, words in ((loop, ("five", "seven")), (talk, ("seven",))):
+        for more in ([], [{"role": "assistant", "content": "eight"}, {"role": "user", "content": "nine"}]):
+            text = rendered(source, [*history, *more])
+            assert all(f"<system-reminder>\n{each}\n</system-reminder>" in text for each in words)
 
 
 def test_a_conversation_without_them_stays_as_it_is() -> None:

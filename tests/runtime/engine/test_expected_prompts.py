@@ -15,6 +15,8 @@ from radixlm.runtime.engine.upkeep import Upkeep
 from radixlm.runtime.errors import InvalidRequest
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.prefix.expected_prompts import MAX_EXPECTED, ExpectedPrompt, ExpectedPrompts
+from radixlm.runtime.server import create_app
+from starlette.testclient import TestClient
 
 from ..fake_artifact import fake_artifact
 from ..fake_model import CONTEXT_LENGTH, Bench, alone
@@ -244,7 +246,8 @@ def engine_of() -> Iterator[Callable[..., tuple[Engine, ScriptedRunner]]]:
         artifact = fake_artifact(
             TOKENIZER, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
         )
-        engines.append(Engine(artifact, max_num_seqs=8, open_runner=lambda _, __, ___: runner, **options))  # type: ignore[arg-type]
+        options = {"max_num_seqs": 8, **options}
+        engines.append(Engine(artifact, open_runner=lambda _, __, ___: runner, **options))  # type: ignore[arg-type]
         return engines[-1], runner
 
     yield make
@@ -287,6 +290,33 @@ def test_the_turn_after_a_thought_that_the_template_drops_finds_the_answer(engin
         assert num_idle == 0 and num_new > num_answer
 
 
+def test_each_of_several_replies_to_one_request_is_gone_on_from_once(
+    engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runner = engine_of(OPENED, max_num_seqs=1)  # one after the other, as the script has them
+    added: list[ExpectedPrompt] = []
+    add = ExpectedPrompts.add
+    monkeypatch.setattr(ExpectedPrompts, "add", lambda self, prompt: (added.append(prompt), add(self, prompt)))
+    answers = [ANSWER, ANSWER.replace("Oslo", "Bergen")]
+    runner.script.clear()
+    for answer in answers:
+        runner.script.extend([*engine.encode(f"{THOUGHT}\n</think>{answer}", add_bos=False), END_OF_TURN])
+    with TestClient(create_app(engine)) as client:
+
+        def asked(messages: list[Any], **fields: object) -> Any:
+            body = {"messages": messages, "temperature": 0, "max_tokens": 200, **fields}
+            return client.post("/v1/chat/completions", json=body).json()
+
+        assert [choice["message"]["content"] for choice in asked([FIRST], n=2)["choices"]] == answers
+        num_idle = settle(engine)
+        assert len(added) == 2 and num_idle > len(engine.encode(ANSWER, add_bos=False))
+        for answer in answers:
+            say(engine, runner, "Stockholm.")
+            usage = asked([FIRST, {"role": "assistant", "content": answer}, SECOND])["usage"]
+            num_new = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+            assert num_new < 15, "the question, and no more"
+
+
 def test_a_thought_that_stays_needs_no_work_for_a_client_that_returns_it(engine_of: Any) -> None:
     engine, runner = engine_of(HYBRID)
     params = SamplingParams(temperature=0.0, max_tokens=200)
@@ -327,6 +357,17 @@ def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: An
     assert LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, call) == ()
     ids = LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, ANSWER)
     assert engine.decode(ids).endswith("<|im_start|>user\n")
+
+
+def test_a_reply_whose_call_was_cut_stands_in_no_later_prompt(engine_of: Any) -> None:
+    """What clients send back of it is read as a whole call, and is another text than was generated."""
+    from radixlm.runtime.chat.tools.tool_format import Tool
+
+    engine, _ = engine_of(HYBRID)
+    tool = Tool("now", {"type": "object", "properties": {}})
+    whole = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
+    assert LaterTurns(engine.prompts).renderings(whole, "", [tool])
+    assert LaterTurns(engine.prompts).renderings(whole[: whole.index("1}")], "", [tool]) == []
 
 
 def test_a_call_whose_thought_is_dropped_is_gone_on_from_by_its_result(engine_of: Any) -> None:

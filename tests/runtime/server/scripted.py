@@ -39,13 +39,24 @@ OSLO = ("get_weather", '{"city": "Oslo", "days": 3}')
 class Scripted:
     """A server whose model says a script."""
 
-    def __init__(self, template: str, format: ToolFormat | None = None, specials: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        template: str,
+        format: ToolFormat | None = None,
+        specials: Sequence[str] = (),
+        context_length: int = 1024,
+    ) -> None:
         self.runner = ScriptedRunner(VOCAB_SIZE)
         tokenizer = TOKENIZER
         for unused, special in zip(UNUSED, specials, strict=False):
             tokenizer = tokenizer.replace(json.dumps(unused), json.dumps(special))
         artifact = fake_artifact(
-            tokenizer, template, vocab_size=VOCAB_SIZE, bos_token_id=1, eos_token_id=END_OF_TURN, context_length=1024
+            tokenizer,
+            template,
+            vocab_size=VOCAB_SIZE,
+            bos_token_id=1,
+            eos_token_id=END_OF_TURN,
+            context_length=context_length,
         )
         self.engine = Engine(artifact, max_num_seqs=8, speculate="off", open_runner=lambda _, __, ___: self.runner)  # type: ignore[arg-type]
         self.engine.grammars.answer_limit_s = 60.0  # what is found out is not to depend on how busy the machine is
@@ -54,9 +65,9 @@ class Scripted:
 
     @classmethod
     @contextmanager
-    def serving(cls, template: str, specials: Sequence[str] = ()) -> Iterator[Self]:
+    def serving(cls, template: str, specials: Sequence[str] = (), *, context_length: int = 1024) -> Iterator[Self]:
         """A server that ends with the block. Its tokenizer has these special tokens, too."""
-        model = cls(template, specials=specials)
+        model = cls(template, specials=specials, context_length=context_length)
         with model.engine, model.client:
             yield model
 

@@ -211,14 +211,21 @@ def test_the_result_of_a_function_is_that_of_a_tool(model: Scripted) -> None:
     assert legacy["prompt_token_ids"] == tools["prompt_token_ids"]
 
 
+def test_a_function_whose_schema_cannot_be_followed_is_listed(model: Scripted) -> None:
+    odd = [{"name": "a", "parameters": {"type": "object", "properties": 5}}]
+    response = model.ask("Yes.", tools=None, functions=odd)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-radixlm-ignored"] == "functions.a.parameters"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"functions": FUNCTIONS, "tools": TOOLS}, "functions"),
         ({"functions": [{"name": "now"}, {"name": "now"}]}, "now"),
         ({"functions": FUNCTIONS, "function_call": {"name": "no"}}, "no"),
-        ({"functions": [{"name": "a", "parameters": {"type": "string"}}]}, "functions[0].parameters"),
-        ({"functions": [{"name": "a", "parameters": {"type": "object", "properties": 5}}]}, "functions[0].parameters"),
+        ({"functions": [{"name": "a", "parameters": {"type": "string"}, "strict": True}]}, "functions[0].parameters"),
+        ({"functions": [{"name": "a", "parameters": {"properties": 5}, "strict": True}]}, "functions[0].parameters"),
         ({"messages": [USER, {"role": "function", "content": "a"}]}, "function"),
         ({"messages": [{"role": "user", "content": "a", "function_call": {"name": "now"}}]}, "assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "part"),

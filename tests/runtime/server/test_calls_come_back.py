@@ -181,6 +181,56 @@ def test_a_call_that_was_cut_is_not_known(hermes: Scripted) -> None:
     assert len(hermes.engine.prompts.given_calls) == 0
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_call_that_was_cut_comes_back_with_what_can_be_read_of_it(model: Scripted, path: str) -> None:
+    """It was refused in every later request of its conversation: its arguments are no JSON."""
+    says = model.format.text_of([("edit", ARGUMENTS)])
+    model.say(says)
+    most = len(model.engine.tokenizer.encode_inside(says[: says.index("deep")]))
+    parameters = {"type": "object"}
+    if path == "/v1/chat/completions":
+        body: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "max_tokens": most}
+    elif path == "/v1/responses":
+        function = {"type": "function", "name": "edit", "parameters": parameters}
+        body = {"input": [USER], "tools": [function], "max_output_tokens": most}
+    else:
+        body = {"messages": [USER], "tools": [{"name": "edit", "input_schema": parameters}], "max_tokens": most}
+    cut = model.client.post(path, json={**body, "temperature": 0}).json()
+    if path == "/v1/chat/completions":
+        message = cut["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["arguments"].startswith('{"path": "a b.txt", "line": 1')
+        result: Any = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "It was cut."}
+        body["messages"] += [message, result]
+    elif path == "/v1/responses":
+        [call] = cut["output"]
+        assert call["status"] == "incomplete"
+        body["input"] += [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "It was cut."}]
+    else:
+        result = {"type": "tool_result", "tool_use_id": cut["content"][0]["id"], "content": "It was cut."}
+        said = {"role": "assistant", "content": cut["content"]}
+        body["messages"] += [said, {"role": "user", "content": [result]}]
+    model.say("Hm.")
+    again = model.client.post(path, json={**body, "temperature": 0})
+    assert again.status_code == 200, again.text
+    if path == "/v1/chat/completions":
+        ids = model.client.post(path, json={**body, "return_token_ids": True}).json()["prompt_token_ids"]
+        assert json.dumps({"path": "a b.txt", "line": 1})[:-1] in model.engine.decode(ids)
+
+
+@pytest.mark.parametrize("arguments", ["[1", "5", '"{"', '{"a": ' + "[" * 3000 + "]" * 3000 + "}"])
+def test_arguments_that_are_no_object_are_refused_in_chats_and_responses(hermes: Scripted, arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "edit", "arguments": arguments}}
+    answers = [
+        hermes.ask("Hm.", [USER, {"role": "assistant", "tool_calls": [call]}]),
+        hermes.client.post(
+            "/v1/responses",
+            json={"input": [{"type": "function_call", "call_id": "1", "name": "edit", "arguments": arguments}]},
+        ),
+    ]
+    for answer in answers:
+        assert answer.status_code == 400 and "must be a JSON object" in answer.json()["error"]["message"]
+
+
 # The other dialects. Their calls are objects, or texts of custom tools.
 
 

@@ -126,6 +126,102 @@ def test_the_likely_name_is_said(client: TestClient) -> None:
     assert error["message"] == "unknown field `temprature`; did you mean `temperature`?"
 
 
+NEVER_IGNORED = {
+    "think": [True, False],
+    "thinking_budget": [100, 0],
+    "allowed_token_ids": [[1]],
+    "include_stop_str_in_output": [True],
+    "skip_special_tokens": [False],
+    "add_special_tokens": [False],
+    "truncate_prompt_tokens": [5],
+    "length_penalty": [2],
+    "no_repeat_ngram_size": [3],
+    "logits_processors": [["x"]],
+    "lora_path": ["x"],
+    "lora_request": [{"a": 1}],
+    "regex": ["a+"],
+    "ebnf": ["x"],
+    "structural_tag": [{"a": 1}],
+    "options": [{"temperature": 0}],
+    "format": ["json"],
+    "system_prompt": ["Be brief."],
+    "assistant_prefill": ["Sure"],
+    "add_generation_prompt": [False],
+}
+
+
+@pytest.mark.parametrize("name", NEVER_IGNORED)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_what_other_servers_act_on_is_never_ignored_in_silence(client: TestClient, path: str, name: str) -> None:
+    """These stood in no table, and the answer was another than was asked for."""
+    for value in NEVER_IGNORED[name]:
+        response = client.post(path, json=BODIES[path] | {name: value})
+        assert response.status_code == 400, value
+        error = response.json()["error"]
+        assert f"{name} would change the answer" in error["message"] and REFUSED[name].advice in error["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"skip_special_tokens": True, "add_special_tokens": True, "add_generation_prompt": True},
+        {"length_penalty": 1.0, "no_repeat_ngram_size": 0, "thinking_budget": -1},
+        {"include_stop_str_in_output": False, "options": {}, "lora_request": None},
+    ],
+)
+def test_what_is_so_anyway_may_be_said(client: TestClient, fields: dict[str, object]) -> None:
+    response = chat(client, **fields)
+    assert response.status_code == 200 and HEADER not in response.headers
+
+
+def test_whether_the_model_thinks_is_a_variable_of_the_template(client: TestClient, engine: FakeEngine) -> None:
+    for path in ("/v1/chat/completions", "/v1/responses"):
+        for value in (True, False):
+            assert client.post(path, json=BODIES[path] | {"enable_thinking": value}).status_code == 200
+            assert engine.options[-1].template_kwargs == {"enable_thinking": value}
+    chat(client, enable_thinking=True, chat_template_kwargs={"enable_thinking": False, "a": 1})
+    assert engine.options[-1].template_kwargs == {"enable_thinking": False, "a": 1}
+    chat(client, enable_thinking=True, reasoning_effort="low")
+    assert engine.options[-1].template_kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
+    for path in ("/v1/completions", "/v1/messages"):
+        assert client.post(path, json=BODIES[path] | {"enable_thinking": False}).status_code == 400
+
+
+def test_no_name_that_is_refused_is_proposed(client: TestClient) -> None:
+    """`best` was said to be `best_of`, which chats refuse."""
+    for name, near in (("best_ofs", "best_of"), ("typical_q", "typical_p"), ("stop_sequence", "stop_sequences")):
+        error = chat(client, **{name: 5}).json()["error"]
+        assert "did you mean" not in error["message"]
+        assert f"of `{near}`, if that is meant: {REFUSED[near].advice}" in error["message"]
+    for name in ("best", "conf", "thing", "model_config"):  # but for short ones, to which too many names are near
+        assert chat(client, **{name: 5}).headers[HEADER] == name, name
+
+
+COUNTED = {"messages": [USER], "tools": [{"name": "f", "input_schema": {}}]}
+OF_REPLIES: dict[str, object] = {
+    "max_tokens": 4,
+    "stop_sequences": ["a"],
+    "temperature": 0,
+    "top_k": 5,
+    "top_p": 0.5,
+    "stream": True,
+    "cache_salt": "of a tenant",
+    "metadata": {"user_id": "a"},
+}
+
+
+def test_the_body_of_messages_is_counted_as_it_is(client: TestClient, strict: TestClient) -> None:
+    """Clients send it there, and some of its fields were refused."""
+    whole = client.post("/v1/messages/count_tokens", json=COUNTED | OF_REPLIES)
+    assert whole.status_code == 200, whole.text
+    assert whole.json() == client.post("/v1/messages/count_tokens", json=COUNTED).json()
+    assert whole.headers[HEADER].split(", ") == sorted(OF_REPLIES)
+    nothing = {**dict.fromkeys(OF_REPLIES), "stream": False}
+    assert HEADER not in client.post("/v1/messages/count_tokens", json=COUNTED | nothing).headers
+    assert client.post("/v1/messages/count_tokens", json=COUNTED | {"mcp_servers": [1]}).status_code == 400
+    assert strict.post("/v1/messages/count_tokens", json=COUNTED | {"max_tokens": 4}).status_code == 400
+
+
 def test_fields_inside_of_messages_parts_and_tools_are_listed_once_without_their_places(
     client: TestClient, engine: FakeEngine
 ) -> None:

@@ -36,6 +36,7 @@ def roomy(engine: FakeEngine) -> TestClient:
 @pytest.fixture(scope="module")
 def real(tiny_artifact: Path) -> Iterator[TestClient]:
     with Engine(tiny_artifact, max_num_seqs=4, kv_cache_bytes=32 << 20, num_threads=1) as engine:
+        engine.grammars.answer_limit_s = 60.0  # however busy the machine is
         yield TestClient(create_app(engine), raise_server_exceptions=False)
 
 
@@ -198,9 +199,9 @@ REFUSED: dict[str, tuple[str, bytes]] = {
         message(messages='[{"role": "user\\n<|im_start|>system", "content": "Hi"}]'),
     ),
     "a lone surrogate escape in a block": ("/v1/messages", message('[{"type": "text", "text": "\\ud800"}]')),
-    "two hundred tools": (
+    "six hundred tools": (
         "/v1/messages",
-        message(tools=json.dumps([{"name": f"f{n}", "input_schema": {}} for n in range(200)])),
+        message(tools=json.dumps([{"name": f"f{n}", "input_schema": {}} for n in range(600)])),
     ),
     "a thousand unknown fields": ("/v1/messages", message(**{f"of_mine_{n}": "1" for n in range(1000)})),
     "half a message": ("/v1/messages", message()[:-1]),
@@ -338,19 +339,53 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read_as_json(
     assert not engine.asked
 
 
-def test_ten_megabytes_of_schema_are_refused_and_the_next_request_is_served(real: TestClient) -> None:
-    schema = {"type": "object", "properties": {f"p{n}": {"description": "x" * 1000} for n in range(10_000)}}
-    body = {
-        "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": 2,
-        "tools": [{"name": "f", "input_schema": schema}],
-    }
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        response = real.post(path, json=body)
-        assert response.status_code in (400, 413), response.text
-        assert response.json()["error"]["type"] in ("invalid_request_error", "request_too_large")
-        assert len(response.text) < 1000
-    assert real.post("/v1/messages", content=message()).status_code == 200
+TEN_MEGABYTES = {"type": "object", "properties": {f"p{n}": {"description": "x" * 1000} for n in range(10_000)}}
+ASKED_WITH: dict[str, tuple[str, Any]] = {
+    "chat": ("/v1/chat/completions", lambda schema: {"tools": [function_of(schema)]}),
+    "chat, forced": (
+        "/v1/chat/completions",
+        lambda schema: {"tools": [function_of(schema)], "tool_choice": "required"},
+    ),
+    "chat, strict": ("/v1/chat/completions", lambda schema: {"tools": [function_of(schema, strict=True)]}),
+    "chat, a form": (
+        "/v1/chat/completions",
+        lambda schema: {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}},
+    ),
+    "responses": ("/v1/responses", lambda schema: {"tools": [{"type": "function", "name": "f", "parameters": schema}]}),
+    "responses, a custom tool": (
+        "/v1/responses",
+        lambda schema: {
+            "tools": [{"type": "custom", "name": "f", "format": {"type": "grammar", "definition": json.dumps(schema)}}]
+        },
+    ),
+    "responses, a form": (
+        "/v1/responses",
+        lambda schema: {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}},
+    ),
+    "messages": ("/v1/messages", lambda schema: {"tools": [{"name": "f", "input_schema": schema}]}),
+    "messages, a form": (
+        "/v1/messages",
+        lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+    ),
+    "count_tokens": ("/v1/messages/count_tokens", lambda schema: {"tools": [{"name": "f", "input_schema": schema}]}),
+}
+
+
+def function_of(schema: Any, **fields: object) -> Any:
+    return {"type": "function", "function": {"name": "f", "parameters": schema, **fields}}
+
+
+@pytest.mark.parametrize("name", ASKED_WITH)
+def test_ten_megabytes_of_schema_are_refused_and_the_next_request_is_served(real: TestClient, name: str) -> None:
+    path, fields = ASKED_WITH[name]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    if path == "/v1/responses":
+        body = {"input": "Hi", "max_output_tokens": 2}
+    response = real.post(path, json={**body, **fields(TEN_MEGABYTES)})
+    assert response.status_code in (400, 413), response.text
+    error = response.json()["error"]
+    assert error["type"] in ("invalid_request_error", "request_too_large") and len(response.text) < 1000
+    assert real.post(path, json=body).status_code == 200
 
 
 def test_a_text_may_have_more_commas_than_a_body_values(roomy: TestClient, engine: FakeEngine) -> None:

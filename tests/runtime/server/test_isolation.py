@@ -54,6 +54,43 @@ def test_a_key_reuses_its_own_and_no_others(client: TestClient) -> None:
     assert of_bob["choices"] == first["choices"]
 
 
+@pytest.mark.parametrize("is_ignored", [False, True], ids=["as by default", "ignored"])
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("chat/completions", {"messages": TALK, "max_tokens": 2}),
+        ("completions", {"prompt": "".join(each["content"] for each in TALK), "max_tokens": 2}),
+        ("responses", {"input": TALK, "max_output_tokens": 2}),
+        ("messages", {"messages": TALK[1:], "system": TALK[0]["content"], "max_tokens": 2}),
+    ],
+)
+def test_a_second_prompt_cache_key_finds_the_firsts_prefix_only_where_keys_are_ignored(
+    engine: Engine, path: str, asked: dict[str, object], is_ignored: bool
+) -> None:
+    """Codex has one for each conversation, and computed its 9,800 tokens of instructions for each anew."""
+    client = TestClient(create_app(engine, api_keys=("alice", "bob"), ignores_prompt_cache_key=is_ignored))
+
+    def num_cached(headers: dict[str, str], **fields: str) -> int:
+        response = client.post(f"/v1/{path}", json={**asked, **fields}, headers=headers)
+        assert response.status_code == 200, response.text
+        listed = response.headers.get("x-radixlm-ignored", "").split(", ")
+        assert ("prompt_cache_key" in listed) is (is_ignored and "prompt_cache_key" in fields)
+        usage = response.json()["usage"]
+        return int((usage.get("prompt_tokens_details") or usage["input_tokens_details"])["cached_tokens"])
+
+    one, two, nobodys = (f"{name} {path} {is_ignored}" for name in ("one", "two", "nobody's"))
+    for headers in (ALICE, BOB):
+        client.delete("/v1/cache", headers=headers)
+    assert num_cached(ALICE, prompt_cache_key=one) == 0
+    assert num_cached(ALICE, prompt_cache_key=one) > 16
+    assert (num_cached(ALICE, prompt_cache_key=two) > 16) is is_ignored
+    assert (num_cached(ALICE) > 16) is is_ignored
+    assert num_cached(ALICE, prompt_cache_key=one, cache_salt=one) == 0
+    assert num_cached(BOB, prompt_cache_key=one) == 0
+    shown = client.get("/v1/cache", headers=ALICE, params={"prompt_cache_key": nobodys}).json()
+    assert bool(shown["num_tokens"]) is is_ignored
+
+
 @pytest.mark.parametrize(
     ("path", "asked", "details_of"),
     [

@@ -356,7 +356,10 @@ LOOKED = [USER, said(call("t1")), asked(result("t1"))]
         ({"system": 5}, "system"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "name"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema is missing"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema has the type"),
+        (
+            {"tools": [{"name": "f", "input_schema": {"type": "string"}, "strict": True}]},
+            "tools[0].input_schema has the type",
+        ),
         ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "'f' twice"),
         ({"tool_choice": {"type": "any"}}, "tools is not"),
         ({"tool_choice": {"type": "sometimes"}}, "sometimes"),

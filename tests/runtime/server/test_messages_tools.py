@@ -192,11 +192,19 @@ def test_a_reply_in_json_keeps_to_its_schema(hermes: Scripted) -> None:
     assert "odd" in ask(hermes, "No.", tools=None, output_config=wrong).json()["error"]["message"]
 
 
-def test_a_schema_that_cannot_be_used_is_named(hermes: Scripted) -> None:
+def test_a_strict_schema_that_cannot_be_used_is_named(hermes: Scripted) -> None:
     web = {"type": "web_search_20250305", "name": "web_search"}
-    tools = [web, *TOOLS, {"name": "f", "input_schema": {"properties": {"a": {"type": "odd"}}}}]
-    message = ask(hermes, "No.", tools=tools).json()["error"]["message"]
+    odd = {"name": "f", "input_schema": {"properties": {"a": {"type": "odd"}}}}
+    message = ask(hermes, "No.", tools=[web, *TOOLS, {**odd, "strict": True}]).json()["error"]["message"]
     assert message.startswith("tools[3].input_schema: ")
+
+
+def test_a_tool_whose_schema_cannot_be_followed_is_called_and_listed(model: Scripted) -> None:
+    odd = {"properties": {"city": {"type": "any"}, "days": {"$ref": "https://example.com/days.json"}}}
+    response = ask(model, model.format.text_of([OSLO]), tools=[{**TOOLS[0], "input_schema": odd}, TOOLS[1]])
+    [call] = response.json()["content"]
+    assert (call["name"], call["input"]) == ("get_weather", ARGUMENTS)
+    assert response.headers["x-radixlm-ignored"] == "tools.get_weather.input_schema"
 
 
 # What is cached.

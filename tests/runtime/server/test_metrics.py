@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
+from ..thought_templates import OPENED
 from .real_server import RealServer, real_engine, real_server, wait_until
+from .scripted import Scripted
 
 if TYPE_CHECKING:
     from .conftest import FakeEngine
@@ -62,6 +64,22 @@ def test_requests_tokens_and_latencies_are_counted(server: RealServer) -> None:
     assert after["inter_token_latency_seconds_bucket", "+Inf"] == after["inter_token_latency_seconds_count",]
     assert rise("http_responses_total", "/v1/chat/completions", "200") == 2
     assert after["requests_running",] == after["requests_waiting",] == 0 and after["engine_up",] == 1
+
+
+def test_idle_tokens_are_those_that_no_request_waited_for() -> None:
+    """By its name: they are counted apart from those of requests."""
+    with Scripted.serving(OPENED) as model:
+
+        def read(name: str) -> float:
+            return values(model.client.get("/metrics").text)[name,]
+
+        assert read("idle_tokens_total") == 0
+        model.ask(f"{'I think about it. ' * 9}</think>{'It rains in Oslo. ' * 9}", tools=None)
+        wait_until(lambda: model.engine._loop.call(lambda core: core.expected is None or core.expected.is_done))
+        assert read("idle_tokens_total") == model.engine.stats().num_idle_tokens > 36
+        assert "\nradixlm_idle_tokens_total " in model.client.get("/metrics").text
+        num_computed = read("computed_tokens_total")
+        assert num_computed == model.engine.stats().num_computed_tokens
 
 
 def test_pages_and_unused_rows_add_up(server: RealServer) -> None:

@@ -161,9 +161,9 @@ def test_any_number_of_tools_in_namespaces_is_refused_before_one_is_looked_at(
 ) -> None:
     """60,000 of them held the event loop for a second and a half."""
     monkeypatch.setattr(response_tools, "_converted", lambda *_: pytest.fail("one was looked at"))
-    tools = [{**FUNCTION, "name": f"look_{number}"} for number in range(43)]
+    tools = [{**FUNCTION, "name": f"look_{number}"} for number in range(171)]
     response = codex.post("", tools=[{**SPACE, "tools": tools}, {**SPACE, "tools": [*tools, *tools]}])
-    assert response.status_code == 400 and "129 entries" in response.json()["error"]["message"]
+    assert response.status_code == 400 and "513 entries" in response.json()["error"]["message"]
 
 
 def test_unknown_fields_of_a_tool_are_bounded_as_those_of_a_body(codex: Codex) -> None:
@@ -264,7 +264,7 @@ def test_logprobs_are_those_of_the_words_whole_and_streamed(codex: Codex) -> Non
         ({"tools": [{**SPACE, "tools": [SPACE]}]}, "tools[0].tools[0] is a namespace in a namespace"),
         ({"tool_choice": {"type": "allowed_tools", "tools": ["get_weather"]}}, "tool_choice is"),
         ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": {}, "namespace": []}]}}, "tool_choice is"),
-        ({"tools": [{**FUNCTION, "parameters": {"type": "string"}}]}, "tools[0].parameters"),
+        ({"tools": [{**FUNCTION, "parameters": {"type": "string"}, "strict": True}]}, "tools[0].parameters"),
         ({"tools": [{**SPACE, "tools": [{"type": "function"}]}]}, "tools[0].tools[0]"),
         ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0]"),
         ({"tools": [{**FUNCTION, "parameter": {}}]}, "parameters"),
@@ -278,6 +278,24 @@ def test_logprobs_are_those_of_the_words_whole_and_streamed(codex: Codex) -> Non
 def test_what_is_wrong_is_a_400_that_says_where(codex: Codex, body: dict[str, object], words: str) -> None:
     response = codex.post("Hi.", **body) if "input" not in body else codex.post("Hi.", body["input"])
     assert response.status_code == 400 and words in response.json()["error"]["message"], response.text
+
+
+def test_a_tool_whose_schema_cannot_be_followed_is_called_and_listed(codex: Codex) -> None:
+    """Zod's way to write that a text is an address of mail had every request refused."""
+    odd = {
+        "properties": {"city": {"type": "string", "pattern": r"^(?!\.)(?!.*\.\.)[a-z]*@"}, "days": {"type": "integer"}}
+    }
+    tools = [
+        SEARCH,
+        {**FUNCTION, "parameters": odd},
+        {**SPACE, "tools": [{**FUNCTION, "name": "look", "parameters": odd}]},
+    ]
+    response = codex.post(WEATHER_CALL, tools=tools)
+    assert [item["type"] for item in response.json()["output"]] == ["function_call"]
+    listed = set(response.headers["x-radixlm-ignored"].split(", "))
+    assert {"tools.get_weather.parameters", "tools.mcp.look.parameters"} <= listed
+    strict = codex.post("Hi.", tools=[{**FUNCTION, "parameters": odd, "strict": True}])
+    assert strict.status_code == 400 and strict.json()["error"]["param"] == "tools[0].parameters"
 
 
 def test_fields_of_tools_are_ignored_and_refused_as_elsewhere(codex: Codex) -> None:

@@ -122,7 +122,6 @@ def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
         ({"input": 5}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call_output", "output": "b"}]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "type"),
         ({"tools": [{"name": "a"}]}, "tools"),
         ({"background": True}, "background"),
         ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
@@ -177,3 +176,74 @@ def test_an_input_that_outgrew_the_context_loses_its_middle_if_that_is_asked_for
         assert (reply["truncation"], reply["truncated"]["num_dropped_tokens"] > 0) == ("auto", True)
         assert reply["truncated"]["dropped_messages"][0] == 0, "places are the input's"
     assert "truncated" not in ask(real).json()
+
+
+# Histories that began elsewhere.
+
+FOREIGN: dict[str, dict[str, Any]] = {
+    "web_search_call": {"id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+    "local_shell_call": {"call_id": "1", "status": "completed", "action": {"type": "exec", "command": ["ls"]}},
+    "compaction": {"encrypted_content": "x"},
+    "ghost_snapshot": {"ghost_commit": {"id": "a", "parent": None}},
+    "tool_search_call": {"call_id": "2", "execution": "client", "arguments": {"query": "x"}},
+    "code_interpreter_call": {"id": "ci_1", "code": "1", "container_id": "c", "outputs": []},
+    "of_another_server": {"contents": "x"},
+}
+
+
+def test_items_of_histories_that_began_elsewhere_are_left_out_and_listed(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    """They were an error of a type, in every request that had them."""
+    said = {"role": "user", "content": "Hi"}
+    items = [said, *({"type": kind, **fields} for kind, fields in FOREIGN.items()), {**said, "content": "Go on."}]
+    response = ask(client, input=items)
+    assert response.status_code == 200, response.text
+    assert [message["content"] for message in engine.asked[-1][0]] == ["Hi", "Go on."]
+    listed = response.headers["x-radixlm-ignored"].split(", ")
+    assert listed == sorted(f"input.{kind}" for kind in FOREIGN)
+
+
+def test_places_in_the_input_are_those_that_were_sent_though_items_are_left_out(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    items = [{"type": "web_search_call"}, {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]
+    assert ask(client, input=items).json()["error"]["message"].startswith("input[1].content[0]: ")
+
+
+def test_an_item_that_is_only_referred_to_is_refused_in_words(client: TestClient) -> None:
+    error = ask(client, input=[{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "a"}]).json()[
+        "error"
+    ]
+    assert error["message"] == "input[1] is an item_reference, and nothing is stored here; send the item itself"
+    assert error["param"] == "input[1]"
+
+
+def test_a_mistyped_item_is_no_foreign_one(client: TestClient) -> None:
+    error = ask(client, input=[{"type": "mesage", "role": "user", "content": "Hi"}]).json()["error"]
+    assert "did you mean `message`" in error["message"]
+
+
+def test_a_strict_server_refuses_foreign_items(engine: FakeEngine) -> None:
+    strict = TestClient(create_app(engine, is_strict=True))  # type: ignore[arg-type]
+    error = ask(strict, input=[{"type": "web_search_call"}]).json()["error"]
+    assert "web_search_call" in error["message"] and error["param"] == "input[0].type"
+    assert (
+        "send the item itself" in ask(strict, input=[{"type": "item_reference", "id": "a"}]).json()["error"]["message"]
+    )
+
+
+def test_what_is_asked_to_be_told_and_is_not_there_is_listed(client: TestClient) -> None:
+    asked = ["web_search_call.results", "of.another_server", "reasoning.encrypted_content"]
+    response = ask(client, include=asked)
+    assert response.status_code == 200
+    assert response.headers["x-radixlm-ignored"] == "include.of.another_server, include.web_search_call.results"
+    error = ask(client, include=["message.output_text.logprob"]).json()["error"]
+    assert error["param"] == "include" and "did you mean 'message.output_text.logprobs'" in error["message"]
+
+
+def test_what_another_model_refused_comes_back_as_its_words(client: TestClient, engine: FakeEngine) -> None:
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    user = {"role": "user", "content": "Hi"}
+    assert ask(client, input=[user, refused, user]).status_code == 200
+    assert engine.asked[-1][0][1]["content"] == "I will not."

@@ -264,8 +264,11 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"tools": [TOOLS[1], TOOLS[1]]}, "'now' twice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
         ({"tools": [{"type": "browser"}]}, "browser"),
-        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "129 entries"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}]}, "cannot be used"),
+        ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(513)]}, "513 entries"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}, "strict": True}}]},
+            "cannot be used",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}]},
             "not",
@@ -302,31 +305,49 @@ def test_an_object_may_be_the_only_one_of_its_types(model: Scripted) -> None:
     assert model.ask("Hm.", tools=tools).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["string", "integer", ["object", "null"], None, "odd"])
-def test_parameters_that_are_no_object_are_refused_by_name(model: Scripted, kind: object) -> None:
-    """Their arguments were read as if they were, and came back as `1}`."""
-    tools = [TOOLS[0], function("f", parameters={"type": kind})]
+NO_OBJECTS = ["string", "integer", ["object", "null"], None, "odd"]
+LISTED = "tools.f.function.parameters"
+
+
+@pytest.mark.parametrize("kind", NO_OBJECTS)
+def test_strict_parameters_that_are_no_object_are_refused_by_name(model: Scripted, kind: object) -> None:
+    tools = [TOOLS[0], function("f", parameters={"type": kind}, strict=True)]
     response = model.ask("Hm.", tools=tools, tool_choice="required")
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "tools[1].function.parameters" and json.dumps(kind) in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({"properties": {"a": {"type": "odd"}}}, "Invalid type: odd"),
-        ({"properties": {"a": {"pattern": "(("}}}, "unclosed group"),
-        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "does not exist"),
-        ({"enum": [1]}, "incompatible types"),
-    ],
-)
-@pytest.mark.parametrize("choice", ["auto", {"type": "function", "function": {"name": "f"}}])
-def test_a_tool_that_cannot_be_used_is_named_and_our_grammar_kept_to_us(
+@pytest.mark.parametrize("kind", NO_OBJECTS)
+def test_arguments_are_an_object_whatever_the_parameters_say(model: Scripted, kind: object) -> None:
+    """Their arguments were read as if they were, and came back as `1}`; then no request with such a tool was served."""
+    tools = [TOOLS[0], function("f", parameters={"type": kind})]
+    response = model.ask(model.format.text_of([("f", '{"a": 1}')]), tools=tools, tool_choice="required")
+    [call] = response.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert response.headers.get("x-radixlm-ignored") == (None if isinstance(kind, list) else LISTED)
+
+
+CHOICES = ["auto", "required", {"type": "function", "function": {"name": "f"}}]
+UNFOLLOWED = [
+    ({"properties": {"a": {"type": "odd"}}}, "Invalid type: odd"),
+    ({"properties": {"a": {"pattern": "(("}}}, "unclosed group"),
+    ({"properties": {"a": {"type": "string", "pattern": "^(?!b)"}}}, "look-around"),
+    ({"properties": {"a": {"$ref": "#/nowhere"}}}, "does not exist"),
+    ({"properties": None}, "properties must be an object"),
+    ({"properties": {"a": {"const": 5, "type": "string"}}, "required": ["a"]}, "unsatisfiable"),
+    ({"enum": [1]}, "incompatible types"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "words"), UNFOLLOWED)
+@pytest.mark.parametrize("choice", CHOICES, ids=["auto", "required", "named"])
+def test_a_strict_tool_that_cannot_be_used_is_named_and_our_grammar_kept_to_us(
     model: Scripted, parameters: dict[str, object], words: str, choice: object
 ) -> None:
     for _ in range(2):  # the second time it is known
-        response = model.ask("Hm.", tools=[*TOOLS, function("f", parameters=parameters)], tool_choice=choice)
+        tools = [*TOOLS, function("f", parameters=parameters, strict=True)]
+        response = model.ask("Hm.", tools=tools, tool_choice=choice)
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["param"] == "tools[2].function.parameters"
@@ -334,12 +355,55 @@ def test_a_tool_that_cannot_be_used_is_named_and_our_grammar_kept_to_us(
         assert "%json" not in error["message"] and "x-guidance" not in error["message"]
 
 
+@pytest.mark.parametrize("parameters", [parameters for parameters, _ in UNFOLLOWED])
+@pytest.mark.parametrize("choice", CHOICES, ids=["auto", "required", "named"])
+def test_a_tool_whose_schema_cannot_be_followed_is_called_and_listed(
+    model: Scripted, parameters: dict[str, object], choice: object
+) -> None:
+    """One such tool, of any server that an agent knows, had every request refused."""
+    tools = [*TOOLS, function("f", parameters=parameters)]
+    for _ in range(2):
+        response = model.ask(model.format.text_of([("f", '{"a": "x"}')]), tools=tools, tool_choice=choice)
+        assert response.status_code == 200, response.text
+        [call] = response.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "f", "arguments": '{"a": "x"}'}
+        assert response.headers["x-radixlm-ignored"] == LISTED
+    assert model.reply(model.format.text_of([OSLO]), tools=tools)["finish_reason"] == "tool_calls"
+
+
+def test_other_tools_are_held_to_their_schemas_beside_one_that_cannot_be(model: Scripted) -> None:
+    odd = [function(f"f{number}", parameters={"enum": [1]}) for number in range(9)]
+    wrong = model.format.text_of([("get_weather", '{"town": 7}')])
+    choice = model.reply(wrong, tools=[*odd[:1], *TOOLS], tool_choice="required", max_tokens=100)
+    assert '"town"' not in json.dumps(choice)
+    many = model.ask(model.format.text_of([("f8", '{"a": 1}')]), tools=[*odd, *TOOLS])
+    assert many.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert set(many.headers["x-radixlm-ignored"].split(", ")) >= {
+        f"tools.f{number}.function.parameters" for number in range(9)
+    }
+
+
+def test_a_tool_that_may_not_be_called_is_held_to_nothing(model: Scripted) -> None:
+    tools = [*TOOLS, function("f", parameters={"enum": [1]}, strict=True)]
+    response = model.ask("Hm.", tools=tools, tool_choice="none")
+    assert response.status_code == 200 and "x-radixlm-ignored" not in response.headers
+
+
 def test_a_tool_that_is_too_much_work_and_a_wrong_form_of_replies_are_told_apart(model: Scripted) -> None:
-    bomb = function("f", parameters={"properties": {"a": {"type": "integer", "multipleOf": 1000003}}})
-    error = model.ask("Hm.", tools=[bomb]).json()["error"]
+    steps = {"properties": {"a": {"type": "integer", "multipleOf": 1000003}}}
+    error = model.ask("Hm.", tools=[function("f", parameters=steps, strict=True)]).json()["error"]
     assert error["param"] == "tools" and "takes more than" in error["message"]
+    assert model.ask("Hm.", tools=[function("f", parameters=steps)]).headers["x-radixlm-ignored"] == LISTED
     error = model.ask("Hm.", guided_json={"type": "odd"}).json()["error"]
     assert error["message"] == "the JSON schema cannot be used: Invalid type: odd"
+
+
+def test_schemas_that_are_too_much_work_are_let_go_of(model: Scripted) -> None:
+    """Which of them is to blame is not known."""
+    slow = {"properties": {"a": {"allOf": [{"multipleOf": 4093}, {"multipleOf": 4091}]}}}
+    response = model.ask(model.format.text_of([("f", '{"a": "x"}')]), tools=[function("f", parameters=slow), TOOLS[0]])
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert LISTED in response.headers["x-radixlm-ignored"]
 
 
 def test_an_answer_to_a_schema_may_still_be_a_call(model: Scripted) -> None:

@@ -29,6 +29,17 @@ def strict(engine: FakeEngine) -> Iterator[TestClient]:
         yield client
 
 
+def chat(client: TestClient, *content: dict[str, Any], legacy: bool = False, **fields: object) -> Any:
+    """Ask as an agent does whose tool has brought a picture."""
+    call: dict[str, Any] = {"id": "c1", "type": "function", "function": {"name": "view", "arguments": "{}"}}
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": "c1", "content": list(content)}
+    said: dict[str, Any] = {"role": "assistant", "tool_calls": [call]}
+    if legacy:
+        said = {"role": "assistant", "function_call": call["function"]}
+        result = {"role": "function", "name": "view", "content": list(content)}
+    return client.post("/v1/chat/completions", json={"messages": [USER, said, result], **fields})
+
+
 def respond(client: TestClient, *output: dict[str, Any], **fields: object) -> Any:
     """Ask as Codex does after its tool `view_image`."""
     call = {"type": "function_call", "call_id": "c1", "name": "view_image", "arguments": '{"path": "a.png"}'}
@@ -62,15 +73,61 @@ def test_an_image_in_a_result_of_messages_becomes_a_note(client: TestClient, eng
     assert counted.status_code == 200, counted.text
 
 
+@pytest.mark.parametrize("legacy", [False, True], ids=["tool", "function"])
+def test_an_image_in_a_result_of_chats_becomes_a_note(client: TestClient, engine: FakeEngine, legacy: bool) -> None:
+    """It was refused, and with it every later request of the conversation, though the tool had run."""
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": "a.png: "},
+        {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+        {"type": "file", "file": {"file_id": "f"}},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "of_mine", "of_mine": 1},
+    ]
+    response = chat(client, *parts, legacy=legacy)
+    assert response.status_code == 200, response.text
+    others = (f"[{kind} left out: this model reads text only, and cannot see it]" for kind in ("audio", "attachment"))
+    assert engine.asked[-1][0][-1]["content"] == "".join(["a.png: ", IMAGE_NOTE, DOCUMENT_NOTE, *others])
+    kinds = ("file", "image_url", "input_audio", "of_mine")
+    listed = {f"messages.content.{kind}" for kind in kinds}
+    assert set(response.headers[HEADER].split(", ")) == listed
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+def test_what_a_message_of_chats_holds_is_refused_clearly(client: TestClient, role: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    response = client.post("/v1/chat/completions", json={"messages": [USER, {"role": role, "content": [part]}]})
+    assert response.status_code == 400
+    assert "a part has the type 'image_url'; models read and write text here" in response.json()["error"]["message"]
+
+
+def test_what_another_model_refused_or_spoke_does_not_end_a_conversation(
+    client: TestClient, engine: FakeEngine
+) -> None:
+    """OpenAI's clients send a reply back as they got it, from whichever server."""
+    refused = {"role": "assistant", "content": None, "refusal": "I will not."}
+    parts = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]}
+    spoken = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    response = client.post("/v1/chat/completions", json={"messages": [USER, refused, USER, parts, USER, spoken, USER]})
+    assert response.status_code == 200, response.text
+    said = [message["content"] for message in engine.asked[-1][0] if message["role"] == "assistant"]
+    assert said == ["I will not.", "I will not.", ""]
+    assert response.headers[HEADER] == "messages.audio"
+    for field in ({"refusal": "no"}, {"audio": {"id": "a"}}):
+        response = client.post("/v1/chat/completions", json={"messages": [{**USER, **field}]})
+        assert response.status_code == 400 and "only replies of the assistant" in response.json()["error"]["message"]
+
+
 def test_results_of_text_list_nothing(client: TestClient) -> None:
+    assert HEADER not in chat(client, {"type": "text", "text": "a"}).headers
     assert HEADER not in respond(client, {"type": "input_text", "text": "a"}).headers
     assert HEADER not in message(client, {"type": "text", "text": "a"}).headers
 
 
-def test_a_strict_server_refuses_both(strict: TestClient) -> None:
-    for response in (respond(strict, SEEN), message(strict, PICTURE)):
+def test_a_strict_server_refuses_them_all(strict: TestClient) -> None:
+    image = {"type": "image_url", "image_url": {"url": URL}}
+    for response in (respond(strict, SEEN), message(strict, PICTURE), chat(strict, image)):
         assert response.status_code == 400
-        assert "image cannot be read: models here read text" in response.json()["error"]["message"]
+        assert " cannot be read: models here read text" in response.json()["error"]["message"]
     assert respond(strict, {"type": "input_text", "text": "a"}).status_code == 200
 
 

@@ -25,6 +25,17 @@ def test_a_tool_is_told_of_as_it_came_where_that_is_enough_or_does_not_help(sour
     assert ToldTools(ChatTemplate(source)).for_template([BARE]) == [BARE.for_template()]
 
 
+@pytest.mark.parametrize("properties", [None, []])
+def test_properties_that_are_none_are_told_as_such(properties: object) -> None:
+    """The template failed on them, and the request with it."""
+    odd = Tool("now", {"type": "object", "properties": properties, "required": None})
+    for source in (READS_PROPERTIES, READS_NOTHING):
+        template = ChatTemplate(source)
+        told = ToldTools(template).for_template([odd])
+        assert template.render([{"role": "user", "content": "a"}], tools=told)
+        assert told[0]["function"]["parameters"].get("properties", {}) == {}  # type: ignore[index]
+
+
 def test_what_a_client_says_of_a_tool_is_kept() -> None:
     said = Tool("now", {"type": "object", "properties": {"a": {}}}, description="b")
     assert ToldTools(ChatTemplate(READS_ALL)).for_template([said]) == [said.for_template()]

@@ -12,6 +12,7 @@ import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.tools.call_ids import short_id
+from radixlm.runtime.chat.tools.given_calls import AsGenerated
 from radixlm.runtime.chat.tools.known_formats import (
     ATEM,
     COHERE,
@@ -123,6 +124,7 @@ def without_ids(text: str) -> str:
     [
         *((QWEN, HERMES), (LLAMA, LLAMA3), (NO_TOOLS, PLAIN), ("{{ 1 / 0 }}", PLAIN)),
         *((TOLD_GRANITE, GRANITE), (TOLD_LFM, LFM_CONTENT), (SMOLLM3, HERMES_CONTENT), (MUSE, ATEM)),
+        (TOLD_LFM.replace("<|tool_list_start|>", "["), LFM_CONTENT),  # as LFM 2.5's
         *((calling(CALLS[name]), FORMATS[name]) for name in CALLS),
     ],
 )
@@ -359,11 +361,22 @@ def test_results_and_what_the_user_says_next_are_one_turn() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize("arguments", ["[1]", "{", "nonsense", "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["[1]", AsGenerated("{"), "nonsense", "[" * 100_000])
 def test_a_call_whose_arguments_are_no_object_is_refused(format: ToolFormat, arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(InvalidRequest, match="must be a JSON object"):
         for_template([{"role": "assistant", "content": "", "tool_calls": [call]}], (), format)
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_call_that_was_cut_is_told_with_what_can_be_read_of_it(format: ToolFormat) -> None:
+    def told(arguments: str) -> object:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return for_template([{"role": "assistant", "content": "", "tool_calls": [call]}], (), format)
+
+    assert told('{"city": "Os') == told('{"city": "Os"}')
+    assert told('{"city": "Oslo", "days": 1') == told('{"city": "Oslo"}')
+    assert told(" {") == told("{}")
 
 
 # Replies.

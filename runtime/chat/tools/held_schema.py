@@ -1,0 +1,206 @@
+"""What of a tool's schema the arguments of a call are held to.
+
+Agents send the schemas of all tools that they have, and some of these no grammar can follow. What cannot be followed is
+left out: calls may then be more than the schema allows, and never less. Knows JSON schemas and what the library reads
+of them, not requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from .schema_types import ANY, resolved
+
+Schema = Mapping[str, Any]
+Hold = Literal["schema", "outline", "object"]
+"""As much as can be followed; the names of arguments, and their types; any JSON object."""
+
+ANY_OBJECT: Final[Schema] = {"type": "object"}
+MAX_DEPTH: Final = 48  # of schemas in schemas: the library reads 128 levels of JSON
+MAX_SCHEMAS: Final = 1 << 14  # in one: a grammar has no room for more
+MAX_MULTIPLE: Final = 4096  # the greater it is, the more work: 1000003 takes seven seconds
+MAX_FLOAT: Final = 1e18  # the library refuses greater limits
+
+_WORDS: Final = frozenset(("title", "description", "examples", "example", "default", "$comment", "deprecated"))
+_ONE: Final = frozenset(("additionalProperties", "items", "additionalItems"))
+_LISTS: Final = frozenset(("anyOf", "oneOf", "allOf", "prefixItems", "items"))
+_NAMED: Final = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+_LIMITS: Final = tuple(
+    (low, high) for low in ("minimum", "exclusiveMinimum") for high in ("maximum", "exclusiveMaximum")
+)
+_COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
+_LOOKS_AROUND: Final = re.compile(r"\(\?(=|!|<=|<!)|\\[AZbBk1-9]")
+_DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
+_NOTHING: Final = object()
+
+
+def held(schema: Schema, hold: Hold = "schema") -> tuple[Schema, bool]:
+    """What a grammar is made of, and whether that is all of the schema, but for the words in it.
+
+    >>> held({"properties": {"a": {"type": "string", "pattern": "^(?!b)", "title": "A"}}})
+    ({'properties': {'a': {'type': 'string'}}}, False)
+    """
+    if hold == "outline":
+        return _outline(schema), False
+    reading = _Reading(schema)
+    found = reading.read(schema)
+    kinds = found.get("type", "object")
+    if hold == "object" or "object" not in kinds:  # a text or a list
+        return ANY_OBJECT, False
+    if reading.num_schemas >= MAX_SCHEMAS:
+        return _outline(schema), False
+    return (found if isinstance(kinds, str) else {**found, "type": "object"}), reading.is_whole
+
+
+def without_words(schema: Schema) -> Schema:
+    """A schema without what is said to the model alone.
+
+    >>> without_words({"properties": {"title": {"title": "A", "pattern": "^(?!b)"}}})
+    {'properties': {'title': {'pattern': '^(?!b)'}}}
+    """
+    return _Reading(schema, leaves_out=False).read(schema)
+
+
+def _outline(schema: Schema) -> Schema:
+    properties, required = schema.get("properties"), schema.get("required")
+    named = properties if isinstance(properties, Mapping) else {}
+    kinds = {name: each.get("type") if isinstance(each, Mapping) else None for name, each in named.items()}
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} if _is_type(kind, schema) else {} for name, kind in kinds.items()},
+        "required": [name for name in kinds if isinstance(required, list) and name in required],
+        "additionalProperties": named is not properties or schema.get("additionalProperties") is not False,
+    }
+
+
+@dataclass
+class _Reading:
+    """One look through a schema, `root`.
+
+    Args:
+        leaves_out: whether what cannot be followed is left out, too; else only words are.
+    """
+
+    root: Schema
+    leaves_out: bool = True
+    is_whole: bool = True
+    num_schemas: int = 0
+    depth: int = 0
+
+    def read(self, schema: Schema) -> dict[str, Any]:
+        """A schema in it, with all that stand in this one."""
+        self.num_schemas += 1
+        found = {key: self._value(key, value) for key, value in schema.items() if key not in _WORDS}
+        if self.leaves_out:
+            self._leave_out(found, [key for key, value in found.items() if value is _NOTHING])
+            for low, high in (*_LIMITS, *_COUNTS):
+                if _is_number(found.get(low)) and _is_number(found.get(high)) and found[low] > found[high]:
+                    self._leave_out(found, (low, high))
+        return found
+
+    def _leave_out(self, found: dict[str, Any], keys: Iterable[str]) -> None:
+        for key in keys:
+            del found[key]
+            self.is_whole = False
+            if key in ("properties", "patternProperties"):
+                found.pop("additionalProperties", None)  # it would forbid what these allow
+
+    def _value(self, key: str, value: Any) -> Any:
+        if self.leaves_out and not _FITS.get(key, _is_any)(value, self.root):
+            return _NOTHING
+        if key in _NAMED and isinstance(value, Mapping):
+            return {name: self._schema(each) for name, each in value.items()}
+        if key in _LISTS and isinstance(value, list):
+            return [self._schema(each) for each in value]
+        return self._schema(value) if key in _ONE else value
+
+    def _schema(self, value: Any) -> Any:
+        if isinstance(value, bool):
+            return value
+        if self.depth < MAX_DEPTH and self.num_schemas < MAX_SCHEMAS and isinstance(value, Mapping):
+            self.depth += 1
+            found = self.read(value)
+            self.depth -= 1
+            return found
+        self.is_whole = False
+        return {} if self.leaves_out else value
+
+
+def _is_any(value: object, root: Schema) -> bool:
+    return True
+
+
+def _is_type(value: object, root: Schema) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in ANY for name in names)
+
+
+def _is_text(value: object, root: Schema) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: object, root: Schema) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_list(value: object, root: Schema) -> bool:
+    return isinstance(value, list)
+
+
+def _is_mapping(value: object, root: Schema) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _has_patterns(value: object, root: Schema) -> bool:
+    return isinstance(value, Mapping) and not any(map(_LOOKS_AROUND.search, value))
+
+
+def _is_pattern(value: object, root: Schema) -> bool:
+    return isinstance(value, str) and _LOOKS_AROUND.search(value) is None
+
+
+def _is_draft(value: object, root: Schema) -> bool:
+    return isinstance(value, str) and _DRAFT.fullmatch(value) is not None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object, root: Schema) -> bool:
+    return isinstance(value, int) and value >= 0 and not isinstance(value, bool)
+
+
+def _is_limit(value: object, root: Schema) -> bool:  # of draft 4, `exclusiveMinimum` may be `true`
+    return isinstance(value, int) or (isinstance(value, float) and abs(value) <= MAX_FLOAT)
+
+
+def _is_multiple(value: object, root: Schema) -> bool:
+    return isinstance(value, int | float) and 0 < value <= MAX_MULTIPLE
+
+
+def _leads_somewhere(value: object, root: Schema) -> bool:
+    if not isinstance(value, str) or resolved(value, root) is not None:
+        return isinstance(value, str)
+    shared = [root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), Mapping)]
+    return any("$id" in each or "$anchor" in each for named in shared for each in named.values() if each)
+
+
+_FITS: Final[Mapping[str, Callable[[object, Schema], bool]]] = {
+    **{name: _is_list for name in ("enum", *_LISTS - _ONE)},
+    **{name: _is_mapping for name in _NAMED},
+    "patternProperties": _has_patterns,
+    "type": _is_type,
+    "required": _is_texts,
+    "pattern": _is_pattern,
+    "format": _is_text,
+    "multipleOf": _is_multiple,
+    "$ref": _leads_somewhere,
+    "$schema": _is_draft,
+    **{name: _is_limit for names in _LIMITS for name in names},
+    **{name: _is_count for names in _COUNTS for name in names},
+}
+"""What keywords must be, so that the library follows them. It takes any other, and leaves it out itself."""

@@ -1,0 +1,156 @@
+"""What of odd schemas calls are held to: the library follows it, and it forbids nothing that the schema allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jsonschema
+import pytest
+from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.tools.held_schema import ANY_OBJECT, MAX_DEPTH, MAX_SCHEMAS, Schema, held, without_words
+from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER
+from radixlm.runtime.chat.tools.tool_format import Tool
+from radixlm.runtime.errors import InvalidGrammar
+
+from ..test_grammars import Bench
+
+ZOD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+ODD: dict[str, dict[str, Any]] = {
+    "looks ahead": {"type": "string", "format": "email", "pattern": ZOD_EMAIL},
+    "looks behind": {"type": "string", "pattern": "(?<=a)b"},
+    "refers back": {"type": "string", "pattern": r"(a)\1"},
+    "ends a word": {"type": "string", "pattern": r"\bab\b"},
+    "is elsewhere": {"$ref": "https://example.com/a.json"},
+    "is nowhere": {"$ref": "#/$defs/nothing"},
+    "is a name that nothing has": {"$ref": "#nothing"},
+    "any type": {"type": "any"},
+    "types of another language": {"type": ["string", "Date"]},
+    "no type": {"type": None},
+    "large steps": {"type": "integer", "multipleOf": 1000003},
+    "steps of nothing": {"type": "integer", "multipleOf": 0},
+    "no number between": {"type": "integer", "minimum": 5, "maximum": 1},
+    "no length between": {"type": "string", "minLength": 5, "maxLength": 1},
+    "a limit in words": {"type": "integer", "minimum": "5"},
+    "a limit of floats": {"type": "number", "maximum": 3.4e38},
+    "a length of a half": {"type": "string", "minLength": 0.5},
+    "no list of values": {"enum": "a"},
+    "no list of ways": {"anyOf": None},
+    "no items": {"type": "array", "items": None},
+    "no schema": None,  # type: ignore[dict-item]
+    "a list": [],  # type: ignore[dict-item]
+    "names in a text": {"type": "object", "required": "a"},
+    "no names": {"type": "object", "properties": None, "additionalProperties": False},
+    "names that look ahead": {"patternProperties": {"^(?!a)": {}}, "additionalProperties": False},
+    "an odd draft": {"$schema": "https://example.com/draft"},
+}
+VALUES: dict[str, object] = {"string": "a@b.co", "integer": 7, "number": 0.5, "array": [1], "object": {"a": 1}}
+NOT_FOLLOWED: dict[str, dict[str, Any]] = {
+    "an open group": {"properties": {"a": {"type": "string", "pattern": "(("}}},
+    "nothing between": {
+        "properties": {"a": {"exclusiveMinimum": 5, "maximum": 5, "type": "integer"}},
+        "required": ["a"],
+    },
+    "two types": {"properties": {"a": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "required": ["a"]},
+    "no object": {"enum": [1]},
+}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    bench = Bench("smollm2")
+    yield bench
+    bench.grammars.close()
+
+
+def schema_of(odd: object) -> dict[str, Any]:
+    properties = {"a": odd, "b": {"type": "boolean"}}
+    return {"type": "object", "properties": properties, "required": ["a", "b"], "additionalProperties": False}
+
+
+def grammar_of(asked: Schema) -> Grammar:
+    grammar = HERMES.grammar([Tool("f", asked)], "required")
+    assert grammar is not None
+    return grammar
+
+
+@pytest.mark.parametrize("format", [HERMES, QWEN_CODER, GEMMA, LFM], ids=["hermes", "qwen-coder", "gemma", "lfm"])
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_argument_is_left_out_and_the_others_are_kept_to(bench: Bench, format: Any, name: str) -> None:
+    schema = schema_of(ODD[name])
+    asked, is_whole = held(schema)
+    assert not is_whole
+    grammar = format.grammar([Tool("f", asked)], "required")
+    kind = ODD[name].get("type") if isinstance(ODD[name], dict) else None
+    value = VALUES.get(kind if isinstance(kind, str) else "", 7)
+    follows = partial(bench.follows, grammar)
+    assert follows(format.text_of([("f", json.dumps({"a": value, "b": True}))]))
+    assert not follows(format.text_of([("f", json.dumps({"a": value, "b": 5}))]))
+
+
+@pytest.mark.parametrize("name", NOT_FOLLOWED)
+def test_what_the_library_still_refuses_is_followed_in_outline(bench: Bench, name: str) -> None:
+    schema = NOT_FOLLOWED[name]
+    with pytest.raises(InvalidGrammar, match="cannot be used"):
+        bench.grammars.compile(grammar_of(held(schema)[0]))
+    asked, is_whole = held(schema, "outline")
+    assert not is_whole
+    grammar = grammar_of(asked)
+    value = 5 if name == "nothing between" else "b"
+    assert bench.follows(grammar, HERMES.text_of([("f", json.dumps({"a": value}))]))
+    assert bench.follows(grammar, HERMES.text_of([("f", "{}")])) is ("required" not in schema)
+
+
+def test_a_schema_that_can_be_followed_is_what_it_was() -> None:
+    drafts = {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": {"b c": {"type": "string"}, "d": True}}
+    ways = [{"$ref": "#/$defs/b%20c"}, {"$ref": "#"}, {"$ref": "#/properties/a/anyOf/0"}, {"const": {"title": 1}}]
+    values = {"type": ["string", "null"], "enum": ["a", None], "pattern": r"^[\w-]+\.\d$", "format": "uri"}
+    numbers = {"minimum": 0, "exclusiveMaximum": 9.5, "multipleOf": 0.5, "maxItems": 3}
+    draft4 = {"minimum": 5, "exclusiveMinimum": True, "maximum": 7, "items": [{"minLength": 1}, {}]}
+    inner = {"a": {"anyOf": ways}, "title": values, "description": numbers, "default": draft4}
+    schema = {**drafts, "type": "object", "properties": inner, "patternProperties": {"^x-": {}}, "required": ["title"]}
+    assert held(schema) == (schema, True)
+    bundled = {"properties": {"a": {"$ref": "item"}}, "$defs": {"item": {"$id": "item", "type": "string"}}}
+    assert held(bundled) == (bundled, True)
+
+
+def test_words_for_the_model_are_no_part_of_a_grammar_and_names_are() -> None:
+    words = {"title": "T", "description": "D", "examples": [1], "default": 2, "$comment": "C"}
+    names = {name: {"type": "integer", **words} for name in words}
+    schema = {**words, "properties": names, "anyOf": [{"items": {"not": {}, **words}}], "required": list(words)}
+    bare = {"properties": {name: {"type": "integer"} for name in words}, "anyOf": [{"items": {"not": {}}}]}
+    assert held(schema) == ({**bare, "required": list(words)}, True)
+    assert without_words(schema) == {**bare, "required": list(words)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_whole"), [("object", True), (["object"], True), (["null", "object"], True), ("string", False)]
+)
+def test_arguments_are_an_object_whatever_else_a_schema_allows(kind: object, is_whole: bool) -> None:
+    found = held({"type": kind, "properties": {"a": {}}})
+    assert found == (({"type": "object", "properties": {"a": {}}}, True) if is_whole else (ANY_OBJECT, False))
+
+
+def test_no_depth_and_no_number_of_schemas_is_too_much() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"a": deep}}
+    found, is_whole = held(deep)
+    levels = 0
+    while "properties" in found:
+        found, levels = found["properties"]["a"], levels + 1
+    assert (is_whole, levels) == (False, MAX_DEPTH + 1)
+    wide = {"properties": {f"p{number}": {"anyOf": [{}] * 3} for number in range(MAX_SCHEMAS // 3)}}
+    asked, is_whole = held(wide)
+    assert not is_whole and asked["properties"] == {name: {} for name in wide["properties"]}
+    assert without_words(deep)["properties"]["a"]["type"] == "object"
+
+
+def test_what_is_left_out_forbids_nothing(bench: Bench) -> None:
+    """`additionalProperties: false` beside names that were left out forbade these."""
+    schema = {"patternProperties": {"^(?!x)a": {}}, "additionalProperties": False}
+    jsonschema.validate({"ab": 1}, schema)
+    asked, _ = held(schema)
+    assert bench.follows(grammar_of(asked), HERMES.text_of([("f", '{"ab": 1}')]))

@@ -1,0 +1,62 @@
+"""As much of tools' schemas as a grammar has room for."""
+
+from __future__ import annotations
+
+import pytest
+from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
+from radixlm.runtime.chat.tools.held_tools import HeldTools
+from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES
+from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
+from radixlm.runtime.errors import InvalidGrammar, InvalidParameter
+
+from .test_tool_format import FORMATS, NOW, WEATHER
+
+
+def held(format: ToolFormat, tools: list[Tool], content: Grammar | None = None) -> HeldTools:
+    def field_of(place: int) -> str:
+        return f"tools[{place}].parameters"
+
+    return HeldTools(format, tools, "auto", is_parallel=True, content=content, field_of=field_of)
+
+
+@pytest.mark.parametrize("format", [*FORMATS.values(), HARMONY], ids=[*FORMATS, "harmony"])
+def test_five_hundred_long_names_have_room_in_every_format(format: ToolFormat) -> None:
+    long = {"type": "object", "properties": {f"argument_{number}": {"type": "string"} for number in range(9)}}
+    tools = [NOW, *(Tool(f"{number:03}" + "n" * 61, long) for number in range(511))]
+    found = held(format, tools)
+    assert found.grammar is not None and len(found.grammar.text) <= MAX_GRAMMAR_LENGTH
+    assert 0 < len(found.loose) < 512 and 0 not in found.loose
+    assert all(tool.name in found.grammar.text for tool in tools)
+
+
+def test_what_is_wrong_with_a_form_of_replies_is_no_fault_of_tools() -> None:
+    with pytest.raises(InvalidGrammar, match="is not an object"):
+        held(HERMES, [NOW], Grammar("json_schema", "[1]"))
+    found = held(HERMES, [NOW], Grammar.json_object())
+    assert found.grammar is not None
+    content = found.grammar.text.split("\n").index(
+        next(line for line in found.grammar.text.split("\n") if line.startswith("content:"))
+    )
+    error = InvalidGrammar("it is odd", line=content + 1)
+    with pytest.raises(InvalidGrammar) as raised:
+        found.loosen(error)
+    assert raised.value is error and not found.loose
+
+
+def test_only_what_is_to_blame_is_let_go_of_and_strict_tools_never_are() -> None:
+    assert WEATHER.is_strict
+    found = held(HERMES, [WEATHER, NOW])
+    assert found.grammar is not None and found.loose == []
+    lines = found.grammar.text.split("\n")
+    at = {
+        place: next(i for i, line in enumerate(lines, 1) if line.startswith(f"arguments_{place}:")) for place in (0, 1)
+    }
+    with pytest.raises(InvalidParameter, match=r"tools\[0\].parameters: odd"):
+        found.loosen(InvalidGrammar("odd", line=at[0]))
+    found.loosen(InvalidGrammar("odd", line=at[1]))
+    assert found.loose == [1]
+    found.loosen(InvalidGrammar("odd", line=at[1]))
+    with pytest.raises(InvalidParameter, match=r"tools\[1\].parameters: odd"):
+        found.loosen(InvalidGrammar("odd", line=at[1]))
+    with pytest.raises(InvalidParameter, match="tools: slow"):
+        found.loosen(InvalidGrammar("slow"))
