@@ -164,11 +164,11 @@ def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path,
     """The first queries of a case, all budgets and chunk sizes, before and after; the others are history."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix = Prefix(model, case.prefix[:num_tokens])
-    masses = [prefix.exact(query.ids, 0).mass / len(query.ids) for query in case.queries]
+    masses = [prefix.exact(query.ids, 0).learned for query in case.queries]
     asked: list[tuple[Scores, list[Choice]]] = []
     for i, query in enumerate(case.queries[: min(case.num_counted, max_queries)]):
         others = [mass for j, mass in enumerate(masses) if j != i]
-        scores: Scores = prefix.mass / num_tokens + np.asarray(sum(others)) / max(1, len(others))
+        scores: Scores = prefix.passed + np.asarray(sum(others)) / max(1, len(others))
         scores[..., :NUM_FIRST] = scores[..., -NUM_RECENT:] = np.inf
         asked.append((scores, list(choices(prefix, query, scores))))
     runs = Runs(artifact, directory, model, case.prefix[:num_tokens])

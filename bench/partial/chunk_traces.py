@@ -60,7 +60,7 @@ def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens)
     known = (*case.queries[:NUM_HISTORY], *foreign[:NUM_HISTORY])
-    history = np.asarray(sum(prefix.exact(query.ids, 0).mass for query in known), np.float64)
+    history = np.asarray(sum(prefix.exact(query.ids, 0).learned for query in known), np.float64)
     order = np.argsort(-scores_to_store(history, is_start=True), axis=-1, kind="stable")
     by_rank = np.take_along_axis(history, order, axis=-1).reshape(layout.num_groups, layout.num_blocks, -1).sum(axis=-1)
     attention = (by_rank / by_rank.sum(axis=-1, keepdims=True)).T.reshape(-1)

@@ -75,9 +75,8 @@ def contested(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Conte
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens)
     known = (*case.queries[:NUM_HISTORY], *foreign[:NUM_HISTORY])
-    masses = [prefix.exact(query.ids, 0).mass / len(query.ids) for query in known]
-    history = np.mean(masses, axis=0)
-    evidence = functools.partial(Evidence, prefix.mass / num_tokens, history)
+    history = np.mean([prefix.exact(query.ids, 0).learned for query in known], axis=0)
+    evidence = functools.partial(Evidence, prefix.mass / num_tokens, prefix.passed, history)
     queries = [(query, True) for query in case.queries[NUM_HISTORY:]]
     queries += [(query, False) for query in foreign[NUM_HISTORY:]]
     requests = [_request(prefix, layout, model, evidence, *one) for one in queries]

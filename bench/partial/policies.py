@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.pruning.attention_scores import PASS_RUN_UP
 from radixlm.runtime.pruning.row_selection import (
     NUM_FIRST,
     always,
@@ -36,6 +35,7 @@ class Evidence:
     """
 
     prefix: Scores  # attention mass while the prefix was computed, for each of its tokens
+    passed: Scores  # what of that is known of a served prefix, where later tokens count
     history: Scores  # of other queries, for each of theirs
     oracle: Scores  # of this query and its continuation, over the full prefix
     probe: Callable[[Order], Scores]
@@ -44,8 +44,7 @@ class Evidence:
     @functools.cached_property
     def known(self) -> Scores:
         """What a served prefix's rows are ranked by, by `attention_scores.py`."""
-        num_after = np.arange(self.shape[-1], 0, -1)
-        return np.asarray(self.history + self.prefix * (self.shape[-1] / (num_after + PASS_RUN_UP)))
+        return np.asarray(self.history + self.passed)
 
     @functools.cached_property
     def order(self) -> Order:

@@ -24,10 +24,10 @@ LAYERS, HEADS, TOKENS = 2, 3, 200
 @pytest.fixture
 def evidence() -> Evidence:
     rng = np.random.default_rng(0)
-    prefix, history, oracle = rng.random((3, LAYERS, HEADS, TOKENS))
+    prefix, passed, history, oracle = rng.random((4, LAYERS, HEADS, TOKENS))
     seen = np.zeros((LAYERS, TOKENS))
     seen[:, 77] = 1
-    return Evidence(prefix, history, oracle, lambda choice: seen, seed=1)
+    return Evidence(prefix, passed, history, oracle, lambda choice: seen, seed=1)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

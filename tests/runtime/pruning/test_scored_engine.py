@@ -100,7 +100,7 @@ def test_replies_have_the_same_bits_with_importance_and_what_is_rewritten_is_wha
 
 
 def test_without_importance_nothing_is_scored(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModelRunner, "forward_scored", lambda *args: pytest.fail("it was scored"))
+    monkeypatch.setattr(ModelRunner, "forward_scored", lambda *args, **options: pytest.fail("it was scored"))
     engine = open_engine("plain")
     runner = engine._core._forward
     assert isinstance(runner, ModelRunner) and runner.attention_sums is None
