@@ -37,9 +37,9 @@ from radixlm.runtime.pruning.row_selection import (
     with_probed,
 )
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.ordered_reader import OpenRun, ReadCounts
-from radixlm.runtime.store.ordered_record import BlockHeads
-from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered.ordered_reader import OpenRun, ReadCounts
+from radixlm.runtime.store.ordered.ordered_record import BlockHeads
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 from tokenizers import Tokenizer
 
 from ..options import read_options

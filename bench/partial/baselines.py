@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, Policy
+from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, Policy
 from tokenizers import Tokenizer
 
 from ..options import read_options

@@ -23,7 +23,7 @@ from radixlm.runtime.pruning.row_selection import (
     stored_shares,
     with_probed,
 )
-from radixlm.runtime.store.ordered_run import OrderedLayout
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout
 
 from .policies import Order
 from .prefix import MAX_PREFIX, Prefix, PrefixModel

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.kv_rows import inverse_order
 from radixlm.runtime.pruning.row_selection import num_rows
-from radixlm.runtime.store.ordered_run import OrderedLayout
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout
 
 from .chunk_traces import BUDGET, NUM_FOREIGN, NUM_HISTORY
 from .policies import POLICIES, Evidence, Order

@@ -25,7 +25,7 @@ from ..cache.sparse_span import SparseSpan
 from ..model.batch import Float32Array
 from ..prefix.disk_index import StoredPrefix
 from ..prefix.disk_writer import DiskWriter
-from ..store.ordered_run import PackProbe
+from ..store.ordered.ordered_run import PackProbe
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.scores.scores_record import RowScores
 from ..store.store_state import PutResult

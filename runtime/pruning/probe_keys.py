@@ -17,9 +17,9 @@ from cachetools import Cache, LRUCache
 from .packed_keys import Dims, PackedKeys
 
 if TYPE_CHECKING:
-    from ..store.chunk_cache import ChunkCache
-    from ..store.ordered_reader import OpenRun
-    from ..store.ordered_record import BlockHeads
+    from ..store.ordered.chunk_cache import ChunkCache
+    from ..store.ordered.ordered_reader import OpenRun
+    from ..store.ordered.ordered_record import BlockHeads
     from ..store.page_key import PageKey
 
 DEFAULT_MAX_BYTES: Final = 128 << 20

@@ -34,7 +34,7 @@ from .row_selection import (
 
 if TYPE_CHECKING:
     from ..store import PageKey, PageStore
-    from ..store.ordered_reader import OpenRun, TokenRows
+    from ..store.ordered.ordered_reader import OpenRun, TokenRows
 
 MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
 MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages

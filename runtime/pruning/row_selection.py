@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..model.batch import Float32Array
-from ..store.ordered_run import ranked_before_text
+from ..store.ordered.ordered_run import ranked_before_text
 
 Scores = npt.NDArray[np.floating[Any]]
 Tokens = npt.NDArray[np.int64]

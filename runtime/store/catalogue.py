@@ -19,9 +19,9 @@ from ..errors import StoreCorrupt, StoreError
 from .files import INDEX, Files, OSFiles
 from .index import Index
 from .index_rows import RecordRow, SegmentRow
-from .ordered_reader import OpenRun
-from .ordered_record import RunHeader
-from .ordered_run import OrderedLayout
+from .ordered.ordered_reader import OpenRun
+from .ordered.ordered_record import RunHeader
+from .ordered.ordered_run import OrderedLayout
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_reader import ChainReader, PageReader
 from .record import Kind, MissKind

@@ -24,14 +24,14 @@ from ..errors import StoreCorrupt, StoreOff
 from .alias_record import StoredAlias
 from .call_record import StoredCall
 from .catalogue import verify
-from .chunk_cache import ChunkCache
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
 from .index import Index
 from .index_rows import RecordRow
-from .ordered_reader import OpenRun
-from .ordered_record import BlockHeads, ordered_record
-from .ordered_run import OrderedRun, PackProbe
-from .ordered_runs import OrderedRuns
+from .ordered.chunk_cache import ChunkCache
+from .ordered.ordered_reader import OpenRun
+from .ordered.ordered_record import BlockHeads, ordered_record
+from .ordered.ordered_run import OrderedRun, PackProbe
+from .ordered.ordered_runs import OrderedRuns
 from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
 from .record import Kind, RecordHeader, SingleRecord

@@ -10,9 +10,9 @@ import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.chunk_cache import ChunkCache
-from radixlm.runtime.store.ordered_record import RunHeader
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun
+from radixlm.runtime.store.ordered.chunk_cache import ChunkCache
+from radixlm.runtime.store.ordered.ordered_record import RunHeader
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout, OrderedRun
 
 from bench.partial.chunk_cache import CONTESTANTS, SHARES, measure, replay, replay_optimum
 from bench.partial.chunk_traces import Asked, asked, zipf_trace

@@ -10,8 +10,8 @@ from radixlm.runtime.artifact.manifest import KVDType, KVLayout
 from radixlm.runtime.pruning.packed_keys import JoinedKeys, PackedKeys, num_kept, slowest
 from radixlm.runtime.pruning.probe_keys import KnownRun
 from radixlm.runtime.pruning.row_selection import probe
-from radixlm.runtime.store.ordered_record import BlockHead, BlockHeads
-from radixlm.runtime.store.ordered_run import OrderedLayout
+from radixlm.runtime.store.ordered.ordered_record import BlockHead, BlockHeads
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_tokens=st.integers(1, 40), count=st.sampled_from([4, 8, 12]))

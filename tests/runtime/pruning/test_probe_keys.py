@@ -11,7 +11,7 @@ from radixlm.runtime.artifact.manifest import KVLayout
 from radixlm.runtime.pruning.packed_keys import MEMORY_SHARE, PackedKeys, num_kept, slowest
 from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.store import PageKey
-from radixlm.runtime.store.ordered_record import BlockHeads
+from radixlm.runtime.store.ordered.ordered_record import BlockHeads
 
 from ..store.pages import ALICE, BOB, chain
 from ..store.runs import identity_of, kv_of, open_store, opened, run_of

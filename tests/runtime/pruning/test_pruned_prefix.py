@@ -21,7 +21,7 @@ from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
 from radixlm.runtime.pruning.row_selection import always, num_rows, probe, with_probed
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore
-from radixlm.runtime.store.ordered_run import OrderedLayout, ranked_before_text
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout, ranked_before_text
 from radixlm.runtime.store.record import BLOCK
 
 from ..store.faulty_files import FailAt, FaultyFiles

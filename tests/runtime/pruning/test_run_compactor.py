@@ -23,7 +23,7 @@ from radixlm.runtime.pruning.pruning import Pruning
 from radixlm.runtime.pruning.row_selection import scores_to_store
 from radixlm.runtime.pruning.scored_runner import ScoredRunner
 from radixlm.runtime.store import PageKey, PageStore
-from radixlm.runtime.store.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered.ordered_reader import OpenRun
 
 from ..fake_model import VOCAB_SIZE
 from ..fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel

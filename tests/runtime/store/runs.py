@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import OSFiles, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
 from .pages import chain
 

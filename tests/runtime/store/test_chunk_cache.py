@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.store import PageStore
-from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy, RunChunks
-from radixlm.runtime.store.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered_record import BlockHeads, RunHeader, chunk_checksum
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun
+from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy, RunChunks
+from radixlm.runtime.store.ordered.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered.ordered_record import BlockHeads, RunHeader, chunk_checksum
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout, OrderedRun
 
 from .runs import Run, kv_of, open_store, put_run, run_files, run_of
 

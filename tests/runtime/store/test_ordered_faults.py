@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import PageStore
-from radixlm.runtime.store.ordered_record import RunHeader
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, unpack_keys
+from radixlm.runtime.store.ordered.ordered_record import RunHeader
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout, OrderedRun, unpack_keys
 from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, sealed
 
 from .faulty_files import FailAt, FaultyFiles, PowerLost

@@ -9,7 +9,7 @@ import pytest
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.store import PageStore
 from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
 from .faulty_files import FailAt, FaultyFiles
 from .pages import BOB, IDENTITY, chain, keys, payload

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.store import OSFiles, PageStore, ordered_record, page_key
+from radixlm.runtime.store import OSFiles, PageStore, page_key
 from radixlm.runtime.store.catalogue import verify
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, ranked_before_text, unpack_keys
+from radixlm.runtime.store.ordered import ordered_record
+from radixlm.runtime.store.ordered.ordered_run import OrderedLayout, OrderedRun, ranked_before_text, unpack_keys
 from radixlm.runtime.store.page_key import pack_tokens
 
 from .pages import ALICE, BOB, chain

@@ -14,10 +14,11 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreError
-from ..model.kv_rows import KVRows, inverse_order
+from ...errors import StoreError
+from ...model.kv_rows import KVRows, inverse_order
+from ..files import Files, read_all
+from ..record import MissKind
 from .chunk_cache import ChunkIds, RunChunks
-from .files import Files, read_all
 from .ordered_record import BlockHead, BlockHeads, RunHeader, chunk_checksum
 from .ordered_run import (
     Extent,
@@ -29,7 +30,6 @@ from .ordered_run import (
     units,
     unpack,
 )
-from .record import MissKind
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,17 +18,17 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from .catalogue import StoredPages
+from ..catalogue import StoredPages
+from ..files import INDEX, Files, read_all
+from ..index import Index
+from ..page_key import PageKey, StoreIdentity
+from ..record import Kind, MissKind, Place, Record
+from ..segment import Segment
+from ..store_state import StoreState
 from .chunk_cache import ChunkCache, RunChunks
-from .files import INDEX, Files, read_all
-from .index import Index
 from .ordered_reader import OpenRun
 from .ordered_record import BlockHeads, RunHeader, run_key
 from .ordered_run import OrderedLayout, OrderedRun, PackProbe
-from .page_key import PageKey, StoreIdentity
-from .record import Kind, MissKind, Place, Record
-from .segment import Segment
-from .store_state import StoreState
 
 
 class OrderedRuns:

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from ..artifact.manifest import KVLayout
-from ..errors import StoreError
-from .files import Buffer
+from ...artifact.manifest import KVLayout
+from ...errors import StoreError
+from ..files import Buffer
+from ..page_key import KEY_BYTES, PageKey, pack_tokens
+from ..record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
 from .ordered_run import BLOCK_FIELDS_BYTES, OrderedLayout, OrderedRun, RunOrder, UInt8Array
-from .page_key import KEY_BYTES, PageKey, pack_tokens
-from .record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
 
 _BLOCK_MAGIC: Final = b"RLXORDB\n"
 _VERSION: Final = 1  # of details and payload; a run of another one is found no more, and its pages are read

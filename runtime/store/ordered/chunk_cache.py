@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreError
+from ...errors import StoreError
 from .ordered_run import OrderedLayout, UInt8Array
 
 ChunkIds = NDArray[np.int64]  # places in a run: block times number of groups, plus group

@@ -26,10 +26,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
-from ..errors import StoreError
-from ..model.kv_rows import ROW_DTYPES, KVRows, inverse_order, value_dtype
-from .record import BLOCK, CHECKSUM_BYTES, padded
+from ...artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+from ...errors import StoreError
+from ...model.kv_rows import ROW_DTYPES, KVRows, inverse_order, value_dtype
+from ..record import BLOCK, CHECKSUM_BYTES, padded
 
 MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
 UInt8Array = NDArray[np.uint8]
