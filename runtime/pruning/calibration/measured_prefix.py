@@ -94,14 +94,14 @@ class MeasuredPrefix:
         return logits, model.attention(count)
 
     def order(self, history: Scores) -> Tokens:
-        """As the rows are stored after questions that looked there: what matters most first."""
+        """As the rows are ranked after questions that looked there: what matters most first."""
         return np.argsort(-scores_to_store(history + self._pass, is_start=True), axis=-1, kind="stable")
 
     def stored(self, order: Tokens, count: int) -> Tokens:
         """Of `count` rows, those that are read by that order."""
         fixed = always(self.num_tokens)
         [share] = stored_shares([self.num_tokens], [len(fixed)], count)
-        return stored_rows(order, fixed, share)
+        return stored_rows(order, fixed, share, self.num_tokens)
 
     def over(self, chosen: Tokens, token_ids: Sequence[int], num_logits: int) -> Float32Array:
         """Logits over the chosen rows alone."""
