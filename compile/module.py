@@ -142,8 +142,10 @@ def _forward(
     }
     if is_scored:
         arguments["mass"] = ("float32", (layout.num_layers, layout.num_kv_heads, "num_pages", PAGE_SIZE))
+        arguments["counts"] = ("int32", ("num_pages", PAGE_SIZE))
         heads = (config.num_attention_heads, config.head_dim)
         arguments["queries"] = ("float32", (layout.num_layers, max_num_tokens, *heads))
+        arguments["stride"] = ("int64", None)
 
     def body(entry: _Entry) -> None:
         sizes = dict(entry.sizes)

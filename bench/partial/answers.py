@@ -65,7 +65,7 @@ class Asker:
             def probe(choice: Any, query: list[int] = query) -> Scores:
                 return prefix.probe(choice, query)
 
-            evidence = Evidence(prefix.mass / prefix.num_tokens, known, exact.mass, probe, number)
+            evidence = Evidence(prefix.mass / prefix.num_tokens, prefix.passed, known, exact.mass, probe, number)
             chosen, disagreeing = {FULL: parts.whole} if ways is WAYS else {}, {}
             for region, (way, budget) in enumerate(ways, start=2):
                 count = num_rows(prefix.num_tokens, budget)
@@ -79,7 +79,7 @@ class Asker:
             ids = parts.greedy(list(chosen.values()), query, self._set.max_tokens, self._is_done)
             said = {way: self._text(one) for way, one in zip(chosen, ids, strict=True)}
             yield {"right": question.right, "num_tokens": prefix.num_tokens, "falls_back": disagreeing, "said": said}
-            history = DECAY * history + exact.mass / len(query)
+            history = DECAY * history + exact.learned
             weight = DECAY * weight + 1
 
     def _is_done(self, ids: list[int]) -> bool:

@@ -1,13 +1,14 @@
 """Parts of prefixes beside what others do: quality, bytes, hits of a cache in memory, and the first token.
 
-    python -m bench.partial.baselines ARTIFACT [--seconds 480]
+    python -m bench.partial.baselines ARTIFACT [--source MODEL.gguf] [--seconds 480]
 
 Every way answers the same trace: Zipf over 32 prefixes of NQ-open, BFCL and BBH, 400 requests, of which the first
 quarter fills a cache and is not counted. A way is a selection of a quarter of the rows (`contestants.py`), an order in
 which chunks of 16 rows lie on disk, and a policy of the cache, which is the store's own and has a share of all keys and
 values. What else a way keeps in memory is taken off that. Only chunks are counted as read: IMPRESS's probed keys are
-free, and so are headers. KL is of a prefix's own queries, whatever is in memory. What is lost when layers fall
-back and are loaded whole is not measured: a pass takes as many rows in each layer.
+free, and so are headers. KL is of a prefix's own queries, whatever is in memory. A pass takes as many rows in each
+layer, so what is lost when layers fall back and are loaded whole is that of the model in plain NumPy, and is measured
+where the artifact's source is given.
 
 The first token is estimated, for a quiet machine: the disk's time for what is read, and `PREFILL_TOKENS_PER_S` for
 what is computed, or `PASS_S` for each pass of a query over rows that are there. Prefixes' figures are kept in
@@ -25,7 +26,8 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, Policy
+from radixlm.runtime.pruning.packed_keys import MEMORY_SHARE
+from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, Policy
 from tokenizers import Tokenizer
 
 from ..options import read_options
@@ -34,6 +36,7 @@ from .chunk_cache import Contestant, served
 from .chunk_traces import BUDGET, Asked, zipf_trace
 from .contestants import FALLING_BACK, FULL, RANKED, SHIPPED, TEXT, VOTING, Contested, cases, contested
 from .prefix import PrefixModel
+from .rows_by_layer import RowsByLayer
 from .texts import Texts
 
 NUM_REQUESTS, CHANGE_AFTER = 400, 100
@@ -41,7 +44,6 @@ CACHE_SHARES = (0.1, 0.25, 0.5)  # of all keys and values
 DISKS_MB_PER_S = (25, 50, 100)
 PREFILL_TOKENS_PER_S = 2000.0  # SmolLM2, two threads: bench/LOG.md has 2,027 for a prompt of 512 (commit c7125d8)
 PASS_S = 0.01  # SmolLM2: 20 tokens over 256 rows (bench/LOG.md)
-MEMORY_SHARE = 0.05  # of keys and values, for probe keys and orders: `packed_keys.MEMORY_SHARE`
 Json = dict[str, Any]
 
 
@@ -97,13 +99,11 @@ def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) ->
                 wanted, missed = (
                     np.array(counts[NUM_REQUESTS // 4 :]) for counts in served(asked, trace, max_bytes, contestant)
                 )
-                chunk_bytes = prefixes[0].layout.chunk_bytes(0)
                 row: Json = {"way": name, "changes": change_after is not None, "cache": share}
-                row |= {"wanted_bytes": float(wanted.mean() * chunk_bytes)}
-                row |= {"disk_bytes": float(missed.mean() * chunk_bytes)}
+                row |= {"wanted_bytes": float(wanted.mean()), "disk_bytes": float(missed.mean())}
                 row |= {"hit_ratio": float(1 - missed.sum() / wanted.sum())}
                 passes = baseline.num_passes * PASS_S
-                yield row | first_tokens({mb: missed * chunk_bytes / (mb * 1e6) + passes for mb in DISKS_MB_PER_S})
+                yield row | first_tokens({mb: missed / (mb * 1e6) + passes for mb in DISKS_MB_PER_S})
         lengths = np.array([prefixes[number].layout.num_tokens for number, _ in trace[NUM_REQUESTS // 4 :]])
         computed = lengths / PREFILL_TOKENS_PER_S + PASS_S
         for share in CACHE_SHARES:
@@ -132,18 +132,22 @@ def losses(prefixes: Sequence[Contested]) -> Json:
 
 def read_shares(prefixes: Sequence[Contested]) -> Json:
     """By selection and order, of the bytes of a prefix those in chunks that a query reads: the mean."""
-    requests = [request for prefix in prefixes for request in prefix.requests]
     found: Json = {}
-    for name, order in requests[0].chunks:
-        shares = [len(request.chunks[name, order]) / len(request.chunks[FULL, TEXT]) for request in requests]
+    for name, order in prefixes[0].requests[0].chunks:
+        shares = [
+            prefix.layout.piece_bytes(request.chunks[name, order].astype(np.int64)).sum() / _kv_bytes(prefix)
+            for prefix in prefixes
+            for request in prefix.requests
+        ]
         found[f"{name}, {order}"] = float(np.mean(shares))
     return found
 
 
-def gather(directory: Path, artifact: Artifact, seconds: float) -> list[Contested] | None:
+def gather(directory: Path, artifact: Artifact, source: Path | None, seconds: float) -> list[Contested] | None:
     """All prefixes, of which those that are not in `directory` are asked; None: no time is left."""
     directory.mkdir(parents=True, exist_ok=True)
     texts, begun, model = Texts(Tokenizer.from_str(artifact.tokenizer_json)), time.monotonic(), None
+    by_layer = None if source is None else RowsByLayer(artifact, source)
     found = []
     for number, (case, foreign) in enumerate(cases(texts)):
         path = directory / f"{number}.pickle"
@@ -152,17 +156,17 @@ def gather(directory: Path, artifact: Artifact, seconds: float) -> list[Conteste
                 print(f"{number} prefixes; the same command goes on", flush=True)
                 return None
             model = model or PrefixModel(artifact)
-            path.write_bytes(pickle.dumps(contested(case, foreign, model)))
+            path.write_bytes(pickle.dumps(contested(case, foreign, model, by_layer)))
         found.append(pickle.loads(path.read_bytes()))
     return found
 
 
 def main() -> None:
     """Ask, replay, print and write `results/partial_baselines.json`."""
-    options = read_options(__doc__, "artifact", seconds=480.0)
+    options = read_options(__doc__, "artifact", source=Path, seconds=480.0)
     artifact = Artifact.open(options.artifact)
     name = artifact.manifest.name
-    prefixes = gather(Path(".cache/baselines") / name, artifact, options.seconds)
+    prefixes = gather(Path(".cache/baselines") / name, artifact, options.source, options.seconds)
     if prefixes is None:
         return
     own = sum(bool(request.kl) for prefix in prefixes for request in prefix.requests)

@@ -1,13 +1,13 @@
-"""Which chunks of ordered runs a cache should keep: LRU, LFU, and both with importance, beside the optimum.
+"""What a cache should keep of ordered runs and their pages: LRU, LFU, and both with importance, beside the optimum.
 
     python -m bench.partial.chunk_cache ARTIFACT
 
-Requests load a quarter of the prefix that they share with others, through a cache that holds 5 to 50 % of all ordered
-bytes; the first quarter of a trace fills it and is not counted. What they read is that of real queries
+Requests load a quarter of the prefix that they share with others, through a cache that holds 5 to 50 % of all keys and
+values; the first quarter of a trace fills it and is not counted. What they read is that of real queries
 (`bench/partial/chunk_traces.py`); which of them comes when is drawn. The caches are the store's own, without their
-bytes: disk bytes are of chunks that were not there, which in SmolLM2 are units of 4 KiB, and of the run's header.
-Orders and probe keys are in memory. The time to the first token is estimated: the disk's, and 20 ms for two
-forwards.
+bytes: disk bytes are of chunks, and parts of pages, that were not there, and of the run's header; what fills up units
+of 4 KiB is not counted. Checksums and probe keys are in memory. The time to the first token is estimated: the disk's,
+and 20 ms for two forwards.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.store.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
-from radixlm.runtime.store.ordered_record import RunHeader
+from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
+from radixlm.runtime.store.ordered.ordered_record import RunHeader
 from tokenizers import Tokenizer
 
 from ..options import read_options
@@ -28,7 +28,7 @@ from .chunk_traces import BUDGET, Asked, Trace, asked_prefixes, zipf_trace
 from .prefix import PrefixModel
 from .texts import Texts
 
-SHARES = (0.05, 0.1, 0.25, 0.5)  # of all ordered bytes
+SHARES = (0.05, 0.1, 0.25, 0.5)  # of all keys and values
 NUM_REQUESTS, CHANGE_AFTER = 400, 100
 DISKS = (50e6, 100e6)  # bytes a second
 PASSES_S = 0.02  # of a request: two forwards of 20 tokens over 256 rows take 10 ms each (bench/LOG.md)
@@ -59,7 +59,7 @@ Json = dict[str, Any]
 class Found:
     """Of the counted requests."""
 
-    hit_ratio: float  # of the bytes of chunks
+    hit_ratio: float  # of the bytes that are wanted
     disk_bytes: float  # a request
 
 
@@ -71,22 +71,21 @@ def replay(prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: 
 def served(
     prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant
 ) -> tuple[list[int], list[int]]:
-    """How many chunks each request wants of the store's cache, and how many of them are not there."""
-    cache = ChunkCache(max_bytes, policy=contestant.policy)
-    chunk = np.zeros(prefixes[0].layout.chunk_bytes(0), np.uint8)  # of a page's tokens: all have as many bytes
+    """How many bytes each request wants of the store's cache, and how many of them are not there."""
+    cache, nothing = ChunkCache(max_bytes, policy=contestant.policy), np.zeros(0, np.uint8)
     wanted, missed = [], []
     for number, request in trace:
         prefix = prefixes[number]
         importance = np.maximum(prefix.attention, 1e-9) if contestant.by_attention else None
         run = cache.of_run(number, prefix.layout, importance)
-        num_missed = 0
+        wanted.append(0)
+        missed.append(0)
         for ids in prefix.requests[request]:
             checksums = np.zeros(len(ids), np.uint64)
-            missing = ids[[found is None for found in run.take(ids, checksums)]]
-            run.put(missing, checksums[: len(missing)], [chunk] * len(missing))
-            num_missed += len(missing)
-        wanted.append(sum(map(len, prefix.requests[request])))
-        missed.append(num_missed)
+            missing = ids[np.array([found is None for found in run.take(ids, checksums)], np.bool_)]
+            run.put(missing, checksums[: len(missing)], [nothing] * len(missing))
+            wanted[-1] += int(prefix.layout.piece_bytes(ids).sum())
+            missed[-1] += int(prefix.layout.piece_bytes(missing).sum())
     return wanted, missed
 
 
@@ -94,38 +93,37 @@ def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> F
     """The same if those make room that are wanted last (Belady)."""
     starts = np.cumsum([0, *(len(prefix.attention) for prefix in prefixes)])
     needs = [np.concatenate(prefixes[number].requests[request]) + starts[number] for number, request in trace]
+    sizes = np.concatenate([one.layout.piece_bytes(np.arange(len(one.attention))) for one in prefixes])
     next_use, next_uses = np.full(starts[-1], NEVER), []
     for i in range(len(trace) - 1, -1, -1):
         next_uses.append(next_use[needs[i]].copy())
         next_use[needs[i]] = i
-    room = max_bytes // prefixes[0].layout.chunk_bytes(0)
     is_here, next_use, missed = np.zeros(starts[-1], np.bool_), np.full(starts[-1], NEVER), []
     for ids, uses in zip(needs, reversed(next_uses), strict=True):
-        missed.append(int((~is_here[ids]).sum()))
+        missed.append(int(sizes[ids[~is_here[ids]]].sum()))
         is_here[ids], next_use[ids] = True, uses
         here = np.flatnonzero(is_here)
-        if len(here) > room:
-            is_here[here[np.argpartition(next_use[here], room)[room:]]] = False
-    return _found(prefixes, trace, list(map(len, needs)), missed)
+        here = here[np.argsort(next_use[here], kind="stable")]
+        is_here[here[sizes[here].cumsum() > max_bytes]] = False
+    return _found(prefixes, trace, [int(sizes[ids].sum()) for ids in needs], missed)
 
 
 def _found(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], missed: Sequence[int]) -> Found:
     first = len(trace) // 4
-    chunk_bytes = prefixes[0].layout.chunk_bytes(0)
     layouts = [prefixes[number].layout for number, _ in trace[first:]]
     headers = [RunHeader.num_bytes(layout.num_pages, layout.kv) for layout in layouts]
     hit_ratio = 1 - sum(missed[first:]) / sum(wanted[first:])
-    return Found(hit_ratio, sum(missed[first:]) * chunk_bytes / len(headers) + float(np.mean(headers)))
+    return Found(hit_ratio, sum(missed[first:]) / len(headers) + float(np.mean(headers)))
 
 
 def measure(prefixes: Sequence[Asked]) -> list[Json]:
     """A row for each trace, share and contestant."""
-    ordered_bytes = sum(prefix.layout.num_bytes for prefix in prefixes)
+    all_bytes = sum(map(kv_bytes, prefixes))
     rows: list[Json] = []
     for name, change_after in (("steady", None), ("changing", CHANGE_AFTER)):
         trace = zipf_trace(prefixes, NUM_REQUESTS, change_after=change_after)
         for share in SHARES:
-            max_bytes = round(share * ordered_bytes)
+            max_bytes = round(share * all_bytes)
             found = {policy: replay(prefixes, trace, max_bytes, one) for policy, one in CONTESTANTS.items()}
             found["optimum"] = replay_optimum(prefixes, trace, max_bytes)
             for policy, one in found.items():
@@ -136,6 +134,11 @@ def measure(prefixes: Sequence[Asked]) -> list[Json]:
     return rows
 
 
+def kv_bytes(prefix: Asked) -> int:
+    """Of the keys and values of a prefix."""
+    return prefix.layout.num_pages * prefix.layout.kv.page_bytes
+
+
 def main() -> None:
     """Measure, print, write `results/chunk_cache.json`."""
     artifact = Artifact.open(read_options(__doc__, "artifact").artifact)
@@ -143,15 +146,19 @@ def main() -> None:
     prefixes = list(asked_prefixes(Texts(Tokenizer.from_str(artifact.tokenizer_json)), model))
     model.close()
     num_tokens = [prefix.layout.num_tokens for prefix in prefixes]
-    wanted = [sum(map(len, request)) for prefix in prefixes for request in prefix.requests]
+    wanted = [
+        sum(int(prefix.layout.piece_bytes(ids).sum()) for ids in request)
+        for prefix in prefixes
+        for request in prefix.requests
+    ]
     figures: Json = {
         "model": artifact.manifest.name,
         "num_prefixes": len(prefixes),
         "shortest_prefix": min(num_tokens),
         "longest_prefix": max(num_tokens),
         "budget": BUDGET,
-        "ordered_bytes": sum(prefix.layout.num_bytes for prefix in prefixes),
-        "wanted_bytes": float(np.mean(wanted)) * prefixes[0].layout.chunk_bytes(0),
+        "kv_bytes": sum(map(kv_bytes, prefixes)),
+        "wanted_bytes": float(np.mean(wanted)),
         "num_requests": NUM_REQUESTS,
         "change_after": CHANGE_AFTER,
         "passes_s": PASSES_S,

@@ -1,9 +1,10 @@
-"""Which chunks of ordered runs real queries read when a quarter of a prefix is loaded, and traces of many requests.
+"""What real queries read of ordered runs and their pages when a quarter of a prefix is loaded, and traces of many
+requests.
 
 Prefixes are passages of NQ-open, schemas of functions and few-shot examples of BBH, of the folder of real inputs
 (`RADIXLM_DATA`). Each is asked its own questions and those of others. Some of them are its history, which its tokens
-are stored by: a quarter ranked, the others behind as in the text. What the others read is kept: half of the rows by
-stored order, half where a look through the keys of one KV head points to. Knows reads, no caches.
+are ranked by. What the others read is kept: half of the rows by stored order, half in pages where a look through the
+keys of one KV head points to. Knows reads, no caches.
 """
 
 from __future__ import annotations
@@ -14,18 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.model.kv_rows import inverse_order
-from radixlm.runtime.pruning.row_selection import (
-    always,
-    num_rows,
-    scores_to_store,
-    stored_rows,
-    stored_shares,
-    with_probed,
-)
-from radixlm.runtime.store.ordered_run import OrderedLayout
+from radixlm.runtime.pruning.row_selection import num_rows, ranks_to_store, scores_to_store, with_probed
+from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
 
-from .policies import Order
+from .policies import Order, stored_half
 from .prefix import MAX_PREFIX, Prefix, PrefixModel
 from .texts import Case, Query, Texts
 
@@ -38,11 +31,11 @@ Trace = list[tuple[int, int]]  # prefix and which of its requests
 
 @dataclass(frozen=True)
 class Asked:
-    """A prefix as it is stored, and what its requests read; chunks are known by their place in the file."""
+    """A prefix as it is stored, and what its requests read, by the places of pieces in `layout`."""
 
     layout: OrderedLayout
-    attention: NDArray[np.float64]  # [chunks], the share of its layer's and head's attention, by the history
-    requests: list[tuple[NDArray[np.int64], NDArray[np.int64]]]  # [n] chunks, and then [m] others
+    attention: NDArray[np.float64]  # [pieces], the share of its layer's (and head's) attention, by the history
+    requests: list[tuple[NDArray[np.int64], NDArray[np.int64]]]  # [n] pieces, and then [m] others
 
 
 def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
@@ -58,28 +51,39 @@ def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
 def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
     """A case stored by the history of some of its queries and of `foreign` ones, and what the others read."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
-    prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens)
+    prefix, num_ranks = Prefix(model, case.prefix[:num_tokens]), ranks_to_store(num_tokens, is_start=True)
+    layout = OrderedLayout(model.layout, num_tokens, num_ranks)
     known = (*case.queries[:NUM_HISTORY], *foreign[:NUM_HISTORY])
-    history = np.asarray(sum(prefix.exact(query.ids, 0).mass for query in known), np.float64)
+    history = np.asarray(sum(prefix.exact(query.ids, 0).learned for query in known), np.float64)
     order = np.argsort(-scores_to_store(history, is_start=True), axis=-1, kind="stable")
-    by_rank = np.take_along_axis(history, order, axis=-1).reshape(layout.num_groups, layout.num_blocks, -1).sum(axis=-1)
-    attention = (by_rank / by_rank.sum(axis=-1, keepdims=True)).T.reshape(-1)
     queries = (*case.queries[NUM_HISTORY:], *foreign[NUM_HISTORY:])
-    return Asked(layout, attention, [_reads(prefix, query, order, layout) for query in queries])
+    return Asked(layout, _attention(layout, history, order), [_reads(prefix, one, order, layout) for one in queries])
+
+
+def _attention(layout: OrderedLayout, history: NDArray[np.float64], order: Order) -> NDArray[np.float64]:
+    share = history / history.sum(axis=-1, keepdims=True)
+    by_rank = np.take_along_axis(share, order, axis=-1)[..., : layout.num_ranks]
+    by_block = np.add.reduceat(by_rank, range(0, layout.num_ranks, layout.chunk_size), axis=-1)
+    by_page = share.mean(axis=1).reshape(len(share), layout.num_pages, -1).sum(axis=-1)
+    return np.concatenate([by_block.reshape(layout.num_groups, -1).T.reshape(-1), by_page.T.reshape(-1)])
 
 
 def _reads(
     prefix: Prefix, query: Query, order: Order, layout: OrderedLayout
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     count = num_rows(layout.num_tokens, BUDGET)
-    kept = always(layout.num_tokens)
-    (num_stored,) = stored_shares([layout.num_tokens], [len(kept)], count)
-    half = stored_rows(order, kept, num_stored)
-    tokens = with_probed(half, prefix.probe(half, query.ids), count, order)
-    ranks = np.take_along_axis(inverse_order(order), tokens, axis=-1).reshape(layout.num_groups, -1)
-    chunks = np.unique(ranks // layout.chunk_size * layout.num_groups + np.arange(layout.num_groups)[:, None])
-    num_first = num_stored // layout.chunk_size * layout.num_groups
-    return np.arange(num_first), chunks[chunks >= num_first]
+    half = stored_half(order, count)
+    chosen = with_probed(half, prefix.probe(half, query.ids), count)
+    return np.arange(-(-half.shape[-1] // layout.chunk_size) * layout.num_groups), parts_of(layout, chosen, half)
+
+
+def parts_of(layout: OrderedLayout, chosen: Order, there: Order) -> NDArray[np.int64]:
+    """The places of the parts of pages that have the `chosen` rows, `[layers, kv_heads, n]`, which are not `there`."""
+    is_wanted = np.zeros((*chosen.shape[:2], layout.num_tokens), np.bool_)
+    np.put_along_axis(is_wanted, chosen, True, axis=-1)
+    np.put_along_axis(is_wanted, there, False, axis=-1)
+    pages = is_wanted.reshape(*chosen.shape[:2], layout.num_pages, -1).any(axis=(1, 3))
+    return np.asarray(layout.num_chunks + np.flatnonzero(pages.T))
 
 
 def zipf_trace(prefixes: Sequence[Asked], num_requests: int, *, change_after: int | None, seed: int = 0) -> Trace:

@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.kv_rows import inverse_order
-from radixlm.runtime.pruning.row_selection import num_rows
-from radixlm.runtime.store.ordered_run import OrderedLayout
+from radixlm.runtime.pruning.row_selection import num_rows, ranks_to_store
+from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
 
-from .chunk_traces import BUDGET, NUM_FOREIGN, NUM_HISTORY
-from .policies import POLICIES, Evidence, Order
+from .chunk_traces import BUDGET, NUM_FOREIGN, NUM_HISTORY, parts_of
+from .policies import POLICIES, Evidence, Order, stored_half
 from .prefix import MAX_PREFIX, Prefix, PrefixModel
 from .quality import divergence, fed
+from .rows_by_layer import RowsByLayer
 from .texts import Case, Query, Texts
-from .voting import seen_by_voters, vote
+from .voting import Vote, seen_by_voters, vote
 
 NUM_PREFIXES: Mapping[str, int] = {"nq": 12, "tools": 8, "bbh": 12}
 SELECTIONS = ("heavy hitters", "first+recent", "known", "hybrid", "oracle")
@@ -39,7 +40,7 @@ LAYOUTS = {
     FALLING_BACK: (RANKED,),
 }
 """Of a selection, the orders in which its chunks lie: as in the text; all ranked by what is known before a query; as it
-ships, half of a quarter ranked, the others as in the text."""
+ships, a quarter ranked, and others in pages, of which a layer's part is read."""
 Chunks = NDArray[np.int32]
 
 
@@ -47,7 +48,7 @@ Chunks = NDArray[np.int32]
 class Request:
     """One query of a prefix."""
 
-    chunks: Mapping[tuple[str, str], Chunks]  # by selection and order; places in the file
+    chunks: Mapping[tuple[str, str], Chunks]  # by selection and order; the places of pieces
     kl: Mapping[str, float]  # by selection, nats a token; empty for the queries of other prefixes
     falls_back: float  # share of layers
 
@@ -57,7 +58,7 @@ class Contested:
     """A prefix and its requests."""
 
     layout: OrderedLayout
-    attention: NDArray[np.float64]  # [chunks] in `RANKED` order, the share of its layer's and head's attention
+    attention: NDArray[np.float64]  # [pieces] in `RANKED` order, the share of its layer's and head's attention
     requests: Sequence[Request]
 
 
@@ -70,27 +71,30 @@ def cases(texts: Texts) -> Iterator[tuple[Case, list[Query]]]:
             yield case, [query for queries in zip(*others, strict=False) for query in queries][:NUM_FOREIGN]
 
 
-def contested(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Contested:
-    """Ask a prefix all that it is asked."""
+def contested(
+    case: Case, foreign: Sequence[Query], model: PrefixModel, by_layer: RowsByLayer | None = None
+) -> Contested:
+    """Ask a prefix all that it is asked; what is lost where layers fall back, `by_layer` tells."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
-    prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens)
+    # all ranks have places: those of other ways lie in chunks, too
+    prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens, num_tokens)
     known = (*case.queries[:NUM_HISTORY], *foreign[:NUM_HISTORY])
-    masses = [prefix.exact(query.ids, 0).mass / len(query.ids) for query in known]
-    history = np.mean(masses, axis=0)
-    evidence = functools.partial(Evidence, prefix.mass / num_tokens, history)
+    history = np.mean([prefix.exact(query.ids, 0).learned for query in known], axis=0)
+    evidence = functools.partial(Evidence, prefix.mass / num_tokens, prefix.passed, history)
     queries = [(query, True) for query in case.queries[NUM_HISTORY:]]
     queries += [(query, False) for query in foreign[NUM_HISTORY:]]
-    requests = [_request(prefix, layout, model, evidence, *one) for one in queries]
+    requests = [_request(prefix, layout, model, by_layer, evidence, *one) for one in queries]
     scores = evidence(history, lambda choice: history[:, 0], 0).known
     by_rank = -np.sort(-scores, axis=-1).reshape(layout.num_groups, layout.num_blocks, -1).sum(axis=-1)
     attention = (by_rank / by_rank.sum(axis=-1, keepdims=True)).T.reshape(-1)
-    return Contested(layout, attention, requests)
+    return Contested(layout, np.pad(attention, (0, layout.num_pieces - layout.num_chunks)), requests)
 
 
 def _request(
     prefix: Prefix,
     layout: OrderedLayout,
     model: PrefixModel,
+    by_layer: RowsByLayer | None,
     evidence_of: functools.partial[Evidence],
     query: Query,
     is_own: bool,
@@ -108,20 +112,46 @@ def _request(
             name: divergence(exact.logits, prefix.partial(choice, fed(query), num_logits))
             for name, choice in choices.items()
         }
+    if is_own and by_layer is not None:
+        kl[FALLING_BACK] = _kl_of_falling_back(prefix, by_layer, votes, query)
     ranks = {
         TEXT: np.broadcast_to(np.arange(prefix.num_tokens), evidence.shape),
         RANKED: inverse_order(np.argsort(-evidence.known, axis=-1, kind="stable")).astype(np.int64),
-        SHIPPED: inverse_order(evidence.order).astype(np.int64),
     }
     places = {
         (name, order): _chunks(layout, np.take_along_axis(ranks[order], choice, axis=-1))
         for name, choice in choices.items()
         for order in LAYOUTS[name]
+        if order != SHIPPED
     }
+    num_half = stored_half(evidence.order, count).shape[-1]
+    places["hybrid", SHIPPED] = _shipped(layout, choices["hybrid"], evidence.order, num_half)
+    num_ranks = ranks_to_store(prefix.num_tokens, is_start=True)
+    places["oracle", SHIPPED] = _shipped(layout, choices["oracle"], evidence.order, num_ranks)
     places[FULL, TEXT] = np.arange(layout.num_blocks * layout.num_groups, dtype=np.int32)
     whole = np.repeat(votes.falls_back, model.layout.num_kv_heads)[places[FULL, TEXT] % layout.num_groups]
     places[FALLING_BACK, RANKED] = np.union1d(places[VOTING, RANKED], places[FULL, TEXT][whole]).astype(np.int32)
     return Request(places, kl, float(votes.falls_back.mean()))
+
+
+def _kl_of_falling_back(prefix: Prefix, by_layer: RowsByLayer, votes: Vote, query: Query) -> float:
+    """If layers in which the probed heads disagree have all rows."""
+    whole = np.broadcast_to(np.arange(prefix.num_tokens), (votes.choice.shape[1], prefix.num_tokens))
+    choice = [whole if falls_back else mine for falls_back, mine in zip(votes.falls_back, votes.choice, strict=True)]
+    some, everything = (
+        by_layer.logits(prefix.rows, rows, fed(query), len(query.continuation)) for rows in (choice, None)
+    )
+    return divergence(everything, some)
+
+
+def _shipped(layout: OrderedLayout, choice: Order, order: Order, num_first: int) -> Chunks:
+    """The pieces that have a choice, if tokens of the first ranks are read from the run, and others from pages."""
+    ranks = np.take_along_axis(inverse_order(order).astype(np.int64), choice, axis=-1)
+    chunks = _chunks(layout, ranks)
+    num_chunks = num_first // layout.chunk_size * layout.num_groups
+    return np.concatenate([chunks[chunks < num_chunks], parts_of(layout, choice, order[..., :num_first])]).astype(
+        np.int32
+    )
 
 
 def _chunks(layout: OrderedLayout, ranks: Order) -> Chunks:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.pruning.attention_scores import PASS_RUN_UP
 from radixlm.runtime.pruning.row_selection import (
     NUM_FIRST,
     always,
     largest,
+    ranks_to_store,
     scores_to_store,
     stored_rows,
     stored_shares,
@@ -36,6 +36,7 @@ class Evidence:
     """
 
     prefix: Scores  # attention mass while the prefix was computed, for each of its tokens
+    passed: Scores  # what of that is known of a served prefix, where later tokens count
     history: Scores  # of other queries, for each of theirs
     oracle: Scores  # of this query and its continuation, over the full prefix
     probe: Callable[[Order], Scores]
@@ -44,18 +45,17 @@ class Evidence:
     @functools.cached_property
     def known(self) -> Scores:
         """What a served prefix's rows are ranked by, by `attention_scores.py`."""
-        num_after = np.arange(self.shape[-1], 0, -1)
-        return np.asarray(self.history + self.prefix * (self.shape[-1] / (num_after + PASS_RUN_UP)))
+        return np.asarray(self.history + self.passed)
 
     @functools.cached_property
     def order(self) -> Order:
-        """As rows are stored, what matters most first: `[layers, kv_heads, tokens]`."""
-        return _stored(self.known)
+        """As rows are ranked, what matters most first: `[layers, kv_heads, tokens]`; a run has the first of them."""
+        return stored_order(self.known)
 
     @functools.cached_property
     def order_of_queries(self) -> Order:
         """The same without the prefix pass."""
-        return _stored(self.history)
+        return stored_order(self.history)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ def probe(evidence: Evidence, count: int) -> Order:
     layers, heads, tokens = evidence.shape
     start = always(tokens)[:count]
     chosen = np.broadcast_to(start, (layers, heads, len(start)))
-    return with_probed(chosen, evidence.probe(chosen), count, evidence.order)
+    return with_probed(chosen, evidence.probe(chosen), count)
 
 
 def hybrid(evidence: Evidence, count: int) -> Order:
@@ -136,12 +136,19 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 }
 
 
-def _stored(scores: Scores) -> Order:
+def stored_half(order: Order, count: int) -> Order:
+    """Of `count` rows of each layer and head, those that are read by the order, which begins a prompt."""
+    num_tokens = order.shape[-1]
+    fixed, num_ranks = always(num_tokens), ranks_to_store(num_tokens, is_start=True)
+    [share] = stored_shares([num_tokens], [len(fixed)], count, [num_ranks])
+    return stored_rows(order[..., :num_ranks], fixed, share, num_tokens)
+
+
+def stored_order(scores: Scores) -> Order:
+    """What a run of these scores, which begins a prompt, is ordered by, what matters most first."""
     return np.argsort(-scores_to_store(scores, is_start=True), axis=-1, kind="stable")
 
 
 def _hybrid(evidence: Evidence, order: Order, count: int) -> Order:
-    fixed = always(evidence.shape[-1])
-    [share] = stored_shares([evidence.shape[-1]], [len(fixed)], count)
-    chosen = stored_rows(order, fixed, share)
-    return with_probed(chosen, evidence.probe(chosen), count, order)
+    chosen = stored_half(order, count)
+    return with_probed(chosen, evidence.probe(chosen), count)

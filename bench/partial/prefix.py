@@ -15,8 +15,10 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
+from radixlm.runtime.pruning.attention_scores import PASS_RUN_UP, STRIDE
 from radixlm.runtime.pruning.packed_keys import PackedKeys, kept_dims
 from radixlm.runtime.pruning.row_selection import Probe, probe
+from radixlm.runtime.pruning.scored_runner import MAX_QUESTION
 
 from .policies import Order, Scores
 
@@ -31,28 +33,37 @@ class Exact:
 
     logits: Float32Array  # [wanted, vocab]
     mass: Scores  # [layers, kv_heads, prefix tokens], what its rows put on the prefix
+    learned: Scores  # likewise, the mean over those of its rows that are scored when it is served
 
 
 class Prefix:
-    """`token_ids` of a prefix, computed; the model has room for one, so a new one ends those before."""
+    """`token_ids` of a prefix, computed; the model has room for one, so a new one ends those before.
+
+    Attributes:
+        mass: `[layers, kv_heads, tokens]`, what its own tokens put on it.
+        passed: likewise, what is known of that when it is served (`attention_scores.py`).
+    """
 
     def __init__(self, model: PrefixModel, token_ids: Sequence[int]) -> None:
         assert len(token_ids) <= MAX_PREFIX, f"a prefix has {len(token_ids)} tokens"
         self._model, self._ids = model, list(token_ids)
         self.num_tokens = len(self._ids)
-        step = model.max_num_tokens
-        model.clear_mass()
-        for start in range(0, self.num_tokens, step):
-            model.run(self._ids[start : start + step], start, start, 0, 0)
-        self.mass: Scores = model.mass(self.num_tokens)
+        self.passed = self._computed(STRIDE) / (model.counts(self.num_tokens) + PASS_RUN_UP)
+        self.mass = self._computed(1)
         self.rows = KVRows.of_pages(model.layout, model.read(self.num_tokens), self.num_tokens)
         self._probe_keys = PackedKeys.of(self.rows.keys_of(model.probe_head), model.probe_dims)
 
     def exact(self, query: Sequence[int], num_logits: int) -> Exact:
         """The last `num_logits` rows of logits over the whole prefix."""
-        self._model.clear_mass()
-        logits = self._model.run(query, self.num_tokens, self.num_tokens, 0, num_logits).copy()
-        return Exact(logits, self._model.mass(self.num_tokens))
+        model, count, learned = self._model, self.num_tokens, None
+        if len(query) > MAX_QUESTION:
+            model.clear_mass()
+            model.run(query, count, count, 0, 0, stride=STRIDE)
+            learned = model.mass(count) / model.counts(count)
+        model.clear_mass()
+        logits = model.run(query, count, count, 0, num_logits).copy()
+        mass = model.mass(count)
+        return Exact(logits, mass, mass / len(query) if learned is None else learned)
 
     def partial(self, choice: Order, query: Sequence[int], num_logits: int) -> Float32Array:
         """The same over the chosen rows only."""
@@ -68,6 +79,14 @@ class Prefix:
         """All that this tells."""
         self.partial(choice, query, 0)
         return probe(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
+
+    def _computed(self, stride: int) -> Scores:
+        """Compute it, in steps like a prompt's; what its tokens put on it."""
+        step = self._model.max_num_tokens
+        self._model.clear_mass()
+        for start in range(0, self.num_tokens, step):
+            self._model.run(self._ids[start : start + step], start, start, 0, 0, stride=stride)
+        return self._model.mass(self.num_tokens)
 
 
 class PrefixModel:
@@ -89,9 +108,17 @@ class PrefixModel:
         self.runner = ModelRunner(artifact, num_pages=num_regions * REGION, keep_scores=True)
 
     def run(
-        self, token_ids: Sequence[int], position: int, kv_length: int, first_page: int, num_logits: int
+        self,
+        token_ids: Sequence[int],
+        position: int,
+        kv_length: int,
+        first_page: int,
+        num_logits: int,
+        *,
+        stride: int = 1,
     ) -> Float32Array:
-        """Tokens from `position` on, behind `kv_length` rows of the pages from `first_page` on."""
+        """Tokens from `position` on, behind `kv_length` rows of the pages from `first_page` on; one of `stride` of
+        them is scored."""
         count = len(token_ids)
         offsets = np.arange(count, dtype=np.int32)
         rows = offsets + np.int32(kv_length)
@@ -106,7 +133,7 @@ class PrefixModel:
             kv_lengths=rows + np.int32(1),
             logit_rows=offsets[count - num_logits :],
         )
-        return self.runner.forward_scored(batch)
+        return self.runner.forward_scored(batch, stride=stride)
 
     def write(self, first_page: int, rows: KVRows) -> None:
         """Put rows into the pages from `first_page` on."""
@@ -121,14 +148,20 @@ class PrefixModel:
 
     def clear_mass(self) -> None:
         """Forget all attention."""
-        assert self.runner.attention_sums is not None
+        assert self.runner.attention_sums is not None and self.runner.attention_counts is not None
         self.runner.attention_sums[...] = 0
+        self.runner.attention_counts[...] = 0
 
     def mass(self, num_tokens: int) -> Scores:
         """Of the full prefix, a copy."""
         assert self.runner.attention_sums is not None
         mass = self.runner.attention_sums[:, :, :REGION].reshape(*self.runner.attention_sums.shape[:2], -1)
         return mass[..., :num_tokens].copy()
+
+    def counts(self, num_tokens: int) -> npt.NDArray[np.int32]:
+        """Over how many tokens that is, by row."""
+        assert self.runner.attention_counts is not None
+        return self.runner.attention_counts[:REGION].reshape(-1)[:num_tokens].copy()
 
     def queries(self, num_tokens: int) -> Float32Array:
         """Of the last run, those of the heads that share the probe's."""

@@ -4,7 +4,7 @@
 
 Asked are the questions of `radixlm calibrate`, over a quarter of the rows: facts, and how a text goes on. A row of the
 table keeps so many numbers of a key, those that RoPE turns slowest, in four bits each; `keys` is their share of keys
-and values, `all` with the order of the rows. The head is that of the artifact's calibration unless it is given.
+and values, `all` with orders and checksums. The head is that of the artifact's calibration unless it is given.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.pruning.calibration.calibrate import HEAD_BUDGET, Loss, measured_model, pages_needed, questions_of
 from radixlm.runtime.pruning.calibration.calibration import Calibration
 from radixlm.runtime.pruning.calibration.questions import cases, shipped_text
-from radixlm.runtime.pruning.packed_keys import slowest
+from radixlm.runtime.pruning.packed_keys import ORDER_BYTES, PART_BYTES, slowest
 
 from ..options import read_options
 
-SHARES = (1.0, 0.875, 0.625, 0.5, 0.375, 0.25, 0.125)  # of the numbers of a key
+SHARES = (1.0, 0.75, 0.5625, 0.5, 0.375, 0.25, 0.125)  # of the numbers of a key
 
 
 def main() -> None:
@@ -49,12 +49,12 @@ def main() -> None:
                 for count, kept in dims.items():
                     losses[count].append(question.loss(HEAD_BUDGET, head, kept))
     token_bytes = kv.page_bytes / kv.page_size
-    order_bytes = 2.5 * kv.num_layers * kv.num_kv_heads
+    table_bytes = kv.num_layers * (ORDER_BYTES * kv.num_kv_heads + PART_BYTES)
     print("| numbers | keys | all | KL, facts | KL, text | facts found | dropped, estimated |")
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for count, some in losses.items():
         key_bytes = kv.num_layers * (count / 2 + 2)
-        shares = f"{key_bytes / token_bytes:.1%} | {(key_bytes + order_bytes) / token_bytes:.1%}"
+        shares = f"{key_bytes / token_bytes:.1%} | {(key_bytes + table_bytes) / token_bytes:.1%}"
         print(f"| {count} | {shares} | {summary(some)} |")
 
 

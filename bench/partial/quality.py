@@ -58,9 +58,9 @@ def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
     runs = [prefix.exact(fed(query), len(query.continuation)) for query in case.queries]
     for i, query in enumerate(case.queries[: case.num_counted]):
         others = [j for j in range(len(runs)) if j != i]
-        history = sum(runs[j].mass for j in others) / max(1, sum(len(fed(case.queries[j])) for j in others))
+        history = np.mean([runs[j].learned for j in others], axis=0)
         probe = functools.partial(prefix.probe, query=query.ids)
-        evidence = Evidence(prefix.mass / prefix.num_tokens, np.asarray(history), runs[i].mass, probe, number)
+        evidence = Evidence(prefix.mass / prefix.num_tokens, prefix.passed, history, runs[i].mass, probe, number)
         whole = POLICIES["hybrid"](evidence, prefix.num_tokens)
         same = prefix.partial(whole, fed(query), len(query.continuation))
         assert np.array_equal(same, runs[i].logits), "all rows are not the prefix"

@@ -2,7 +2,8 @@
 
     python -m bench.partial.scored ARTIFACT [--runs 30]
 
-Steps of random tokens, one call after the other in every round; medians, and the ratio of the medians.
+Steps of random tokens, scored as they are served, one call after the other in every round; medians, and the ratio of
+the medians.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.model_runner import ModelRunner
+from radixlm.runtime.pruning.attention_scores import STRIDE
+from radixlm.runtime.pruning.scored_runner import MAX_QUESTION
 
 from ..kernels.forward import make_batch
 from ..options import read_options
@@ -19,11 +22,10 @@ from ..timing import Spread, in_turns, seconds_of
 STEPS = {
     "prompt of 512": ("prefill", 512, 0),
     "512 tokens after 1,536": ("prefill", 512, 1536),
-    "decode after 500": ("decode", 1, 500),
-    "decode after 2,000": ("decode", 1, 2000),
-    "8 streams after 2,000": ("decode", 8, 2000),
+    "512 tokens after 3,500": ("prefill", 512, 3500),
+    "a question of 64 after 2,000": ("prefill", 64, 2000),
 }
-NUM_PAGES = 8 * -(-2001 // PAGE_SIZE)
+NUM_PAGES = -(-4012 // PAGE_SIZE)
 
 
 def main() -> None:
@@ -34,10 +36,11 @@ def main() -> None:
     rows = []
     for step, (kind, count, past) in STEPS.items():
         batch = make_batch(kind, count, past, artifact.manifest.model.vocab_size)
+        stride = 1 if count <= MAX_QUESTION else STRIDE
         seconds = in_turns(
             {
                 "forward": lambda: [seconds_of(lambda: runner.forward(batch))],  # noqa: B023
-                "scored": lambda: [seconds_of(lambda: runner.forward_scored(batch))],  # noqa: B023
+                "scored": lambda: [seconds_of(lambda: runner.forward_scored(batch, stride=stride))],  # noqa: B023
             },
             options.runs,
         )

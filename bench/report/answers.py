@@ -87,7 +87,7 @@ _SELECTED = {
     "recompute": "0",
     "ours": "hybrid",
     "voting, never falls back": "voting",
-    "voting, falls back": "not measured",
+    "voting, falls back": "voting, falls back",
     "a quarter by earlier queries, in text": "known",
     "+ order: ranked on disk": "known",
     "+ selection: half by a probe": "hybrid",
@@ -104,7 +104,8 @@ def _baseline_rows(run: Json, title: str) -> Iterator[Json]:
     for way, row in steady.items():
         name = _SELECTED.get(way, way.partition(",")[0])
         kl = run["kl"].get(name)
-        yield {**row, "other": other[way], "kl": name if kl is None else f"{kl[0]:.3f} ± {kl[1]:.3f}"}
+        unknown = name if name == "0" else "not measured"
+        yield {**row, "other": other[way], "kl": unknown if kl is None else f"{kl[0]:.3f} ± {kl[1]:.3f}"}
 
 
 def _answers_of(run: Json) -> Iterator[str]:

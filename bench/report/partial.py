@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .tables import Cell, Json, each, format_cell, table
+from .tables import Cell, Json, each, table
 
 WORKLOADS = {
     "text": "a text, and later parts of it as queries",
@@ -12,7 +12,6 @@ WORKLOADS = {
     "tools": "schemas of functions, and requests for each",
     "bbh": "few-shot examples of BBH's tasks, and one more of each",
 }
-_ORDERS = ("text", "ranked", "quarter")  # as in the text; ranked; as it ships
 
 
 def quality(results: Json) -> Iterator[str]:
@@ -74,64 +73,35 @@ def scored(results: Json) -> Iterator[str]:
 
 
 def amplification(results: Json) -> Iterator[str]:
-    """Bytes read by share, size of chunks and text, of both policies."""
-    rows = results["rows"]
-    stored, hybrid = ([row for row in rows if row["policy"] == policy] for policy in ("stored", "hybrid"))
+    """Bytes read by share of the rows and text, and bytes on disk."""
     yield "## Bytes read for each byte attended to"
     yield (
         f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
-        f"{results['longest_prefix']:,} tokens in chunks of tokens of one layer and KV head: in the order of the text, "
-        "ranked by the attention that the prefix itself and other queries paid, and as it ships (quarter): ranked are "
-        "those that half of a quarter takes, and the others lie behind as in the text. Bytes are whole units of 4 KiB, "
-        "with headers, orders and checksums. Stored order: the first tokens of each layer and head, as many as fill "
-        "pages of 16."
+        f"{results['longest_prefix']:,} tokens: half of the rows by stored order, from the run, and half in pages that "
+        "a look through the keys of one KV head finds, of which each layer is read by itself. Bytes are whole units of "
+        "4 KiB. The first request reads all, with header, checksums and probe keys; later ones find these in memory, "
+        "but for the header. Pages alone: the same rows without a run."
     )
-    size: Cell = "{budget:.0%}, {chunk_size}"
+    ratios: dict[str, Cell] = {"first": "{first:.2f}", "later": "{later:.2f}", "pages alone": "{pages:.2f}"}
+    reads: dict[str, Cell] = {"reads, later": "{later_reads:,.0f}", "parts of pages": "{parts:.1%}"}
+    yield table({"rows": "{budget:.0%}"} | ratios | reads, results["rows"])
+    sizes: dict[str, Cell] = {"MB, first": "{first_bytes:MB .1f}", "MB, later": "{later_bytes:MB .1f}"}
     yield table(
-        {
-            "share, chunk": size,
-            "in text": "{text:.2f}",
-            "ranked": "**{ranked:.3f}**",
-            "reads in text": "{text_reads:,.0f}",
-            "reads ranked": "{ranked_reads:,.0f}",
-            "chunks in text": "{text_chunks:,.0f}",
-            "chunks ranked": "{ranked_chunks:,.0f}",
-        },
-        stored,
-    )
-    yield (
-        "Hybrid: half by stored order, half in chunks that a look through the keys of one KV head finds. All that is "
-        "read, those keys among it; with them kept in memory; with the order and the checksums kept there, too."
-    )
-    kept = {"": "", ", no probe": "_no_probe", ", no order": "_no_order"}
-    columns: dict[str, Cell] = {
-        f"{order}{what}": f"{{{order}{field}:.2f}}" for order in _ORDERS for what, field in kept.items()
-    }
-    yield table({"share, chunk": size} | columns, hybrid)
-    yield "In chunks of 16 tokens, by text, with all that is read:"
-
-    def given(field: str, spec: str) -> Cell:
-        """Empty where an order was not measured."""
-        return lambda row: format_cell(f"{{{field}:{spec}}}", row) if field in row else ""
-
-    columns = {order: given(order, ".2f") for order in _ORDERS}
-    columns |= {f"MB, {order}": given(f"{order}_bytes", "MB .1f") for order in _ORDERS}
-    columns |= {f"reads, {order}": given(f"{order}_reads", ",.0f") for order in ("text", "quarter")}
-    yield table(
-        {"text, policy, share": "{name}, {policy}, {budget:.0%}", "queries": "{num_queries}"} | columns,
+        {"text, rows": "{name}, {budget:.0%}", "queries": "{num_queries}"} | ratios | sizes,
         [{"name": name, **row} for name, found in results["workloads"].items() for row in found],
     )
-    yield f"An ordered run takes {rows[0]['space']:.2f} times the bytes of its pages."
+    space = results["rows"][0]["space"]
+    yield f"Pages, runs and scores together take {space:.2f} times the bytes of pages alone on disk."
 
 
 def chunk_cache(results: Json) -> Iterator[str]:
     """Hit ratios by trace, size of the cache and policy; what is read and how long that takes."""
-    yield "## Which chunks of ordered runs stay in memory"
+    yield "## What of ordered runs and their pages stays in memory"
     yield (
-        f"The share of bytes that a cache of 5 to 50 % of {results['ordered_bytes'] / 1e6:,.0f} MB of ordered runs has "
+        f"The share of bytes that a cache of 5 to 50 % of {results['kv_bytes'] / 1e6:,.0f} MB of keys and values has "
         f"when they are wanted: {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
         f"{results['longest_prefix']:,} tokens, {results['num_requests']} requests, Zipf, of which three quarters "
-        f"count; each wants {results['wanted_bytes'] / 1e6:.1f} MB of chunks, for a load of {results['budget']:.0%}. "
+        f"count; each wants {results['wanted_bytes'] / 1e6:.1f} MB, for a load of {results['budget']:.0%}. "
         f"Changing: every {results['change_after']} requests others are popular. What is worth least makes room: uses, "
         "times the share of attention or over the rank where it says so. The optimum knows the future."
     )

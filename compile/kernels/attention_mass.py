@@ -1,13 +1,15 @@
 """How much weight attention puts on each KV row of the pool, added up over the rows (query heads of tokens) of a step.
 
-Scores are computed a second time, after `attention.py` has found each row's normalizers. Sequences of a step may share
-pages. So every page belongs to one of a few shards, and one thread adds up all of a shard, unit by unit in the order of
-tokens: sums are the same whatever the number of threads.
+Scores are computed a second time, after `attention.py` has found each row's normalizers: of all tokens, or of a few,
+which takes as much less time. Sequences of a step may share pages. So every page belongs to one of a few shards, and
+one thread adds up all of a shard, sequence by sequence, from their last tokens on: sums are the same whatever the
+number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
@@ -17,52 +19,74 @@ from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, 
 from ..codegen.vector import LANES, Expr, const, lanes, splat
 from .attention_rows import QueryRows
 from .attention_shape import AttentionShape
-from .attention_units import MAX_TILE, AttentionLimits, AttentionUnit, AttentionUnits
+from .attention_units import MAX_TILE, AttentionUnit
 from .codes.steps import rows_of, steps_of
 from .kv_pool import KV_DTYPES, PagedPool
-from .kv_spans import BLOCK_PAGES, SPAN_PAGES, KVPage, KVSequences, LoadedSpan, StoredPage
+from .kv_spans import BLOCK_PAGES, KVPage, KVSequences, LoadedSpan, StoredPage
 from .micro_tiles import MicroTile, each_micro_tile
 
 _SHARDS = 4  # of the pages, by their ids; a power of two
+_NEAR = 16  # rows: near tokens of a sample some rows would get far more attention than others, by chance (bench/LOG.md)
 
 
-def attention_mass(shape: AttentionShape, limits: AttentionLimits) -> Any:
-    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], units, normalizers, mass, layer, num_pages,
-    table_stride) -> 0`.
+def attention_mass(shape: AttentionShape) -> Any:
+    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], normalizers, mass, counts, layer,
+    num_tokens, num_pages, table_stride, stride) -> 0`.
 
-    All but `mass` are the arguments and results of `attention`. For each KV row of the layer, it adds to `mass` float32
-    `[layers, kv_heads, num_pages, PAGE_SIZE]` the softmax weights that the step's tokens and the query heads of the KV
-    head's group have on it. Rows that no token sees keep their bits.
-    All layers are alike: this one is behind `layer` others.
+    The arguments before `mass` are those and the results of `attention`. For each KV row of the layer, it adds to
+    `mass` float32 `[layers, kv_heads, num_pages, PAGE_SIZE]` the softmax weights that the step's tokens and the query
+    heads of the KV head's group have on it. With a `stride` above 1 it takes one of so many tokens of each sequence,
+    counted from its last, and none of a sequence that has only one; of the rows that such a token sees the last
+    `_NEAR` do not count, of which its own is one. In the first layer it adds to `counts` int32 `[num_pages, PAGE_SIZE]`
+    how many tokens have added to a row. Rows to which none has keep their bits. All layers are alike: this one is
+    behind `layer` others.
     """
     layout = shape.layout
     with Kernel() as k:
-        q, pool, table, row_of_token, kv_lengths, *starts, unit_memory, normalizers, mass, layer, num_pages, stride = (
-            k.arguments(
-                q="float32",
-                pool=KV_DTYPES[layout.dtype],
-                page_table="int32",
-                row_of_token="int32",
-                kv_lengths="int32",
-                **({"starts": "int32"} if shape.scores.has_starts else {}),
-                units="int32",
-                normalizers="float32",
-                mass="float32",
-                layer=SIZE,
-                num_pages=SIZE,
-                table_stride=SIZE,
-            )
+        *arrays, layer, num_tokens, num_pages, table_stride, stride = k.arguments(
+            q="float32",
+            pool=KV_DTYPES[layout.dtype],
+            page_table="int32",
+            row_of_token="int32",
+            kv_lengths="int32",
+            **({"starts": "int32"} if shape.scores.has_starts else {}),
+            normalizers="float32",
+            mass="float32",
+            counts="int32",
+            layer=SIZE,
+            num_tokens=SIZE,
+            num_pages=SIZE,
+            table_stride=SIZE,
+            stride=SIZE,
         )
-        units = AttentionUnits(unit_memory, limits)
+        q, pool, table, row_of_token, kv_lengths, *starts, normalizers, mass, counts = arrays
         paged = PagedPool(layout, pool, layer * layout.page_items, num_pages)
-        sequences = KVSequences(paged, table, stride, row_of_token, kv_lengths, *starts)
+        sequences = KVSequences(paged, table, table_stride, row_of_token, kv_lengths, *starts)
         rows = rows_of(shape, q, Memory(None), 0, normalizers)
+        stride = bound(T.max(stride, T.int64(1)))
         with parallel(_SHARDS * layout.num_kv_heads) as item:
             shard, head = bound(item // layout.num_kv_heads), bound(item % layout.num_kv_heads)
-            unit_mass = _UnitMass(rows, sequences, head, mass, (layer * layout.num_kv_heads + head) * num_pages)
-            with serial(units.num_units) as i:
-                unit_mass.add(units.found(i), shard)
+            seen = _SeenRows(sequences, bound(T.Select(stride == 1, T.int64(0), T.int64(_NEAR))))
+            counted = _Counts(seen, counts, bound(T.And(layer == 0, head == 0)))
+            unit_mass = _UnitMass(rows, seen, head, mass, (layer * layout.num_kv_heads + head) * num_pages, counted)
+            _each_tile(row_of_token, num_tokens, stride, lambda unit: unit_mass.add(unit, shard))
     return k.function
+
+
+def _each_tile(row_of_token: Memory, num_tokens: Expr, stride: Expr, emit: Callable[[AttentionUnit], None]) -> None:
+    """Call `emit` with the tokens that are taken of each sequence, the last ones first, so many at a time as fit a
+    tile."""
+    first = registers(1, "int64")
+    first[0] = T.int64(0)
+    with serial(num_tokens) as m:
+        after = bound(T.min(m + 1, num_tokens - 1))
+        with when(T.Or(m == num_tokens - 1, row_of_token[after] != row_of_token[m])):
+            count = bound(T.Select(T.Or(stride == 1, m > first[0]), (m - first[0]) // stride + 1, T.int64(0)))
+            with serial((count + (MAX_TILE - 1)) // MAX_TILE) as i:
+                last = bound(m - i * (MAX_TILE * stride))
+                size = bound(T.min(T.int64(MAX_TILE), count - i * MAX_TILE))
+                emit(AttentionUnit(last, size, T.int64(-1), T.int64(0), T.int64(0) - stride))
+            first[0] = m + 1
 
 
 def keep_queries(width: int, max_num_tokens: int) -> Any:
@@ -75,13 +99,45 @@ def keep_queries(width: int, max_num_tokens: int) -> Any:
     return k.function
 
 
+@dataclass(frozen=True)
+class _SeenRows:
+    """The rows of `sequences` that count for a token: all that it sees but the last `num_near`."""
+
+    sequences: KVSequences
+    num_near: Expr
+
+    def rows(self, m: Expr) -> tuple[Expr, ...]:
+        """As `KVSequences.rows`."""
+        end, *start = self.sequences.rows(m)
+        return (T.max(end - self.num_near, T.int64(0)), *start)
+
+
+class _Counts:
+    """Adds to `counts` for how many tokens of a unit the rows of a page count, where `is_first` says so."""
+
+    def __init__(self, seen: _SeenRows, counts: Memory, is_first: Expr) -> None:
+        self.seen, self.counts, self.is_first = seen, counts, is_first
+
+    def add(self, unit: AttentionUnit, page: Expr, number: Expr) -> None:
+        """Count for page `page` of the pool, which is page `number` of the unit's sequence."""
+        one, none = (splat(T.int32(n)) for n in (1, 0))
+        with when(self.is_first), serial(unit.num_tokens) as i:
+            end, *hidden = (bound(row) for row in self.seen.rows(unit.token(i)))
+            visible = MicroTile(0, 0, 1, [end], hidden).visible(0, bound(number * PAGE_SIZE))
+            where = lanes(page * PAGE_SIZE)
+            self.counts[where] = self.counts[where] + T.Select(visible, one, none)
+
+
 class _UnitMass:
     """Adds the weights of a unit's rows to `mass`; the pages of this layer and head begin at page `first_page`."""
 
-    def __init__(self, rows: QueryRows, sequences: KVSequences, head: Expr, mass: Memory, first_page: Expr) -> None:
+    def __init__(
+        self, rows: QueryRows, seen: _SeenRows, head: Expr, mass: Memory, first_page: Expr, counts: _Counts
+    ) -> None:
         layout = rows.shape.layout
         span_floats = 0 if layout.has_codes else LoadedSpan.floats(layout)
-        self.rows, self.sequences, self.head, self.mass, self.first_page = rows, sequences, head, mass, first_page
+        self.rows, self.seen, self.head, self.mass, self.first_page = rows, seen, head, mass, first_page
+        self.sequences, self.counts = seen.sequences, counts
         num_rows = MAX_TILE * rows.shape.group
         self.scratch = rows.scratch(MAX_TILE, span_floats + 2 * num_rows)
         self.normalizers = self.scratch.floats + span_floats
@@ -95,15 +151,13 @@ class _UnitMass:
         sequences, num_loaded = self.sequences, registers(1, "int64")
         num_loaded[0] = T.int64(0)
         start, end = unit.rows(sequences)
-        pages = bound((end + (PAGE_SIZE - 1)) // PAGE_SIZE)
-        span = bound(T.max(unit.span, T.int64(0)) * SPAN_PAGES)
-        first = span if self.sequences.starts is None else bound(T.max(span, start // PAGE_SIZE))
-        stop = bound(T.Select(unit.is_whole, pages, T.min(pages, span + SPAN_PAGES)))
-        self.rows.load_finished(self.scratch, unit.first, unit.num_tokens, self.head, MAX_TILE, self.normalizers)
+        first, stop = bound(start // PAGE_SIZE), bound((end + (PAGE_SIZE - 1)) // PAGE_SIZE)
+        self.rows.load_finished(self.scratch, unit.token, unit.num_tokens, self.head, MAX_TILE, self.normalizers)
         with serial(stop - first) as j:
             stored = sequences.pages(unit.first, self.head, first + j)
             page = bound(T.Cast("int64", sequences.table[stored.first]))
             with when(page % _SHARDS == shard):
+                self.counts.add(unit, page, first + j)
                 i = bound(num_loaded[0])
                 self.pages[i], self.pages[BLOCK_PAGES + i] = page, (first + j) * PAGE_SIZE
                 if self.rows.shape.layout.has_codes:
@@ -122,7 +176,7 @@ class _UnitMass:
         totals = registers(len(pages) * LANES, "float32")
         for k in range(len(pages)):
             totals[lanes(k * LANES)] = const(0)
-        each_micro_tile(self.rows, unit, self.sequences.rows, lambda tile: self._add_tile(tile, pages, totals))
+        each_micro_tile(self.rows, unit, self.seen.rows, lambda tile: self._add_tile(tile, pages, totals))
         for k, i in enumerate(pages):
             where = lanes(bound((self.first_page + self.pages[i]) * PAGE_SIZE))
             self.mass[where] = self.mass[where] + totals[lanes(k * LANES)]

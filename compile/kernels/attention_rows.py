@@ -140,20 +140,27 @@ class QueryRows:
             memory[lanes(state.maxima(micro))] = const(LOWEST)
 
     def load_finished(
-        self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int, normalizers: Expr
+        self,
+        scratch: RowScratch,
+        token: Callable[[Expr], Expr],
+        count: Expr,
+        head: Expr,
+        num_tokens: int,
+        normalizers: Expr,
     ) -> None:
-        """Load the same queries after attention, without a state.
+        """Load the queries of the tokens `token(0)` to `token(count - 1)` after attention, without a state.
 
         The two normalizers of each row go to the scratch, from index `normalizers` on.
         """
 
-        def row(m: Expr, g: Expr, to: Expr, _: Expr) -> None:
+        def row(j: Expr, g: Expr, to: Expr, _: Expr) -> None:
+            m = bound(token(j))
             self._load_query(scratch, m, head, g, to)
             source = bound(self._normalizer(m, head, g))
             for i in range(2):
                 scratch.memory[normalizers + to * 2 + i] = self.normalizers[source + i]
 
-        self._each_row(first, count, num_tokens, row)
+        self._each_row(T.int64(0), count, num_tokens, row)
 
     def store(self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int) -> None:
         """Store outputs divided by their sums of weights.

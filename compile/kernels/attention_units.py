@@ -44,12 +44,18 @@ class AttentionLimits:
 
 @dataclass(frozen=True)
 class AttentionUnit:
-    """The tokens `[first, first + num_tokens)`; a single token may be cut into spans, whose results go to slots."""
+    """The tokens `[first, first + num_tokens)`, or as many that lie `stride` apart; a single token may be cut into
+    spans, whose results go to slots."""
 
     first: Expr
     num_tokens: Expr
     span: Expr  # -1: all of them
     slot: Expr
+    stride: Expr = 1
+
+    def token(self, i: Expr) -> Expr:
+        """The i-th token."""
+        return self.first + i * self.stride
 
     @property
     def is_whole(self) -> Expr:
@@ -67,13 +73,13 @@ class AttentionUnit:
         longest = registers(1, "int64")
         longest[0] = T.int64(0)
         with serial(self.num_tokens) as j:
-            longest[0] = T.max(longest[0], sequences.length(self.first + j))
+            longest[0] = T.max(longest[0], sequences.length(self.token(j)))
         if sequences.starts is None:
             return 0, longest[0]
         earliest = registers(1, "int64")
         earliest[0] = sequences.start(self.first)
         with serial(self.num_tokens) as j:
-            earliest[0] = T.min(earliest[0], sequences.start(self.first + j))
+            earliest[0] = T.min(earliest[0], sequences.start(self.token(j)))
         return earliest[0], longest[0]
 
 

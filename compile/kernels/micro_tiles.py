@@ -104,7 +104,7 @@ def each_micro_tile(
     tokens = rows.shape.tokens
 
     def micro_tile(index: Expr, row: Expr, size: int, first: Expr, count: int) -> None:
-        keys = [sees(unit.first + first + j) for j in range(count)]
+        keys = [sees(unit.token(first + j)) for j in range(count)]
         seen, hidden = ([bound(end[i]) for end in keys if i < len(end)] for i in range(2))
         emit(MicroTile(bound(index), row, size, seen, hidden))
 

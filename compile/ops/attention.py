@@ -66,13 +66,13 @@ class AttentionOps:
             Input("row_of_token"),
             Input("kv_lengths"),
             *self.step.starts(mixer),
-            self.step.units(mixer, shape.tokens),
         )
         sizes: tuple[Argument, ...] = (Size("num_pages"), Size("table_stride"))
         self._program.call(
             ("attention", shape, y.stride),
             lambda: attention(shape, y.stride, limits),
             *before,
+            self.step.units(mixer, shape.tokens),
             self._program.place(("slots", num_slots), num_slots * 4),
             *(() if sinks is None else self._vector(sinks.name, sinks.size)),
             y.memory,
@@ -89,13 +89,13 @@ class AttentionOps:
     ) -> None:
         self._program.call(
             ("attention_mass", shape),
-            lambda: attention_mass(shape, self._attention_limits),
+            lambda: attention_mass(shape),
             *before,
             normalizers,
             Input("mass"),
+            Input("counts"),
             layer,
-            Size("num_pages"),
-            Size("table_stride"),
+            *(Size(name) for name in ("num_tokens", "num_pages", "table_stride", "stride")),
             is_scoring=True,
         )
         self._program.call(

@@ -12,7 +12,7 @@ import msgspec
 
 from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Positive, Strict
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 PAGE_SIZE: Final = 16  # tokens in a page of KV
 TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
 MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
@@ -273,7 +273,7 @@ class SourceInfo(Strict, frozen=True, kw_only=True):
 class Manifest(Strict, frozen=True, kw_only=True):
     """The whole of `manifest.json`."""
 
-    format_version: Literal[3]
+    format_version: Literal[4]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     model: ModelConfig
     context_length: ContextLength

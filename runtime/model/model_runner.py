@@ -45,8 +45,9 @@ class ModelRunner:
         state_pool: float32 `[num_state_slots, state_bytes / 4]`, a sequence's state in each slot; None for models
             without. Callers may copy slots, read them and write them between calls; the first one stays zeros.
         attention_sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, the softmax weights of each KV row of the
-            pool, summed over the tokens and query heads of all calls of `forward_scored`; None unless they are kept.
+            pool, summed over tokens of all calls of `forward_scored` and their query heads; None unless they are kept.
             Callers may change it: the rows of a page that is taken again still have their sums.
+        attention_counts: int32 `[num_pages, PAGE_SIZE]`, over how many tokens each row is summed; likewise.
         queries: float32 `[layers, max_num_tokens, heads, head_dim]`, the queries of the last call of `forward_scored`,
             with RoPE, in the order of its tokens; None unless scores are kept.
 
@@ -86,18 +87,19 @@ class ModelRunner:
         threading.Thread(target=map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
         pool_shape = (num_pages, layout.page_items)
         heads = manifest.model.num_attention_heads
-        scores_shapes: tuple[tuple[int, ...], ...] = ()
+        scores_shapes: tuple[tuple[tuple[int, ...], type], ...] = ()
         if keep_scores:
             scores_shapes = (
-                (layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE),
-                (layout.num_layers, module.max_num_tokens, heads, layout.head_dim),
+                ((layout.num_layers, layout.num_kv_heads, num_pages, PAGE_SIZE), np.float32),
+                ((num_pages, PAGE_SIZE), np.int32),
+                ((layout.num_layers, module.max_num_tokens, heads, layout.head_dim), np.float32),
             )
         num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = zeros(pool_shape, _KV_DTYPES[layout.dtype])
             states = StateSlots.of(manifest.model, num_state_slots, module.max_num_tokens)
             workspace = zeros((module.workspace_bytes,), np.uint8)
-            scores = [zeros(shape, np.float32) for shape in scores_shapes]
+            scores = [zeros(shape, dtype) for shape, dtype in scores_shapes]
             self._logits: Float32Array = zeros((num_logits, padded), np.float32)
             scratch = zeros((num_logits, module.top_logits_scratch), np.float32)
             top = TopLogits(
@@ -114,7 +116,8 @@ class ModelRunner:
         pools = (pool,) if states is None else (pool, states.pool)
         self._state = [self._tensor(array) for array in (*pools, weights, workspace)]
         self.attention_sums: Float32Array | None = scores[0] if keep_scores else None
-        self.queries: Float32Array | None = scores[1] if keep_scores else None
+        self.attention_counts: Int32Array | None = scores[1] if keep_scores else None
+        self.queries: Float32Array | None = scores[2] if keep_scores else None
         self._scores = [self._tensor(array) for array in scores]
         # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
         self._tops = [
@@ -137,15 +140,20 @@ class ModelRunner:
         """
         return self._forward("forward", batch)
 
-    def forward_scored(self, batch: Batch) -> Float32Array:
-        """As `forward`, to the last bit; adds the softmax weights of its tokens to `attention_sums`; sets `queries`.
+    def forward_scored(self, batch: Batch, *, stride: int) -> Float32Array:
+        """As `forward`, to the last bit; adds the softmax weights of its tokens to `attention_sums`, and counts them;
+        sets `queries`.
+
+        Args:
+            stride: of one of so many tokens of each sequence, counted from its last; with more than 1, of none of a
+                sequence that has a single token in the step.
 
         Raises:
             EngineError: as `forward`, or no scores are kept.
         """
         if not self._scores:
             raise EngineError("this runner keeps no attention scores; make it with keep_scores=True")
-        return self._forward("forward_scored", batch, *self._scores)
+        return self._forward("forward_scored", batch, *self._scores, stride)
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
@@ -201,7 +209,7 @@ class ModelRunner:
         """Let go of pool, weights and workspace."""
         self._state, self._outputs, self._functions, self._scores = [], [], {}, []
         self.states = self.state_pool = None
-        self.attention_sums = self.queries = None
+        self.attention_sums = self.attention_counts = self.queries = None
         self._arguments.clear()
 
     def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:

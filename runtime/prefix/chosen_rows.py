@@ -12,7 +12,7 @@ from typing import Protocol
 from ..cache.prefix_match import PrefixMatch
 from ..cache.radix_node import Node
 from ..cache.sequence import Sequence as Tokens
-from ..store.chunk_cache import ChunkCacheStats
+from ..store.ordered.chunk_cache import ChunkCacheStats
 from .disk_index import StoredPrefix
 from .loaded_prefix import LoadedRows
 

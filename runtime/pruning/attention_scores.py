@@ -9,16 +9,15 @@ after the row, or the last rows would rank first: this prompt says less than lat
 more about what nothing asked for yet. By both, a quarter of the rows loses less than half of the attention that the
 first and the recent rows lose, on all texts of bench/LOG.md.
 
-Steps that only decode are not scored. Of sequences with a sparse span only the chosen rows count, apart from all else,
-because attention that belongs to missing rows goes to others. Knows pages and batches, not requests, trees or disks.
-The engine's thread owns it.
+Of a long prompt one of `STRIDE` tokens is scored, and steps that only decode are not. Of sequences with a sparse span
+only the chosen rows count, apart from all else, because attention that belongs to missing rows goes to others. Knows
+pages and batches, not requests, trees or disks. The engine's thread owns it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,24 +28,26 @@ from ..model.batch import BatchArrays, Float32Array, Int32Array, PageCopy
 from ..store.scores.scores_record import RowScores
 
 DECAY = 0.8
-PASS_RUN_UP = 512
+STRIDE = 8  # of a long prompt one of so many tokens is scored: all of them take 11 to 42 % of its time (bench/LOG.md)
+PASS_RUN_UP = 512 // STRIDE  # of tokens that are scored
 _NO_PAGES: Int32Array = np.zeros(0, np.int32)
 
 
 class AttentionScores:
     """Scores of the rows of a pool.
 
-    >>> sums = np.zeros((1, 1, 2, 16), np.float32)
-    >>> scores = AttentionScores(sums)
+    >>> sums, counts = np.zeros((1, 1, 2, 16), np.float32), np.zeros((2, 16), np.int32)
+    >>> scores = AttentionScores(sums, counts)
     >>> with scores.recording(batch.arrays):  # doctest: +SKIP
-    ...     runner.forward_scored(batch)  # adds to `sums`
+    ...     runner.forward_scored(batch, stride=STRIDE)  # adds to both
     >>> scores.fold([0], num_reused=0)
     >>> scores.of([0]).shape
     (1, 1, 16)
 
     Args:
-        sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, to which a forward adds the attention of its tokens;
+        sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, to which a forward adds the attention of tokens;
             emptied here.
+        counts: int32 `[num_pages, PAGE_SIZE]`, to which it adds how many of these tokens see each row; likewise.
 
     Attributes:
         is_changed: `[num_pages]`, pages of which more was learned since their owner has set this to False.
@@ -54,13 +55,12 @@ class AttentionScores:
             is cleared.
     """
 
-    def __init__(self, sums: Float32Array) -> None:
-        self._sums = sums
+    def __init__(self, sums: Float32Array, counts: Int32Array) -> None:
+        self._sums, self._num_queries = sums, counts
         num_pages = sums.shape[2]
         self._history = np.zeros_like(sums)  # of uses
         self._weight = np.zeros((num_pages, PAGE_SIZE), np.float32)  # of the uses in the history
         self._pass = np.zeros_like(sums)  # of the prompt that computed the row
-        self._num_queries = np.zeros((num_pages, PAGE_SIZE), np.int32)  # tokens whose attention is in `sums`
         self.is_changed = np.zeros(num_pages, np.bool_)
         self.lookups = np.zeros(num_pages, np.int32)
         self._is_apart = np.zeros(num_pages, np.bool_)
@@ -99,16 +99,13 @@ class AttentionScores:
 
     @contextmanager
     def recording(self, arrays: BatchArrays) -> Iterator[None]:
-        """Around a forward that adds to `sums`: counts the tokens that attend to each row. The pages of a sequence with
-        a sparse span stay as they were, for the other sequences of the batch, too, but for those that are set apart.
+        """Around a forward that adds to `sums` and `counts`. The pages of a sequence with a sparse span stay as they
+        were, for the other sequences of the batch, too, but for those that are set apart.
         """
-        spans = _spans(arrays)
-        hidden = np.unique(np.concatenate([span.page_ids for span in spans if span.is_sparse] or [_NO_PAGES]))
+        hidden = np.unique(np.concatenate([_NO_PAGES, *_sparse_pages(arrays)]))
         hidden = hidden[~self._is_apart[hidden]]
         sums, num_queries = self._sums[:, :, hidden], self._num_queries[hidden]
         yield
-        for span in spans:
-            span.count(self._num_queries)
         if hidden.size:
             self._sums[:, :, hidden] = sums
             self._num_queries[hidden] = num_queries
@@ -175,32 +172,10 @@ class AttentionScores:
         self._is_apart[pages] = False
 
 
-@dataclass(frozen=True)
-class _Span:
-    """The tokens of one sequence in a batch."""
-
-    page_ids: Int32Array  # of all rows that they see
-    slots: Int32Array  # where their own rows are written
-    num_before: int  # rows of the sequence before theirs
-    is_sparse: bool  # they see fewer rows than there are positions
-
-    def count(self, num_queries: Int32Array) -> None:
-        """Add to each row, `[num_pages, PAGE_SIZE]`, how many of these tokens see it."""
-        num_full, num_rest = divmod(self.num_before, PAGE_SIZE)
-        num_queries[self.page_ids[:num_full]] += self.slots.size
-        if num_rest:
-            num_queries[self.page_ids[num_full], :num_rest] += self.slots.size
-        num_queries.reshape(-1)[self.slots] += np.arange(self.slots.size, 0, -1, dtype=np.int32)
-
-
-def _spans(arrays: BatchArrays) -> list[_Span]:
-    """The sequences of a batch."""
-    spans, first = [], 0
-    for sequence, num_tokens in enumerate(np.bincount(arrays.row_of_token, minlength=len(arrays.page_table)).tolist()):
-        if num_tokens:
-            stop, length = first + num_tokens, int(arrays.kv_lengths[first + num_tokens - 1])
-            page_ids = arrays.page_table[sequence, : -(-length // PAGE_SIZE)]
-            is_sparse = length != int(arrays.positions[stop - 1]) + 1
-            spans.append(_Span(page_ids, arrays.slots[first:stop], length - num_tokens, is_sparse))
-            first = stop
-    return spans
+def _sparse_pages(arrays: BatchArrays) -> Iterator[Int32Array]:
+    """The pages of each sequence of a batch whose tokens see fewer rows than there are positions."""
+    num_tokens = np.bincount(arrays.row_of_token, minlength=len(arrays.page_table))
+    last = np.cumsum(num_tokens) - 1
+    lengths = arrays.kv_lengths[last]
+    for sequence in np.flatnonzero((num_tokens > 0) & (lengths != arrays.positions[last] + 1)):
+        yield arrays.page_table[sequence, : -(-int(lengths[sequence]) // PAGE_SIZE)]

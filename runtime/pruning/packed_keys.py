@@ -19,8 +19,9 @@ from ..artifact.manifest import KVLayout, Manifest
 from ..artifact.model_config import Attention
 from ..model.batch import Float32Array
 
-MEMORY_SHARE: Final = 0.05  # of keys and values, for what memory keeps of a run
-_ORDER_BYTES: Final = 2.5  # of a token in each layer and KV head: its place, and a sixteenth of a chunk's checksum
+MEMORY_SHARE: Final = 0.04  # of keys and values, for what memory keeps of a run
+ORDER_BYTES: Final = 2.5 / 4  # of a token in each layer and KV head: of a quarter the place, and a chunk's checksum
+PART_BYTES: Final = 0.5  # of a token in each layer: a sixteenth of the checksum of what its page has of the layer
 _SCALE_BYTES: Final = 2
 _MAX_CODE: Final = 7
 _MIN_NUMBERS, _STEP = 8, 4
@@ -37,9 +38,10 @@ def kept_dims(manifest: Manifest, share: float = MEMORY_SHARE) -> Dims:
 
 
 def num_kept(kv: KVLayout, share: float) -> int:
-    """How many numbers of a key fit into a share of keys and values, beside the order of the rows."""
+    """How many numbers of a key fit into a share of keys and values, beside the orders and checksums of a run."""
     of_layer = share * kv.page_bytes / kv.page_size / kv.num_layers
-    most = int(2 * (of_layer - _ORDER_BYTES * kv.num_kv_heads - _SCALE_BYTES)) // _STEP * _STEP
+    tables = ORDER_BYTES * kv.num_kv_heads + PART_BYTES
+    most = int(2 * (of_layer - tables - _SCALE_BYTES)) // _STEP * _STEP
     return min(max(most, _MIN_NUMBERS), kv.head_dim // 2 * 2)
 
 

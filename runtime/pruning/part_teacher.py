@@ -25,13 +25,13 @@ from ..cache.sparse_span import SparseSpan
 from ..model.batch import Float32Array
 from ..prefix.disk_index import StoredPrefix
 from ..prefix.disk_writer import DiskWriter
-from ..store.ordered_run import PackProbe
+from ..store.ordered.ordered_run import PackProbe
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.scores.scores_record import RowScores
 from ..store.store_state import PutResult
 from .attention_scores import DECAY, AttentionScores
 from .row_selection import Tokens as Rows
-from .row_selection import scores_to_store
+from .row_selection import ranks_to_store, scores_to_store
 
 if TYPE_CHECKING:
     from ..store import PageStore
@@ -171,9 +171,17 @@ class PartTeacher:
             results.append(store.scores.put(heads[first:stop], scores))
             for start in range(first, stop, self.run_pages) if is_due else ():
                 run = slice(start, min(start + self.run_pages, stop))
-                ranked = _ranked(scores, first, run, is_start=heads[start].parent_key == NO_PARENT)
-                pack = self.pack_probe
-                results.append(store.rewrite(heads[run], ranked, probe_head=self.probe_head, pack_probe=pack))
+                is_start = heads[start].parent_key == NO_PARENT
+                ranked = _ranked(scores, first, run, is_start=is_start)
+                results.append(
+                    store.rewrite(
+                        heads[run],
+                        ranked,
+                        num_ranks=ranks_to_store(ranked.shape[-1], is_start=is_start),
+                        probe_head=self.probe_head,
+                        pack_probe=self.pack_probe,
+                    )
+                )
                 self.num_rewritten += bool(results[-1].stored)
         return PutResult(evicted=tuple(key for result in results for key in result.evicted))
 

@@ -1,6 +1,6 @@
-"""What memory keeps of ordered runs on disk: the keys of their probe heads, and which token lies where.
+"""What memory keeps of ordered runs on disk: the keys of their probe heads, orders and checksums.
 
-With both, a query ranks the rows of a prefix without the disk, and asks it only for the rows that it picks. Knows runs
+With these, a query ranks the rows of a prefix without the disk, and asks it only for the rows that it picks. Knows runs
 by their keys and the number of their file, not what they are used for.
 """
 
@@ -17,9 +17,9 @@ from cachetools import Cache, LRUCache
 from .packed_keys import Dims, PackedKeys
 
 if TYPE_CHECKING:
-    from ..store.chunk_cache import ChunkCache
-    from ..store.ordered_reader import OpenRun
-    from ..store.ordered_record import BlockHeads
+    from ..store.ordered.chunk_cache import ChunkCache
+    from ..store.ordered.ordered_reader import OpenRun
+    from ..store.ordered.ordered_record import RunTables
     from ..store.page_key import PageKey
 
 DEFAULT_MAX_BYTES: Final = 128 << 20
@@ -30,14 +30,9 @@ class KnownRun:
     """What is kept of one run."""
 
     namespace: bytes
-    block_heads: BlockHeads
+    tables: RunTables
     probe_keys: PackedKeys
-
-    @property
-    def num_bytes(self) -> int:
-        """In memory."""
-        heads = [head for head in self.block_heads.by_block if head is not None]
-        return self.probe_keys.nbytes + sum(head.order.nbytes + head.checksums.nbytes for head in heads)
+    num_bytes: int  # in memory, once all tables are read
 
 
 class ProbeKeyCache:
@@ -74,12 +69,13 @@ class ProbeKeyCache:
         """The bytes that a run on disk has of its probe keys, `[layers, tokens, head_dim]`: a row a layer."""
         return PackedKeys.of(keys, self._dims).encode()
 
-    def keep(self, run: OpenRun, block_heads: BlockHeads, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
+    def keep(self, run: OpenRun, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
         """Keep what was read of a run, the keys as `pack` made them, in place of what was known of it. None if it did
         not make them."""
         if (keys := PackedKeys.decode(packed)) is None:
             return None
-        known, key = KnownRun(run.header.namespace, block_heads, keys), (run.header.parent_key, run.header.key)
+        known = KnownRun(run.header.namespace, run.tables, keys, keys.nbytes + run.layout.table_bytes)
+        key = run.header.parent_key, run.header.key
         with self._lock:
             self._runs.pop(key, None)
             if known.num_bytes <= self.max_bytes:

@@ -1,6 +1,6 @@
-"""Read chosen rows of a stored prefix from its ordered runs, in two rounds.
+"""Read chosen rows of a stored prefix from its ordered runs and their pages, in two rounds.
 
-The first round reads the rows that earlier queries attended to, the second those that the query's own probe picks.
+The first round reads the rows that earlier queries attended to, the second the pages that the query's own probe picks.
 Knows runs and rows, not requests, pools or engines. Anything missing or wrong ends the read, and the exact pages must
 do.
 """
@@ -34,11 +34,11 @@ from .row_selection import (
 
 if TYPE_CHECKING:
     from ..store import PageKey, PageStore
-    from ..store.ordered_reader import OpenRun, TokenRows
+    from ..store.ordered.ordered_reader import OpenRun
 
 MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
 MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages
-_SCATTER: Final = 1.1  # bytes read for a byte that a probe picks: whole chunks, rounded to units (bench/LOG.md)
+_SCATTER: Final = 1.6  # bytes read for a byte that a probe picks: rows of its pages that are there, and units (LOG.md)
 _NOTHING: Final = 1 << 30  # stands for no token
 
 
@@ -50,15 +50,16 @@ class _Run:
     start: int  # its first token in the prefix
     always: Tokens  # of its tokens, counted from `start`, those that are read in any case
     num_stored: int  # rows that are read by stored order
-    known: KnownRun | None  # None: its probe keys and order are not in memory
+    known: KnownRun | None  # None: its probe keys are not in memory
 
     @property
     def stop(self) -> int:
         return self.start + self.file.layout.num_tokens
 
     @property
-    def num_stored_blocks(self) -> int:
-        return -(-self.num_stored // self.file.layout.chunk_size)
+    def num_first(self) -> int:
+        """Of the rows that are read by stored order those that the run has."""
+        return min(self.num_stored, self.file.layout.num_ranks)
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,16 @@ class PrunedPrefix:
             fixed[(start <= fixed) & (fixed < start + length)] - start
             for start, length in zip(starts, lengths, strict=True)
         ]
-        shares = stored_shares(lengths, [len(tokens) for tokens in fixed_of], self.num_rows)
+        most = [file.layout.num_ranks for file, _ in runs]
+        shares = stored_shares(lengths, [len(tokens) for tokens in fixed_of], self.num_rows, most)
         self.num_stored = sum(shares)
         self._runs = [
             _Run(file, start, tokens, share, kept)
             for (file, kept), start, tokens, share in zip(runs, starts, fixed_of, shares, strict=True)
         ]
         self.num_there = 0
-        self._chosen: Tokens | None = None  # [layers, kv_heads, num_stored], then num_rows
+        self._stored: Tokens = np.empty((0, 0, 0), np.int64)  # [layers, kv_heads, num_stored], once they are read
+        self._chosen: Tokens | None = None  # the same, then [layers, kv_heads, num_rows]
         self._read: list[_Rows] = []
         self.run_pages = tuple(length // PAGE_SIZE for length in lengths)
         self.seen: Probe | None = None
@@ -144,22 +147,17 @@ class PrunedPrefix:
         """About what is asked of the disk in all, for planning; `bytes_to_prefetch` included."""
         num_bytes = self.bytes_to_prefetch
         for run in self._runs:
-            num_bytes += run.file.layout.blocks(0, run.num_stored_blocks).num_bytes
-            num_bytes += len(run.always) * self._token_bytes
-        num_picked = self.num_rows - self.num_stored
-        scattered = min(_SCATTER * num_picked, self.num_tokens - self.num_stored)
+            num_blocks = -(-run.num_first // run.file.layout.chunk_size)
+            num_bytes += run.file.layout.blocks(0, num_blocks).num_bytes
+        scattered = min(_SCATTER * (self.num_rows - self.num_stored), self.num_tokens)
         return num_bytes + int(scattered * self._token_bytes)
 
     @property
     def bytes_to_prefetch(self) -> int:
-        """Bytes of the probe keys and orders that are not in memory."""
-        num_bytes = 0
-        for run in self._runs:
-            if run.known is None and self.num_rows < self.num_tokens:
-                layout = run.file.layout
-                num_bytes += layout.probe.num_bytes
-                num_bytes += sum(map(layout.block_head_bytes, range(run.num_stored_blocks, layout.num_blocks)))
-        return num_bytes
+        """Bytes of the probe keys that are not in memory, and of the checksums beside them."""
+        if self.num_rows == self.num_tokens:
+            return 0
+        return sum(run.file.layout.tail.num_bytes for run in self._runs if run.known is None)
 
     @property
     def bytes_read(self) -> int:
@@ -179,15 +177,12 @@ class PrunedPrefix:
         """Read the rows that most queries attend to, and what `choose` needs. False: use the exact pages."""
         chosen = []
         for run in self._runs:
-            has_first = self._prefetch(run) and run.file.first(run.num_stored) is not None
-            order = run.file.order() if has_first else None
-            if order is None:
-                return self._fail()
-            mine = stored_rows(order, run.always, run.num_stored)
-            if not self._take(run, run.file.at(mine), np.ones(mine.shape, bool)):
+            mine = self._read_first(run) if self._prefetch(run) else None
+            if mine is None:
                 return self._fail()
             chosen.append(mine + run.start)
-        self._chosen, self.num_there = np.concatenate(chosen, axis=-1), self.num_stored
+        self._chosen = self._stored = np.concatenate(chosen, axis=-1)
+        self.num_there = self.num_stored
         return True
 
     def rows(self) -> UInt8Array:
@@ -207,9 +202,7 @@ class PrunedPrefix:
             return 0.0
         keys = [run.known.probe_keys for run in self._runs if run.known is not None]
         self.seen = seen = probe(queries, JoinedKeys(keys), self._chosen[:, self.probe_head])
-        orders = [run.file.order() for run in self._runs]  # in memory since `read_stored`
-        order = [mine + run.start for mine, run in zip(orders, self._runs, strict=True) if mine is not None]
-        self._chosen = with_probed(self._chosen, seen.largest, self.num_rows, np.concatenate(order, axis=-1))
+        self._chosen = with_probed(self._chosen, seen.largest, self.num_rows)
         return dropped_attention(seen.mean, self._chosen[:, self.probe_head])
 
     @property
@@ -220,11 +213,10 @@ class PrunedPrefix:
 
     def read_chosen(self) -> bool:
         """Read what was chosen and is not there. False: use the exact pages."""
-        assert self._chosen is not None and len(self._read) == len(self._runs), "nothing was chosen, or all is read"
+        assert self._chosen is not None and self._read, "nothing was chosen"
         is_wanted = np.zeros((*self._chosen.shape[:2], self.num_tokens), bool)
         np.put_along_axis(is_wanted, self._chosen, True, axis=-1)
-        for some in self._read:
-            np.put_along_axis(is_wanted, some.tokens, False, axis=-1)
+        np.put_along_axis(is_wanted, self._stored, False, axis=-1)
         for run in self._runs:
             if not self._read_wanted(run, is_wanted[..., run.start : run.stop]):
                 return self._fail()
@@ -237,32 +229,44 @@ class PrunedPrefix:
             self._files.close()
 
     def _prefetch(self, run: _Run) -> bool:
-        """Have a run's probe keys and order in memory, for later requests, too. Not needed if all rows are read."""
+        """Have a run's probe keys in memory, for later requests, too. Not needed if all rows are read."""
         if run.known is None and self.num_rows < self.num_tokens:
-            keys, heads = run.file.probe_keys(), run.file.block_heads()
-            if keys is None or heads is None:
-                return False
-            run.known = self._cache.keep(run.file, heads, keys)
+            keys = run.file.probe_keys()
+            run.known = None if keys is None else self._cache.keep(run.file, keys)
             return run.known is not None
         return True
 
-    def _read_wanted(self, run: _Run, is_wanted: npt.NDArray[np.bool_]) -> bool:
-        """Read the wanted tokens of a run: some layers and heads want more than others."""
-        num_wanted = is_wanted.sum(axis=-1)
-        widest, order = int(num_wanted.max()), run.file.order()
-        if widest == 0 or order is None:
-            return order is not None
-        tokens = np.argsort(~is_wanted, axis=-1, kind="stable")[..., :widest]
-        is_some = np.arange(widest) < num_wanted[..., None]
-        # a head that wants fewer repeats its first one, or reads the one that ranks first: rarely a further read
-        again = np.where(num_wanted[..., None] > 0, tokens[..., :1], order[..., :1])
-        return self._take(run, run.file.at(np.where(is_some, tokens, again)), is_some)
+    def _read_first(self, run: _Run) -> Tokens | None:
+        """Read the rows of a run that are read by stored order, and which tokens these are."""
+        first = run.file.first(run.num_first)
+        if first is None:
+            return None
+        tokens = first.tokens.astype(np.int64)
+        mine = stored_rows(tokens, run.always, run.num_stored, run.file.layout.num_tokens)
+        is_wanted = np.zeros((*mine.shape[:2], run.file.layout.num_tokens), bool)
+        np.put_along_axis(is_wanted, mine, True, axis=-1)
+        self._take(run, tokens, first.rows, np.take_along_axis(is_wanted, tokens, axis=-1))
+        np.put_along_axis(is_wanted, tokens, False, axis=-1)  # what is always read and ranks too low is in pages
+        return mine if self._read_wanted(run, is_wanted) else None
 
-    def _take(self, run: _Run, read: TokenRows | None, is_some: npt.NDArray[np.bool_]) -> bool:
-        if read is None:
+    def _read_wanted(self, run: _Run, is_wanted: npt.NDArray[np.bool_]) -> bool:
+        """Read the wanted tokens of a run, `[layers, kv_heads, tokens]`, from its pages: some layers want more of these
+        than others, and of one page some heads more rows."""
+        by_page = is_wanted.reshape(*is_wanted.shape[:2], -1, PAGE_SIZE)
+        pages = np.asarray(by_page.any(axis=(1, 3)))
+        if not pages.any():
+            return True
+        rows = run.file.page_rows(pages)
+        if rows is None:
             return False
-        self._read.append(_Rows(np.where(is_some, read.tokens.astype(np.int64) + run.start, _NOTHING), read.rows))
+        numbers = np.argsort(~pages, axis=-1, kind="stable")[:, : rows.num_tokens // PAGE_SIZE]
+        tokens = (numbers[..., None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(len(pages), 1, -1)
+        tokens = np.repeat(tokens, is_wanted.shape[1], axis=1)
+        self._take(run, tokens, rows, np.take_along_axis(is_wanted, tokens, axis=-1))
         return True
+
+    def _take(self, run: _Run, tokens: Tokens, rows: KVRows, is_some: npt.NDArray[np.bool_]) -> None:
+        self._read.append(_Rows(np.where(is_some, tokens + run.start, _NOTHING), rows))
 
     def _fail(self) -> bool:
         """Drop all rows."""
@@ -279,11 +283,11 @@ def _open_runs(
     while first < len(heads):
         rest = list(heads[first:])
         kept = known.find(rest)
-        file = store.open_ordered(rest, block_heads=None if kept is None else kept.block_heads, chunks=known.chunks)
+        file = store.open_ordered(rest, tables=None if kept is None else kept.tables, chunks=known.chunks)
         if file is None:
             return runs if len(rest) <= MAX_REST_PAGES else []
         files.callback(file.close)
-        if kept is not None and kept.block_heads.number != file.header.number:  # its order was written again since
+        if kept is not None and kept.tables.number != file.header.number:  # its order was written again since
             kept = None
         runs.append((file, kept))
         if len(runs) > MAX_RUNS or file.header.probe_head != runs[0][0].header.probe_head:

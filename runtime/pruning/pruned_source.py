@@ -18,7 +18,7 @@ from ..prefix.disk_reader import DiskReader
 from ..prefix.loaded_prefix import LoadedRows
 from ..prefix.prefix_plan import plan_chosen
 from ..prefix.rates import Rates
-from ..store.chunk_cache import ChunkCacheStats
+from ..store.ordered.chunk_cache import ChunkCacheStats
 from .part_teacher import PartLook, PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache

@@ -13,7 +13,7 @@ from ..errors import InvalidParameter
 from ..model.batch import Runner
 from ..prefix.disk_tier import DiskTier
 from ..prefix.transfer import PageInserter
-from ..store.chunk_cache import ChunkCache
+from ..store.ordered.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
 from .packed_keys import kept_dims

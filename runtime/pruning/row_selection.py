@@ -1,9 +1,9 @@
 """Choose which KV rows of a prefix to read: half by the order in which they are stored, half by a probe.
 
 The stored order ranks tokens by the attention of earlier queries, and fails completely on a question that is new. So
-this query's own attention to the keys of one KV head, the probe, chooses the other half. bench/LOG.md has what each
-rule finds and loses. A choice is `[layers, kv_heads, n]`, tokens in ascending order: the same number in each layer and
-head, of different tokens. Knows arrays of scores and token numbers, not files, pages or models.
+this query's own attention to the keys of one KV head, the probe, chooses the other half, whole pages of a layer.
+bench/LOG.md has what each rule finds and loses. A choice is `[layers, kv_heads, n]`, tokens in ascending order: the
+same number in each layer and head, of different tokens. Knows arrays of scores and token numbers, not files or models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..model.batch import Float32Array
-from ..store.ordered_run import ranked_before_text
 
 Scores = npt.NDArray[np.floating[Any]]
 Tokens = npt.NDArray[np.int64]
@@ -26,6 +25,7 @@ NUM_RECENT: Final = 16  # tokens of a prefix: the query continues them
 WINDOW: Final = 15  # an answer lies beside the words that a query finds: on needles 15 and 7 found what 1 never did
 PASSAGE: Final = 65  # and in a passage that gets attention as a whole: KL 0.44 instead of 0.58 on BBH's examples
 MAX_PROBE_TOKENS: Final = 128  # of a longer query the last ones probe
+STORED_BUDGET: Final = 0.5  # the largest share of the rows of which a run on disk has the half that is stored by order
 _MAX_PRODUCTS: Final = 1 << 17  # OpenBLAS uses one thread below twice as many multiplications
 
 
@@ -50,53 +50,65 @@ def always(num_tokens: int, num_before: int = 0) -> Tokens:
     return np.array([*first, *recent], np.int64)
 
 
-def stored_shares(run_lengths: Sequence[int], num_always: Sequence[int], count: int) -> list[int]:
+def stored_shares(
+    run_lengths: Sequence[int], num_always: Sequence[int], count: int, most: Sequence[int] | None = None
+) -> list[int]:
     """How many rows of each run are read by stored order, if `count` rows are read in all.
 
     About half of `count`, in proportion to the runs' lengths, and at least those that are always read; in multiples of
     16 where a run is that long, since blocks are read whole.
+
+    Args:
+        most: of each run, that its order has; None: all.
     """
-    least = [min(length, _padded(some)) for length, some in zip(run_lengths, num_always, strict=True)]
+    most = run_lengths if most is None else [max(pair) for pair in zip(most, num_always, strict=True)]
+    least = [min(length, _padded(some)) for length, some in zip(most, num_always, strict=True)]
     if count >= sum(run_lengths):
-        return list(run_lengths)
-    target = min(count, max(_padded(-(-count // 2)), sum(least)))
+        return list(most)
+    target = min(count, max(_padded(-(-count // 2)), sum(least)), sum(most))
     shares = list(least)
     while (left := target - sum(shares)) > 0:
         missing = [
             target * length / sum(run_lengths) - share for length, share in zip(run_lengths, shares, strict=True)
         ]
-        open_runs = [run for run, share in enumerate(shares) if share < run_lengths[run]]
+        open_runs = [run for run, share in enumerate(shares) if share < most[run]]
         best = max(open_runs, key=lambda run: missing[run])
-        shares[best] += min(PAGE_SIZE, run_lengths[best] - shares[best], left)
+        shares[best] += min(PAGE_SIZE, most[best] - shares[best], left)
     return shares
 
 
-def stored_rows(order: npt.NDArray[np.integer[Any]], always: Tokens, count: int) -> Tokens:
-    """`count` tokens of each layer and head: `always`, and then the first in `order`, `[layers, kv_heads, tokens]`."""
-    scores = np.empty(order.shape, np.float32)
+def stored_rows(order: npt.NDArray[np.integer[Any]], always: Tokens, count: int, num_tokens: int) -> Tokens:
+    """`count` of `num_tokens` tokens of each layer and head: `always`, and then the first in `order`, `[layers,
+    kv_heads, ranks]`, which has enough of them."""
+    scores = np.full((*order.shape[:2], num_tokens), -np.inf, np.float32)
     ranks = np.broadcast_to(-np.arange(order.shape[-1], dtype=np.float32), order.shape)
     np.put_along_axis(scores, order.astype(np.int64), ranks, axis=-1)
     scores[..., always] = np.inf
     return largest(scores, count)
 
 
-def scores_to_store(scores: Scores, *, is_start: bool, budget: float = 0.25) -> npt.NDArray[np.float64]:
-    """Change the attention scores of a run, `[layers, kv_heads, tokens]`, to those that decide how it is stored: so
-    that few bytes have to be read.
-
-    First come the tokens that are always read, then the tokens that are read by stored order, by score. The others stay
-    as in the text, because a query mostly picks passages of them.
+def scores_to_store(scores: Scores, *, is_start: bool) -> npt.NDArray[np.float64]:
+    """Change the attention scores of a run, `[layers, kv_heads, tokens]`, to those that decide how it is stored: first
+    come the tokens that are always read.
 
     Args:
         is_start: the run begins a prompt, whose first tokens are always read.
-        budget: the most common share.
     """
-    num_tokens = scores.shape[-1]
-    fixed = always(num_tokens, 0 if is_start else NUM_FIRST)
-    scores = scores.astype(np.float64)
-    scores[..., fixed] = np.inf
-    [num_ranked] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, budget))
-    return ranked_before_text(scores, num_ranked)
+    changed = scores.astype(np.float64)
+    changed[..., _always_of_run(scores.shape[-1], is_start)] = np.inf
+    return changed
+
+
+def ranks_to_store(num_tokens: int, *, is_start: bool) -> int:
+    """How many rows of each layer and head a run of so many tokens has on disk: those that are read by stored order at
+    `STORED_BUDGET`."""
+    fixed = _always_of_run(num_tokens, is_start)
+    [num_ranks] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, STORED_BUDGET))
+    return num_ranks
+
+
+def _always_of_run(num_tokens: int, is_start: bool) -> Tokens:
+    return always(num_tokens, 0 if is_start else NUM_FIRST)
 
 
 @dataclass(frozen=True)
@@ -152,21 +164,20 @@ def _products(left: Float32Array, right: Float32Array) -> Float32Array:
     return np.asarray(np.matmul(padded, right.T).reshape(-1, num_columns)[:num_rows])
 
 
-def with_probed(chosen: Tokens, seen: Scores, count: int, order: npt.NDArray[np.integer[Any]]) -> Tokens:
-    """`chosen`, and the chunks that are worth most by what was `seen`, `[layers, tokens]`: `count` tokens in all.
+def with_probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
+    """`chosen`, and the pages that are worth most by what was `seen`, `[layers, tokens]`: `count` tokens in all.
 
-    A chunk is `PAGE_SIZE` tokens that lie together in `order`, `[layers, kv_heads, tokens]`. It is read whole in any
-    case; behind the ranked tokens it is a passage, of which a query loses less than of single tokens.
+    A page is read whole and for all heads of a layer in any case. It is a passage, of which a query loses less than of
+    single tokens.
     """
-    tokens = order.astype(np.int64)
-    starts = np.arange(0, tokens.shape[-1], PAGE_SIZE)
-    sizes = np.diff(starts, append=tokens.shape[-1])
-    by_rank = np.take_along_axis(np.broadcast_to(worth(seen)[:, None], tokens.shape), tokens, axis=-1)
-    of_chunk = np.add.reduceat(by_rank, starts, axis=-1) / sizes
-    # of two chunks that are worth the same, all tokens of the first come before those of the second
-    place = np.argsort(np.argsort(-of_chunk, axis=-1, kind="stable"), axis=-1)
-    scores = np.empty(order.shape)
-    np.put_along_axis(scores, tokens, -np.repeat(place, sizes, axis=-1).astype(float), axis=-1)
+    num_tokens = seen.shape[-1]
+    starts = np.arange(0, num_tokens, PAGE_SIZE)
+    sizes = np.diff(starts, append=num_tokens)
+    of_page = np.add.reduceat(worth(seen), starts, axis=-1) / sizes
+    # of two pages that are worth the same, all tokens of the first come before those of the second
+    place = np.argsort(np.argsort(-of_page, axis=-1, kind="stable"), axis=-1)
+    by_token = -np.repeat(place, sizes, axis=-1).astype(float)
+    scores = np.repeat(by_token[:, None], chosen.shape[1], axis=1)
     np.put_along_axis(scores, chosen, np.inf, axis=-1)
     return largest(scores, count)
 

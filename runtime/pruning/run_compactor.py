@@ -30,7 +30,7 @@ from ..store.page_store import PageStore
 from ..store.store_state import PutResult
 from .attention_scores import AttentionScores
 from .part_teacher import PartTeacher
-from .row_selection import scores_to_store
+from .row_selection import ranks_to_store, scores_to_store
 from .score_keeper import ScoreKeeper, heads_of
 
 if TYPE_CHECKING:
@@ -173,8 +173,8 @@ class RunCompactor:
     def _rewrite(self, store: PageStore, run: _Run) -> PutResult:
         """Store a run in order, beside its pages; in the writer's thread."""
         scores = scores_to_store(run.scores, is_start=run.is_start)
-        pack = self.teacher.pack_probe
-        result = store.rewrite(run.heads, scores, probe_head=self.probe_head, pack_probe=pack)
+        num_ranks, pack = ranks_to_store(scores.shape[-1], is_start=run.is_start), self.teacher.pack_probe
+        result = store.rewrite(run.heads, scores, num_ranks=num_ranks, probe_head=self.probe_head, pack_probe=pack)
         self._num_rewritten += bool(result.stored)
         return result
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from ..errors import EngineError
-from ..model.batch import Batch, Float32Array, Forward, PageCopy, PageIO, UInt8Array
-from .attention_scores import AttentionScores
+from ..model.batch import Batch, Float32Array, Forward, Int32Array, PageCopy, PageIO, UInt8Array
+from .attention_scores import STRIDE, AttentionScores
+
+MAX_QUESTION: Final = 64  # tokens of a step: as many at the end of prompts are all scored
 
 
 @runtime_checkable
@@ -20,10 +22,11 @@ class ScoringRunner(Forward, PageIO, Protocol):
     """What a ScoredRunner wraps: a `ModelRunner` with `keep_scores`."""
 
     attention_sums: Float32Array | None
+    attention_counts: Int32Array | None
     queries: Float32Array | None
 
-    def forward_scored(self, batch: Batch) -> Float32Array:
-        """As `forward`; adds to `attention_sums` and sets `queries`."""
+    def forward_scored(self, batch: Batch, *, stride: int) -> Float32Array:
+        """As `forward`; adds to `attention_sums` and `attention_counts`, of one of `stride` tokens; sets `queries`."""
         ...
 
     def close(self) -> None:
@@ -41,10 +44,10 @@ class ScoredRunner:
     """
 
     def __init__(self, runner: ScoringRunner) -> None:
-        if runner.attention_sums is None:
+        if runner.attention_sums is None or runner.attention_counts is None:
             raise EngineError("this runner keeps no attention scores; make it with keep_scores=True")
         self._runner = runner
-        self.scores = AttentionScores(runner.attention_sums)
+        self.scores = AttentionScores(runner.attention_sums, runner.attention_counts)
         self.top_logits, self.read_pages, self.close = runner.top_logits, runner.read_pages, runner.close
 
     @property
@@ -59,20 +62,24 @@ class ScoredRunner:
 
     def forward(self, batch: Batch) -> Float32Array:
         """Run a step. It is scored unless each sequence has one token: nearly all such steps only decode, and scoring
-        makes decode 10 to 50 % slower (bench/LOG.md).
+        makes decode 10 to 50 % slower (bench/LOG.md). Of a step that is longer than a question one of `STRIDE` tokens
+        is.
         """
-        num_tokens, num_sequences, _, _ = batch.shape
+        num_tokens, num_sequences, _, num_logits = batch.shape
         if num_tokens > num_sequences:
-            return self.forward_scored(batch)
+            return self._forward_scored(batch, 1 if num_logits and num_tokens <= MAX_QUESTION else STRIDE)
         self.scores.forget_rows(batch.arrays.slots)
         return self._runner.forward(batch)
 
     def forward_scored(self, batch: Batch) -> Float32Array:
-        """Run a step, scored in any case, after which `queries` has those of its tokens."""
+        """Run a step after which `queries` has those of its tokens, however few they are."""
+        return self._forward_scored(batch, STRIDE)
+
+    def _forward_scored(self, batch: Batch, stride: int) -> Float32Array:
         arrays = batch.arrays
         self.scores.forget_rows(arrays.slots)
         with self.scores.recording(arrays):
-            return self._runner.forward_scored(batch)
+            return self._runner.forward_scored(batch, stride=stride)
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Copy rows, with their scores."""

@@ -19,9 +19,8 @@ from ..errors import StoreCorrupt, StoreError
 from .files import INDEX, Files, OSFiles
 from .index import Index
 from .index_rows import RecordRow, SegmentRow
-from .ordered_reader import OpenRun
-from .ordered_record import RunHeader
-from .ordered_run import OrderedLayout
+from .ordered.ordered_reader import OpenRun
+from .ordered.ordered_record import RunHeader
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_reader import ChainReader, PageReader
 from .record import Kind, MissKind
@@ -271,10 +270,9 @@ class _Verification:
         if header is None:
             return None
         misses: list[MissKind] = []
-        layout = OrderedLayout(kv, header.num_pages * kv.page_size, header.chunk_size, header.probe_bytes)
         start = row.place.offset + row.header.num_bytes
         run = OpenRun(
-            self._files, fd, layout, header, start=start, on_miss=lambda kind, error: misses.append(kind)
+            self._files, fd, header.layout(kv), header, start=start, on_miss=lambda kind, error: misses.append(kind)
         )  # its file is closed by the caller
         is_right = run.check()
         self._num_bytes += run.counts.num_bytes

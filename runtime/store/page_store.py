@@ -24,14 +24,14 @@ from ..errors import StoreCorrupt, StoreOff
 from .alias_record import StoredAlias
 from .call_record import StoredCall
 from .catalogue import verify
-from .chunk_cache import ChunkCache
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
 from .index import Index
 from .index_rows import RecordRow
-from .ordered_reader import OpenRun
-from .ordered_record import BlockHeads, ordered_record
-from .ordered_run import OrderedRun, PackProbe
-from .ordered_runs import OrderedRuns
+from .ordered.chunk_cache import ChunkCache
+from .ordered.ordered_reader import OpenRun
+from .ordered.ordered_record import RunTables, ordered_record
+from .ordered.ordered_run import OrderedRun, PackProbe
+from .ordered.ordered_runs import OrderedRuns
 from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
 from .record import Kind, RecordHeader, SingleRecord
@@ -138,7 +138,7 @@ class PageStore:
         return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
 
     def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
-        """Store pages that are there in the order of importance, too, in place of an older order.
+        """Store the rows of pages that are there which matter most, too, in place of an older order.
 
         Nothing is stored if one of the pages is not there. Ordered runs take at most half of the store, and of the room
         that pages leave: only runs that were used longest ago make room for one.
@@ -154,20 +154,21 @@ class PageStore:
         scores: NDArray[Any],
         *,
         chunk_size: int = 16,
+        num_ranks: int | None = None,
         probe_head: int = 0,
         pack_probe: PackProbe | None = None,
     ) -> PutResult:
-        """Read stored pages and store them ordered by `scores`, `[layers, kv_heads, 16 len(heads)]`, too.
+        """Read stored pages and store their rows ordered by `scores`, `[layers, kv_heads, 16 len(heads)]`, too.
 
-        Nothing is stored if one of the pages is not there, or not right. `pack_probe` as in `OrderedRun.of_pages`.
-        By the thread that puts.
+        Nothing is stored if one of the pages is not there, or not right. `num_ranks` and `pack_probe` as in
+        `OrderedRun.of_pages`. By the thread that puts.
 
         Raises:
             StoreError: the scores are not of those pages.
         """
         run = None
         with self._guard():
-            run = self._runs.ordered(heads, scores, probe_head, pack_probe)
+            run = self._runs.ordered(heads, scores, num_ranks, probe_head, pack_probe)
         return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
 
     def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
@@ -195,18 +196,18 @@ class PageStore:
         return 0
 
     def open_ordered(
-        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+        self, heads: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
         """The longest ordered run that `heads` begin with, to read from by one thread until it is closed, also when it
         is removed meanwhile; None if there is none, or it is not right. By any thread.
 
         Args:
-            block_heads: of that run, if they were kept.
+            tables: of that run, if they were kept.
             chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
         """
         with self._guard():
             if self._state.off_because is None and heads:
-                return self._runs.open(heads, block_heads=block_heads, chunks=chunks)
+                return self._runs.open(heads, tables=tables, chunks=chunks)
         return None
 
     def touch(self, keys: Iterable[bytes]) -> None:

@@ -19,6 +19,7 @@ from .evictor import Evictor
 from .files import Buffer, Files
 from .index import Index
 from .index_rows import Located, RecordRow
+from .ordered.ordered_record import is_outdated
 from .page_key import NO_PARENT, StoreIdentity
 from .record import BLOCK, Kind, Place, RecordHeader, SingleRecord, padded
 from .recovery import recover
@@ -187,8 +188,10 @@ class RecordWriter:
         return before.then(self._forget(rows, (), ()))
 
     def collect(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Copy what is left of segments that lost records to new ones, and remove them."""
-        result = self.settle(touched, bad)
+        """Copy what is left of segments that lost records to new ones, and remove them. Runs that another version wrote
+        go, too: they are found no more."""
+        runs = self.index.rows_of_kind(Kind.RUN).items()
+        result = self.settle(touched, bad | {key for key, row in runs if row is not None and is_outdated(row.header)})
         num_indexed, num_pages, moved = self.index.num_blocks(), self.index.num_pages(), 0
         wasteful = [
             number

@@ -74,19 +74,23 @@ def test_scored_forward_is_forward_and_its_mass_is_the_softmax(
     token_ids = np.random.default_rng(1).integers(0, config.vocab_size, NUM_TOKENS)
     plain = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2)
     scored = ModelRunner(artifact, num_pages=NUM_PAGES, num_threads=2, keep_scores=True)
-    assert scored.attention_sums is not None and scored.queries is not None
+    assert scored.attention_sums is not None and scored.attention_counts is not None and scored.queries is not None
     for start, stop in ((0, 40), (40, 41), (41, 69), (69, 70)):
         step = batch(token_ids, start, stop)
-        assert np.array_equal(plain.forward(step), scored.forward_scored(step))
+        assert np.array_equal(plain.forward(step), scored.forward_scored(step, stride=1))
     # of codes, numbers near ties are rounded either way, and weights to 1/255 of the largest
     tolerance = {"f32": 1e-3, "k12v8": 5e-2}[kv_dtype]
     mass, queries = expected_scores(config, token_ids, kv_dtype)
     np.testing.assert_allclose(scored.attention_sums, mass, 0, tolerance)
     np.testing.assert_allclose(scored.queries[:, :1], queries[:, -1:], 0, tolerance)  # of the last step, one token
     np.testing.assert_allclose(scored.queries[:, 1:28], queries[:, 42:69], 0, tolerance)  # what is left of one before
+    assert scored.attention_counts.sum() == NUM_TOKENS * (NUM_TOKENS + 1) // 2
     before = scored.attention_sums.copy()
     assert np.array_equal(scored.forward(step), plain.forward(step))
     assert np.array_equal(scored.attention_sums, before)
+    scored.attention_counts[...] = 0
+    scored.forward_scored(batch(token_ids, 40, 68), stride=8)
+    assert scored.attention_counts.sum() == sum(length - 16 for length in (68, 60, 52, 44))
     plain.close()
     scored.close()
 
@@ -95,5 +99,5 @@ def test_mass_is_only_kept_when_asked_for(tiny_artifact: Path) -> None:
     runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=NUM_PAGES, num_threads=1)
     assert runner.attention_sums is None and runner.queries is None
     with pytest.raises(EngineError, match="keep_scores=True"):
-        runner.forward_scored(batch(np.arange(20), 0, 20))
+        runner.forward_scored(batch(np.arange(20), 0, 20), stride=1)
     runner.close()

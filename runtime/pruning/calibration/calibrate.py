@@ -151,7 +151,7 @@ class AskedQuestion:
         prefix.over(chosen, question.ids, 0)
         keys = PackedKeys.of(prefix.keys(head), dims)
         seen = probe(prefix.queries(len(question.ids), head), keys, chosen[:, head])
-        chosen = with_probed(chosen, seen.largest, count, self.order)
+        chosen = with_probed(chosen, seen.largest, count)
         partial = _log_probs(prefix.over(chosen, question.fed, num_logits))
         whole, target = self.log_probs, np.array(question.continuation)
         is_found, is_found_whole = (bool((row.argmax(axis=-1) == target).all()) for row in (partial, whole))

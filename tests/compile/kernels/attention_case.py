@@ -18,7 +18,7 @@ from .harness import built
 from .pool import KEYS, PARTS, VALUES, Part, Pool, layout_of
 
 LAYER, NUM_LAYERS = 1, 2
-LIMITS = AttentionLimits(num_tokens=200, context_length=700)
+LIMITS = AttentionLimits(num_tokens=320, context_length=700)
 
 
 @dataclass(frozen=True)
@@ -108,34 +108,45 @@ class AttentionCase:
         extra_pages: int = 0,
         pool: np.ndarray | None = None,
         mass: np.ndarray | None = None,
+        counts: np.ndarray | None = None,
+        *,
+        stride: int = 1,
     ) -> np.ndarray:
         """Outputs `[M, heads, value_dim]`; the page table is `extra_pages` wider than it must be.
 
-        To `mass` `[layers, kv_heads, num_pages, PAGE_SIZE]` is added what each KV row weighs.
+        To `mass` `[layers, kv_heads, num_pages, PAGE_SIZE]` is added what each KV row weighs, to `counts` `[num_pages,
+        PAGE_SIZE]` for how many tokens; of one of `stride` tokens of a sequence.
         """
         width = max(len(self.pages[row]) for row in tokens.rows) + extra_pages
         table = np.zeros((len(self.pages), width), np.int32)
         for row, owned in enumerate(self.pages):
             table[row, : min(width, len(owned))] = owned[:width]
         num_outputs = self.num_heads * self.value_dim
-        stride = round_up(num_outputs, ROW_BLOCK)
+        y_stride = round_up(num_outputs, ROW_BLOCK)
         scores = self.features.scores
         shape = AttentionShape.of(self.layout.of_layer(LAYER), self.num_heads, target, scores)
         seen = tokens.lengths, *self._starts(target, tokens)
         units = np.full(units_ints(LIMITS), -1, np.int32)
         finder = built(target, find_units, LIMITS, shape.tokens, has_starts=scores.has_starts)
         finder(tokens.rows, *seen, units, len(tokens))
-        y = np.full((len(tokens), stride), np.nan, np.float32)
+        y = np.full((len(tokens), y_stride), np.nan, np.float32)
         normalizers = np.full((len(tokens), self.num_heads, 2), np.nan, np.float32)
-        before = tokens.q, self.pool.array if pool is None else pool, table, tokens.rows, *seen, units
+        before = tokens.q, self.pool.array if pool is None else pool, table, tokens.rows, *seen
         sizes = self.pool.num_pages, width
         slots = np.full(slots_floats(shape, LIMITS), np.nan, np.float32)
         sinks = (self.sinks,) if scores.has_sinks else ()
         first_item = self.layout.items_before(LAYER)
-        built(target, attention, shape, stride, LIMITS)(*before, slots, *sinks, y, normalizers, first_item, *sizes)
+        attend = built(target, attention, shape, y_stride, LIMITS)
+        attend(*before, units, slots, *sinks, y, normalizers, first_item, *sizes)
         assert np.isnan(y[:, num_outputs:]).all()
         if mass is not None:
-            built(target, attention_mass, shape, LIMITS)(*before, normalizers, mass, LAYER, *sizes)
+            score = built(target, attention_mass, shape)
+            score_sizes = len(tokens), *sizes, stride
+            none = np.zeros((self.pool.num_pages, PAGE_SIZE), np.int32)
+            score(*before, normalizers, mass, none, LAYER, *score_sizes)
+            assert not none.any(), "it is not the first layer"
+            if counts is not None:
+                score(*before, normalizers, np.zeros_like(mass), counts, 0, *score_sizes)
         return y[:, :num_outputs].reshape(len(tokens), self.num_heads, self.value_dim)
 
     def expected(self, tokens: Tokens) -> np.ndarray:
@@ -147,17 +158,25 @@ class AttentionCase:
             outputs.append(np.einsum("ht,htd->hd", self._weights(tokens, m), values))
         return np.array(outputs)
 
-    def expected_mass(self, tokens: Tokens) -> np.ndarray:
+    def expected_mass(self, tokens: Tokens, num_near: int = 0) -> np.ndarray:
         """The weights of all tokens and query heads on each KV row, float64 `[layers, kv_heads, num_pages,
-        PAGE_SIZE]`."""
+        PAGE_SIZE]`; none on the last `num_near` that a token sees."""
         heads = self.layout.num_kv_heads
         mass = np.zeros((NUM_LAYERS, heads, self.pool.num_pages, PAGE_SIZE))
         for m, (row, length) in enumerate(zip(tokens.rows, tokens.lengths, strict=True)):
             start = self.features.start(length)
             weights = self._weights(tokens, m).reshape(heads, self._group, length - start).sum(axis=1)
-            for t in range(start, length):
+            for t in range(start, length - num_near):
                 mass[LAYER, :, self.pages[row][t // PAGE_SIZE], t % PAGE_SIZE] += weights[:, t - start]
         return mass
+
+    def expected_counts(self, tokens: Tokens, num_near: int = 0) -> np.ndarray:
+        """How many tokens these are of each KV row, `[num_pages, PAGE_SIZE]`."""
+        counts = np.zeros((self.pool.num_pages, PAGE_SIZE), np.int32)
+        for row, length in zip(tokens.rows, tokens.lengths, strict=True):
+            for t in range(self.features.start(length), length - num_near):
+                counts[self.pages[row][t // PAGE_SIZE], t % PAGE_SIZE] += 1
+        return counts
 
     def _starts(self, target: Target, tokens: Tokens) -> tuple[np.ndarray, ...]:
         """The first row that each token sees, as a kernel finds it, if the features have any."""

@@ -22,20 +22,36 @@ SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_d
 NATIVE = runnable()[-1]
 
 
-def mass_of(target: Target, case: AttentionCase, tokens: Tokens) -> np.ndarray:
+def scored(target: Target, case: AttentionCase, tokens: Tokens, stride: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """What each row weighs, and for how many tokens; outputs are the same without."""
     mass = np.zeros(case.expected_mass(tokens).shape, np.float32)
-    y = case.run(target, tokens, mass=mass)
+    counts = np.zeros(mass.shape[2:], np.int32)
+    y = case.run(target, tokens, mass=mass, counts=counts, stride=stride)
     assert (y == case.run(target, tokens)).all()
-    return mass
+    return mass, counts
+
+
+def taken(tokens: Tokens, stride: int) -> Tokens:
+    """One of `stride` tokens of each sequence, counted from its last; of a single one none, unless it is all."""
+    changes = np.flatnonzero(np.diff(tokens.rows)) + 1
+    numbers = [some for some in np.split(np.arange(len(tokens)), changes) if stride == 1 or len(some) > 1]
+    return tokens[[number for some in numbers for number in some[::-1][::stride]]]
 
 
 def check(target: Target, case: AttentionCase, tokens: Tokens) -> None:
     """To 1e-5 of what a row can have got at the most, which is 1 from each token and query head that sees it."""
-    expected, group = case.expected_mass(tokens), case.num_heads // case.layout.num_kv_heads
-    mass = mass_of(target, case, tokens)
+    for stride in (1, 3, 8):
+        check_scores(case, taken(tokens, stride), *scored(target, case, tokens, stride), 0 if stride == 1 else 16)
+
+
+def check_scores(case: AttentionCase, tokens: Tokens, mass: np.ndarray, counts: np.ndarray, num_near: int) -> None:
+    """That these are of those tokens alone."""
+    expected, group = case.expected_mass(tokens, num_near), case.num_heads // case.layout.num_kv_heads
     np.testing.assert_allclose(mass, expected, 1e-4, 1e-5 * group)
-    np.testing.assert_allclose(mass[LAYER].sum(axis=(1, 2)), len(tokens) * group, 1e-5)
+    np.testing.assert_allclose(mass[LAYER].sum(axis=(1, 2)), expected[LAYER].sum(axis=(1, 2)), 1e-5)
+    assert num_near or expected[LAYER].sum() == pytest.approx(len(tokens) * case.num_heads)
     assert (mass[expected == 0] == 0).all()
+    np.testing.assert_array_equal(counts, case.expected_counts(tokens, num_near))
 
 
 @every_target
@@ -65,11 +81,23 @@ def test_pages_that_sequences_share_get_the_weights_of_all() -> None:
 def test_mass_is_added_to_what_was_there_and_is_the_same_each_time() -> None:
     case = AttentionCase("f16", 6, 2, 64, (300, 40))
     tokens = case.tokens([*[0] * 60, 1], [*range(241, 301), 40])
-    once = mass_of(NATIVE, case, tokens)
-    assert (mass_of(NATIVE, case, tokens) == once).all()
-    mass = once.copy()
-    case.run(NATIVE, tokens, mass=mass)
+    once, seen = scored(NATIVE, case, tokens)
+    assert (scored(NATIVE, case, tokens)[0] == once).all()
+    mass, counts = once.copy(), seen.copy()
+    case.run(NATIVE, tokens, mass=mass, counts=counts)
     np.testing.assert_allclose(mass, 2 * once, 1e-5)
+    assert (counts == 2 * seen).all()
+
+
+def test_of_a_long_prompt_an_eighth_is_scored_but_for_what_is_near_and_none_of_single_tokens() -> None:
+    case = AttentionCase("f16", 6, 2, 64, (300, 200, 150))
+    tokens = case.tokens([*[0] * 300, 1, 2, 2], [*range(1, 301), 200, 149, 150])
+    some = taken(tokens, 8)
+    assert sorted(some.lengths[some.rows == 0]) == list(range(4, 301, 8)), "more than fit a tile"
+    assert some.lengths[some.rows != 0].tolist() == [150]
+    mass, counts = scored(NATIVE, case, tokens, 8)
+    check_scores(case, some, mass, counts, 16)
+    assert not mass[:, :, case.pages[1]].any() and not counts[case.pages[1]].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)

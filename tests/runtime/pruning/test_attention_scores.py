@@ -11,16 +11,16 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.errors import EngineError
 from radixlm.runtime.model.batch import Batch, PageCopy
-from radixlm.runtime.pruning.attention_scores import DECAY, PASS_RUN_UP, AttentionScores
-from radixlm.runtime.pruning.scored_runner import ScoredRunner
+from radixlm.runtime.pruning.attention_scores import DECAY, PASS_RUN_UP, STRIDE, AttentionScores
+from radixlm.runtime.pruning.scored_runner import MAX_QUESTION, ScoredRunner
 
 from ..fake_model import VOCAB_SIZE
 from ..fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
 
-NUM_PAGES = 24
+NUM_PAGES = 30
 
 
-def batch_of(*parts: tuple[Sequence[int], Sequence[int], int], num_missing: int = 0) -> Batch:
+def batch_of(*parts: tuple[Sequence[int], Sequence[int], int], wants_logits: bool = True) -> Batch:
     """One step: of each part the tokens, the pages of its sequence, and the position of the first of the tokens."""
     width = max(len(pages) for _, pages, _ in parts)
     ids, positions, slots, rows = list[int](), list[int](), list[int](), list[int]()
@@ -28,14 +28,12 @@ def batch_of(*parts: tuple[Sequence[int], Sequence[int], int], num_missing: int 
     for number, (tokens, pages, start) in enumerate(parts):
         table[number, : len(pages)] = pages
         for position, token in enumerate(tokens, start):
-            row = position - num_missing
             ids.append(token)
             positions.append(position)
-            slots.append(pages[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE)
+            slots.append(pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE)
             rows.append(number)
     int32 = [np.array(values, np.int32) for values in (ids, positions, slots, rows)]
-    lengths = int32[1] + np.int32(1 - num_missing)
-    return Batch(*int32, table, lengths, np.zeros(0, np.int32))
+    return Batch(*int32, table, int32[1] + np.int32(1), np.zeros(int(wants_logits), np.int32))
 
 
 @dataclass
@@ -47,12 +45,14 @@ class Slow:
     uses: dict[int, list[np.ndarray]] = field(default_factory=dict)
     passes: dict[int, list[np.ndarray]] = field(default_factory=dict)
 
-    def step(self, token_ids: Sequence[int], pages: Sequence[int], start: int, *, is_scored: bool) -> None:
+    def step(self, token_ids: Sequence[int], pages: Sequence[int], start: int, *, stride: int | None) -> None:
         slots = [page * PAGE_SIZE + row for page in pages for row in range(PAGE_SIZE)]
-        for position, token in enumerate(token_ids, start):
-            self.forget([slots[position]])
-            self.tokens[slots[position]] = token
-            for slot in slots[: position + 1] if is_scored else []:
+        self.forget(slots[start : start + len(token_ids)])
+        self.tokens |= zip(slots[start:], token_ids, strict=False)
+        if stride is None or (stride > 1 and len(token_ids) == 1):
+            return
+        for position, token in list(enumerate(token_ids, start))[::-1][::stride]:
+            for slot in slots[: max(0, position + 1 - (0 if stride == 1 else 16))]:
                 self.looks[slot].append(WEIGHTS[:, :, token, self.tokens[slot]])
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -119,18 +119,19 @@ def test_scores_are_those_of_every_look_kept_in_a_list(seed: int) -> None:
             some = [*old, ([], 0)] if not old or chance.random() < 0.5 else old
             parts = []
             for pages, length in some:
-                new = tokens(chance.randrange(2, 20))
+                new = tokens(chance.choice([chance.randrange(2, 20), chance.randrange(20, 50)]))
                 parts.append((new, grown(pages, length + len(new)), length))
                 sequences = [each for each in sequences if each[0] is not pages]
                 sequences.append((pages, length + len(new)))
-            runner.forward(batch_of(*parts))
+            wants_logits, total = chance.random() < 0.7, sum(len(new) for new, _, _ in parts)
+            runner.forward(batch_of(*parts, wants_logits=wants_logits))
             for new, pages, length in parts:
-                slow.step(new, pages, length, is_scored=True)
+                slow.step(new, pages, length, stride=1 if wants_logits and total <= MAX_QUESTION else STRIDE)
         elif kind == "decode":
             pages, length = sequences.pop()
             new = tokens(1)
             runner.forward(batch_of((new, grown(pages, length + 1), length)))
-            slow.step(new, pages, length, is_scored=False)
+            slow.step(new, pages, length, stride=None)
             sequences.append((pages, length + 1))
         elif kind == "copy":
             pages, length = chance.choice(sequences)
@@ -171,27 +172,28 @@ def test_a_pruned_sequence_leaves_no_trace_on_what_it_shares() -> None:
 
 
 def test_numbers_that_went_wrong_are_no_scores() -> None:
-    mass = np.zeros((1, 1, 2, PAGE_SIZE), np.float32)
-    scores = AttentionScores(mass)
+    mass, counts = np.zeros((1, 1, 2, PAGE_SIZE), np.float32), np.zeros((2, PAGE_SIZE), np.int32)
+    scores = AttentionScores(mass, counts)
     for value in (1.0, np.nan, np.inf):
         with scores.recording(batch_of((range(16), [1], 0)).arrays):
             mass[:, :, 1] += np.float32(value)
+            counts[1] += np.arange(16, 0, -1, dtype=np.int32)
         scores.fold([1], num_reused=16)
-        assert not mass.any()
+        assert not mass.any() and not counts.any()
     assert np.array_equal(scores.of([1])[0, 0], 1 / np.arange(16, 0, -1, dtype=np.float32))
 
 
 def test_a_use_weighs_more_than_the_first_pass_which_is_never_forgotten() -> None:
-    mass = np.zeros((1, 1, 2, PAGE_SIZE), np.float32)
-    scores = AttentionScores(mass)
+    mass, counts = np.zeros((1, 1, 2, PAGE_SIZE), np.float32), np.zeros((2, PAGE_SIZE), np.int32)
+    scores = AttentionScores(mass, counts)
     with scores.recording(batch_of((range(16), [0], 0)).arrays):
-        mass[..., 0, 0] = 16.0
+        mass[..., 0, 0] = counts[0, 0] = 16
     scores.fold([0], num_reused=0)
     own = 16 / (16 + PASS_RUN_UP)
     assert scores.of([0])[0, 0, :2].tolist() == pytest.approx([own, 0.0])
     for _ in range(9):
         with scores.recording(batch_of((range(4), [0, 1], 16)).arrays):
-            mass[..., 0, 1] = 4.0
+            mass[..., 0, 1] = counts[0, 1] = 4
         scores.fold([0], num_reused=16)
         assert scores.of([0])[0, 0, :2].tolist() == pytest.approx([own, 1.0])
 

@@ -180,7 +180,7 @@ def test_what_is_added_later_is_as_if_it_had_been_there_before() -> None:
 
     def pool() -> tuple[AttentionScores, np.ndarray]:
         sums = np.zeros((2, 2, 8, PAGE_SIZE), np.float32)
-        return AttentionScores(sums), sums
+        return AttentionScores(sums, np.zeros((8, PAGE_SIZE), np.int32)), sums
 
     def use(scores: AttentionScores, sums: np.ndarray, pages: list[int], looks: np.ndarray, num_reused: int) -> None:
         sums[:, :, pages] = looks

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from radixlm.runtime.artifact.manifest import KVLayout
 from radixlm.runtime.pruning.packed_keys import MEMORY_SHARE, PackedKeys, num_kept, slowest
 from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
+from radixlm.runtime.pruning.row_selection import ranks_to_store
 from radixlm.runtime.store import PageKey
-from radixlm.runtime.store.ordered_record import BlockHeads
+from radixlm.runtime.store.ordered.ordered_record import RunTables
+from radixlm.runtime.store.scores.scores_record import RowScores
 
 from ..store.pages import ALICE, BOB, chain
 from ..store.runs import identity_of, kv_of, open_store, opened, run_of
@@ -19,7 +20,7 @@ from ..store.runs import identity_of, kv_of, open_store, opened, run_of
 KV = kv_of()
 KEYS = np.zeros((2, 16, 8), np.float16)
 DIMS = np.array([range(8)] * 2)
-NUM_BYTES = PackedKeys.of(KEYS, DIMS).nbytes
+NUM_BYTES = PackedKeys.of(KEYS, DIMS).nbytes + 100
 
 
 @dataclass
@@ -27,7 +28,8 @@ class FakeRun:
     """As much of an open run as the cache looks at."""
 
     header: PageKey
-    kv: KVLayout = KV
+    tables: RunTables = field(default_factory=lambda: RunTables(1, []))
+    table_bytes: int = 100
 
     @property
     def layout(self) -> FakeRun:
@@ -44,7 +46,7 @@ def test_forgetting_a_namespace_is_no_use_of_the_runs_of_others() -> None:
 
     def keep(head: PageKey) -> None:
         run: Any = FakeRun(head)
-        known.keep(run, BlockHeads(1, []), known.pack(KEYS))
+        known.keep(run, known.pack(KEYS))
 
     for head in (kept, left, gone):
         keep(head)
@@ -56,15 +58,20 @@ def test_forgetting_a_namespace_is_no_use_of_the_runs_of_others() -> None:
     assert known.num_bytes == 3 * NUM_BYTES
 
 
-def test_a_run_on_disk_takes_little_more_than_its_rows(tmp_path: Path) -> None:
-    """A quarter of it more with the keys of the probe head as they lie in rows."""
-    run = run_of(kv_of("k12v8", layers=30, heads=3, head_dim=64), 20)
+def test_pages_with_their_run_and_scores_take_at_most_1_35_of_pages_alone(tmp_path: Path) -> None:
+    run = run_of(kv_of("k12v8", layers=30, heads=3, head_dim=64), 56)  # SmolLM2's keys and values of 896 tokens
     known = ProbeKeyCache(slowest([64] * 30, 64, num_kept(run.kv, MEMORY_SHARE)))
     with open_store(tmp_path, run) as store, np.errstate(all="ignore"):  # any bits
         store.put(run.heads, run.pages)
-        assert store.rewrite(run.heads, run.scores, pack_probe=known.pack).stored
-        assert store.stats().num_ordered_bytes < 1.07 * run.pages.nbytes
+        alone = store.stats().num_bytes
+        num_ranks = ranks_to_store(56 * 16, is_start=True)
+        assert store.rewrite(run.heads, run.scores, num_ranks=num_ranks, pack_probe=known.pack).stored
+        assert store.scores.put(run.heads, RowScores(run.scores, run.scores, np.ones(56 * 16, np.float32))).stored
+        store.gc()
+        assert alone < store.stats().num_bytes <= 1.35 * alone
         reader = opened(store, run)
-        packed, heads = reader.probe_keys(), reader.block_heads()
-        assert packed is not None and heads is not None and known.keep(reader, heads, packed) is not None
+        packed = reader.probe_keys()
+        assert packed is not None
+        kept = known.keep(reader, packed)
+        assert kept is not None and kept.num_bytes <= 0.0403 * run.pages.nbytes
         reader.close()

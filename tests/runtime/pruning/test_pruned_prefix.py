@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,17 @@ from radixlm.runtime.pruning import pruned_prefix
 from radixlm.runtime.pruning.packed_keys import JoinedKeys, PackedKeys
 from radixlm.runtime.pruning.probe_keys import ProbeKeyCache
 from radixlm.runtime.pruning.pruned_prefix import PrunedPrefix
-from radixlm.runtime.pruning.row_selection import always, num_rows, probe, with_probed
+from radixlm.runtime.pruning.row_selection import (
+    always,
+    num_rows,
+    probe,
+    ranks_to_store,
+    scores_to_store,
+    with_probed,
+)
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore
-from radixlm.runtime.store.ordered_run import OrderedLayout, ranked_before_text
-from radixlm.runtime.store.record import BLOCK
+from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
+from radixlm.runtime.store.record import BLOCK, padded
 
 from ..store.faulty_files import FailAt, FaultyFiles
 from ..store.pages import BOB, chain
@@ -48,19 +56,6 @@ class Stored:
     def num_tokens(self) -> int:
         return 16 * len(self.heads)
 
-    def order(self, lengths: Sequence[int]) -> NDArray[np.int64]:
-        """As the runs of so many pages have their tokens."""
-        orders, first = [], 0
-        for length in lengths:
-            run = self.store.open_ordered(self.heads[first : first + length])
-            assert run is not None
-            order = run.order()
-            run.close()
-            assert order is not None and order.shape[-1] == 16 * length
-            orders.append(order.astype(np.int64) + 16 * first)
-            first += length
-        return np.concatenate(orders, axis=-1)
-
     def open(self, budget: float, known: ProbeKeyCache | None = None, *, num_before: int = 0) -> PrunedPrefix | None:
         known = ProbeKeyCache(DIMS) if known is None else known
         return PrunedPrefix.open(self.store, self.heads, budget=budget, num_before=num_before, known=known)
@@ -74,6 +69,7 @@ class Stored:
 def stored(
     directory: Path, lengths: Sequence[int], *, dtype: KVDType = "f16", seed: int = 0, files: OSFiles | None = None
 ) -> Stored:
+    """Runs that have a quarter of the rows; half of the seeds put what is always read first in them, as it ships."""
     rng, kv, num_tokens = np.random.default_rng(seed), kv_of(dtype), 16 * sum(lengths)
     shape = (2, kv.num_layers, kv.num_kv_heads, num_tokens, kv.head_dim)
     items = rng.integers(-127, 128, shape) if kv.has_codes else rng.normal(size=shape) * 2
@@ -86,9 +82,10 @@ def stored(
     first = 0
     for length in lengths:
         scores = rng.integers(0, 30, (kv.num_layers, kv.num_kv_heads, 16 * length)).astype(np.float32)
-        ranked = ranked_before_text(scores, 4 * length) if seed % 2 else scores
-        some = heads[first : first + length]
-        assert len(store.rewrite(some, ranked, probe_head=PROBE_HEAD, pack_probe=PACK).stored) == length
+        ranked = scores_to_store(scores, is_start=first == 0) if seed % 2 else scores
+        some, num_ranks = heads[first : first + length], ranks_to_store(16 * length, is_start=first == 0)
+        options: dict[str, Any] = {"num_ranks": num_ranks, "probe_head": PROBE_HEAD, "pack_probe": PACK}
+        assert len(store.rewrite(some, ranked, **options).stored) == length
         first += length
     return Stored(
         store, directory, kv, heads, exact, rng.normal(size=(kv.num_layers, 5, 2, kv.head_dim)).astype(np.float32)
@@ -111,9 +108,18 @@ def rows_of(part: PrunedPrefix, it: Stored) -> NDArray[np.int64]:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Iterator[Stored]:
-    it = stored(tmp_path / "store", [6, 4, 5])
+    it = stored(tmp_path / "store", [6, 4, 5], seed=1)
     yield it
     it.store.close()
+
+
+def test_what_is_always_read_and_is_in_no_run_is_read_from_pages(tmp_path: Path) -> None:
+    it = stored(tmp_path / "store", [6, 4], seed=0)
+    with closing(it.store), closing(it.opened(0.3)) as part:
+        assert part.read_stored() and part.num_reads == 2 + 2 + 2 + 2, "headers, probe keys, first ranks, pages"
+        first = rows_of(part, it)
+        for layer, head in np.ndindex(first.shape[:2]):
+            assert set(always(it.num_tokens).tolist()) <= set(first[layer, head].tolist())
 
 
 @given(
@@ -150,22 +156,20 @@ def test_what_is_read_is_what_is_chosen(
             ends, keys = np.cumsum([16 * length for length in lengths])[:-1], it.exact.keys_of(PROBE_HEAD)
             keys_in_memory = JoinedKeys([PackedKeys.of(part, DIMS) for part in np.split(keys, ends, axis=1)])
             seen = probe(it.queries, keys_in_memory, first[:, PROBE_HEAD])
-            assert (chosen == with_probed(first, seen.largest, part.num_rows, it.order(lengths))).all()
+            assert (chosen == with_probed(first, seen.largest, part.num_rows)).all()
             for layer, head in np.ndindex(first.shape[:2]):
                 assert set(always(it.num_tokens, num_before).tolist()) <= set(first[layer, head].tolist())
             kept = np.take_along_axis(seen.mean, chosen[:, PROBE_HEAD], axis=-1).sum(axis=-1)
             assert dropped == pytest.approx(1 - kept.mean(), abs=2e-3)
             assert (known.num_bytes > 0) == (part.num_rows < it.num_tokens)
-            assert not is_known or part.num_reads <= len(lengths) * (2 + 3 * 2 * sum(lengths))
+            assert not is_known or part.num_reads <= len(lengths) * (2 + 2 * 2 * sum(lengths))
             part.close()
 
 
 def test_a_budget_of_one_is_the_pages_to_the_last_bit(prefix: Stored) -> None:
     part = prefix.opened(1.0)
     assert part.num_rows == prefix.num_tokens
-    assert part.read_stored()
-    assert (part.rows() == prefix.exact.to_pages()).all()
-    assert part.num_reads == 6  # a header and all of each run at once
+    assert part.read_stored() and part.num_reads == 6  # a header and all of each run at once
     dropped = part.choose(prefix.queries)
     assert dropped == 0
     assert part.read_chosen()
@@ -197,7 +201,8 @@ def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
         rows_of(part, prefix)
         part.close()
         scores = np.random.default_rng(seed).random((2, 3, 64))
-        assert prefix.store.rewrite(prefix.heads[6:10], scores, probe_head=PROBE_HEAD, pack_probe=PACK).stored
+        options: dict[str, Any] = {"num_ranks": 32, "probe_head": PROBE_HEAD, "pack_probe": PACK}
+        assert prefix.store.rewrite(prefix.heads[6:10], scores, **options).stored
 
 
 def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
@@ -240,29 +245,36 @@ def test_a_discarded_run_is_read_no_more(prefix: Stored) -> None:
 def test_flipped_bits_are_no_rows(tmp_path: Path) -> None:
     it, chance = stored(tmp_path / "store", [6, 4]), random.Random(0)
     it.store.close()
-    wholes = {path: path.read_bytes() for path in (tmp_path / "store").glob("segment-*.run")}
+    wholes = {path: path.read_bytes() for path in (tmp_path / "store").glob("segment-*")}
+    runs = [path for path in wholes if path.suffix == ".run"]
+    [pages] = set(wholes) - set(runs)
     probe_bytes = PACK(it.exact.keys_of(PROBE_HEAD)[:, :96]).shape[1]
-    layout, longest = OrderedLayout(it.kv, 96, 16, probe_bytes), max(wholes, key=lambda path: len(wholes[path]))
+    layout, longest = OrderedLayout(it.kv, 96, 32, 16, probe_bytes), max(runs, key=lambda path: len(wholes[path]))
     start = len(wholes[longest]) - layout.num_bytes  # of the payload in the file
-    picks = [layout.chunk(block, group).start + 3 for block in (4, 5) for group in range(6)]
-    places = [(longest, start + place) for place in (layout.block_head(5).start, layout.probe.start + 9, *picks)]
+    places = [(longest, start + place) for place in (layout.block_head(1).start, layout.tail.start + 9)]
+    places += [(longest, start + layout.chunk(1, group).start + 3) for group in range(6)]
     places.append((longest, BLOCK + 70))
+    record_bytes, parts = BLOCK + padded(it.kv.page_bytes), [layout.part(layer) for layer in range(2)]
+    picks = [BLOCK + number * record_bytes + part.start + 5 for number in range(10) for part in parts]
     places += [(path, chance.randrange(len(whole))) for path, whole in wholes.items() for _ in range(12)]
     outcomes = set()
-    for path, place in places:
+    for path, place in [*places, *((pages, pick) for pick in picks)]:
         broken = bytearray(wholes[path])
         broken[place] ^= 1 << chance.randrange(8)
         with reopened(it) as again:
             path.write_bytes(broken)
-            outcomes.add(read_right_or_not(again))
-        path.write_bytes(wholes[path])
-    assert outcomes >= {"not opened", "nothing stored", "nothing chosen", "right"}
+            outcomes.add((path == pages, read_right_or_not(again)))
+        for each, whole in wholes.items():
+            each.write_bytes(whole)
+        (tmp_path / "store" / "index.sqlite").unlink()  # which has forgotten what was found wrong
+    assert outcomes >= {(False, "not opened"), (False, "nothing stored"), (False, "right"), (True, "right")}
+    assert outcomes >= {(True, "nothing chosen"), (True, "nothing stored")}, "what is always read may be in pages"
 
 
 def test_a_disk_that_fails_gives_no_rows_and_turns_the_store_off(tmp_path: Path) -> None:
     it = stored(tmp_path / "store", [6, 4])
     it.store.close()
-    wholes = {path: path.read_bytes() for path in it.directory.glob("segment-*.run")}
+    wholes = {path: path.read_bytes() for path in it.directory.glob("segment-*")}
     outcomes = []
     for at in range(100):
         with reopened(it, files := FaultyFiles()) as again:
@@ -340,6 +352,8 @@ def test_no_file_stays_open_whatever_came_of_it(
         before = set(files.open_ones)
         part = it.opened(0.3)
         assert len(files.open_ones - before) == 3
+        assert part.read_stored() and part.choose(it.queries) < 1 and part.read_chosen()
+        assert len(files.open_ones - before) > 3, "of pages, too"
         part.close()
         part.close()
         assert files.open_ones == before

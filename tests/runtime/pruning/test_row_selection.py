@@ -18,6 +18,7 @@ from radixlm.runtime.pruning.row_selection import (
     largest,
     num_rows,
     probe,
+    ranks_to_store,
     scores_to_store,
     stored_rows,
     stored_shares,
@@ -80,14 +81,32 @@ def test_shares_of_runs_are_about_half_and_hold_what_is_always_read(lengths: lis
         assert all(share <= max(want + 32, 32) for share, want in zip(shares, wanted, strict=True))
 
 
-@given(seed=SEEDS, num_tokens=st.integers(20, 70), count=st.integers(20, 70), num_before=st.sampled_from([0, 16]))
+@given(lengths=st.lists(st.integers(1, 40).map(lambda pages: 16 * pages), min_size=1, max_size=9), data=st.data())
+def test_no_share_is_more_than_a_run_has(lengths: list[int], data: st.DataObject) -> None:
+    count = num_rows(sum(lengths), data.draw(st.floats(0.01, 1.0)))
+    most = [data.draw(st.integers(1, length)) for length in lengths]
+    counted = [data.draw(st.integers(0, min(20, length))) for length in lengths]
+    shares = stored_shares(lengths, counted, count, most)
+    for share, limit, fixed in zip(shares, most, counted, strict=True):
+        assert fixed <= share <= max(limit, fixed), "what is always read is read from pages if it has to be"
+    assert sum(shares) == sum(map(max, most, counted)) or sum(shares) >= min(count, 16 * (count // 32))
+
+
+@given(
+    seed=SEEDS,
+    num_tokens=st.integers(20, 70),
+    count=st.integers(20, 70),
+    num_before=st.sampled_from([0, 16]),
+    num_missing=st.integers(0, 20),
+)
 def test_stored_rows_are_those_always_read_and_the_first_in_order(
-    seed: int, num_tokens: int, count: int, num_before: int
+    seed: int, num_tokens: int, count: int, num_before: int, num_missing: int
 ) -> None:
     rng = np.random.default_rng(seed)
     order = rng.permuted(np.broadcast_to(np.arange(num_tokens, dtype=np.uint16), (2, 3, num_tokens)), axis=-1)
     count, fixed = min(count, num_tokens), always(num_tokens, num_before)
-    chosen = stored_rows(order, fixed, count)
+    order = order[..., : max(count, num_tokens - num_missing)]
+    chosen = stored_rows(order, fixed, count, num_tokens)
     for rows, ranked in zip(chosen.reshape(6, -1).tolist(), order.reshape(6, -1).tolist(), strict=True):
         wanted = [*fixed.tolist(), *(token for token in ranked if token not in fixed)]
         assert rows == sorted(wanted[:count])
@@ -133,16 +152,15 @@ def test_scores_too_large_for_an_exponential_are_no_overflow() -> None:
 
 
 @given(seed=SEEDS, num_tokens=st.integers(24, 80), data=st.data())
-def test_what_is_seen_best_is_added_to_what_was_chosen_in_whole_chunks(
+def test_what_is_seen_best_is_added_to_what_was_chosen_in_whole_pages(
     seed: int, num_tokens: int, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(seed)
     num_stored = data.draw(st.integers(1, num_tokens))
     count = data.draw(st.integers(num_stored, num_tokens))
     stored = largest(rng.random((2, 3, num_tokens)), num_stored)
-    order = np.argsort(rng.random((2, 3, num_tokens)), axis=-1)
     seen = rng.integers(0, 9, (2, num_tokens)).astype(np.float32)
-    chosen = with_probed(stored, seen, count, order)
+    chosen = with_probed(stored, seen, count)
     assert chosen.shape == (2, 3, count) and (np.diff(chosen, axis=-1) > 0).all()
     for layer in range(2):
         beside = [max(seen[layer, max(0, at - WINDOW // 2) : at + WINDOW // 2 + 1]) for at in range(num_tokens)]
@@ -150,15 +168,14 @@ def test_what_is_seen_best_is_added_to_what_was_chosen_in_whole_chunks(
         around = [sum(seen[layer, max(0, at - PASSAGE // 2) : at + PASSAGE // 2 + 1]) for at in range(num_tokens)]
         beside = [near * far / PASSAGE for near, far in zip(beside, around, strict=True)]
         assert worth(seen)[layer].tolist() == pytest.approx(beside, rel=1e-6)
+        pages = [range(start, min(start + 16, num_tokens)) for start in range(0, num_tokens, 16)]
+        means = [sum(beside[token] for token in page) / len(page) for page in pages]
         for head in range(3):
-            ranked = order[layer, head].tolist()
-            chunks = [ranked[start : start + 16] for start in range(0, num_tokens, 16)]
-            means = [sum(beside[token] for token in chunk) / len(chunk) for chunk in chunks]
             mine, before = set(chosen[layer, head].tolist()), set(stored[layer, head].tolist())
             assert before <= mine
-            taken = [number for number, chunk in enumerate(chunks) if mine & set(chunk) - before]
-            left = [number for number, chunk in enumerate(chunks) if set(chunk) - mine]
-            assert len(set(taken) & set(left)) <= 1, "of one chunk a part may have to do"
+            taken = [number for number, page in enumerate(pages) if mine & set(page) - before]
+            left = [number for number, page in enumerate(pages) if set(page) - mine]
+            assert len(set(taken) & set(left)) <= 1, "of one page a part may have to do"
             assert not left or all(means[one] >= max(means[each] for each in left) * (1 - 1e-6) for one in taken)
 
 
@@ -169,23 +186,19 @@ def test_dropped_mass_is_what_the_chosen_tokens_do_not_hold() -> None:
     assert np.isnan(dropped_attention(mean * np.float32(np.nan), np.array([[0], [1]])))
 
 
-@given(
-    seed=SEEDS,
-    num_pages=st.integers(1, 20),
-    is_start=st.booleans(),
-    budget=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
-)
-def test_a_run_is_stored_as_its_parts_are_read(seed: int, num_pages: int, is_start: bool, budget: float) -> None:
+@given(seed=SEEDS, num_pages=st.integers(1, 60), is_start=st.booleans(), budget=st.sampled_from([0.1, 0.25, 0.5]))
+def test_a_run_has_the_rows_that_are_read_by_its_order(
+    seed: int, num_pages: int, is_start: bool, budget: float
+) -> None:
     num_tokens = 16 * num_pages
     scores = np.random.default_rng(seed).integers(0, 9, (2, 3, num_tokens)).astype(np.float32)
     before = scores.copy()
-    order = np.argsort(-scores_to_store(scores, is_start=is_start, budget=budget), axis=-1, kind="stable")
+    order = np.argsort(-scores_to_store(scores, is_start=is_start), axis=-1, kind="stable")
     assert (scores == before).all()
     fixed = always(num_tokens, 0 if is_start else 16).tolist()
-    [num_ranked] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, budget))
     for mine, given_scores in zip(order.reshape(6, -1).tolist(), scores.reshape(6, -1), strict=True):
-        others = sorted(
-            (token for token in range(num_tokens) if token not in fixed), key=lambda one: -given_scores[one]
-        )
-        ranked = [*fixed, *others][:num_ranked]
-        assert mine == [*ranked, *(token for token in range(num_tokens) if token not in ranked)]
+        others = [token for token in range(num_tokens) if token not in fixed]
+        assert mine == [*fixed, *sorted(others, key=lambda token: -given_scores[token])]
+    num_ranks = ranks_to_store(num_tokens, is_start=is_start)
+    [share] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, budget))
+    assert share <= num_ranks <= max(num_tokens / 4 + 16, 32)

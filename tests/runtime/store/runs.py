@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import OSFiles, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
 from .pages import chain
 
@@ -57,17 +57,17 @@ def open_store(directory: Path, run: Run, files: OSFiles | None = None) -> PageS
     return PageStore.open(directory, run.identity, max_bytes=64 << 20, files=files)
 
 
-def stored(directory: Path, run: Run, chunk_size: int = 16) -> PageStore:
+def stored(directory: Path, run: Run, chunk_size: int = 16, num_ranks: int | None = None) -> PageStore:
     """A store that has the pages of a run, and the run."""
     store = open_store(directory, run)
-    put_run(store, run, chunk_size=chunk_size)
+    put_run(store, run, chunk_size=chunk_size, num_ranks=num_ranks)
     return store
 
 
-def put_run(store: PageStore, run: Run, sign: int = 1, chunk_size: int = 16) -> bool:
+def put_run(store: PageStore, run: Run, sign: int = 1, chunk_size: int = 16, num_ranks: int | None = None) -> bool:
     """Put the pages of a run and the run, by its scores or their opposites; whether it is stored."""
     store.put(run.heads, run.pages)
-    ordered = OrderedRun.of_pages(run.kv, run.pages, sign * run.scores)
+    ordered = OrderedRun.of_pages(run.kv, run.pages, sign * run.scores, num_ranks=num_ranks)
     return bool(store.put_ordered(run.heads, ordered, chunk_size=chunk_size).stored)
 
 
@@ -76,6 +76,23 @@ def opened(store: PageStore, run: Run) -> OpenRun:
     found = store.open_ordered(run.heads)
     assert found is not None
     return found
+
+
+def all_pages(num_layers: int, num_pages: int) -> NDArray[np.bool_]:
+    """That all pages of a run are wanted, in each layer."""
+    return np.ones((num_layers, num_pages), np.bool_)
+
+
+def is_of_pages(found: OpenRun, pages: NDArray[np.uint8]) -> bool:
+    """Whether everything can be read of a run; what can is of these pages."""
+    kv, ranks = found.layout.kv, found.layout.num_ranks
+    first, rows = found.first(ranks), found.page_rows(all_pages(kv.num_layers, len(pages)))
+    exact = KVRows.of_pages(kv, pages)
+    if first is not None:
+        wanted = exact.take(first.tokens.astype(np.int64))
+        assert first.rows.to_pages().tobytes() == wanted.to_pages().tobytes()
+    assert rows is None or (rows.to_pages() == pages).all()
+    return first is not None and rows is not None and found.check() is not None
 
 
 def num_found(store: PageStore, heads: list[PageKey]) -> int:

@@ -13,38 +13,34 @@ import pytest
 from numpy.typing import NDArray
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import PageStore
-from radixlm.runtime.store.ordered_record import RunHeader
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, unpack_keys
-from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, sealed
+from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
+from radixlm.runtime.store.ordered.ordered_record import RunHeader
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun, unpack_keys
+from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, padded, sealed
 
 from .faulty_files import FailAt, FaultyFiles, PowerLost
 from .pages import BOB
-from .runs import Run, kv_of, num_found, open_store, put_run, run_files, run_of, stored
-from .test_ordered_store import assert_same_rows
+from .runs import Run, all_pages, is_of_pages, kv_of, num_found, open_store, opened, put_run, run_files, run_of, stored
 
-LAYOUT = OrderedLayout(kv_of(), 48)
+RANKS = 32
+LAYOUT = OrderedLayout(kv_of(), 48, RANKS)
 HEADER_BYTES = RunHeader.num_bytes(3, kv_of())
 START = BLOCK + HEADER_BYTES  # of the payload in the file
 
 
 def reads_right_or_misses(store: PageStore, run: Run) -> bool:
     """Whether everything can be read; what can is right."""
-    wanted = np.arange(3 * run.kv.num_layers).reshape(-1, 3, 1) * 7
-    ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
+    ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores, num_ranks=RANKS)
     found = store.open_ordered(run.heads)
     if found is None:
         return False
-    keys, chosen, pages = found.probe_keys(), found.at(wanted), found.pages()
+    keys, first = found.probe_keys(), found.first(16)
     if keys is not None:
         assert unpack_keys(run.kv, keys.reshape(run.kv.num_layers, 48, -1)).tobytes() == run_keys(run).tobytes()
-    assert chosen is None or np.array_equal(chosen.tokens, wanted)
-    if chosen is not None:
-        assert_same_rows(chosen.rows, KVRows.of_pages(run.kv, run.pages).take(wanted))
-    assert pages is None or (pages == run.pages).all()
-    first = found.first(16)
     assert first is None or np.array_equal(first.tokens, ordered.order[:, :, :16])
+    is_right = is_of_pages(found, run.pages)
     found.close()
-    return keys is not None and chosen is not None and pages is not None and first is not None
+    return keys is not None and first is not None and is_right
 
 
 def run_keys(run: Run) -> NDArray[np.float32]:
@@ -64,7 +60,7 @@ def is_right(directory: Path, run: Run) -> bool:
 
 def only_stored(directory: Path, run: Run) -> bytes:
     """Store a run, and close the store; the bytes of its file."""
-    stored(directory, run).close()
+    stored(directory, run, num_ranks=RANKS).close()
     return file_of(directory).read_bytes()
 
 
@@ -73,14 +69,15 @@ def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> 
     whole = only_stored(tmp_path, run)
     padding = 0
     places = [chance.randrange(BLOCK, len(whole)) for _ in range(30)]
-    places += [START + LAYOUT.chunk(block, group).start + 3 for block in range(3) for group in range(6)]
-    places += [START + place for place in (LAYOUT.probe.start + 5, LAYOUT.block_head(1).start + 70)]
-    places += [START + LAYOUT.block_head(2).start, *(BLOCK + place for place in (9, 20, 60, 110, 440))]
+    places += [START + LAYOUT.chunk(block, group).start + 3 for block in range(2) for group in range(6)]
+    places += [START + place for place in (LAYOUT.tail.start + 5, LAYOUT.block_head(1).start + 70)]
+    places.append(START + LAYOUT.tail.start + 2 * LAYOUT.probe_bytes + 7)  # of a checksum of a part
+    places += [START + LAYOUT.block_head(0).start, *(BLOCK + place for place in (9, 20, 60, 110, 440))]
     for place in places:
         broken = bytearray(whole)
         broken[place] ^= 1 << chance.randrange(8)
         for is_reopened in (False, True):
-            with stored(tmp_path, run) as store:
+            with stored(tmp_path, run, num_ranks=RANKS) as store:
                 path = file_of(tmp_path)
                 content = bytearray(path.read_bytes())
                 content[place] ^= 1 << chance.randrange(8)
@@ -97,9 +94,32 @@ def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> 
     assert 0 < padding < len(places)  # most of so small a run is what fills up units
 
 
+def test_a_flipped_bit_in_a_page_is_no_row_of_a_run_and_the_page_is_found_no_more(tmp_path: Path) -> None:
+    run, chance = run_of(kv_of(), 3), random.Random(0)
+    record_bytes = BLOCK + padded(run.kv.page_bytes)
+    for layer in range(2):
+        with stored(tmp_path / str(layer), run, num_ranks=RANKS) as store:
+            [path] = (tmp_path / str(layer)).glob("segment-*.pages")
+            part, content = LAYOUT.part(layer), bytearray(path.read_bytes())
+            assert len(content) == BLOCK + 3 * record_bytes
+            place = BLOCK + record_bytes + chance.randrange(part.start, part.stop)
+            content[place] ^= 1 << chance.randrange(8)
+            path.write_bytes(content)
+            found = opened(store, run)
+            is_wanted = all_pages(2, 3)
+            is_wanted[layer, 1] = False
+            assert found.page_rows(is_wanted) is not None  # all but the part that broke
+            is_wanted[layer, 1] = True
+            assert found.page_rows(is_wanted) is None
+            found.close()
+            assert store.open_ordered(run.heads) is None
+            assert store.read(run.heads, np.empty_like(run.pages)) == 1
+            assert store.stats().misses == {"payload": 2}
+
+
 def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) -> None:
     run = run_of(kv_of(), 3)
-    with stored(tmp_path, run) as store:
+    with stored(tmp_path, run, num_ranks=RANKS) as store:
         header = file_of(tmp_path).read_bytes()[BLOCK:START]
         assert Record.decode(header) is not None
         for place in range(len(header)):
@@ -120,7 +140,7 @@ def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 8192, -1, -4096])
 def test_a_cut_file_is_a_miss(tmp_path: Path, num_bytes: int) -> None:
     run = run_of(kv_of(), 3)
-    with stored(tmp_path, run) as store:
+    with stored(tmp_path, run, num_ranks=RANKS) as store:
         whole = file_of(tmp_path).read_bytes()
         file_of(tmp_path).write_bytes(whole[:num_bytes])
         assert not reads_right_or_misses(store, run)
@@ -134,11 +154,11 @@ def test_a_cut_file_is_a_miss(tmp_path: Path, num_bytes: int) -> None:
 @pytest.mark.parametrize("kind", ["identity", "namespace", "parent", "tokens", "key", "place"])
 def test_a_run_of_anything_else_is_a_miss_of_its_kind(tmp_path: Path, kind: str) -> None:
     run = run_of(kv_of(), 3)
-    with stored(tmp_path, run) as store:
+    with stored(tmp_path, run, num_ranks=RANKS) as store:
         whole = file_of(tmp_path).read_bytes()
         record = Record.decode(whole[BLOCK:START])
         assert record is not None
-        header, at = record.header, len(record.header.details) - 16 - 3 * 64
+        header, at = record.header, len(record.header.details) - 24 - 3 * 64
         others = {
             "identity": replace(record, identity_digest=bytes(32)),
             "namespace": replace(record, header=replace(header, namespace=BOB)),
@@ -158,9 +178,9 @@ def _with(whole: bytes, start: int, part: bytes) -> bytes:
 
 def test_a_block_of_the_same_run_in_an_older_order_is_a_miss(tmp_path: Path) -> None:
     run, block = run_of(kv_of(), 3), LAYOUT.blocks(1, 2)
-    with stored(tmp_path, run) as store:
+    with stored(tmp_path, run, num_ranks=RANKS) as store:
         before = file_of(tmp_path).read_bytes()
-        put_run(store, run, -1)
+        put_run(store, run, -1, num_ranks=RANKS)
         whole = file_of(tmp_path).read_bytes()
         part = before[START + block.start : START + block.stop]
         file_of(tmp_path).write_bytes(_with(whole, START + block.start, part))
@@ -180,7 +200,7 @@ def test_blocks_of_another_run_or_place_are_misses(tmp_path: Path) -> None:
     run, other = run_of(kv_of(), 3), run_of(kv_of(), 3, 1)
     whole = only_stored(tmp_path, run)
     with open_store(tmp_path, run) as store:
-        put_run(store, other)
+        put_run(store, other, num_ranks=RANKS)
     path, theirs = run_files(tmp_path)
     block, first, chunk = LAYOUT.blocks(1, 2), LAYOUT.blocks(0, 1), LAYOUT.chunk(0, 0)
     chunks = [whole[START + part.start : START + part.stop] for part in (chunk, LAYOUT.chunk(0, 1))]
@@ -192,7 +212,7 @@ def test_blocks_of_another_run_or_place_are_misses(tmp_path: Path) -> None:
         path.write_bytes(_with(whole, START + start, part))
         assert not is_right(tmp_path, run)
         with open_store(tmp_path, run) as store:
-            put_run(store, run)
+            put_run(store, run, num_ranks=RANKS)
         path = max(set(run_files(tmp_path)) - {theirs})
         whole = path.read_bytes()
 
@@ -207,14 +227,14 @@ def test_after_any_loss_of_power_there_is_the_old_run_or_the_new_one(tmp_path: P
         fault = FailAt(at, PowerLost())
         files = FaultyFiles(before=fault, max_write=1 << chance.randrange(9, 16))
         with contextlib.suppress(PowerLost):
-            put_run(open_store(directory, run, files), run, -1)
+            put_run(open_store(directory, run, files), run, -1, num_ranks=RANKS)
         files.lose_power(directory, left, chance)
         with open_store(left, run) as store:
             found = store.open_ordered(run.heads)
-            assert found is not None and (found.pages() == run.pages).all()
-            first = found.first(48)
-            assert first is not None
-            (which,) = (i for i, order in enumerate(orders) if np.array_equal(order, first.tokens))
+            assert found is not None and is_of_pages(found, run.pages)
+            order = found.order()
+            assert order is not None
+            (which,) = (i for i, each in enumerate(orders) if np.array_equal(each[..., :RANKS], order))
             found.close()
         seen.add(which)
         assert len(run_files(left)) == 1
@@ -232,7 +252,7 @@ def test_a_put_that_fails_leaves_the_run_that_was_there(tmp_path: Path, error: i
         files = FaultyFiles()
         with open_store(directory, run, files) as store:
             files.before = fault = FailAt(at, error, operations=("open", "pwritev", "fdatasync", "fsync_dir"))
-            if not put_run(store, run, -1):
+            if not put_run(store, run, -1, num_ranks=RANKS):
                 assert store.stats().is_off == (error == errno.EIO)
                 assert store.stats().num_bytes == sum(path.stat().st_size for path in directory.glob("segment-*"))
         if not fault.has_failed:

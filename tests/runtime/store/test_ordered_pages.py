@@ -9,11 +9,12 @@ import pytest
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.store import PageStore
 from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.ordered_run import OrderedRun
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
+from . import runs
 from .faulty_files import FailAt, FaultyFiles
 from .pages import BOB, IDENTITY, chain, keys, payload
-from .runs import Run, kv_of, run_files, run_of
+from .runs import Run, all_pages, is_of_pages, kv_of, put_run, run_files, run_of
 
 
 def opened(directory: Path, run: Run, max_bytes: int = 4 << 20, files: OSFiles | None = None) -> PageStore:
@@ -21,13 +22,12 @@ def opened(directory: Path, run: Run, max_bytes: int = 4 << 20, files: OSFiles |
 
 
 def is_right(store: PageStore, run: Run) -> bool:
-    """Whether the run is there in order; all of it is its pages."""
+    """Whether the run is there, and then all of it is right."""
     found = store.open_ordered(run.heads)
     if found is None:
         return False
-    pages = found.pages()
+    assert is_of_pages(found, run.pages)
     found.close()
-    assert pages is not None and (pages == run.pages).all()
     return True
 
 
@@ -116,10 +116,55 @@ def test_a_disk_that_fails_while_a_run_is_read_or_written_turns_the_store_off(tm
             assert found is not None
             files.before = FailAt(0, operations=operations)
             if operations == ("preadv",):
-                assert found.pages() is None
+                assert found.first(16) is None
             else:
                 ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
                 assert store.put_ordered(run.heads, ordered).stored == ()
             found.close()
             assert store.stats().is_off
             assert store.open_ordered(run.heads) is None
+
+
+def test_what_a_run_reads_of_pages_that_were_moved_meanwhile_is_theirs(tmp_path: Path) -> None:
+    run, other = run_of(kv_of(), 6), run_of(kv_of(), 4, 1, namespace=BOB)
+    with opened(tmp_path, run) as store:
+        store.put(other.heads, other.pages)  # before them in their segment
+        assert put_run(store, run, num_ranks=32)
+        found = [runs.opened(store, run) for _ in range(2)]
+        is_first = np.zeros((2, 6), np.bool_)
+        is_first[:, 0] = True
+        assert found[1].page_rows(is_first) is not None  # its file stays open
+        store.discard(BOB)
+        assert store.gc().num_pages_moved == 6
+        assert all(is_of_pages(one, run.pages) for one in found)
+        for one in found:
+            one.close()
+        assert is_right(store, run) and store.stats().misses == {}
+
+
+def test_what_is_discarded_while_a_run_is_open_is_read_no_more(tmp_path: Path) -> None:
+    run = run_of(kv_of(), 6)
+    with opened(tmp_path, run) as store:
+        assert put_run(store, run, num_ranks=32)
+        found = [runs.opened(store, run) for _ in range(2)]
+        assert found[1].page_rows(all_pages(2, 6)) is not None
+        store.discard(run.heads[0].namespace)
+        assert [one.page_rows(all_pages(2, 6)) for one in found] == [None, None]
+        assert store.stats().misses == {"gone": 2}
+        for one in found:
+            one.close()
+
+
+def test_pages_that_were_put_again_with_other_bits_are_not_taken_for_those_of_a_run(tmp_path: Path) -> None:
+    run, other = run_of(kv_of(), 3), run_of(kv_of(), 3, 1)
+    with opened(tmp_path, run) as store:
+        store.put(run.heads, other.pages)
+        ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores, num_ranks=16)
+        assert store.put_ordered(run.heads, ordered).stored
+        found = runs.opened(store, run)
+        assert found.first(16) is not None and found.page_rows(all_pages(2, 3)) is None
+        assert store.stats().misses == {"payload": 1}
+        found.close()
+        assert store.open_ordered(run.heads) is None
+        out = np.empty_like(run.pages)
+        assert store.read(run.heads, out) == 3 and (out == other.pages).all()

@@ -1,4 +1,4 @@
-"""A run in the order of importance is the same run: all of it is its pages, its first tokens are the most important."""
+"""What is read of a run is of its pages: the most important tokens of them, and other rows from where they lie."""
 
 from __future__ import annotations
 
@@ -14,13 +14,29 @@ from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
 from radixlm.runtime.model.kv_rows import KVRows
-from radixlm.runtime.store import OSFiles, PageStore, ordered_record, page_key
+from radixlm.runtime.store import OSFiles, PageStore, page_key
 from radixlm.runtime.store.catalogue import verify
-from radixlm.runtime.store.ordered_run import OrderedLayout, OrderedRun, ranked_before_text, unpack_keys
+from radixlm.runtime.store.ordered import ordered_record
+from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
+from radixlm.runtime.store.ordered.ordered_reader import OpenRun
+from radixlm.runtime.store.ordered.ordered_run import OrderedRun, unpack_keys
 from radixlm.runtime.store.page_key import pack_tokens
 
 from .pages import ALICE, BOB, chain
-from .runs import DTYPES, Run, identity_of, kv_of, num_found, open_store, opened, put_run, run_files, run_of, stored
+from .runs import (
+    DTYPES,
+    Run,
+    all_pages,
+    identity_of,
+    kv_of,
+    num_found,
+    open_store,
+    opened,
+    put_run,
+    run_files,
+    run_of,
+    stored,
+)
 
 
 def most_important(run: Run, layer: int, head: int) -> list[int]:
@@ -36,6 +52,7 @@ def most_important(run: Run, layer: int, head: int) -> list[int]:
     head_dim=st.sampled_from([2, 6, 16]),
     num_pages=st.integers(1, 9),
     chunk_size=st.integers(16, 80),
+    num_ranks=st.integers(1, 144),
     num_tokens=st.integers(0, 144),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -48,13 +65,15 @@ def test_any_part_of_a_stored_run_is_that_of_its_pages(
     head_dim: int,
     num_pages: int,
     chunk_size: int,
+    num_ranks: int,
     num_tokens: int,
     seed: int,
 ) -> None:
     run = run_of(kv_of(dtype, layers=layers, heads=heads, head_dim=head_dim), num_pages, seed)
-    num_tokens = min(num_tokens, 16 * num_pages)
+    num_ranks = min(num_ranks, 16 * num_pages)
+    num_tokens = min(num_tokens, num_ranks)
     exact = KVRows.of_pages(run.kv, run.pages)
-    store = stored(tmp_path_factory.mktemp("run"), run, chunk_size)
+    store = stored(tmp_path_factory.mktemp("run"), run, chunk_size, num_ranks)
     open_run = opened(store, run)
     keys = open_run.probe_keys()
     assert keys is not None
@@ -67,13 +86,24 @@ def test_any_part_of_a_stored_run_is_that_of_its_pages(
         for head in range(heads):
             assert first.tokens[layer, head].tolist() == most_important(run, layer, head)[:num_tokens]
     assert_same_rows(first.rows, exact.take(first.tokens.astype(int)))
-    wanted = np.random.default_rng(seed).integers(0, 16 * num_pages, (layers, heads, 7))
-    chosen = open_run.at(wanted)
-    assert chosen is not None
-    assert_same_rows(chosen.rows, exact.take(wanted))
-    assert (open_run.pages() == run.pages).all()
+    is_wanted = np.random.default_rng(seed).random((layers, num_pages)) < 0.5
+    is_wanted[0, 0] = True
+    read = open_run.page_rows(is_wanted)
+    assert read is not None
+    for layer in range(layers):
+        mine = np.flatnonzero(is_wanted[layer])
+        assert_same_layer(read, layer, KVRows.of_pages(run.kv, run.pages[mine]))
+    assert open_run.check()
     open_run.close()
     store.close()
+
+
+def assert_same_layer(rows: KVRows, layer: int, wanted: KVRows) -> None:
+    """That the first rows of a layer are the wanted ones."""
+    count = wanted.num_tokens
+    assert rows.items[:, layer, :, :count].tobytes() == wanted.items[:, layer].tobytes()
+    if rows.scales is not None and wanted.scales is not None:
+        assert rows.scales[:, layer, :, :count].tobytes() == wanted.scales[:, layer].tobytes()
 
 
 def test_a_packed_probe_is_read_as_it_was_packed_and_takes_no_more_room(tmp_path: Path) -> None:
@@ -84,8 +114,8 @@ def test_a_packed_probe_is_read_as_it_was_packed_and_takes_no_more_room(tmp_path
     for _ in range(2):
         open_run = opened(store, run)
         assert (open_run.probe_keys() == packed).all()
-        assert open_run.layout.probe.num_bytes == 4096 < OrderedLayout(run.kv, 48 * 16).probe.num_bytes
-        assert (open_run.pages() == run.pages).all() and open_run.check()
+        assert open_run.layout.tail.num_bytes == 4096 < OrderedLayout(run.kv, 48 * 16, 1).tail.num_bytes
+        assert reads_all_pages(open_run, run) and open_run.check()
         open_run.close()
         store.close()
         assert verify(tmp_path, OSFiles()).bad == {}
@@ -93,18 +123,29 @@ def test_a_packed_probe_is_read_as_it_was_packed_and_takes_no_more_room(tmp_path
     store.close()
 
 
-def test_a_run_of_another_version_is_found_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["found", "collected"])
+def test_a_run_of_another_version_is_found_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     run = run_of(kv_of(), 3)
     with monkeypatch.context() as older:
-        older.setattr(ordered_record, "_VERSION", 0)
+        older.setattr(ordered_record, "_VERSION", 1)
         stored(tmp_path, run).close()
     with open_store(tmp_path, run) as store:
-        assert store.open_ordered(run.heads) is None
+        if how == "found":
+            assert store.open_ordered(run.heads) is None
+            store.put((), run.pages[:0])
+        else:
+            assert store.gc().num_segments_removed == 1
         pages = np.empty_like(run.pages)
         assert store.read(run.heads, pages) == 3 and (pages == run.pages).all()
-        store.put((), run.pages[:0])
-        assert run_files(tmp_path) == []
+        assert run_files(tmp_path) == [] and store.stats().num_ordered_bytes == 0
         assert put_run(store, run) and num_found(store, run.heads) == 3
+        assert store.gc().num_segments_removed == 0 and num_found(store, run.heads) == 3
+
+
+def reads_all_pages(open_run: OpenRun, run: Run) -> bool:
+    """Whether the rows of all its pages are read, and are those of the pages."""
+    rows = open_run.page_rows(all_pages(run.kv.num_layers, len(run.heads)))
+    return rows is not None and bool((rows.to_pages() == run.pages).all())
 
 
 def assert_same_rows(rows: KVRows, wanted: KVRows) -> None:
@@ -112,16 +153,6 @@ def assert_same_rows(rows: KVRows, wanted: KVRows) -> None:
     assert (rows.scales is None) == (wanted.scales is None)
     if rows.scales is not None and wanted.scales is not None:
         assert rows.scales.tobytes() == wanted.scales.tobytes()
-
-
-@pytest.mark.parametrize("num_ranked", [0, 1, 20, 64])
-def test_behind_those_that_matter_most_tokens_lie_as_in_the_text(num_ranked: int) -> None:
-    run = run_of(kv_of(), 4)
-    ordered = OrderedRun.of_pages(run.kv, run.pages, ranked_before_text(run.scores, num_ranked))
-    for layer in range(2):
-        for head in range(3):
-            wanted = most_important(run, layer, head)
-            assert ordered.order[layer, head].tolist() == [*wanted[:num_ranked], *sorted(wanted[num_ranked:])]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -138,43 +169,45 @@ def test_the_first_tokens_are_one_read_that_wastes_little(tmp_path: Path, dtype:
     assert open_run.counts.num_chunks == 90 * 4
 
 
-def test_a_chunk_of_the_usual_size_is_a_unit_of_the_disk_alone(tmp_path: Path) -> None:
-    kv = kv_of("f16", layers=2, heads=3, head_dim=64)
-    layout = OrderedLayout(kv, 64)
+def test_a_chunk_of_the_usual_size_is_a_unit_of_the_disk_alone() -> None:
+    layout = OrderedLayout(kv_of("f16", layers=2, heads=3, head_dim=64), 64, 64)
     assert {layout.chunk(block, group).start % 4096 for block in range(4) for group in range(6)} == {0}
-    run = run_of(kv, 4)
-    open_run = opened(stored(tmp_path, run), run)
-    open_run.order()
-    before = replace(open_run.counts)
-    open_run.at(np.full((2, 3, 1), 5))
-    assert open_run.counts.num_bytes - before.num_bytes == 6 * 4096
-    open_run.first(64)
-    before = replace(open_run.counts)
-    open_run.at(np.full((2, 3, 1), 5))
-    assert open_run.counts == before  # what is in memory is not read again
+
+
+def test_what_a_page_has_of_neighbouring_layers_is_one_read(tmp_path: Path) -> None:
+    run = run_of(kv_of("f16", layers=4, heads=2, head_dim=64), 3)  # 8,192 bytes of a page for each layer
+    open_run = opened(stored(tmp_path, run, num_ranks=16), run)
+    open_run.probe_keys()
+    before, is_wanted = replace(open_run.counts), np.zeros((4, 3), np.bool_)
+    is_wanted[:2, 0] = is_wanted[3, 0] = is_wanted[1, 2] = True
+    rows = open_run.page_rows(is_wanted)
+    assert rows is not None and rows.num_tokens == 32
+    assert open_run.counts.num_bytes - before.num_bytes == 4 * 8192
+    assert open_run.counts.num_reads - before.num_reads == 3
 
 
 def test_a_kept_order_is_not_read_again(tmp_path: Path) -> None:
     run = run_of(kv_of(), 6)
     store = stored(tmp_path, run)
     first = opened(store, run)
-    heads = first.block_heads()
-    again = store.open_ordered(run.heads, block_heads=heads)
+    order = first.order()
+    again = store.open_ordered(run.heads, tables=first.tables)
     assert again is not None
     before = replace(again.counts)
-    np.testing.assert_array_equal(again.order(), first.order())
+    np.testing.assert_array_equal(again.order(), order)
     assert again.counts == before
 
 
 def test_a_kept_order_of_a_run_that_was_written_again_is_not_used(tmp_path: Path) -> None:
     run = run_of(kv_of(), 6)
     store = stored(tmp_path, run)
-    heads = opened(store, run).block_heads()
+    before = opened(store, run)
+    assert before.order() is not None and before.probe_keys() is not None
     put_run(store, run, -1)
-    again = store.open_ordered(run.heads, block_heads=heads)
+    again = store.open_ordered(run.heads, tables=before.tables)
     assert again is not None
     np.testing.assert_array_equal(again.order(), OrderedRun.of_pages(run.kv, run.pages, -run.scores).order)
-    assert (again.pages() == run.pages).all()
+    assert reads_all_pages(again, run)
 
 
 def test_runs_are_found_after_a_restart_by_the_pages_that_begin_with_them(tmp_path: Path) -> None:
@@ -191,7 +224,7 @@ def test_runs_are_found_after_a_restart_by_the_pages_that_begin_with_them(tmp_pa
             assert (num_found(store, other.heads), num_found(store, other.heads[:2])) == (3, 0)
             assert store.open_ordered([]) is None
             found = store.open_ordered(run.heads[:4])
-            assert found is not None and (found.pages() == run.pages[:2]).all()
+            assert found is not None and found.header.num_pages == 2
             found.close()
             sizes = [path.stat().st_size for path in tmp_path.glob("segment-*")]
             assert store.stats().num_bytes == sum(sizes)
@@ -205,7 +238,7 @@ def test_a_run_that_is_written_again_takes_the_place_of_the_old_one(tmp_path: Pa
         old = opened(store, run)
         put_run(store, run, -1, chunk_size=32)
         assert len(run_files(tmp_path)) == 1
-        assert (old.pages() == run.pages).all()  # a reader that has it open still can
+        assert old.check() and reads_all_pages(old, run)  # a reader that has it open still can
         old.close()
         found = opened(store, run)
         new = found.first(5)
@@ -260,11 +293,14 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
         OrderedRun.of_pages(run.kv, run.pages, run.scores * np.float32(np.nan))
     with pytest.raises(StoreError, match="not 0"):
         OrderedRun.of_pages(run.kv, run.pages[:0], run.scores[..., :0])
+    for num_ranks in (0, 65):
+        with pytest.raises(StoreError, match=f"{num_ranks} ranks are wanted of a run of 64"):
+            OrderedRun.of_pages(run.kv, run.pages, run.scores, num_ranks=num_ranks)
     with pytest.raises(StoreError, match="no KV head 3"):
         OrderedRun.of_pages(run.kv, run.pages, run.scores, probe_head=3)
     for size in (15, 257):
         with pytest.raises(StoreError, match="16 to 256 tokens"):
-            OrderedLayout(run.kv, 64, size)
+            OrderedLayout(run.kv, 64, 64, size)
     store = open_store(tmp_path, run)
     store.put(run.heads, run.pages)
     ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
@@ -272,13 +308,13 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="not of the same pages"):
             store.put_ordered(heads, ordered)
     assert run_files(tmp_path) == []
-    put_run(store, run)
+    put_run(store, run, num_ranks=32)
     open_run = opened(store, run)
-    with pytest.raises(StoreError, match="65 tokens are wanted of a run of 64"):
-        open_run.first(65)
-    for wrong in (np.full((2, 3, 1), 64), np.full((2, 3, 1), -1), np.full((3, 2, 1), 0)):
-        with pytest.raises(StoreError, match="are wanted of a run"):
-            open_run.at(wrong)
+    with pytest.raises(StoreError, match="33 tokens are wanted of a run that has 32"):
+        open_run.first(33)
+    for wrong in (all_pages(2, 5), all_pages(3, 4), np.zeros((2, 4), np.bool_)):
+        with pytest.raises(StoreError, match="are wanted of a run of 4, and some"):
+            open_run.page_rows(wrong)
 
 
 def test_runs_of_a_kind_that_is_no_more_are_wrong_and_pages_are_verified_still(

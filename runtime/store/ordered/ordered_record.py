@@ -2,7 +2,8 @@
 
 Knows layouts and checksums, not files. Each chunk has a checksum, XXH3-64, in the head of its block, which has one of
 its own, is bound to run and segment, and is so small that the order and the checksums of 90 chunks of 16 tokens fit
-into one unit of 4 KiB.
+into one unit of 4 KiB. Behind the blocks are those of the parts that the run's pages have of each layer: a page's own
+checksum is of all of it, so that no part could be believed.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from ..artifact.manifest import KVLayout
-from ..errors import StoreError
-from .files import Buffer
-from .ordered_run import BLOCK_FIELDS_BYTES, OrderedLayout, OrderedRun, RunOrder, UInt8Array
-from .page_key import KEY_BYTES, PageKey, pack_tokens
-from .record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
+from ...artifact.manifest import PAGE_SIZE, KVLayout
+from ...errors import StoreError
+from ..files import Buffer
+from ..page_key import KEY_BYTES, PageKey, pack_tokens
+from ..record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
+from .ordered_layout import BLOCK_FIELDS_BYTES, MAX_CHUNK, MIN_CHUNK, OrderedLayout
+from .ordered_run import OrderedRun, RunOrder, UInt8Array
 
 _BLOCK_MAGIC: Final = b"RLXORDB\n"
-_VERSION: Final = 1  # of details and payload; a run of another one is found no more, and its pages are read
-# size of chunks, probe head, layers, version, pages, bytes of a layer's probe keys, key before
-_DETAILS: Final = struct.Struct(f"<HHHHII{KEY_BYTES}s")
+_VERSION: Final = 2  # of details and payload; a run of another one is found no more, and its pages are read
+# size of chunks, probe head, layers, version, pages, ranks, bytes of a layer's probe keys, key before
+_DETAILS: Final = struct.Struct(f"<HHHHIII{KEY_BYTES}s")
 _BLOCK: Final = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
 _TOKENS_BYTES: Final = 64  # of a page
 Checksums = NDArray[np.uint64]
@@ -45,9 +47,10 @@ class RunHeader:
     key: bytes  # of the run's last page, over all before it
     tokens: bytes  # 64 a page
     chunk_size: int
+    num_ranks: int
     probe_head: int
     probe_bytes: int  # of a layer's keys
-    probe_checksums: tuple[int, ...]  # of each layer's
+    tail_checksums: tuple[int, ...]  # of each layer's keys, and of the checksums of parts
 
     @classmethod
     def of(cls, record: Record) -> RunHeader | None:
@@ -55,21 +58,28 @@ class RunHeader:
         header, details = record.header, record.header.details
         if header.kind != Kind.RUN or len(details) < _DETAILS.size:
             return None
-        chunk_size, probe_head, num_layers, version, num_pages, probe_bytes, parent_key = _DETAILS.unpack_from(details)
+        chunk_size, probe_head, num_layers, version, *numbers, parent_key = _DETAILS.unpack_from(details)
+        num_pages, num_ranks, probe_bytes = numbers
         end = _DETAILS.size + _TOKENS_BYTES * num_pages
-        if version != _VERSION or not num_pages or len(details) != end + 8 * num_layers:
+        if version != _VERSION or len(details) != end + 8 * (num_layers + 1):
             return None
-        checksums = np.frombuffer(details, "<u8", num_layers, end).tolist()
+        if not 0 < num_ranks <= num_pages * PAGE_SIZE or not MIN_CHUNK <= chunk_size <= MAX_CHUNK:
+            return None
+        checksums = np.frombuffer(details, "<u8", num_layers + 1, end).tolist()
         tokens = details[_DETAILS.size : end]
         return cls(
             *(record.segment, header.namespace, parent_key, header.parent_key, tokens),
-            *(chunk_size, probe_head, probe_bytes, tuple(checksums)),
+            *(chunk_size, num_ranks, probe_head, probe_bytes, tuple(checksums)),
         )
 
     @staticmethod
     def num_bytes(num_pages: int, kv: KVLayout) -> int:
         """Bytes before the payload of a run of so many pages."""
-        return header_bytes(_DETAILS.size + _TOKENS_BYTES * num_pages + 8 * kv.num_layers)
+        return header_bytes(_DETAILS.size + _TOKENS_BYTES * num_pages + 8 * (kv.num_layers + 1))
+
+    def layout(self, kv: KVLayout) -> OrderedLayout:
+        """Where the run's parts lie."""
+        return OrderedLayout(kv, self.num_pages * PAGE_SIZE, self.num_ranks, self.chunk_size, self.probe_bytes)
 
     @property
     def num_pages(self) -> int:
@@ -114,14 +124,16 @@ class BlockHead:
 
 
 @dataclass
-class BlockHeads:
-    """The order of all tokens and the checksums of all chunks. A caller that keeps them saves the next query that read.
+class RunTables:
+    """Orders and checksums of a run, as far as they were read. A caller that keeps them saves the next query that read.
 
-    In chunks of 16 tokens 2.5 bytes for each token, layer and KV head: 225 bytes a token of SmolLM2, 1 % of its KV.
+    In chunks of 16 tokens 2.5 bytes for each rank, layer and KV head, and half a byte for each token and layer: of a
+    quarter of SmolLM2's rows 71 bytes a token, 0.4 % of its keys and values.
     """
 
     number: int  # of the segment that they are of
     by_block: list[BlockHead | None]
+    parts: Checksums | None = None  # [pages, layers], of what each page has of each layer
 
 
 def run_key(parent_key: bytes, last_key: bytes) -> bytes:
@@ -135,22 +147,34 @@ def ordered_record(kv: KVLayout, heads: Sequence[PageKey], run: OrderedRun, chun
     Raises:
         StoreError: it is not, or it is of another layout.
     """
-    num_layers, probe_bytes = run.probe_keys.shape
-    layout = OrderedLayout(run.kv, run.rows.shape[2], chunk_size, probe_bytes)
+    layout, keys = run.layout(chunk_size), run.probe_keys
     is_chain = all(head.parent_key == before.key for before, head in pairwise(heads))
     if run.kv != kv or layout.num_pages != len(heads) or not is_chain:
         raise StoreError(f"{len(heads)} heads and a run of {layout.num_pages} pages are not of the same pages")
-    first, last = heads[0], heads[-1]
-    numbers = chunk_size, run.probe_head, num_layers, _VERSION, len(heads), probe_bytes
+    first, last, parts = heads[0], heads[-1], part_checksums(run)
+    numbers = chunk_size, run.probe_head, len(keys), _VERSION, len(heads), layout.num_ranks, keys.shape[1]
     fields = _DETAILS.pack(*numbers, first.parent_key)
     tokens = b"".join(pack_tokens(head.token_ids) for head in heads)
-    checksums = np.array([chunk_checksum(keys) for keys in run.probe_keys], "<u8").tobytes()
+    checksums = np.array([chunk_checksum(each) for each in (*keys, parts.view(np.uint8))], "<u8").tobytes()
     key, details = run_key(first.parent_key, last.key), fields + tokens + checksums
     header = RecordHeader(Kind.RUN, key, last.key, first.namespace, details)
-    return SingleRecord(header, layout.num_bytes, partial(_body_of, run, layout, last.key))
+    return SingleRecord(header, layout.num_bytes, partial(_body_of, run, layout, parts, last.key))
 
 
-def _body_of(run: OrderedRun, layout: OrderedLayout, key: bytes, number: int) -> Iterator[list[Buffer]]:
+def is_outdated(header: RecordHeader) -> bool:
+    """Whether a record is a run that another version of radixlm wrote, and that is found no more."""
+    return header.kind == Kind.RUN and header.details[6:8] != _VERSION.to_bytes(2, "little")
+
+
+def part_checksums(run: OrderedRun) -> Checksums:
+    """Of what each page of a run has of each layer, `[pages, layers]`."""
+    parts = np.ascontiguousarray(run.pages).reshape(len(run.pages), run.kv.num_layers, -1)
+    return np.array([[chunk_checksum(part) for part in page] for page in parts], "<u8")
+
+
+def _body_of(
+    run: OrderedRun, layout: OrderedLayout, parts: Checksums, key: bytes, number: int
+) -> Iterator[list[Buffer]]:
     """The payload in order, a part at a time, bound to the run's last page `key` and to segment `number`."""
     for block in range(layout.num_blocks):
         first = block * layout.chunk_size
@@ -161,9 +185,10 @@ def _body_of(run: OrderedRun, layout: OrderedLayout, key: bytes, number: int) ->
         head = BlockHead(order, checksums).encode(number, key, block, layout.block_head_bytes(block))
         yield [head, chunks.reshape(-1).data, bytes(padded(chunks.nbytes) - chunks.nbytes)]
     keys = np.ascontiguousarray(run.probe_keys)
-    yield [keys.reshape(-1).data, bytes(padded(keys.nbytes) - keys.nbytes)]
+    num_bytes = keys.nbytes + parts.nbytes
+    yield [keys.reshape(-1).data, parts.reshape(-1).view(np.uint8).data, bytes(padded(num_bytes) - num_bytes)]
 
 
 def chunk_checksum(chunk: UInt8Array) -> int:
-    """Of a chunk, or the probe keys of a layer."""
+    """Of a chunk, the probe keys of a layer, or a part of a page."""
     return xxh3_64_intdigest(np.ascontiguousarray(chunk).data)

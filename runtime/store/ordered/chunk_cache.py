@@ -1,4 +1,4 @@
-"""Chunks of ordered runs kept in memory, by how often and how lately they were used.
+"""Chunks of ordered runs, and parts of their pages, kept in memory by how often and how lately they were used.
 
 A chunk enters after its checksum agreed, is found only by that checksum, and leaves with its run. The chunk that is
 worth least makes room, be it new or old::
@@ -19,10 +19,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreError
-from .ordered_run import OrderedLayout, UInt8Array
+from ...errors import StoreError
+from .ordered_layout import OrderedLayout
+from .ordered_run import UInt8Array
 
-ChunkIds = NDArray[np.int64]  # places in a run: block times number of groups, plus group
+ChunkIds = NDArray[np.int64]  # places of pieces by `OrderedLayout`: chunks, and parts of pages, which count as such
 _TABLES_SHARE: Final = 0.02  # of `max_bytes`, for the uses of runs that have no chunk in memory
 
 
@@ -81,7 +82,8 @@ class ChunkCache:
         """The chunks of run `number`.
 
         Args:
-            importance: of each chunk by its place, more than 0, for policies that weigh it; None: `1 / (1 + block)`.
+            importance: of each chunk by its place, more than 0, for policies that weigh it; None: `1 / (1 + block)`,
+                and of a part of a page as if it came behind all blocks.
         """
         with self._lock:
             run = self._runs.pop(number, None)
@@ -197,14 +199,13 @@ class RunChunks:
     def __init__(self, cache: ChunkCache, layout: OrderedLayout, importance: NDArray[Any] | None) -> None:
         self.layout = layout
         self._cache = cache
-        num_chunks = layout.num_blocks * layout.num_groups
+        num_chunks = layout.num_pieces
         if importance is None:
-            importance = 1 / (1 + np.arange(num_chunks) // layout.num_groups)
+            importance = 1 / (1 + np.minimum(np.arange(num_chunks) // layout.num_groups, layout.num_blocks))
         assert importance.shape == (num_chunks,) and importance.min() > 0
         self.is_here = np.zeros(num_chunks, np.bool_)
         self.num_here = self.num_bytes = 0
         self.is_gone = False
-        self._last_bytes = layout.chunk_bytes(layout.num_blocks - 1)
         self._importance = cache.policy.importance * np.log2(importance)
         self._uses = np.full(num_chunks, -np.inf)
         self._checksums = np.zeros(num_chunks, np.uint64)
@@ -226,8 +227,7 @@ class RunChunks:
 
     def sizes(self, ids: ChunkIds) -> NDArray[np.int64]:
         """Bytes of each."""
-        first_of_last = (self.layout.num_blocks - 1) * self.layout.num_groups
-        return np.where(ids < first_of_last, self.layout.chunk_bytes(0), self._last_bytes)
+        return self.layout.piece_bytes(ids)
 
     def worth(self, ids: ChunkIds) -> NDArray[np.float64]:
         """The logarithm of what each is worth."""

@@ -18,17 +18,19 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from .catalogue import StoredPages
+from ..catalogue import StoredPages
+from ..files import INDEX, Files, read_all
+from ..index import Index
+from ..page_key import PageKey, StoreIdentity
+from ..record import Kind, MissKind, Place, Record
+from ..segment import Segment
+from ..store_state import StoreState
 from .chunk_cache import ChunkCache, RunChunks
-from .files import INDEX, Files, read_all
-from .index import Index
+from .ordered_layout import OrderedLayout
 from .ordered_reader import OpenRun
-from .ordered_record import BlockHeads, RunHeader, run_key
-from .ordered_run import OrderedLayout, OrderedRun, PackProbe
-from .page_key import PageKey, StoreIdentity
-from .record import Kind, MissKind, Place, Record
-from .segment import Segment
-from .store_state import StoreState
+from .ordered_record import RunHeader, RunTables, run_key
+from .ordered_run import OrderedRun, PackProbe
+from .page_parts import PageParts
 
 
 class OrderedRuns:
@@ -57,7 +59,7 @@ class OrderedRuns:
         self._caches: WeakSet[ChunkCache] = WeakSet()  # that runs were opened with; told of each that goes
 
     def open(
-        self, heads: Sequence[PageKey], *, block_heads: BlockHeads | None = None, chunks: ChunkCache | None = None
+        self, heads: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
         """See `PageStore.open_ordered`."""
         found = self._find(heads)
@@ -71,7 +73,7 @@ class OrderedRuns:
             self._missed(key, place, "gone")
             return None
         try:
-            run = self._open(fd, heads[:num_pages], key, place, block_heads, chunks)
+            run = self._open(fd, heads[:num_pages], key, place, tables, chunks)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._files.close(fd)
@@ -83,13 +85,19 @@ class OrderedRuns:
         return run
 
     def ordered(
-        self, heads: Sequence[PageKey], scores: NDArray[Any], probe_head: int, pack_probe: PackProbe | None
+        self,
+        heads: Sequence[PageKey],
+        scores: NDArray[Any],
+        num_ranks: int | None,
+        probe_head: int,
+        pack_probe: PackProbe | None,
     ) -> OrderedRun | None:
         """Read exact pages and order them by `scores`; None if one is not there, or not right."""
         pages = np.empty((len(heads), self._identity.page_bytes), np.uint8)
         if StoredPages(self._directory, self._identity, self._files).read(heads, pages) < len(heads):
             return None
-        return OrderedRun.of_pages(self._identity.kv, pages, scores, probe_head=probe_head, pack_probe=pack_probe)
+        kv = self._identity.kv
+        return OrderedRun.of_pages(kv, pages, scores, num_ranks=num_ranks, probe_head=probe_head, pack_probe=pack_probe)
 
     def removed(self, segments: Sequence[int]) -> None:
         """Have caches forget the runs of segments that are no more."""
@@ -121,10 +129,9 @@ class OrderedRuns:
         heads: Sequence[PageKey],
         key: bytes,
         place: Place,
-        block_heads: BlockHeads | None,
+        tables: RunTables | None,
         chunks: ChunkCache | None,
     ) -> OpenRun | None:
-        num_tokens = len(heads) * self._identity.kv.page_size
         start = bytearray(RunHeader.num_bytes(len(heads), self._identity.kv))
         got = read_all(self._files, fd, [start], place.offset)
         record = Record.decode(start) if got == len(start) else None
@@ -133,19 +140,21 @@ class OrderedRuns:
             self._missed(key, place, "header" if record is None else "gone")  # overwritten, and then the process ended
             return None
         miss = "identity" if record.identity_digest != self._identity.digest else header.unlike(heads)
-        layout = OrderedLayout(self._identity.kv, num_tokens, header.chunk_size, header.probe_bytes)
+        layout = header.layout(self._identity.kv)
         if miss is None and (record.place != place or layout.num_bytes != record.payload_bytes):
             miss = "place"
         if miss is not None:
             self._missed(key, place, miss)
             return None
+        keys = [head.key for head in heads]
         run = OpenRun(
             self._files,
             fd,
             layout,
             header,
             start=place.offset + len(start),
-            block_heads=block_heads,
+            pages=PageParts(self._directory, self._files, self._identity, layout, keys, self._find_pages),
+            tables=tables,
             chunks=None if chunks is None else self._cached(key, place, layout, chunks),
             on_miss=partial(self._missed, key, place),
         )
@@ -163,7 +172,12 @@ class OrderedRuns:
         cache.drop(place.segment)
         return None
 
-    def _missed(self, key: bytes, place: Place, kind: MissKind, error: OSError | None = None) -> None:
+    def _find_pages(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+        """Where pages lie that are there."""
+        with self._lock:
+            return self._index.find(keys)
+
+    def _missed(self, key: bytes, place: Place, kind: MissKind, error: Exception | None = None) -> None:
         """Count a miss, and never find that run again."""
         try:
             if self._is_there(key, place):

@@ -1,0 +1,126 @@
+"""Take the most important tokens of some pages, which together are a run, so that they can be read without the others.
+
+Each layer and KV head has an order of its own. This module computes orders and copies bits. It knows how a page lies in
+memory. It does not know files, or where scores come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...artifact.manifest import PAGE_SIZE, KVLayout
+from ...errors import StoreError
+from ...model.kv_rows import ROW_DTYPES, KVRows, value_dtype
+from .ordered_layout import OrderedLayout, key_code_bytes, value_code_bytes
+
+MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
+UInt8Array = NDArray[np.uint8]
+PackProbe = Callable[[NDArray[np.float32]], UInt8Array]  # of keys `[layers, tokens, head_dim]` a row of bytes a layer
+RunOrder = NDArray[np.uint16]  # [layers, kv_heads, ranks]: which token of the run lies there
+
+
+@dataclass(frozen=True)
+class OrderedRun:
+    """What is stored of a run beside its pages, the most important tokens of each layer and head first.
+
+    >>> run = OrderedRun.of_pages(layout, pages, scores, num_ranks=64)
+    >>> run.order.shape[-1]
+    64
+    """
+
+    kv: KVLayout
+    pages: UInt8Array  # [N, page_bytes], which are stored as they are
+    order: RunOrder
+    rows: UInt8Array  # [layers, kv_heads, ranks, row_bytes]: key, value, and of codes their scales
+    probe_head: int
+    probe_keys: UInt8Array  # [layers, n]: keys of one head, tokens as in the text, packed or as they lie in rows
+
+    @classmethod
+    def of_pages(
+        cls,
+        kv: KVLayout,
+        pages: UInt8Array,
+        scores: NDArray[Any],
+        *,
+        num_ranks: int | None = None,
+        probe_head: int = 0,
+        pack_probe: PackProbe | None = None,
+    ) -> OrderedRun:
+        """Order the tokens of whole `pages`, uint8 `[N, page_bytes]`, by `scores`, `[layers, kv_heads, 16 N]`.
+
+        Tokens with equal scores keep the order of the text. Infinite scores put tokens first or last.
+
+        Args:
+            num_ranks: of each layer and head, that the run has; None: all.
+            pack_probe: makes the bytes of the probe head's keys that are stored; None: as they lie in rows.
+
+        Raises:
+            StoreError: the scores have another shape or are not numbers, the model has no such head, or there are no
+                pages or ranks, or too many.
+        """
+        num_tokens = len(pages) * PAGE_SIZE
+        if not 0 < num_tokens <= MAX_RUN_TOKENS:
+            raise StoreError(f"a run has 1 to {MAX_RUN_TOKENS} tokens, not {num_tokens}; store it as several")
+        if scores.shape != (kv.num_layers, kv.num_kv_heads, num_tokens):
+            wanted = (kv.num_layers, kv.num_kv_heads, num_tokens)
+            raise StoreError(f"the scores are {list(scores.shape)}, these pages need {list(wanted)}")
+        num_ranks = num_tokens if num_ranks is None else num_ranks
+        if not 0 < num_ranks <= num_tokens:
+            raise StoreError(f"{num_ranks} ranks are wanted of a run of {num_tokens} tokens")
+        if np.isnan(scores).any():
+            raise StoreError("some scores are not numbers; score the pages again")
+        if not 0 <= probe_head < kv.num_kv_heads:
+            raise StoreError(f"there is no KV head {probe_head}, the model has {kv.num_kv_heads}")
+        order = np.argsort(-scores, axis=-1, kind="stable")[..., :num_ranks]
+        rows = KVRows.of_pages(kv, pages)
+        probe_keys = _keys_in_rows(rows, probe_head) if pack_probe is None else pack_probe(rows.keys_of(probe_head))
+        return cls(kv, pages, order.astype(np.uint16), pack(rows.take(order)), probe_head, probe_keys)
+
+    def layout(self, chunk_size: int) -> OrderedLayout:
+        """Where its parts lie in chunks of so many tokens."""
+        num_tokens, num_ranks = len(self.pages) * PAGE_SIZE, self.order.shape[-1]
+        return OrderedLayout(self.kv, num_tokens, num_ranks, chunk_size, self.probe_keys.shape[1])
+
+
+def _keys_in_rows(rows: KVRows, head: int) -> UInt8Array:
+    keys = [_bytes(rows.items[0, :, head])]
+    if rows.scales is not None:
+        keys.append(_bytes(rows.scales[0, :, head, :, None]))
+    return np.concatenate(keys, axis=-1).reshape(rows.layout.num_layers, -1)
+
+
+def pack(rows: KVRows) -> UInt8Array:
+    """Rows as bytes, `[layers, kv_heads, tokens, row_bytes]`."""
+    parts = [_bytes(rows.items[0]), _bytes(rows.items[1].astype(value_dtype(rows.layout), copy=False))]
+    if rows.scales is not None:
+        parts += [_bytes(rows.scales[part][..., None]) for part in range(2)]
+    return np.concatenate(parts, axis=-1)
+
+
+def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
+    """Undo `pack`. Without scales the result is a view of `packed`."""
+    dtype = ROW_DTYPES[kv.dtype]
+    if not kv.has_codes:
+        items = packed.view(dtype).reshape(*packed.shape[:-1], 2, kv.head_dim)
+        return KVRows(kv, np.moveaxis(items, -2, 0), None)
+    ends = key_code_bytes(kv), key_code_bytes(kv) + value_code_bytes(kv)
+    keys, values, scales = (np.ascontiguousarray(part) for part in np.split(packed, ends, axis=-1))
+    items = np.stack([keys.view(dtype), values.view(value_dtype(kv)).astype(dtype, copy=False)])
+    return KVRows(kv, items, np.ascontiguousarray(np.moveaxis(scales.view(np.float32), -1, 0)))
+
+
+def unpack_keys(kv: KVLayout, packed: UInt8Array) -> NDArray[np.float32]:
+    """Keys with their scales as numbers: of uint8 `[..., key_bytes]` float32 `[..., head_dim]`."""
+    num_code_bytes = key_code_bytes(kv)
+    codes = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype])
+    keys: NDArray[np.float32] = codes.astype(np.float32)
+    return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_codes else keys
+
+
+def _bytes(items: NDArray[Any]) -> UInt8Array:
+    return np.ascontiguousarray(items).view(np.uint8)

@@ -1,0 +1,129 @@
+"""Read what the pages of a run have of single layers, from the pages themselves.
+
+A part that has the checksum which the run has of it is right, wherever it lies. A page that was moved meanwhile is
+looked for again. Knows places and files, not what a part holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..files import Files, read_all
+from ..page_key import StoreIdentity
+from ..record import Place
+from ..segment import Segment
+from .ordered_layout import Extent, OrderedLayout, units
+from .ordered_record import Checksums, chunk_checksum
+from .ordered_run import UInt8Array
+
+
+@dataclass
+class ReadCounts:
+    """What was asked of the disk."""
+
+    num_bytes: int = 0  # whole units
+    num_reads: int = 0
+    num_chunks: int = 0  # and parts of pages
+
+
+@dataclass
+class PageParts:
+    """The parts of one run's pages, for one thread at a time; keeps the files open that it reads from.
+
+    Args:
+        layout: the run's.
+        keys: of its pages.
+        find: where pages lie, by key; what is not found is left out.
+    """
+
+    directory: Path
+    files: Files
+    identity: StoreIdentity
+    layout: OrderedLayout
+    keys: Sequence[bytes]
+    find: Callable[[Sequence[bytes]], Mapping[bytes, Place]]
+    _places: dict[int, Place] = field(default_factory=dict)  # by the page's number
+    _fds: dict[int, int] = field(default_factory=dict)  # by the segment's
+
+    def __post_init__(self) -> None:
+        self._look_for(range(len(self.keys)))
+
+    def read(
+        self, parts: Sequence[tuple[int, int]], checksums: Checksums, counts: ReadCounts
+    ) -> list[UInt8Array | None]:
+        """Parts by page and layer, all different; None for those that are not right.
+
+        Raises:
+            OSError, sqlite3.Error: the disk failed.
+        """
+        found: list[UInt8Array | None] = [None] * len(parts)
+        missing = list(range(len(parts)))
+        while missing:
+            for i, part in self._read([(i, *parts[i]) for i in missing], counts):
+                found[i] = part if chunk_checksum(part) == int(checksums[i]) else None
+            missing = [i for i in missing if found[i] is None]
+            if not self._look_for({parts[i][0] for i in missing}):
+                break
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._fds:
+            self.files.close(self._fds.popitem()[1])
+
+    def _look_for(self, numbers: Iterable[int]) -> bool:
+        """Learn where these pages lie; whether one of them lies where it did not before."""
+        wanted = list(numbers)
+        places = self.find([self.keys[number] for number in wanted]) if wanted else {}
+        now = {number: places[self.keys[number]] for number in wanted if self.keys[number] in places}
+        have_moved = any(self._places.get(number) != place for number, place in now.items())
+        self._places |= now
+        return have_moved
+
+    def _read(self, wanted: Iterable[tuple[int, int, int]], counts: ReadCounts) -> Iterable[tuple[int, UInt8Array]]:
+        """What lies where these parts, by number, page and layer, ought to; parts that lie together are one read."""
+        by_segment: dict[int, list[tuple[Extent, int]]] = {}
+        for i, page, layer in wanted:
+            if (place := self._places.get(page)) is not None:
+                part = self.layout.part(layer)
+                extent = Extent(place.offset + part.start, place.offset + part.stop)
+                by_segment.setdefault(place.segment, []).append((extent, i))
+        for segment, mine in by_segment.items():
+            if (fd := self._fd(segment)) is None:
+                continue
+            mine.sort(key=lambda one: one[0].start)
+            read = read_extents(self.files, fd, [extent for extent, _ in mine], counts)
+            yield from zip([i for _, i in mine], read, strict=True)
+
+    def _fd(self, segment: int) -> int | None:
+        """The descriptor of a segment's file; None if it is gone."""
+        if segment not in self._fds:
+            try:
+                path = self.directory / Segment(segment, self.identity).name
+                self._fds[segment] = self.files.open(path, is_scattered=True)
+            except FileNotFoundError:
+                return None
+        return self._fds[segment]
+
+
+def read_extents(files: Files, fd: int, extents: Sequence[Extent], counts: ReadCounts) -> list[UInt8Array]:
+    """The bytes of ascending `extents` of a file, as many as it has, in whole units of 4 KiB.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    parts: list[UInt8Array] = []
+    for whole in units(extents):
+        buffer = np.empty(whole.num_bytes, np.uint8)
+        got = read_all(files, fd, [buffer.data], whole.start)
+        files.drop_cache(fd, whole.start, whole.num_bytes)
+        counts.num_bytes += whole.num_bytes
+        counts.num_reads += 1
+        while len(parts) < len(extents) and extents[len(parts)].stop <= whole.stop:
+            extent = extents[len(parts)]
+            parts.append(buffer[extent.start - whole.start : min(extent.stop - whole.start, got)])
+    return parts
