@@ -20,19 +20,20 @@ SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFAC
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
 
-# Compilers run side by side, one on each processor; so do models, two at a time, which is faster than one on all.
+# Compilers run side by side, one on each processor; so do models, two at a time, which is faster than one on all. A test
+# that hangs is ended, so that the others are heard of.
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --dist loadfile tests/compile tests/cli
-	$(BIN)/pytest -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
+	$(BIN)/pytest --timeout 600 -n auto --dist loadfile tests/compile tests/cli
+	$(BIN)/pytest --timeout 600 -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
 
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
 # Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses; and chat templates as they were
 # published. Ten minutes, and 568 MB once.
 test-long: $(VENV)/.test
-	$(BIN)/pytest -n 2 --dist loadfile -m long
+	$(BIN)/pytest --timeout 1800 -n 2 --dist loadfile -m long
 
 # The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
