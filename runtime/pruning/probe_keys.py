@@ -71,8 +71,9 @@ class ProbeKeyCache:
 
     def keep(self, run: OpenRun, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
         """Keep what was read of a run, the keys as `pack` made them, in place of what was known of it. None if it did
-        not make them."""
-        if (keys := PackedKeys.decode(packed)) is None:
+        not make them: then other numbers may be kept of each key."""
+        keys = PackedKeys.decode(packed)
+        if keys is None or not np.array_equal(keys.dims, self._dims):
             return None
         known = KnownRun(run.header.namespace, run.tables, keys, keys.nbytes + run.layout.table_bytes)
         key = run.header.parent_key, run.header.key
