@@ -187,21 +187,30 @@ def _products(left: Float32Array, right: Float32Array) -> Float32Array:
 
 
 def with_probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
-    """`chosen`, and the pages that are worth most by what was `seen`, `[layers, tokens]`: `count` tokens in all.
+    """`chosen`, and what is `probed` beside it: `count` tokens in all."""
+    return np.asarray(np.sort(np.concatenate([chosen, probed(chosen, seen, count)], axis=-1), axis=-1))
+
+
+def probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
+    """The tokens that are not `chosen` of the pages that are worth most by what was `seen`, `[layers, tokens]`: so many
+    that there are `count` of each layer and head.
 
     A page is read whole and for all heads of a layer in any case. It is a passage, of which a query loses less than of
-    single tokens.
+    single tokens. Of the last page a head takes what it has left, from its beginning.
     """
     num_tokens = seen.shape[-1]
     starts = np.arange(0, num_tokens, PAGE_SIZE)
-    sizes = np.diff(starts, append=num_tokens)
-    of_page = np.add.reduceat(worth(seen), starts, axis=-1) / sizes
-    # of two pages that are worth the same, all tokens of the first come before those of the second
-    place = np.argsort(np.argsort(-of_page, axis=-1, kind="stable"), axis=-1)
-    by_token = -np.repeat(place, sizes, axis=-1).astype(float)
-    scores = np.repeat(by_token[:, None], chosen.shape[1], axis=1)
-    np.put_along_axis(scores, chosen, np.inf, axis=-1)
-    return largest(scores, count)
+    of_page = np.add.reduceat(worth(seen), starts, axis=-1) / np.diff(starts, append=num_tokens)
+    best = np.argsort(-of_page, axis=-1, kind="stable")[:, None]  # of each layer, all heads
+    is_missing = np.zeros((*chosen.shape[:2], len(starts) * PAGE_SIZE), np.bool_)
+    is_missing[..., :num_tokens] = True
+    np.put_along_axis(is_missing, chosen, False, axis=-1)
+    by_worth = np.take_along_axis(is_missing.reshape(*chosen.shape[:2], -1, PAGE_SIZE), best[..., None], axis=2)
+    before = np.cumsum(by_worth.reshape(*chosen.shape[:2], -1), axis=-1).reshape(by_worth.shape)
+    is_picked = np.empty_like(by_worth)
+    np.put_along_axis(is_picked, best[..., None], by_worth & (before <= count - chosen.shape[-1]), axis=2)
+    picked = np.nonzero(is_picked.reshape(*chosen.shape[:2], -1))[-1]
+    return np.asarray(picked.reshape(*chosen.shape[:2], -1))
 
 
 def dropped_attention(mean: Scores, chosen: Tokens) -> float:
