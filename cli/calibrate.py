@@ -37,7 +37,7 @@ def command(model: str, text: Path | None, threads: int | None, as_json: bool, *
 
     \b
     radixlm calibrate smollm2.radixlm
-    radixlm serve smollm2.radixlm --store cache --kv-budget 0.25
+    radixlm serve smollm2.radixlm --store cache --kv-budget 1
     """
     import msgspec
     from radixlm.runtime.artifact import Artifact

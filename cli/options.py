@@ -253,9 +253,10 @@ def store_options(function: F) -> F:
             "--kv-budget",
             type=click.FloatRange(min=0, max=1, min_open=True),
             metavar="SHARE",
-            help="Of a prefix in --store, load the share of keys and values that matters most, 0.25 for a quarter, "
-            "where that is quicker: replies are near what they would be, not exact, and say so. 1 leaves it to each "
-            "request to ask for less. radixlm calibrate comes first.  [default: all is loaded, whatever is asked for]",
+            help="Of a prefix in --store, load the share of keys and values that matters most, 0.5 for a half, where "
+            "that is quicker: replies are near what they would be, not exact, and say so. Where answers matter, leave "
+            "it out, or give 1, with which only requests that ask for less get less. radixlm calibrate comes first.  "
+            "[default: all is loaded, whatever is asked for]",
         ),
         click.option(
             "--store-gb",

@@ -73,6 +73,9 @@ class ThrottledFiles:
     def truncate(self, fd: int, num_bytes: int) -> None:
         self._files.truncate(fd, num_bytes)
 
+    def will_need(self, fd: int, offset: int, num_bytes: int) -> None:
+        self._files.will_need(fd, offset, num_bytes)
+
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
         self._files.drop_cache(fd, offset, num_bytes)
 

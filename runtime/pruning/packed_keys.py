@@ -121,25 +121,41 @@ class PackedKeys:
         """In memory, but for what all runs share."""
         return self.codes.nbytes + self.scales.nbytes + self.means.nbytes
 
-    def __getitem__(self, layer: int) -> Float32Array:
+    def kept(self, layer: int) -> Float32Array:
+        """The numbers of a layer's keys that are kept, `[tokens, n]`: those of `dims`."""
         codes = self.codes[layer]
-        numbers = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32) - _MAX_CODE
-        keys = np.zeros((len(codes), self.head_dim), np.float32)
-        keys[:, self.dims[layer]] = numbers * self.scales[layer, :, None].astype(np.float32) + self.means[layer]
+        numbers = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
+        numbers -= _MAX_CODE
+        numbers *= self.scales[layer, :, None]
+        numbers += self.means[layer]
+        return numbers
+
+    def __getitem__(self, layer: int) -> Float32Array:
+        keys = np.zeros((self.codes.shape[1], self.head_dim), np.float32)
+        keys[:, self.dims[layer]] = self.kept(layer)
         return keys
 
 
 @dataclass(frozen=True)
 class JoinedKeys:
-    """The keys of several runs, one behind the other."""
+    """The keys of several runs of one model, one behind the other."""
 
     parts: Sequence[PackedKeys]
+
+    @property
+    def dims(self) -> Dims:
+        """Which numbers of a key are kept; runs of one model keep the same."""
+        return self.parts[0].dims
 
     @property
     def shape(self) -> tuple[int, ...]:
         """`[layers, tokens, head_dim]`."""
         layers, _, head_dim = self.parts[0].shape
         return layers, sum(part.shape[1] for part in self.parts), head_dim
+
+    def kept(self, layer: int) -> Float32Array:
+        """The numbers of a layer's keys that are kept, `[tokens, n]`: those of `dims`."""
+        return np.concatenate([part.kept(layer) for part in self.parts])
 
     def __getitem__(self, layer: int) -> Float32Array:
         return np.concatenate([part[layer] for part in self.parts])

@@ -39,8 +39,8 @@ class ProbeKeyCache:
     """Keeps what is known of runs in at most `max_bytes`, and drops the least recently used. Any thread may use it.
 
     Args:
-        dims: which numbers of keys are kept, by `packed_keys.kept_dims` so many that a run takes 5 % of its keys and
-            values: 885 bytes for a token of SmolLM2 in k12v8.
+        dims: which numbers of keys are kept, by `packed_keys.kept_dims` so many that a run takes 4 % of its keys and
+            values: 671 bytes for a token of SmolLM2 in k12v8.
 
     Attributes:
         chunks: keeps keys and values of runs, with a bound of its own; None: they are read from disk each time.
@@ -71,8 +71,9 @@ class ProbeKeyCache:
 
     def keep(self, run: OpenRun, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
         """Keep what was read of a run, the keys as `pack` made them, in place of what was known of it. None if it did
-        not make them."""
-        if (keys := PackedKeys.decode(packed)) is None:
+        not make them: then other numbers may be kept of each key."""
+        keys = PackedKeys.decode(packed)
+        if keys is None or not np.array_equal(keys.dims, self._dims):
             return None
         known = KnownRun(run.header.namespace, run.tables, keys, keys.nbytes + run.layout.table_bytes)
         key = run.header.parent_key, run.header.key

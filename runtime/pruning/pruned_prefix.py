@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..model.batch import Float32Array, UInt8Array
-from ..model.kv_rows import KVRows
 from .packed_keys import JoinedKeys
 from .probe_keys import KnownRun, ProbeKeyCache
+from .read_rounds import ReadRounds
 from .row_selection import (
     Probe,
     Tokens,
@@ -27,9 +27,9 @@ from .row_selection import (
     dropped_attention,
     num_rows,
     probe,
+    probed,
     stored_rows,
     stored_shares,
-    with_probed,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
 MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages
 _SCATTER: Final = 1.6  # bytes read for a byte that a probe picks: rows of its pages that are there, and units (LOG.md)
-_NOTHING: Final = 1 << 30  # stands for no token
 
 
 @dataclass(eq=False)
@@ -60,14 +59,6 @@ class _Run:
     def num_first(self) -> int:
         """Of the rows that are read by stored order those that the run has."""
         return min(self.num_stored, self.file.layout.num_ranks)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that were read, and their tokens in the prefix, `[layers, kv_heads, n]`, or `_NOTHING`."""
-
-    tokens: Tokens
-    rows: KVRows
 
 
 class PrunedPrefix:
@@ -116,9 +107,10 @@ class PrunedPrefix:
             for (file, kept), start, tokens, share in zip(runs, starts, fixed_of, shares, strict=True)
         ]
         self.num_there = 0
-        self._stored: Tokens = np.empty((0, 0, 0), np.int64)  # [layers, kv_heads, num_stored], once they are read
-        self._chosen: Tokens | None = None  # the same, then [layers, kv_heads, num_rows]
-        self._read: list[_Rows] = []
+        # [layers, kv_heads, n], ascending: by stored order, once these are read, and what was chosen beside them
+        self._stored: Tokens | None = None
+        self._picked: Tokens | None = None
+        self._read = ReadRounds()
         self.run_pages = tuple(length // PAGE_SIZE for length in lengths)
         self.seen: Probe | None = None
 
@@ -181,45 +173,43 @@ class PrunedPrefix:
             if mine is None:
                 return self._fail()
             chosen.append(mine + run.start)
-        self._chosen = self._stored = np.concatenate(chosen, axis=-1)
-        self.num_there = self.num_stored
+        self._stored, self.num_there = np.concatenate(chosen, axis=-1), self.num_stored
+        self._read.end_first(self.num_stored)
         return True
 
     def rows(self) -> UInt8Array:
-        """The `num_there` rows that were read so far, in the order of the text, as pages `[N, page_bytes]`."""
-        assert self._read, "nothing was read"
-        tokens = np.concatenate([some.tokens for some in self._read], axis=-1)
-        order = np.argsort(tokens, axis=-1, kind="stable")[..., : self.num_there]
-        return KVRows.pages_of([some.rows for some in self._read], order)
+        """The `num_there` rows that were read so far, those of `chosen`, as pages `[N, page_bytes]`."""
+        return self._read.pages()
 
     def choose(self, queries: Float32Array) -> float:
         """Choose the other rows by `queries`, `[layers, rows, group, head_dim]`, of the heads that share the probe's
         keys, from a forward of the query over `rows()`. Returns the estimated share of the query's attention on the
         prefix that falls on rows which are not chosen."""
-        assert self._chosen is not None, "nothing was read"
+        assert self._stored is not None, "nothing was read"
         if self.num_rows == self.num_tokens:
-            self._chosen = np.broadcast_to(np.arange(self.num_tokens), (*self._chosen.shape[:2], self.num_tokens))
+            self._picked = probed(self._stored, np.zeros((len(self._stored), self.num_tokens)), self.num_tokens)
             return 0.0
         keys = [run.known.probe_keys for run in self._runs if run.known is not None]
-        self.seen = seen = probe(queries, JoinedKeys(keys), self._chosen[:, self.probe_head])
-        self._chosen = with_probed(self._chosen, seen.largest, self.num_rows)
-        return dropped_attention(seen.mean, self._chosen[:, self.probe_head])
+        self.seen = seen = probe(queries, JoinedKeys(keys), self._stored[:, self.probe_head])
+        self._picked = probed(self._stored, seen.largest, self.num_rows)
+        return dropped_attention(seen.mean, self.chosen[:, self.probe_head])
 
     @property
     def chosen(self) -> Tokens:
-        """The tokens of `rows()`, `[layers, kv_heads, num_there]`, ascending."""
-        assert self._chosen is not None, "nothing was chosen"
-        return self._chosen
+        """The tokens of `rows()`, `[layers, kv_heads, n]`: those that are read by stored order, ascending, and behind
+        them those that `choose` has added, ascending."""
+        assert self._stored is not None, "nothing was chosen"
+        return self._stored if self._picked is None else np.concatenate([self._stored, self._picked], axis=-1)
 
     def read_chosen(self) -> bool:
         """Read what was chosen and is not there. False: use the exact pages."""
-        assert self._chosen is not None and self._read, "nothing was chosen"
-        is_wanted = np.zeros((*self._chosen.shape[:2], self.num_tokens), bool)
-        np.put_along_axis(is_wanted, self._chosen, True, axis=-1)
-        np.put_along_axis(is_wanted, self._stored, False, axis=-1)
+        assert self._picked is not None and self.num_there == self.num_stored, "nothing was chosen, or all is read"
+        is_wanted = np.zeros((*self._picked.shape[:2], self.num_tokens), bool)
+        np.put_along_axis(is_wanted, self._picked, True, axis=-1)
         for run in self._runs:
             if not self._read_wanted(run, is_wanted[..., run.start : run.stop]):
                 return self._fail()
+        self._read.end_second(self.num_rows - self.num_stored)
         self.num_there = self.num_rows
         return True
 
@@ -245,7 +235,7 @@ class PrunedPrefix:
         mine = stored_rows(tokens, run.always, run.num_stored, run.file.layout.num_tokens)
         is_wanted = np.zeros((*mine.shape[:2], run.file.layout.num_tokens), bool)
         np.put_along_axis(is_wanted, mine, True, axis=-1)
-        self._take(run, tokens, first.rows, np.take_along_axis(is_wanted, tokens, axis=-1))
+        self._read.add(run.start, tokens, first.rows, is_wanted)
         np.put_along_axis(is_wanted, tokens, False, axis=-1)  # what is always read and ranks too low is in pages
         return mine if self._read_wanted(run, is_wanted) else None
 
@@ -261,16 +251,12 @@ class PrunedPrefix:
             return False
         numbers = np.argsort(~pages, axis=-1, kind="stable")[:, : rows.num_tokens // PAGE_SIZE]
         tokens = (numbers[..., None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(len(pages), 1, -1)
-        tokens = np.repeat(tokens, is_wanted.shape[1], axis=1)
-        self._take(run, tokens, rows, np.take_along_axis(is_wanted, tokens, axis=-1))
+        self._read.add(run.start, np.repeat(tokens, is_wanted.shape[1], axis=1), rows, is_wanted)
         return True
-
-    def _take(self, run: _Run, tokens: Tokens, rows: KVRows, is_some: npt.NDArray[np.bool_]) -> None:
-        self._read.append(_Rows(np.where(is_some, tokens + run.start, _NOTHING), rows))
 
     def _fail(self) -> bool:
         """Drop all rows."""
-        self._read, self._chosen, self.num_there = [], None, 0
+        self._read, self._stored, self._picked, self.num_there = ReadRounds(), None, None, 0
         return False
 
 

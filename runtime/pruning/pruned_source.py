@@ -214,7 +214,8 @@ class PrunedSource:
         if num_query_tokens > shared.probe.max_num_tokens:
             return None
         self._planned_at = shared.clock()
-        expected_s = shared.plan(
+        shared.rates.forget_chosen(self._planned_at)
+        return shared.plan(
             start,
             stop,
             shared.rates,
@@ -223,9 +224,6 @@ class PrunedSource:
             num_query_tokens=num_query_tokens,
             queued_bytes=shared.reader.queued_bytes,
         )
-        if expected_s is None:
-            shared.rates.forget_chosen()
-        return expected_s
 
     def _prefetch(self, prefix: PrunedPrefix) -> None:
         """Have the probe keys read later, if pruning would be worth it with them in memory."""

@@ -8,13 +8,16 @@ same number in each layer and head, of different tokens. Knows arrays of scores 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ..artifact.cpu import default_num_threads
 from ..artifact.manifest import PAGE_SIZE
 from ..model.batch import Float32Array
 
@@ -26,6 +29,7 @@ WINDOW: Final = 15  # an answer lies beside the words that a query finds: on nee
 PASSAGE: Final = 65  # and in a passage that gets attention as a whole: KL 0.44 instead of 0.58 on BBH's examples
 MAX_PROBE_TOKENS: Final = 128  # of a longer query the last ones probe
 STORED_BUDGET: Final = 0.5  # the largest share of the rows of which a run on disk has the half that is stored by order
+_MANY_WEIGHTS: Final = 1 << 20  # of which one thread makes 100 in a microsecond
 _MAX_PRODUCTS: Final = 1 << 17  # OpenBLAS uses one thread below twice as many multiplications
 
 
@@ -120,15 +124,25 @@ class Probe:
 
 
 class LayerKeys(Protocol):
-    """Keys of one KV head, `[layers, tokens, head_dim]`; an array, or something that makes a layer when it is asked."""
+    """Keys of one KV head, `[layers, tokens, head_dim]`, of which some numbers are kept; made when they are asked
+    for."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
-    def __getitem__(self, layer: int, /) -> npt.NDArray[np.floating[Any]]: ...
+    @property
+    def dims(self) -> npt.NDArray[np.int64]:
+        """Which numbers of a layer's keys are kept, `[layers, n]`; the others count as zeros."""
+        ...
+
+    def kept(self, layer: int) -> Float32Array:
+        """These numbers, `[tokens, n]`."""
+        ...
 
 
 def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -> Probe:
-    """The attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`, `[layers, tokens, head_dim]`.
+    """The attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`.
+
+    Where it is much to do and there are processors, two threads do it.
 
     Args:
         there: tokens that are there already, `[layers, n]` of the keys' head. `largest` is of a softmax over the other
@@ -141,8 +155,9 @@ def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -
     if there is not None:
         np.put_along_axis(is_left, there, 0, axis=-1)
     scale = np.float32(head_dim**-0.5)
-    for layer in range(num_layers):  # the weights of a layer stay in the processor's cache
-        weights = _products(keys[layer].astype(np.float32), queries[layer] * scale)  # [tokens, rows]
+
+    def look(layer: int) -> None:  # the weights of a layer stay in the processor's cache
+        weights = _products(keys.kept(layer), queries[layer][:, keys.dims[layer]] * scale)  # [tokens, rows]
         weights -= weights.max(axis=0)
         np.exp(weights, out=weights)
         weights *= 1 / weights.sum(axis=0)
@@ -151,6 +166,13 @@ def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -
             weights *= is_left[layer, :, None]
             weights *= 1 / np.maximum(weights.sum(axis=0), np.finfo(np.float32).tiny)
         weights.max(axis=1, out=seen.largest[layer])
+
+    num_weights = num_layers * num_tokens * queries.shape[1]
+    if num_weights < _MANY_WEIGHTS or default_num_threads() == 1:
+        deque(map(look, range(num_layers)), maxlen=0)
+    else:
+        with ThreadPoolExecutor(2) as pool:
+            deque(pool.map(look, range(num_layers)), maxlen=0)
     return seen
 
 
@@ -165,21 +187,30 @@ def _products(left: Float32Array, right: Float32Array) -> Float32Array:
 
 
 def with_probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
-    """`chosen`, and the pages that are worth most by what was `seen`, `[layers, tokens]`: `count` tokens in all.
+    """`chosen`, and what is `probed` beside it: `count` tokens in all."""
+    return np.asarray(np.sort(np.concatenate([chosen, probed(chosen, seen, count)], axis=-1), axis=-1))
+
+
+def probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
+    """The tokens that are not `chosen` of the pages that are worth most by what was `seen`, `[layers, tokens]`: so many
+    that there are `count` of each layer and head.
 
     A page is read whole and for all heads of a layer in any case. It is a passage, of which a query loses less than of
-    single tokens.
+    single tokens. Of the last page a head takes what it has left, from its beginning.
     """
     num_tokens = seen.shape[-1]
     starts = np.arange(0, num_tokens, PAGE_SIZE)
-    sizes = np.diff(starts, append=num_tokens)
-    of_page = np.add.reduceat(worth(seen), starts, axis=-1) / sizes
-    # of two pages that are worth the same, all tokens of the first come before those of the second
-    place = np.argsort(np.argsort(-of_page, axis=-1, kind="stable"), axis=-1)
-    by_token = -np.repeat(place, sizes, axis=-1).astype(float)
-    scores = np.repeat(by_token[:, None], chosen.shape[1], axis=1)
-    np.put_along_axis(scores, chosen, np.inf, axis=-1)
-    return largest(scores, count)
+    of_page = np.add.reduceat(worth(seen), starts, axis=-1) / np.diff(starts, append=num_tokens)
+    best = np.argsort(-of_page, axis=-1, kind="stable")[:, None]  # of each layer, all heads
+    is_missing = np.zeros((*chosen.shape[:2], len(starts) * PAGE_SIZE), np.bool_)
+    is_missing[..., :num_tokens] = True
+    np.put_along_axis(is_missing, chosen, False, axis=-1)
+    by_worth = np.take_along_axis(is_missing.reshape(*chosen.shape[:2], -1, PAGE_SIZE), best[..., None], axis=2)
+    before = np.cumsum(by_worth.reshape(*chosen.shape[:2], -1), axis=-1).reshape(by_worth.shape)
+    is_picked = np.empty_like(by_worth)
+    np.put_along_axis(is_picked, best[..., None], by_worth & (before <= count - chosen.shape[-1]), axis=2)
+    picked = np.nonzero(is_picked.reshape(*chosen.shape[:2], -1))[-1]
+    return np.asarray(picked.reshape(*chosen.shape[:2], -1))
 
 
 def dropped_attention(mean: Scores, chosen: Tokens) -> float:

@@ -50,6 +50,9 @@ class Files(Protocol):
     def truncate(self, fd: int, num_bytes: int) -> None:
         """Cut the file."""
 
+    def will_need(self, fd: int, offset: int, num_bytes: int) -> None:
+        """Have the disk begin to read these bytes, which will be asked for soon."""
+
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
         """Say that these bytes will not be read again soon: other files may have their memory."""
 
@@ -86,6 +89,9 @@ class OSFiles:
 
     def truncate(self, fd: int, num_bytes: int) -> None:
         os.ftruncate(fd, num_bytes)
+
+    def will_need(self, fd: int, offset: int, num_bytes: int) -> None:
+        os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
         os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)

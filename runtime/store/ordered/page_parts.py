@@ -113,11 +113,16 @@ class PageParts:
 def read_extents(files: Files, fd: int, extents: Sequence[Extent], counts: ReadCounts) -> list[UInt8Array]:
     """The bytes of ascending `extents` of a file, as many as it has, in whole units of 4 KiB.
 
+    A disk reads several places at once if it is told of them before it is waited for.
+
     Raises:
         OSError: the disk failed.
     """
     parts: list[UInt8Array] = []
-    for whole in units(extents):
+    wholes = list(units(extents))
+    for whole in wholes[1:]:
+        files.will_need(fd, whole.start, whole.num_bytes)
+    for whole in wholes:
         buffer = np.empty(whole.num_bytes, np.uint8)
         got = read_all(files, fd, [buffer.data], whole.start)
         files.drop_cache(fd, whole.start, whole.num_bytes)

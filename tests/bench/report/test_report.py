@@ -94,6 +94,14 @@ def test_a_row_of_results_is_a_line(tmp_path: Path) -> None:
     assert ' "rows": [\n  {"name": "a", "values": [1, 2]},\n  {"name": "b", "values": [3]}\n ]\n}\n' in text
 
 
+def test_sections_read_what_is_published() -> None:
+    from bench.report.page import SECTIONS, render
+    from bench.results import RESULTS
+
+    published = {path.stem for path in RESULTS.glob("*.json")}
+    assert published <= set(SECTIONS) and render(RESULTS).count("\n## ") >= len(published)
+
+
 def test_a_page_has_a_section_for_each_file(tmp_path: Path) -> None:
     from bench.report.page import render
 

@@ -194,11 +194,15 @@ def test_parts_that_take_longer_than_their_bytes_are_read_no_more_but_for_a_try_
     for _ in range(4):  # a disk that takes its time for each read
         expected_s = plan_chosen(0, 4000, rates, **question) or 0.0
         rates.observe_chosen(expected_s=expected_s, seconds=2.0)
-    refused = 0
+    for _ in range(1000):  # requests of one moment
+        rates.forget_chosen(10.0)
+        assert plan_chosen(0, 4000, rates, **question) is None
+    now = 10.0
     while plan_chosen(0, 4000, rates, **question) is None:
-        rates.forget_chosen()
-        refused += 1
-    assert 2 < refused < 50
+        rates.forget_chosen(now := now + 1)
+    assert 60 < now < 600
+    rates.forget_chosen(now + 1e6)
+    assert rates.chosen_extra_s == pytest.approx(0.03), "no less than was expected before the first try"
 
 
 def test_no_part_is_read_before_disk_and_model_are_measured() -> None:

@@ -12,6 +12,8 @@ from radixlm.runtime.pruning.row_selection import probe, ranks_to_store
 from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
 from radixlm.runtime.store.ordered.ordered_record import BlockHead
 
+from .test_row_selection import Plain
+
 
 @given(seed=st.integers(0, 2**32 - 1), num_tokens=st.integers(1, 40), count=st.sampled_from([4, 8, 12]))
 def test_kept_numbers_are_near_and_others_are_zero(seed: int, num_tokens: int, count: int) -> None:
@@ -45,7 +47,20 @@ def test_runs_behind_one_another_are_keys_of_one_prefix() -> None:
     assert (joined[1] == np.concatenate([part[1] for part in parts])).all()
     queries = rng.normal(size=(3, 2, 2, 4)).astype(np.float32)
     whole = np.stack([joined[layer] for layer in range(3)])
-    assert (probe(queries, joined).mean == probe(queries, whole).mean).all()
+    assert (probe(queries, joined).mean == probe(queries, Plain(whole)).mean).all()
+
+
+def test_a_look_at_the_numbers_that_are_kept_is_one_at_keys_with_zeros_for_the_others() -> None:
+    rng = np.random.default_rng(1)
+    packed = PackedKeys.of(rng.normal(size=(3, 40, 12)) + 1, np.sort(rng.permuted([range(12)] * 3, axis=1)[:, :6]))
+    queries = rng.normal(size=(3, 5, 2, 12)).astype(np.float32)
+    whole = np.stack([packed[layer] for layer in range(3)])
+    for mine, theirs in zip(
+        (probe(queries, packed).mean, probe(queries, packed).largest),
+        (probe(queries, Plain(whole)).mean, probe(queries, Plain(whole)).largest),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, 1e-4)
 
 
 def test_keys_that_are_no_numbers_spoil_no_other_token() -> None:

@@ -58,6 +58,13 @@ def test_forgetting_a_namespace_is_no_use_of_the_runs_of_others() -> None:
     assert known.num_bytes == 3 * NUM_BYTES
 
 
+def test_keys_of_which_other_numbers_were_kept_are_not_known() -> None:
+    known, run = ProbeKeyCache(DIMS), page(1, ALICE)
+    other: Any = FakeRun(run)
+    assert known.keep(other, ProbeKeyCache(DIMS[:, :4]).pack(KEYS)) is None and not known.find([run])
+    assert known.keep(other, known.pack(KEYS)) is not None and known.find([run])
+
+
 def test_pages_with_their_run_and_scores_take_at_most_1_35_of_pages_alone(tmp_path: Path) -> None:
     run = run_of(kv_of("k12v8", layers=30, heads=3, head_dim=64), 56)  # SmolLM2's keys and values of 896 tokens
     known = ProbeKeyCache(slowest([64] * 30, 64, num_kept(run.kv, MEMORY_SHARE)))

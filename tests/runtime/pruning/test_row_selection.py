@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from radixlm.runtime.pruning import row_selection
 from radixlm.runtime.pruning.row_selection import (
     MAX_PROBE_TOKENS,
     NUM_FIRST,
@@ -28,6 +31,17 @@ from radixlm.runtime.pruning.row_selection import (
 )
 
 SEEDS = st.integers(0, 2**32 - 1)
+
+
+class Plain:
+    """All numbers of keys, `[layers, tokens, head_dim]`, are kept."""
+
+    def __init__(self, keys: NDArray[np.floating[Any]]) -> None:
+        self.keys, self.shape = keys.astype(np.float32), keys.shape
+        self.dims = np.tile(np.arange(keys.shape[-1]), (len(keys), 1))
+
+    def kept(self, layer: int) -> NDArray[np.float32]:
+        return self.keys[layer]
 
 
 def slow_weights(queries: NDArray[np.float32], keys: NDArray[np.float32], layer: int) -> NDArray[np.float64]:
@@ -117,7 +131,7 @@ def test_a_look_is_a_softmax_over_the_prefix(seed: int, rows: int, num_tokens: i
     rng = np.random.default_rng(seed)
     queries = rng.normal(size=(2, rows, 3, 8)).astype(np.float32) * 3
     keys = rng.normal(size=(2, num_tokens, 8)).astype(np.float16)
-    seen = probe(queries, keys)
+    seen = probe(queries, Plain(keys))
     for layer in range(2):
         weights = slow_weights(queries, keys.astype(np.float32), layer)
         np.testing.assert_allclose(seen.largest[layer], weights.max(axis=0), rtol=1e-3, atol=1e-6)
@@ -130,8 +144,8 @@ def test_a_look_for_what_is_not_there_is_a_softmax_over_the_others(seed: int, nu
     queries = rng.normal(size=(2, 3, 3, 8)).astype(np.float32)
     keys = rng.normal(size=(2, num_tokens, 8)).astype(np.float32)
     there = largest(rng.random((2, num_tokens)), num_tokens // 2)
-    seen = probe(queries, keys, there)
-    np.testing.assert_array_equal(seen.mean, probe(queries, keys).mean)
+    seen = probe(queries, Plain(keys), there)
+    np.testing.assert_array_equal(seen.mean, probe(queries, Plain(keys)).mean)
     for layer in range(2):
         others = np.setdiff1d(np.arange(num_tokens), there[layer])
         weights = slow_weights(queries, keys[:, others], layer)
@@ -143,11 +157,26 @@ def test_of_a_long_query_the_last_rows_look() -> None:
     rng = np.random.default_rng(0)
     queries = rng.normal(size=(1, MAX_PROBE_TOKENS + 30, 2, 4)).astype(np.float32)
     keys = rng.normal(size=(1, 50, 4)).astype(np.float32)
-    assert (probe(queries, keys).mean == probe(queries[:, 30:], keys).mean).all()
+    assert (probe(queries, Plain(keys)).mean == probe(queries[:, 30:], Plain(keys)).mean).all()
+
+
+def test_two_threads_look_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    queries, keys = rng.normal(size=(5, 30, 2, 4)).astype(np.float32), Plain(rng.normal(size=(5, 50, 4)))
+    there = largest(rng.random((5, 50)), 20)
+    alone = probe(queries, keys, there)
+    monkeypatch.setattr(row_selection, "_MANY_WEIGHTS", 0)
+    monkeypatch.setattr(row_selection, "default_num_threads", lambda: 2)
+    both = probe(queries, keys, there)
+    assert (both.mean == alone.mean).all() and (both.largest == alone.largest).all()
+    monkeypatch.setattr(keys, "kept", lambda layer: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        probe(queries, keys, there)
 
 
 def test_scores_too_large_for_an_exponential_are_no_overflow() -> None:
-    seen = probe(np.full((1, 1, 1, 4), 1e4, np.float32), np.eye(4, dtype=np.float32)[None] * [[[1], [1], [1], [2]]])
+    keys = np.eye(4)[None] * [[[1], [1], [1], [2]]]
+    seen = probe(np.full((1, 1, 1, 4), 1e4, np.float32), Plain(keys))
     assert seen.mean[0].tolist() == [0, 0, 0, 1]
 
 

@@ -81,6 +81,10 @@ class FaultyFiles(OSFiles):
         self._begin("truncate")
         super().truncate(fd, num_bytes)
 
+    def will_need(self, fd: int, offset: int, num_bytes: int) -> None:
+        self._begin("will_need")
+        super().will_need(fd, offset, num_bytes)
+
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
         self._begin("drop_cache")
         super().drop_cache(fd, offset, num_bytes)

@@ -22,6 +22,7 @@ from radixlm.runtime.store.ordered.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered.ordered_run import OrderedRun, unpack_keys
 from radixlm.runtime.store.page_key import pack_tokens
 
+from .faulty_files import FaultyFiles
 from .pages import ALICE, BOB, chain
 from .runs import (
     DTYPES,
@@ -184,6 +185,20 @@ def test_what_a_page_has_of_neighbouring_layers_is_one_read(tmp_path: Path) -> N
     assert rows is not None and rows.num_tokens == 32
     assert open_run.counts.num_bytes - before.num_bytes == 4 * 8192
     assert open_run.counts.num_reads - before.num_reads == 3
+
+
+def test_a_disk_is_told_of_all_places_before_it_is_waited_for(tmp_path: Path) -> None:
+    run, operations = run_of(kv_of("f16", layers=4, heads=2, head_dim=64), 3), list[str]()
+    store = stored(tmp_path, run, num_ranks=16)
+    store.close()
+    open_run = opened(open_store(tmp_path, run, FaultyFiles(operations.append)), run)
+    open_run.probe_keys()
+    operations.clear()
+    is_wanted = np.zeros((4, 3), np.bool_)
+    is_wanted[0, 0] = is_wanted[3, 0] = is_wanted[1, 2] = True
+    assert open_run.page_rows(is_wanted) is not None
+    told = [operation for operation in operations if operation in ("will_need", "preadv")]
+    assert told == ["will_need"] * 2 + ["preadv"] * 3
 
 
 def test_a_kept_order_is_not_read_again(tmp_path: Path) -> None:
