@@ -95,6 +95,9 @@ check_for_update_on_startup = false
 [analytics]
 enabled = false
 
+[features]
+plugins = false
+
 [model_providers.radixlm]
 name = "radixlm"
 base_url = $openai_url
@@ -160,7 +163,7 @@ CLIENTS = {
             ".config",
             "opencode/radixlm.json",
             _OPENCODE,
-            "OPENCODE_CONFIG={file} opencode",
+            "OPENCODE_CONFIG={file} OPENCODE_DISABLE_MODELS_FETCH=1 opencode",
         ),
         Client("claude", "CLAUDE_CONFIG_DIR", ".claude", "radixlm.json", _CLAUDE, "claude --settings {file}"),
         Client("aider", "", ".", ".aider.radixlm.yml", _AIDER, "aider --config {file}"),

@@ -1,4 +1,5 @@
-"""Codex, opencode and Claude Code, as `radixlm agent --write` configures them in a HOME with nothing else in it.
+"""Codex, opencode and Claude Code, as `radixlm agent --write` configures them in a HOME with nothing else in it, and by
+the command that it prints.
 
 Each does a task of ten steps. Its model says what a script says; tools, files, prompts and cache are real.
 """
@@ -9,7 +10,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ class Agent:
         path: the endpoint that it asks.
         command: what is run, given the folder of npm's packages, in place of the client's name.
         arguments: what it needs to work unattended, before the task.
-        environment: what keeps it from asking for what it could do without.
         asks: hosts that it asks all the same; nothing in this suite answers for them.
         call_of: what its model calls for a step in a repository.
     """
@@ -38,7 +38,6 @@ class Agent:
     command: Callable[[Path], list[str]]
     arguments: tuple[str, ...]
     call_of: Callable[[Step, Path], Call]
-    environment: dict[str, str] = field(default_factory=dict)
     asks: frozenset[str] = frozenset()
 
 
@@ -90,12 +89,7 @@ AGENTS = (
         tool="exec_command",
         path="/v1/responses",
         command=lambda npm: [str(npm / ".bin" / "codex"), "exec"],
-        arguments=(
-            "-c",
-            "features.plugins=false",
-            "--skip-git-repo-check",
-            "--dangerously-bypass-approvals-and-sandbox",
-        ),
+        arguments=("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
         call_of=codex_call,
     ),
     Agent(
@@ -105,7 +99,6 @@ AGENTS = (
         command=lambda npm: [str(npm / "opencode-linux-x64" / "bin" / "opencode"), "run"],
         arguments=(),
         call_of=opencode_call,
-        environment={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
         asks=frozenset({"registry.npmjs.org"}),  # for the package that its plugins would need
     ),
     Agent(
@@ -181,4 +174,4 @@ def _typed(agent: Agent, log: str, npm: Path, workplace: Workplace) -> tuple[lis
     at = words.index(agent.name)
     assigned = dict(word.split("=", 1) for word in words[:at])
     command = [*agent.command(npm), *words[at + 1 :], *agent.arguments, TASK]
-    return command, workplace.environment(**assigned, **agent.environment)
+    return command, workplace.environment(**assigned)

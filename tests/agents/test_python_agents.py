@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -29,9 +30,15 @@ def shell_call(step: Step) -> Call:
     return "bash", {"command": command}
 
 
-def test_mini_swe_agent_does_the_task_and_nothing_is_computed_twice(workplace: Workplace) -> None:
+FAULTS = {"2": 429, "5": 500}
+
+
+@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["", "after faults"])
+def test_mini_swe_agent_does_the_task_and_nothing_is_computed_twice(
+    faults: dict[str, object], workplace: Workplace
+) -> None:
     steps = (*STEPS, Step("run", text=SUBMIT))
-    told = script("bash", shell_call, steps)
+    told = script("bash", shell_call, steps) | {"faults": faults}
     with workplace.serve(told, "serve", "fake.radixlm", "--port", "0", "--model-id", "scripted") as server:
         environment = workplace.environment(
             OPENAI_API_BASE=f"{server.url}/v1",
@@ -42,6 +49,7 @@ def test_mini_swe_agent_does_the_task_and_nothing_is_computed_twice(workplace: W
         )
         mini = Path(sys.executable).parent / "mini"
         workplace.run([str(mini), "-m", "openai/scripted", "-t", TASK, "-y", "--exit-immediately"], environment)
+        assert re.findall("^fault: (.*)$", server.log, re.MULTILINE) == [str(fault) for fault in faults.values()]
     check_done(workplace.repository)
     asked = workplace.asked()
     assert [each.path for each in asked] == ["/v1/chat/completions"] * len(steps)
@@ -68,11 +76,14 @@ REPLIES = [
 ]
 
 
-def test_aider_edits_tests_and_edits_again_and_nothing_is_computed_twice(workplace: Workplace) -> None:
+@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["", "after faults"])
+def test_aider_edits_tests_and_edits_again_and_nothing_is_computed_twice(
+    faults: dict[str, object], workplace: Workplace
+) -> None:
     aider = Path(os.environ["RADIXLM_AIDER"])
     if not aider.exists():
         pytest.skip("aider is not installed: it needs Python 3.12 or older")
-    told = {"task": TASK, "tool": None, "turns": REPLIES, "otherwise": TITLE}
+    told = {"task": TASK, "tool": None, "turns": REPLIES, "otherwise": TITLE, "faults": faults}
     port = str(free_port())
     with workplace.serve(told, "agent", "aider", "fake.radixlm", "--write", "--port", port) as server:
         config = str(workplace.home / ".aider.radixlm.yml")
@@ -81,6 +92,7 @@ def test_aider_edits_tests_and_edits_again_and_nothing_is_computed_twice(workpla
         tested = ["--no-suggest-shell-commands", "--auto-test", "--test-cmd", "python3 test_greeting.py"]
         command = [str(aider), "--config", config, *unattended, *tested, "greeting.py", "NOTES.md"]
         said = workplace.run(command, said="\n".join([*SAID, "/exit", ""]))
+        assert re.findall("^fault: (.*)$", server.log, re.MULTILINE) == [str(fault) for fault in faults.values()]
     assert (workplace.repository / "greeting.py").read_text() == GREETING.format("Hello")
     assert (workplace.repository / "NOTES.md").read_text() == "".join(NOTES)
     assert "AssertionError: Hallo, Ann!" in said, "the test did not run"

@@ -160,6 +160,10 @@ CALLS = {
     + _EACH
     + """{{ '' if loop.first else ', ' }}{{ '{"name": "' + f.name + '", "arguments": ' + (f.arguments | tojson) }}"""
     + "{{ '}' }}{% endfor %}]</tool_calls>",
+    "hunyuan-dense": "<tool_calls>"
+    + _EACH
+    + "{{ '' if loop.first else '\n' }}<tool_call>{{ f.name }}\n```json\n{{ f.arguments | tojson }}\n```</tool_call>"
+    + "{% endfor %}</tool_calls>",
     "cohere": "<|START_ACTION|>[\n"
     + _EACH
     + """    {{ '{"tool_call_id": "' ~ loop.index0 ~ '", "tool_name": "' + f.name + '", "parameters": ' }}"""

@@ -113,6 +113,13 @@ HUNYUAN: Final = ToolFormat(
 )
 """Hunyuan A13B's."""
 
+HUNYUAN_DENSE: Final = ToolFormat(
+    *("<tool_call>", "\n```json\n", "\n```</tool_call>", "<tool_calls>", "\n"),
+    open="<tool_calls>",
+    close="</tool_calls>",
+)
+"""Hunyuan's dense models'."""
+
 COHERE: Final = ToolFormat(
     *('    {"tool_call_id": "{index}", "tool_name": "', '", "parameters": ', "}", "<|START_ACTION|>", ",\n"),
     open="<|START_ACTION|>[\n",
@@ -165,7 +172,7 @@ HARMONY: Final = HeadedFormat(" to=functions.", "<|channel|>commentary json<|mes
 KNOWN: Final = (
     *(HERMES, replace(HERMES, separator=""), LLAMA3),
     *(QWEN_CODER, replace(QWEN_CODER, separator=""), SEED, GLM, GLM_TIGHT, MINIMAX, ATEM, DSML),
-    *(MISTRAL_LIST, MISTRAL, MISTRAL_IDS, DEEPSEEK, KIMI, NEMOTRON, HUNYUAN),
+    *(MISTRAL_LIST, MISTRAL, MISTRAL_IDS, DEEPSEEK, KIMI, NEMOTRON, HUNYUAN, HUNYUAN_DENSE),
     *(LFM, GEMMA, FUNCTION_GEMMA, HARMONY, COHERE, PHI, OLMO),
     *(replace(HERMES, begin='<tool_call>{"name": "', end="}</tool_call>", separator=between) for between in ("\n", "")),
     replace(MISTRAL_LIST, open="[TOOL_CALLS] ["),

@@ -25,6 +25,7 @@ from radixlm.runtime.chat.tools.known_formats import (
     HERMES,
     HERMES_CONTENT,
     HUNYUAN,
+    HUNYUAN_DENSE,
     KIMI,
     LFM,
     LFM_CONTENT,
@@ -89,6 +90,7 @@ FORMATS = {
     "granite": GRANITE,
     "olmo": OLMO,
     "hunyuan": HUNYUAN,
+    "hunyuan-dense": HUNYUAN_DENSE,
     "atem": ATEM,
 }
 
