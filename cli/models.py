@@ -36,7 +36,7 @@ def command(as_json: bool) -> None:
         print_rows(
             [
                 ("  classes", ", ".join(family.classes)),
-                ("  GGUF", ", ".join(family.gguf) or "-"),
+                ("  GGUF", ", ".join(family.gguf) or f"as {', '.join(family.gguf_of_others)}"),
                 ("  verified", _verified(family)),
             ]
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .families.registry import FAMILIES
 
@@ -22,23 +23,28 @@ class Golden:
         llama_cpp: how far llama.cpp is from them, given the same weights: the largest difference over the logits'
             standard deviation; None where it was not asked.
         needs: what no kernel computes yet; None where the checkpoint compiles.
+        bits: which of make's targets compares each token's bits, computed alone, in chunks, beside others and over what
+            another sequence has computed; None where another golden of the family is taken for that.
     """
 
     name: str
     llama_cpp: float | None
     needs: str | None
+    bits: Literal["test", "test-long"] | None
 
 
 @dataclass(frozen=True)
 class FamilyEvidence:
     """A family: what people call it, classes of config.json, llama.cpp's names, and what it was compared with.
 
-    `real` is a real model whose distributions a test compares with those of transformers.
+    `gguf_of_others` are names of files that another family reads. `real` is a real model whose distributions a test
+    compares with those of transformers.
     """
 
     title: str
     classes: tuple[str, ...]
     gguf: tuple[str, ...]
+    gguf_of_others: tuple[str, ...]
     goldens: tuple[Golden, ...]
     real: str | None = None
 
@@ -46,6 +52,12 @@ class FamilyEvidence:
     def llama_cpp(self) -> float | None:
         """The largest distance of llama.cpp; None where it was not asked about any."""
         return max((golden.llama_cpp for golden in self.goldens if golden.llama_cpp is not None), default=None)
+
+    @property
+    def bits(self) -> Literal["test", "test-long"] | None:
+        """The target that is run most often of those that compare the bits of one of its goldens."""
+        targets = {golden.bits for golden in self.goldens}
+        return next((target for target in ("test", "test-long") if target in targets), None)
 
     @property
     def is_compiled(self) -> bool:
@@ -73,8 +85,8 @@ FORMATS = (
     FormatEvidence("FP8", "a scale for each matrix, row or block; fbgemm", "the format's formula"),
     FormatEvidence("MXFP4", "gpt-oss's blocks", "a golden of transformers"),
     FormatEvidence("ModelOpt", "FP8, NVFP4", "the format's formula"),
-    FormatEvidence("MLX", "groups with scales and biases", "the format's formula"),
-    FormatEvidence("MLC", "q0 and q4 conversions", "the format's formula"),
+    FormatEvidence("MLX", "groups with scales and biases, mlx-lm's names", "the format's formula, the goldens"),
+    FormatEvidence("MLC", "q0 and q4 conversions, mlc-llm's names", "the format's formula, the goldens"),
 )
 
 
@@ -86,6 +98,7 @@ def families() -> list[FamilyEvidence]:
             family.title,
             tuple(family.huggingface),
             family.gguf,
+            family.gguf_of_others,
             tuple(Golden(**golden) for golden in verified.get(key, {}).get("goldens", ())),
             verified.get(key, {}).get("real"),
         )

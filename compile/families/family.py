@@ -33,6 +33,7 @@ class Family:
         title: what people call these models.
         huggingface: names of its classes (`architectures` of config.json), with their `model_type`.
         gguf: llama.cpp's names of its architectures.
+        gguf_of_others: those whose files another family reads, and which these models have there, too.
         defaults: what the class takes for keys that config.json lacks, where Llama takes something else.
         names, gguf_names: what parts are called that are not called as in `part_names.py`, by role.
         nested: model types of its language models inside models of a class that another family has.
@@ -48,6 +49,7 @@ class Family:
     title: ClassVar[str]
     huggingface: ClassVar[Mapping[str, str]]
     gguf: ClassVar[tuple[str, ...]] = ()
+    gguf_of_others: ClassVar[tuple[str, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     names: ClassVar[Mapping[str, str]] = {}
     gguf_names: ClassVar[Mapping[str, str]] = {}

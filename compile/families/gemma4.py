@@ -138,6 +138,7 @@ class Gemma4Unified(Gemma4):
         "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
     }
     gguf = ()
+    gguf_of_others = ("gemma4",)
     defaults = {
         **Gemma4.defaults,
         "hidden_size_per_layer_input": 0,

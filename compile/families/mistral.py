@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from msgspec.structs import replace
 from radixlm.runtime.artifact.model_config import LayerConfig, QKNorm, Rope, Router, Temperature, YarnScaling
 
@@ -53,6 +55,7 @@ class Mixtral(Family):
 
     title = "Mixtral"
     huggingface = {"MixtralForCausalLM": "mixtral"}
+    gguf_of_others: ClassVar[tuple[str, ...]] = ("llama",)
     defaults = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
     names = {
         "router": "block_sparse_moe.gate.weight",
@@ -72,6 +75,7 @@ class MiniMaxM2(Mixtral):
     title = "MiniMax M2"
     huggingface = {"MiniMaxM2ForCausalLM": "minimax_m2"}
     gguf = ("minimax-m2",)
+    gguf_of_others = ()
     defaults = {"head_dim": 128, "rope_theta": 5e6, "num_experts_per_tok": 8}
     names = {**Mixtral.names, "selection_bias": "block_sparse_moe.e_score_correction_bias"}
     has_extra_layers = True

@@ -40,6 +40,7 @@ class Olmo3(Olmo2):
     title = "OLMo 3"
     huggingface = {"Olmo3ForCausalLM": "olmo3"}
     gguf = ()
+    gguf_of_others = ("olmo2",)
     defaults = {**Olmo2.defaults, "rope_theta": 500000.0, "sliding_window": 4096}
 
     def can_slide(self, c: Settings) -> bool:

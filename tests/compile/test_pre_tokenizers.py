@@ -1,4 +1,7 @@
-"""Each known way of cutting text gives the tokens that llama.cpp gives, over a vocabulary that shows every cut."""
+"""Each known way of cutting text gives llama.cpp's tokens, over a vocabulary that shows every cut.
+
+The words are those of transformers, too. What transformers does not have in its code is listed.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,20 @@ from radixlm.compile.sources.gguf_tokenizer import build_tokenizer_json, vocabul
 from radixlm.compile.sources.pre_tokenizers import PRE_TOKENIZERS
 from tokenizers import Tokenizer
 
-GOLDEN = Path(__file__).resolve().parent.parent / "goldens" / "pre_tokens.json"
+GOLDENS = Path(__file__).resolve().parent.parent / "goldens"
+GOLDEN = GOLDENS / "pre_tokens.json"
+CUTS: list[dict[str, Any]] = json.loads((GOLDENS / "transformers_cuts.json").read_text("utf-8"))
 # Cut as the makers' own tokenizer.json says; the llama.cpp of the golden does not know the names.
 NOT_IN_GOLDEN = {"laguna", "minicpm5"}
 # llama.cpp's patterns for these have no combining marks, which the makers' own have.
 WITHOUT_MARKS = {"gpt-4o", "tekken"}
 # llama.cpp leaves digits together, which the makers' own cuts apart; their vocabulary has no token of several.
 WITH_NUMBERS = {"deepseek-llm"}
+# Makers tell these only in files of their models, which no package has. They are compared with llama.cpp's.
+NOT_IN_TRANSFORMERS = {"default", "deepseek-v3", "deepseek-llm", "deepseek-coder", "seed-coder", "bailingmoe"}
+NOT_IN_TRANSFORMERS |= {"exaone-moe", "laguna", "minicpm5"}
+# Names that transformers reads and this does not.
+UNKNOWN = {"jina-v5-nano", "kormo", "f2llmv2", "talkie"}
 
 
 @cache
@@ -29,15 +39,19 @@ def golden() -> dict[str, Any]:
 
 
 @cache
-def ids_of(pre: str) -> list[list[int]]:
+def tokenizer_of(pre: str) -> Tokenizer:
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": golden()["tokens"],
         "tokenizer.ggml.merges": golden()["merges"],
     }
-    tokenizer = Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(metadata)))
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in golden()["texts"]]
+    return Tokenizer.from_str(build_tokenizer_json(vocabulary_from_gguf(metadata)))
+
+
+@cache
+def ids_of(pre: str) -> list[list[int]]:
+    return [tokenizer_of(pre).encode(text, add_special_tokens=False).ids for text in golden()["texts"]]
 
 
 @pytest.mark.parametrize("pre", sorted(golden()["ids"]))
@@ -49,6 +63,25 @@ def test_texts_are_cut_as_llama_cpp_cuts_them(pre: str) -> None:
 def is_cut_otherwise(text: str, pre: str) -> bool:
     kinds = "".join(unicodedata.category(character)[0] for character in text)
     return (pre in WITHOUT_MARKS and "M" in kinds) or (pre in WITH_NUMBERS and "NN" in kinds)
+
+
+@pytest.mark.parametrize(
+    ("pre", "row"),
+    [pytest.param(pre, row, id=f"{pre}-{row['by']}") for row in CUTS for pre in row["names"] if pre not in UNKNOWN],
+)
+def test_texts_are_cut_as_transformers_cuts_them(pre: str, row: dict[str, Any]) -> None:
+    words = [tokenizer_of(pre).pre_tokenizer.pre_tokenize_str(text) for text in golden()["texts"]]
+    found = [[len(word) for word, _ in each] for each in words]
+    rows = zip(golden()["texts"], found, row["lengths"], strict=True)
+    assert [each for each in rows if each[1] != each[2]] == []
+
+
+def test_every_way_of_cutting_is_compared_with_transformers_or_listed() -> None:
+    compared = [PRE_TOKENIZERS[pre].steps for row in CUTS for pre in row["names"] if pre not in UNKNOWN]
+    missing = [way.steps for way in PRE_TOKENIZERS.values() if way.steps not in compared]
+    assert {json.dumps(each) for each in missing} == {
+        json.dumps(PRE_TOKENIZERS[pre].steps) for pre in NOT_IN_TRANSFORMERS
+    }
 
 
 def test_gemma4_equals_llama_cpp() -> None:

@@ -22,6 +22,7 @@ from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.sources.huggingface_config import huggingface_settings
 from radixlm.runtime.errors import UnsupportedArchitecture
 
+from ..compile.families.harness import COMPILED, OFTEN, OLDEST
 from .families import FAMILIES
 from .tiny_models import TINY_MODELS, TinyModel
 from .tiny_outputs import TinyOutputs
@@ -46,7 +47,12 @@ def verified() -> str:
             settings = huggingface_settings(name, tiny.config)
         except UnsupportedArchitecture:
             continue  # a golden of a family that has no file yet
-        golden = {"name": name, "llama_cpp": TinyOutputs.load(name).llama_cpp, "needs": _needs(name, tiny, settings)}
+        golden = {
+            "name": name,
+            "llama_cpp": TinyOutputs.load(name).llama_cpp,
+            "needs": _needs(name, tiny, settings),
+            "bits": _bits(name),
+        }
         found[settings.architecture]["goldens"].append(golden)
     for key, (model, _) in REAL.items():
         found[key]["real"] = model
@@ -63,21 +69,29 @@ def _needs(name: str, tiny: TinyModel, settings: Any) -> str | None:
     return None
 
 
+def _bits(name: str) -> str | None:
+    """The target whose test compares the bits of each token."""
+    if name in (*OLDEST, *OFTEN):
+        return "test"
+    return "test-long" if name in COMPILED else None
+
+
 def table(found: list[FamilyEvidence]) -> str:
     """The families as a table for docs/models.md."""
     lines = [
-        "| family | classes | GGUF | goldens of transformers | llama.cpp within | compiles |",
-        "|---|---|---|---|--:|---|",
+        "| family | classes | GGUF | goldens of transformers | llama.cpp within | compiles | bits, by make |",
+        "|---|---|---|---|--:|---|---|",
     ]
     for each in found:
         needs = [f"{golden.name} needs {golden.needs}" for golden in each.goldens if golden.needs is not None]
         cells = (
             f"{each.title}{'' if each.real is None else f'; real: {each.real}'}",
             ", ".join(each.classes),
-            ", ".join(each.gguf) or "-",
+            ", ".join(each.gguf) or f"as {', '.join(each.gguf_of_others)}",
             ", ".join(golden.name for golden in each.goldens) or "none",
             "-" if each.llama_cpp is None else f"{each.llama_cpp:.0e}",
             "; ".join(needs) or ("yes" if each.goldens else "not tried"),
+            each.bits or "-",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

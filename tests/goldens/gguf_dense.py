@@ -201,6 +201,9 @@ def gemma3(c: Config) -> dict[str, Value]:
 
 ARCH = gguf.MODEL_ARCH
 DENSE: dict[str, Converter] = {
+    "llama": Converter(ARCH.LLAMA, rotary(1.0), permuted, more=llama3_factors),
+    "mistral": Converter(ARCH.LLAMA, rotary(1.0), permuted),
+    "qwen2": Converter(ARCH.QWEN2),
     "qwen3": Converter(ARCH.QWEN3),
     "phi3": Converter(ARCH.PHI3, phi3, more=phi3_factors),
     "granite": Converter(ARCH.GRANITE, granite, permuted),

@@ -10,7 +10,7 @@ import numpy as np
 import xllamacpp
 
 from . import tiny_gguf
-from .families import TinyFamily
+from .tiny_models import TinyModel
 
 WHOLE_CHARACTER = 40  # a token that is no part of a character: a sampled part of one comes without probabilities
 
@@ -22,7 +22,7 @@ class Unknown(Exception):
 class LlamaCpp:
     """A tiny family in llama.cpp: float32 weights, keys and values, and attention without shortcuts."""
 
-    def __init__(self, tiny: TinyFamily) -> None:
+    def __init__(self, tiny: TinyModel) -> None:
         if tiny.no_witness:
             raise Unknown(tiny.no_witness)
         self._folder = tempfile.TemporaryDirectory()

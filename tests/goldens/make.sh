@@ -13,8 +13,9 @@ if [ ! -x "$venv/bin/python" ]; then
 fi
 "$venv/bin/pip" install -q -r requirements.txt
 venv=$(cd "$venv" && pwd)
-"$venv/bin/python" make_tiny.py
+(cd ../.. && "$venv/bin/python" -m tests.goldens.make_tiny)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.make_families)
+(cd ../.. && "$venv/bin/python" -m tests.goldens.transformers_cuts)
 (cd ../.. && "$venv/bin/python" -m tests.goldens.real $(.venv/bin/python -m tests.real_models))
 gguf=${1:-}
 if [ -z "$gguf" ]; then

@@ -24,6 +24,7 @@ import numpy as np
 from .families import FAMILIES, TinyFamily
 from .llama_cpp import LlamaCpp, Unknown
 from .oracle import Logits, Oracle, distance, quiet
+from .tiny_models import TinyModel
 from .tiny_outputs import FOLDER
 
 NUM_COLUMNS = 96
@@ -94,7 +95,7 @@ def blindness(tiny: TinyFamily, golden: Logits) -> Problems:
     return problems
 
 
-def witness(tiny: TinyFamily, golden: Logits) -> tuple[float, Problems]:
+def witness(tiny: TinyModel, golden: Logits) -> tuple[float, Problems]:
     """How far llama.cpp is, given the same checkpoint as GGUF."""
     try:
         with LlamaCpp(tiny) as other:

@@ -1,7 +1,10 @@
 """Make `tiny/*.npz`: what transformers computes for the tiny models of `tiny_models.py`.
 
-Run by `make goldens`; needs torch and transformers, which no test does. Each file holds
+    python -m tests.goldens.make_tiny
+
+Run by `make goldens`; needs torch, transformers and xllamacpp, which no test does. Each file holds
     digest                        of the weights
+    llama_cpp                     largest difference from llama.cpp's logits of the same checkpoint as GGUF
     prompt_0 .. prompt_4          token ids
     rows_0 .. rows_4              positions of which the logits are kept
     logits_0 .. logits_4          float32 [len(rows), vocab], CPU, float32, eager attention
@@ -10,7 +13,6 @@ Run by `make goldens`; needs torch and transformers, which no test does. Each fi
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,25 +20,27 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from goldens.tiny_models import TINY_MODELS, TinyModel
+from .make_families import witness
+from .tiny_models import TINY_MODELS, TinyModel
+from .tiny_outputs import FOLDER
 
-OUTPUT = Path(__file__).resolve().parent / "tiny"
 REPLY_LENGTH = 16
 SMALLEST_MARGIN = 0.006  # of the logits' standard deviation: else greedy ids would hang on rounding
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    OUTPUT.mkdir(exist_ok=True)
     for tiny in TINY_MODELS.values():
         with tempfile.TemporaryDirectory() as directory:
             tiny.write(Path(directory))
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-        np.savez_compressed(
-            OUTPUT / f"{tiny.name}.npz", digest=tiny.digest(), **prefill(tiny, model), **chat(tiny, model)
-        )
-        print(f"{tiny.name}: {(OUTPUT / f'{tiny.name}.npz').stat().st_size:,} bytes")
+        second, problems = witness(tiny, [logits(model, ids) for ids in tiny.prompts()])
+        if problems:
+            raise SystemExit(f"{tiny.name}: {problems}")
+        path = FOLDER / f"{tiny.name}.npz"
+        found = {"digest": tiny.digest(), "llama_cpp": np.float32(second)}
+        np.savez_compressed(path, **found, **prefill(tiny, model), **chat(tiny, model))
+        print(f"{tiny.name}: {path.stat().st_size:,} bytes, llama.cpp {second:.1e}")
 
 
 def prefill(tiny: TinyModel, model: torch.nn.Module) -> dict[str, np.ndarray]:

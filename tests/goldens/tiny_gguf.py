@@ -15,18 +15,17 @@ from typing import Any
 import gguf
 import numpy as np
 
-from .families import TinyFamily
 from .gguf_dense import Converter, Value
 from .gguf_families import converter_of
-from .tiny_models import BOS, CHAT_TEMPLATE, IM_END, tokenizer
+from .tiny_models import BOS, CHAT_TEMPLATE, IM_END, TinyModel, tokenizer
 
 
-def converter(tiny: TinyFamily) -> Converter | None:
+def converter(tiny: TinyModel) -> Converter | None:
     """What llama.cpp's converter does for the family; None: it has none."""
     return converter_of(tiny.text)
 
 
-def write(tiny: TinyFamily, path: Path, types: Mapping[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+def write(tiny: TinyModel, path: Path, types: Mapping[str, gguf.GGMLQuantizationType] | None = None) -> Path:
     """Write `tiny` to `path` and return it; ValueError if llama.cpp does not know the family.
 
     Tensors whose names contain a key of `types` are stored as that type.
@@ -48,7 +47,7 @@ def write(tiny: TinyFamily, path: Path, types: Mapping[str, gguf.GGMLQuantizatio
     return path
 
 
-def tensors(tiny: TinyFamily) -> dict[str, np.ndarray]:
+def tensors(tiny: TinyModel) -> dict[str, np.ndarray]:
     """All tensors under GGUF's names, in GGUF's layout."""
     how = converter(tiny)
     assert how is not None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -42,6 +43,7 @@ class TinyModel:
     config: Mapping[str, object]
     context_length: int = 512
     prompt_lengths: tuple[int, ...] = (1, 7, 33, 70, 300)
+    no_witness: str = field(kw_only=True, default="")  # why llama.cpp cannot be asked, if it cannot
 
     def write(self, directory: Path) -> Path:
         """Write config, weights, tokenizer and chat template into `directory`, made if missing; return it."""
@@ -56,6 +58,11 @@ class TinyModel:
             (directory / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
         return directory
 
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """The settings of the language model, which some families nest."""
+        return self.config.get("text_config", self.config)  # type: ignore[return-value]
+
     @cached_property
     def tensors(self) -> dict[str, np.ndarray]:
         """All weights by name, float32."""
@@ -68,7 +75,7 @@ class TinyModel:
 
     @property
     def vocab_size(self) -> int:
-        return int(self.config["vocab_size"])  # type: ignore[call-overload]
+        return int(self.text["vocab_size"])
 
     def layout(self) -> Iterable[Part]:
         """Each tensor's name, shape, mean and standard deviation, in the order in which they are drawn."""

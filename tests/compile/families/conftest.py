@@ -14,7 +14,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import KVDType
 
 from ...goldens import tiny_gguf
-from ...goldens.families import FAMILIES
+from .harness import tiny_of
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     @functools.cache
     def written(name: str) -> Path:
-        return FAMILIES[name].write(tmp_path_factory.mktemp(name) / "source")
+        return tiny_of(name).write(tmp_path_factory.mktemp(name) / "source")
 
     return written
 
@@ -36,7 +36,7 @@ def source_of(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     def opened(name: str, format_: str = "huggingface") -> Source:
         if format_ == "huggingface":
             return HuggingFaceSource(checkpoint(name))
-        return GGUFSource(tiny_gguf.write(FAMILIES[name], tmp_path_factory.mktemp(name) / "tiny.gguf"))
+        return GGUFSource(tiny_gguf.write(tiny_of(name), tmp_path_factory.mktemp(name) / "tiny.gguf"))
 
     return opened
 

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 from ...goldens.families import FAMILIES
 from ...goldens.families.moe import NUM_EXPERTS
-from ...goldens.tiny_models import TINY_MODELS
 from ..quantized.checkpoints import write_tensor_cache
+from .harness import tiny_of
 
 Tensors = dict[str, np.ndarray]
 
@@ -228,7 +228,7 @@ _OF_MLC = {
 
 def write_mlc(name: str, folder: Path) -> Path:
     """A tiny family in float32 as `mlc_llm convert_weight` and `gen_config` write it."""
-    tiny = FAMILIES.get(name) or TINY_MODELS[name]
+    tiny = tiny_of(name)
     tiny.write(folder)
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()

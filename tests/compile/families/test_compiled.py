@@ -12,36 +12,23 @@ from radixlm.runtime.model.model_runner import ModelRunner
 
 from ...goldens.tiny_outputs import GoldenPrompt, TinyOutputs
 from ..ragged import Rows
-from .harness import NAMES
+from .harness import COMPILED, IN_CODES, IN_FLOAT32, OFTEN
 
 NUM_PAGES = 211  # a prime, so that Rows can scatter pages
 NUM_SLOTS = 64
 # Of the standard deviation of a prompt's logits.
 TOLERANCES: dict[KVDType, float] = {"f32": 1e-4, "f16": 2e-3, "k12v8": 3e-2}
-# Those whose keys and values are kept in float32, too: together they have all kinds of attention.
-IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "gemma4", "gemma4-moe")
-IN_FLOAT32 += ("deepseek_v2", "mistral4", "lfm2", "lfm2-bias", "qwen3_5", "qwen3_5-wide", "granite4_h-moe")
-IN_FLOAT32 += ("falcon_h1-norm",)
-# And those in codes: windows, caps, sinks, and layers that share keys and values or are of unequal width. Llama 4 gives
-# two tokens of 300 another expert than in floats.
-IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
-# Those that have nothing which none of these have wait for `make test-long`, and so do keys and values in float32.
-OFTEN = ("qwen3-yarn", "phi3-short", "gemma2", "gemma3", "gemma4", "gemma4-moe", "olmo2", "glm4", "cohere2")
-OFTEN += ("stablelm-parallel", "granite", "ministral3", "muse_glimmer", "gpt_oss", "granitemoe", "glm4_moe")
-OFTEN += ("minimax_m2", "deepseek_v2", "deepseek_v3", "mistral4", "llama4", "lfm2", "lfm2_moe", "qwen3_5", "granite4_h")
-OFTEN += ("nemotron_h", "nemotron_h-moe", "falcon_h1")
-COMPILED = [
+CASES = [
     pytest.param((name, kv), id=f"{name}-{kv}", marks=[] if kv == "f16" and name in OFTEN else pytest.mark.long)
-    for name in NAMES
+    for name in COMPILED
     for kv in TOLERANCES
-    if name in {"f32": IN_FLOAT32, "k12v8": IN_CODES}.get(kv, NAMES)
-    and not name.endswith("-scale")  # a number that others have, too
+    if name in {"f32": IN_FLOAT32, "k12v8": IN_CODES}.get(kv, COMPILED)
 ]
 # Tokens of each prompt in a step, while it has any.
 LARGE, SMALL = (64,) * 5, (1, 5, 37, 2, 70)
 
 
-@pytest.fixture(params=COMPILED)
+@pytest.fixture(params=CASES)
 def compiled(request: pytest.FixtureRequest, artifact_of: Callable[..., Artifact]) -> tuple[str, Artifact]:
     name, kv_dtype = request.param
     return name, artifact_of(name, kv_dtype)

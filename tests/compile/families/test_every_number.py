@@ -54,6 +54,7 @@ BLIND: dict[tuple[str, str], str] = {
     ("ernie4_5_moe", "layers.ffn.router.least_sum"): "1e-12, which no sum of weights is near",
     ("deepseek_v2", "layers.ffn.router.group_score"): "there is one group",
     ("deepseek_v2-lite", "layers.ffn.router.group_score"): "there is one group",
+    ("exaone4-64", "norm_eps"): "what 64 layers add up to is so large that no epsilon shows; exaone4's does",
     ("olmo3", "layers.mixer.rope.scaling.attention_factor"): "YaRN's own, as released models have it",
     ("muse_glimmer", "layers.post_norm_eps"): "1e-8 beside 1e-5 moves logits by half of what is seen",
 }

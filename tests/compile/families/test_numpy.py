@@ -12,7 +12,7 @@ from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.sources.source import Source
 
 from ...goldens.families import FAMILIES
-from .harness import GGUF_NAMES, NAMES, OFFS, SEEN, TOLERANCE, distance, off_of
+from .harness import GGUF_NAMES, NAMES, OFFS, OLDEST, SEEN, TOLERANCE, distance, off_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,7 +20,7 @@ def test_a_checkpoint_computes_what_transformers_computes(name: str, source_of: 
     assert distance(source_of(name), name) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", GGUF_NAMES)
+@pytest.mark.parametrize("name", [*GGUF_NAMES, *OLDEST])
 def test_a_gguf_file_of_the_same_numbers_computes_the_same(name: str, source_of: Callable[..., Source]) -> None:
     assert distance(source_of(name, "gguf"), name) <= TOLERANCE
 

@@ -49,18 +49,8 @@ class TinyFamily(TinyModel):
 
     parts: Callable[[Config], Iterable[Part]] = field(kw_only=True)
     offs: tuple[Off, ...] = field(kw_only=True, default=())
-    no_witness: str = field(kw_only=True, default="")  # why llama.cpp cannot be asked, if it cannot
     absent: str = field(kw_only=True, default="")  # pattern of transformers' names that the checkpoint leaves out
     prompt_lengths: tuple[int, ...] = (7, 33, 70, 300)
-
-    @property
-    def text(self) -> Config:
-        """The settings of the language model, which some families nest."""
-        return self.config.get("text_config", self.config)  # type: ignore[return-value]
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.text["vocab_size"])
 
     def layout(self) -> Iterable[Part]:
         return self.parts(self.text)

@@ -23,9 +23,14 @@ from .parts import (
 )
 
 
-def _exaone4(name: str, seed: int, sliding: bool) -> TinyFamily:
-    """32B slides on three layers of four, and the fourth has no RoPE; 1.2B sees everything, with RoPE everywhere."""
-    window = {"sliding_window": 16, "sliding_window_pattern": "LLLG", "layer_types": LLLG}
+def _exaone4(name: str, seed: int, sliding: bool, deep: bool = False) -> TinyFamily:
+    """32B slides on three layers of four, and the fourth has no RoPE; 1.2B sees everything, with RoPE everywhere.
+
+    llama.cpp knows 32B by its 64 layers, so one that is `deep` has as many.
+    """
+    dimensions = sizes(32, 48, 64, 2, 1, 16) if deep else sizes(128, 192, 4, 4, 2, 32)
+    layers = LLLG * (dimensions["num_hidden_layers"] // len(LLLG))
+    window = {"sliding_window": 16, "sliding_window_pattern": "LLLG", "layer_types": layers}
     no_window = {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 4}
     llama3 = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return TinyFamily(
@@ -34,20 +39,21 @@ def _exaone4(name: str, seed: int, sliding: bool) -> TinyFamily:
         config(
             "Exaone4ForCausalLM",
             "exaone4",
-            sizes(128, 192, 4, 4, 2, 32),
+            dimensions,
             tie_word_embeddings=not sliding,
             rope_scaling={**llama3, "original_max_position_embeddings": 64},
             **(window if sliding else no_window),
         ),
-        parts=decoder(attention(qk_norm=("q_norm", "k_norm")), norms=POST, embedding=6.0),
+        parts=decoder(attention(qk_norm=("q_norm", "k_norm")), norms=POST, embedding=20.0 if deep else 6.0),
+        prompt_lengths=(7, 33, 70) if deep else (7, 33, 70, 300),
         offs=(
             QK_NORM,
             QK_GAIN,
             *((NO_WINDOW,) if sliding else ()),
-            Off("post_norm", modules=r"post_\w+_layernorm$"),
+            *(() if deep else (Off("post_norm", modules=r"post_\w+_layernorm$"),)),
             Off("rope_scaling", config={"rope_scaling": None}),
         ),
-        no_witness="llama.cpp slides in EXAONE 4 only where it has 64 layers" if sliding else "",
+        no_witness="llama.cpp slides in EXAONE 4 only where it has 64 layers" if sliding and not deep else "",
     )
 
 
@@ -110,4 +116,5 @@ POST_NORMS = (
     ),
     _exaone4("exaone4", 11, sliding=True),
     _exaone4("exaone4-full", 18, sliding=False),
+    _exaone4("exaone4-64", 11, sliding=True, deep=True),
 )
