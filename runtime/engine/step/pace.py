@@ -20,7 +20,7 @@ _PAID_BACK = 0.95  # of what prompts took more, with each second of streams alon
 _MOST_BETWEEN_S = 0.01  # between two steps, beside as long as the first one took
 _LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
 _FEW, _FAR = 64, 4096  # fewer than that cost more each, most of all behind so many, whose keys and values all are read
-_FAR_LIMITS = 3  # times the limit of a step, that so few may take there
+_FAR_LIMITS = 8  # times the limit of a step, that so few may take there
 _KEPT = 0.9  # of how long streams took by themselves before, with each such step
 _MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
 
