@@ -6,7 +6,8 @@ ARTIFACT is Qwen2.5-Coder-0.5B, compiled of the Q4_K_M file that llama.cpp gets.
 with its defaults computes a long prompt alone, and then another one beside a stream that decodes all the time and a
 client that sends a short prompt every five seconds. A fresh llama-server with flash attention gets the first prompt
 alone; it is left out where there is none. Prompts are random ids that no cache has; the short ones have 100. The stream
-is drawn at temperature 2: at 1 it repeats itself in the end, and is faster by as much as guesses are right. Two minutes a round on two cores; llama.cpp takes five.
+is drawn at temperature 2: at 1 it repeats itself in the end, and is faster by as much as guesses are right. Two minutes
+a round on two cores; llama.cpp takes five.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def test_a_prompt_that_is_alone_lets_the_next_request_in_within_a_quarter_of_a_s
 
 
 def test_parts_far_behind_a_prompts_beginning_are_not_so_small_that_they_cost_more() -> None:
-    """Beside a stream a prompt of 16,000 tokens took 2.33 times as long as alone: 27 tokens a step, at 20 % more each."""
+    """Beside a stream a prompt of 16,000 tokens took 2.33 times as long as alone: 27 tokens a step cost 20 % more."""
     machine = Machine()
     machine.add("stream", 100)
     machine.add("long", 16_000)
