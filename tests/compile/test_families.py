@@ -192,7 +192,7 @@ def test_a_model_without_kernels_is_refused_before_anything_is_written(
     assert not list(output.parent.iterdir())
 
 
-FAR = ("FalconH1", "GPTNeoX", "MiniCPM", "PhiMoE", "InternLM2", "Starcoder2", "KimiLinear", "Mamba")
+FAR = ("Jamba", "GPTNeoX", "MiniCPM", "PhiMoE", "InternLM2", "Starcoder2", "KimiLinear", "Mamba")
 
 
 def test_an_unknown_family_is_told_the_nearest() -> None:
