@@ -75,7 +75,7 @@ class DiskTier:
         self.store, self.cache, self.queue, self.rates = store, cache, queue, Rates()
         page_bytes = store.identity.page_bytes
         max_bytes = store.stats().max_bytes
-        num_states = None if states is None else max_bytes // (2 * states.state_bytes)
+        num_states = None if states is None else max_bytes // (2 * (BLOCK + padded(states.state_bytes)))
         self.index = DiskIndex(max_bytes // (BLOCK + padded(page_bytes)) + 1, num_states=num_states, clock=clock)
         self.index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
         self.index.add(store.heads())

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.prefix.disk_tier import DiskTier
+from radixlm.runtime.states.state_pool import StatePool
+from radixlm.runtime.store import PageStore
 from radixlm.tokenizer_fix import SpelledPrompt
 
-from ..fake_model import EOS, alone, text_of
-from ..fake_tier import Served, processes
+from ..fake_model import EOS, FakeModel, FakeStates, alone, text_of
+from ..fake_tier import IDENTITY, Served, processes
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3] * 4 + [7, 7]  # 66 tokens: four full pages
 
@@ -346,3 +352,13 @@ def test_random_requests_over_two_small_tiers_get_what_running_alone_gives(serve
             assert tokens == alone(ids, params)[: len(tokens) if name in cancelled else None], name
             num_loaded += served.num_loaded(name)
     assert num_loaded > 0  # how many is for the reading thread: on a busy machine most are late
+
+
+def test_small_states_have_no_more_places_than_half_of_a_store_has_records(tmp_path: Path) -> None:
+    """States of 32 bytes had 156 million places in ten gigabytes, which took 15 GB of memory and minutes to check."""
+    store = PageStore.open(tmp_path, IDENTITY, max_bytes=100 * 2 * 4096)
+    cache, queue = PrefixCache(PagePool(8), states=StatePool(4)), WorkQueue(clock=lambda: 0.0)
+    tier = DiskTier(store, cache, FakeModel(8), queue, clock=lambda: 0.0, states=FakeStates(4, 32))
+    assert tier.index.cache.states is not None
+    assert 50 <= tier.index.cache.states.num_slots < 60, "and a few to spare"
+    tier.close()
