@@ -31,7 +31,7 @@ test: $(VENV)/.test
 
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
 # Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses; and chat templates as they were
-# published. Ten minutes, and 568 MB once.
+# published. Half an hour where other work goes on beside it, and 568 MB once.
 test-long: $(VENV)/.test
 	$(BIN)/pytest --timeout 1800 -n 2 --dist loadfile -m long
 

@@ -81,7 +81,7 @@ class DiskIndex:
         return states is not None and record is not None and states.at_page_end(record) is not None
 
     def add_state(self, key: bytes) -> None:
-        """Note that the state after the page with this key is on disk; without the page nobody finds it."""
+        """Note that the state after the page with this key is on disk; without the page it is not found."""
         record, states = self._record_of.get(key), self.cache.states
         if states is not None and record is not None and states.at_page_end(record) is None:
             slot = states.allocate()
@@ -94,7 +94,7 @@ class DiskIndex:
             self.cache.states.forget(self._record_of[key] for key in keys if key in self._record_of)
 
     def remove(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Forget pages, and those that nobody finds without them; the keys of all that were forgotten."""
+        """Forget pages, and those that are not found without them; the keys of all that were forgotten."""
         records = [self._record_of[key] for key in keys if key in self._record_of]
         return self._forget(self.cache.tree.remove(records))
 
@@ -105,7 +105,7 @@ class DiskIndex:
         return self._forget([page for child in children for page in self.cache.tree.remove(child.pages[:1])])
 
     def drop_unused(self, since: float) -> list[bytes]:
-        """Forget what nobody used since then, on the index's clock; its keys. Looks at everything."""
+        """Forget what was not used since then, on the index's clock; its keys. Looks at everything."""
         self.cache.tree.drop_unused(since)
         pool = self.cache.pool
         return self._forget([record for record in self._record_of.values() if not pool.is_in_tree(record)])
