@@ -49,12 +49,13 @@ class ServedProcess(Closable):
     ) -> None:
         """Start it and wait until `/health` answers; raise RuntimeError with its last words if it does not.
 
-        `environment` is added to this process's own.
+        `environment` is added to this process's own. Servers in Python may keep their bytecode, as installed ones do.
         """
         self.port = _free_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         command = [*command, "--port", str(self.port)]
         environ = {**os.environ, **(environment or {})}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self.started_at = time.perf_counter()
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log, env=environ)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from functools import partial
@@ -239,11 +240,15 @@ def command(
     radixlm serve smollm2 --port 8000
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
+    gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
     from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
     from radixlm.runtime.server.http.origins import cors
     from radixlm.runtime.server.malloc_arenas import share_one_arena
 
     from .serving import Serving
+
+    gc.freeze()
+    gc.enable()
 
     if log_kv is None and log_kv_mb is not None:
         raise ValueError("--log-kv-mb is given and --log-kv is not; say where, too")
