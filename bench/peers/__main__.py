@@ -38,7 +38,7 @@ from .contestants import OURS, PLACES, RadixLM, closed, peers_of, places_for
 from .models import default_models, q4_0_of
 from .scenarios import DECODE, SCENARIOS, Scenario, Values
 
-_REST_S = 0.3  # between two runs: threads of the one before stop spinning
+_REST_S = 1.0  # between two runs: threads of the one before stop spinning
 READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right before or after decode, whichever is more
 Rounds = dict[str, dict[str, list[float]]]  # contestant -> figure's name -> a value for each round
 

@@ -7,6 +7,7 @@ the next round, when each engine is started anew.
 from __future__ import annotations
 
 import importlib.util
+import statistics
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -66,7 +67,9 @@ class Contestant(ABC):
         """The figures of a scenario; each command gets prompts of its own."""
         found: Values = {}
         for command in self.commands(scenario):
-            for name, value in scenario.measure(self._client(command), prompts).items():
+            runs = [scenario.measure(self._client(command), prompts) for _ in range(scenario.repeats)]
+            for name in runs[0]:
+                value = statistics.median(run[name] for run in runs)
                 found[name] = _BEST[name](value, found.get(name, value))
         return found
 

@@ -45,7 +45,8 @@ MEMORY_TOKENS, MEMORY_REPLY = 2000, 48
 class Scenario:
     """Requests to a server that can compute `num_streams` at once, each of `context` tokens at most.
 
-    `decodes` says that replies take the time, rather than prompts: some engines have settings for that.
+    `decodes` says that replies take the time, rather than prompts: some engines have settings for that. What takes a
+    second at most is asked `repeats` times a round, and the median counts.
     """
 
     name: str
@@ -53,13 +54,14 @@ class Scenario:
     num_streams: int = 1
     context: int = 8192
     decodes: bool = False
+    repeats: int = 1
 
 
-def _prefill(figure: Figure, num_tokens: int) -> Scenario:
+def _prefill(figure: Figure, num_tokens: int, repeats: int = 1) -> Scenario:
     def measure(client: EngineClient, prompts: Prompts) -> Values:
         return {figure.name: num_tokens / client.ask(prompts.ids(num_tokens), 1).to_first_s}
 
-    return Scenario(figure.name, measure)
+    return Scenario(figure.name, measure, repeats=repeats)
 
 
 def _decode(client: EngineClient, prompts: Prompts) -> Values:
@@ -105,10 +107,10 @@ def _tokens_per_s(reply: Reply) -> float:
 
 
 SCENARIOS: Sequence[Scenario] = (
-    _prefill(PREFILL_512, 512),
+    _prefill(PREFILL_512, 512, repeats=3),
     _prefill(PREFILL_2048, 2048),
-    Scenario(DECODE.name, _decode, decodes=True),
-    Scenario(CACHED.name, _cached),
+    Scenario(DECODE.name, _decode, decodes=True, repeats=3),
+    Scenario(CACHED.name, _cached, repeats=3),
     Scenario(CHAT.name, _chat),
     _streams(STREAMS_8, STREAMS_8_STEADY, 8, 128),
     Scenario(PREFILL_8000.name, _long),
