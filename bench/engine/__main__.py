@@ -34,7 +34,7 @@ def main() -> None:
     options = read_options(__doc__, "artifact", rounds=5)
     artifact = Artifact.open(options.artifact)
     target = find_target("native")
-    meter = LimitsMeter(target)
+    meter = LimitsMeter(target, artifact)
     values: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     with closing(MeasuredEngine(artifact.path)) as engine:

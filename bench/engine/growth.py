@@ -43,7 +43,7 @@ def main() -> None:
     options = read_options(__doc__, "artifact", runs=3)
     artifact = Artifact.open(options.artifact)
     vocab_size, context_length = artifact.manifest.model.vocab_size, artifact.manifest.context_length
-    meter = LimitsMeter(find_target("native"))
+    meter = LimitsMeter(find_target("native"), artifact)
     prompts = Prompts(1, vocab_size)
     ids = prompts.ids(context_length - DECODED)  # each context begins with the one before, so that prefill is short
     with Worker("bench.engine.worker", artifact.path) as worker:

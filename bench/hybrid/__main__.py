@@ -44,7 +44,7 @@ def main() -> None:
 
 def measured(artifact: Artifact, file: Path, peer: Path, num_rounds: int) -> dict[str, object]:
     """Medians of the rounds, after one that is not counted; `peer` is llama.cpp's bench."""
-    meter, manifest = LimitsMeter(find_target("native")), artifact.manifest
+    meter, manifest = LimitsMeter(find_target("native"), artifact), artifact.manifest
     state_bytes, weights = manifest.model.state_bytes, manifest.quantization.token_bytes
     assert weights is not None, "the compiler counts what a token reads"
     decodes, prefills, shares = list[float](), list[float](), list[float]()

@@ -111,7 +111,7 @@ def compare(
         artifact = Artifact.open(compile_model(gguf, Path(scratch) / f"{gguf.stem}.radixlm", target=target).path)
         contestants = [RadixLM(artifact.path), *(peer for peer in peers if peer.name not in missing)]
         try:
-            meter = LimitsMeter(find_target(target))
+            meter = LimitsMeter(find_target(target), artifact)
             values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline)
         finally:
             closed(contestants)
