@@ -29,7 +29,7 @@ NUM_PAGES = -(-4012 // PAGE_SIZE)
 
 
 def main() -> None:
-    """Measure, print, write `results/scored.json`."""
+    """Measure, print, write `results/scored.json` beside other models' runs."""
     options = read_options(__doc__, "artifact", runs=30)
     artifact = Artifact.open(options.artifact)
     runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_scores=True)
@@ -46,7 +46,7 @@ def main() -> None:
         )
         forward, scored = (Spread.of(seconds[name]).median for name in ("forward", "scored"))
         rows.append({"step": step, "forward_s": forward, "scored_s": scored, "scored_over_forward": scored / forward})
-    publish("scored", {"model": artifact.manifest.name, "runs": options.runs, "rows": rows})
+    publish("scored", {"model": artifact.manifest.name, "calls": options.runs, "rows": rows}, artifact.manifest.name)
 
 
 if __name__ == "__main__":
