@@ -117,16 +117,16 @@ def ask(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stor
     """The order on disk before, and after the other questions by what happens in between."""
     found: dict[str, Stored] = {}
     with opened(artifact, directory / "nothing") as engine:
-        found["before"] = answered(engine, asked.first)
-        found["nothing"] = answered(engine, asked.then)
+        found["before"] = answered(engine, asked, asked.first)
+        found["nothing"] = answered(engine, asked, asked.then)
     with opened(artifact, directory / "a restart") as engine:
-        answered(engine, asked.first)
+        answered(engine, asked, asked.first)
     shutil.copytree(directory / "a restart", directory / "a restart that forgets")
     for way in WAYS[1:]:
         with opened(artifact, directory / way) as engine:
             if way == "a restart that forgets":
                 engine._core.tier.chosen.order.keeper.look_up = lambda *_: None  # type: ignore[union-attr]
-            found[way] = answered(engine, asked.then)
+            found[way] = answered(engine, asked, asked.then)
     return found
 
 
@@ -136,20 +136,20 @@ def opened(artifact: Artifact, directory: Path) -> Engine:
     return Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0)
 
 
-def answered(engine: Engine, prompts: Sequence[list[int]]) -> Stored:
-    """The order on disk once the prompts are answered, one after the other."""
+def answered(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> Stored:
+    """The order on disk once some prompts are answered, one after the other."""
     for prompt in prompts:
         engine.generate(prompt, PARAMS)
         settle(engine)
     tier = engine._core.tier
     assert tier is not None
-    return stored(tier.store, tier.index, prompts[0])
+    return stored(tier.store, tier.index, asked.prefix)
 
 
-def stored(store: PageStore, index: DiskIndex, prompt: list[int]) -> Stored:
-    """The order of the longest run of a prompt."""
+def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
+    """The order of the run of what all prompts share."""
     namespace = next(store.heads()).namespace
-    heads = index.run(namespace, tuple(prompt), 0, len(index.keys(namespace, prompt)))
+    heads = index.run(namespace, tuple(prefix), 0, len(index.keys(namespace, prefix)))
     run = None if heads is None else store.open_ordered(heads)
     assert run is not None, "the prefix has no run"
     order, num_tokens = run.order(), run.layout.num_tokens

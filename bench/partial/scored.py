@@ -11,8 +11,7 @@ from __future__ import annotations
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.model_runner import ModelRunner
-from radixlm.runtime.pruning.attention_scores import STRIDE
-from radixlm.runtime.pruning.scored_runner import MAX_QUESTION
+from radixlm.runtime.pruning.scored_runner import stride_of
 
 from ..kernels.forward import make_batch
 from ..options import read_options
@@ -36,7 +35,7 @@ def main() -> None:
     rows = []
     for step, (kind, count, past) in STEPS.items():
         batch = make_batch(kind, count, past, artifact.manifest.model.vocab_size)
-        stride = 1 if count <= MAX_QUESTION else STRIDE
+        stride = stride_of(count, ends_prompt=True)
         seconds = in_turns(
             {
                 "forward": lambda: [seconds_of(lambda: runner.forward(batch))],  # noqa: B023
