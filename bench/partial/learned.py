@@ -42,6 +42,7 @@ BUDGET = 0.25
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
 Between = Literal["nothing", "a restart", "a restart that forgets"]
 WAYS: Sequence[Between] = ("nothing", "a restart", "a restart that forgets")
+BEFORE: Mapping[str, str] = {"nothing": "before nothing", **dict.fromkeys(WAYS[1:], "before")}  # of the same engine
 Json = dict[str, Any]
 
 
@@ -107,20 +108,23 @@ def measure(artifact: Artifact, model: PrefixModel, asked: Questions) -> Json:
     """The share of the order before that stays, by what happens in between, and what orders lose."""
     with tempfile.TemporaryDirectory() as temporary:
         orders = ask(artifact, Path(temporary), asked)
-    before = orders["before"]
-    stays = {way: kept(before, orders[way]) for way in WAYS}
+    stays = {way: kept(orders[BEFORE[way]], orders[way]) for way in WAYS}
     print(len(asked.prefix), stays, flush=True)
     return {"stays": stays, "kl": losses(model, asked, orders) if asked.unasked else {}}
 
 
 def ask(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stored]:
-    """The order on disk before, and after the other questions by what happens in between."""
+    """The order on disk before, and after the other questions by what happens in between.
+
+    Two engines do not end with the same order: how a prompt is cut into steps, and so which of its tokens are scored,
+    is a matter of time.
+    """
     found: dict[str, Stored] = {}
     with opened(artifact, directory / "nothing") as engine:
-        found["before"] = answered(engine, asked, asked.first)
+        found["before nothing"] = answered(engine, asked, asked.first)
         found["nothing"] = answered(engine, asked, asked.then)
     with opened(artifact, directory / "a restart") as engine:
-        answered(engine, asked, asked.first)
+        found["before"] = answered(engine, asked, asked.first)
     shutil.copytree(directory / "a restart", directory / "a restart that forgets")
     for way in WAYS[1:]:
         with opened(artifact, directory / way) as engine:
@@ -187,15 +191,15 @@ def losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -
 def summary(measured: Sequence[Json]) -> Iterator[Json]:
     """A row for each order: what stays, and what is lost, also as the difference to the order before, query by
     query."""
-    kls = {way: np.array([kl for one in measured for kl in one["kl"].get(way, [])]) for way in ("before", *WAYS)}
-    kls["first+recent"] = np.array([kl for one in measured for kl in one["kl"].get("first+recent", [])])
+    names = ("before nothing", "nothing", "before", *WAYS[1:], "first+recent")
+    kls = {way: np.array([kl for one in measured for kl in one["kl"].get(way, [])]) for way in names}
     for way, found in kls.items():
         row: Json = {"way": way, "num_queries": len(found)}
         if way in WAYS:
             row["stays"] = float(np.mean([one["stays"][way] for one in measured]))
             row["least"] = min(one["stays"][way] for one in measured)
         if found.size:
-            more = found - kls["before"]
+            more = found - kls[BEFORE.get(way, "before" if way == "first+recent" else way)]
             row |= {"kl": float(found.mean()), "kl_error": twice_error(found)}
             row |= {"more": float(more.mean()), "more_error": twice_error(more)}
         yield row

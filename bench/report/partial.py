@@ -97,8 +97,9 @@ def learned(results: Json) -> Iterator[str]:
 
 
 _ORDERS = {
-    "before": "before",
+    "before nothing": "before, in one process",
     "nothing": "after, in one process",
+    "before": "before a restart",
     "a restart": "after a restart",
     "a restart that forgets": "after a restart, scores not read back",
     "first+recent": "none: first and recent rows",

@@ -24,15 +24,22 @@ def test_the_first_eighth_is_of_the_prefix_not_of_the_ranks_that_a_run_has() -> 
 
 
 def test_orders_are_held_against_the_one_before_question_by_question() -> None:
-    kl = {"before": [0.2, 0.4], "nothing": [0.2, 0.4], "a restart": [0.3, 0.5], "a restart that forgets": [0.9, 0.9]}
+    kl = {
+        "before": [0.2, 0.4],
+        "before nothing": [0.5, 0.5],
+        "nothing": [0.5, 0.6],
+        "a restart": [0.3, 0.5],
+        "a restart that forgets": [0.9, 0.9],
+    }
     measured = [{"stays": dict.fromkeys(WAYS, share), "kl": {**kl, "first+recent": [1.0, 1.0]}} for share in (0.9, 1)]
     rows = {row["way"]: row for row in summary(measured)}
     assert (rows["a restart"]["more"], rows["a restart"]["more_error"]) == (pytest.approx(0.1), pytest.approx(0))
     assert (rows["a restart"]["stays"], rows["a restart"]["least"]) == (pytest.approx(0.95), 0.9)
+    assert rows["nothing"]["more"] == pytest.approx(0.05), "which is another engine's"
     assert "stays" not in rows["first+recent"] and rows["first+recent"]["num_queries"] == 4
 
 
 def test_what_was_not_asked_for_loses_nothing() -> None:
     rows = list(summary([{"stays": dict.fromkeys(WAYS, 0.5), "kl": {}}]))
-    assert [row.get("stays") for row in rows] == [None, 0.5, 0.5, 0.5, None]
+    assert [row.get("stays") for row in rows] == [None, 0.5, None, 0.5, 0.5, None]
     assert not any("kl" in row for row in rows)

@@ -22,7 +22,7 @@ def test_orders_of_both_texts_are_lines_of_which_those_that_say_nothing_are_left
     )
     assert lines(found) == [
         "| NQ | after, in one process | 95.0% (90.0%) |  |  |",
-        "| BBH | before |  | 0.400 ± 0.100 | +0.100 ± 0.020 |",
+        "| BBH | before a restart |  | 0.400 ± 0.100 | +0.100 ± 0.020 |",
         "| BBH | after a restart | 95.0% (90.0%) | 0.400 ± 0.100 | +0.100 ± 0.020 |",
     ]
 
