@@ -1,6 +1,6 @@
 """Whether questions are still answered when a part of their prefix is read, by how the rows are chosen.
 
-    python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--again]
+    python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--again] [--ours]
 
 At least 200 questions of a set (`judged/questions.py`), many behind one prefix. Each is answered, with the most
 likely tokens, over the whole prefix and over 10, 25 and 50 % of its rows, chosen by `bench/partial/policies.py` or by
@@ -8,6 +8,8 @@ IMPRESS's voting; `hybrid`, what ships, also has 75 %. The hybrid knows of a pre
 questions before, which were asked of the whole; the first of a prefix has none. Voting has more than it could have: its
 probed heads see the queries of a full run. Replies are kept in `.cache/answers`, and a call that ran out of `--seconds`
 goes on where it stopped; the last one judges them. `--again` asks the hybrid anew, and keeps the other replies.
+`--ours` asks the whole prefix and the hybrid alone: of the other ways the results stay that were published before, and
+say their commit.
 
 The bar: the 95 % interval of the ratio of two mean scores, by a bootstrap over questions, both scores of a question
 together, has its lower end at 0.92 or above. It is asked where the full prefix does better than chance.
@@ -30,6 +32,7 @@ from tokenizers import Tokenizer
 
 from ..options import read_options
 from ..report.page import publish
+from ..results import read_results
 from .judged.questions import SETS, Asked, QuestionSet
 from .judged.replies import Parts
 from .policies import POLICIES, Evidence, Scores
@@ -38,6 +41,7 @@ from .voting import seen_by_voters, vote
 
 FULL, OURS, SIMPLE, VOTING = "full", "hybrid", "first+recent", "voting"
 WAYS = [(way, budget) for way in (OURS, SIMPLE, VOTING) for budget in (0.1, 0.25, 0.5)] + [(OURS, 0.75)]
+ONLY_OURS = [(way, budget) for way, budget in WAYS if way == OURS]
 BAR, NUM_SAMPLES = 0.92, 10_000
 WHEEL = "bfcl_eval-2026.3.23-py3-none-any.whl"
 Json = dict[str, Any]
@@ -51,7 +55,9 @@ class Asker:
         self._tokenizer = Tokenizer.from_str(artifact.tokenizer_json)
         self.model = PrefixModel(artifact, num_regions=2 + len(WAYS))
 
-    def replies(self, asked: Asked, ways: Sequence[tuple[str, float]] = WAYS) -> Iterator[Json]:
+    def replies(
+        self, asked: Asked, ways: Sequence[tuple[str, float]] = WAYS, *, asks_whole: bool = True
+    ) -> Iterator[Json]:
         """A row for each question: what is right, the reply of each way, and the share of layers where votes differ."""
         prefix = Prefix(self.model, self._ids(asked.prefix))
         parts = Parts(self.model, prefix)
@@ -59,14 +65,15 @@ class Asker:
         for number, question in enumerate(asked.questions):
             query = self._ids(question.text)
             exact = prefix.exact(query, 0)
-            seen = seen_by_voters(self.model, prefix, len(query)) if ways is WAYS else None  # before another run
+            votes_too = any(way == VOTING for way, _ in ways)
+            seen = seen_by_voters(self.model, prefix, len(query)) if votes_too else None  # before another run
             known = history / max(weight, 1.0)
 
             def probe(choice: Any, query: list[int] = query) -> Scores:
                 return prefix.probe(choice, query)
 
             evidence = Evidence(prefix.mass / prefix.num_tokens, prefix.passed, known, exact.mass, probe, number)
-            chosen, disagreeing = {FULL: parts.whole} if ways is WAYS else {}, {}
+            chosen, disagreeing = {FULL: parts.whole} if asks_whole else {}, {}
             for region, (way, budget) in enumerate(ways, start=2):
                 count = num_rows(prefix.num_tokens, budget)
                 if way == VOTING:
@@ -150,7 +157,14 @@ def ratio(mine: float, full: float) -> float:
     return float(mine / full) if full > 0 else 0.0
 
 
-def gather(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path, seconds: float) -> list[Json] | None:
+def gather(
+    path: Path,
+    artifact: Artifact,
+    questions: QuestionSet,
+    wheel: Path,
+    seconds: float,
+    ways: Sequence[tuple[str, float]] = WAYS,
+) -> list[Json] | None:
     """All rows, of which those that are missing in `path` are asked for, prefix by prefix; None: no time is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
@@ -160,7 +174,7 @@ def gather(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path, 
             print(f"{number} of {len(asked)} prefixes; the same command goes on", flush=True)
             return None
         asker = asker or Asker(artifact, questions)
-        done.append(list(asker.replies(one)))
+        done.append(list(asker.replies(one, ways)))
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(done[-1]) + "\n")
     return [json.loads(json.dumps(row)) for rows in done for row in rows]
@@ -169,33 +183,42 @@ def gather(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path, 
 def ask_again(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path) -> None:
     """Put the hybrid's replies of today in the place of those that are kept."""
     asker, unfinished = Asker(artifact, questions), path.with_suffix(".again")
-    ways = [(way, budget) for way, budget in WAYS if way == OURS]
     kept = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     with unfinished.open("w", encoding="utf-8") as file:
         for rows, asked in zip(kept, questions.asked(wheel), strict=True):
-            for row, new in zip(rows, asker.replies(asked, ways), strict=True):
+            for row, new in zip(rows, asker.replies(asked, ONLY_OURS, asks_whole=False), strict=True):
                 row["said"] |= new["said"]
             file.write(json.dumps(rows) + "\n")
     unfinished.replace(path)
 
 
+def published(run: str) -> Iterator[Json]:
+    """What was published of a run's other ways, with the commit that it is of."""
+    before = (read_results("partial_answers") or {"runs": {}})["runs"].get(run)
+    for row in () if before is None else before["rows"]:
+        if row["way"] not in (FULL, OURS):
+            yield {"commit": before["origin"]["commit"], **row}
+
+
 def main() -> None:
     """Ask, and if all is answered judge, print and write `results/partial_answers.json`."""
-    options = read_options(__doc__, "artifact", "set", seconds=480.0, wheel=f".cache/bfcl/{WHEEL}", again=False)
+    flags = {"again": False, "ours": False}
+    options = read_options(__doc__, "artifact", "set", seconds=480.0, wheel=f".cache/bfcl/{WHEEL}", **flags)
     name, questions = str(options.set), SETS[str(options.set)]
     artifact = Artifact.open(options.artifact)
-    kept = Path(".cache/answers") / artifact.manifest.name / f"{name}.jsonl"
+    ways, run = ONLY_OURS if options.ours else WAYS, f"{artifact.manifest.name}, {name}"
+    kept = Path(".cache/answers") / artifact.manifest.name / f"{name}{'.ours' if options.ours else ''}.jsonl"
     if options.again:
         ask_again(kept, artifact, questions, Path(options.wheel))
-    rows = gather(kept, artifact, questions, Path(options.wheel), options.seconds)
+    rows = gather(kept, artifact, questions, Path(options.wheel), options.seconds, ways)
     if rows is None:
         return
-    found = summary(rows, questions)
+    found = [*summary(rows, questions), *(published(run) if options.ours else ())]
     lengths = [row["num_tokens"] for row in rows]
     figures: Json = {"model": artifact.manifest.name, "set": name, "chance": questions.chance}
     figures |= {"num_questions": len(rows), "shortest_prefix": min(lengths), "longest_prefix": max(lengths)}
     figures |= {**verdict(rows, found, questions), "rows": found}
-    publish("partial_answers", figures, f"{artifact.manifest.name}, {name}")
+    publish("partial_answers", figures, run)
 
 
 if __name__ == "__main__":

@@ -83,29 +83,32 @@ class FirstToken:
 
 
 def main() -> None:
-    """Measure, print, write `results/store_partial.json`."""
+    """Measure, print, write `results/store_partial.json` beside other models' runs."""
     kinds = {"workload": "nq", "disks": tuple(DISKS_MB_PER_S), "ways": tuple(WAYS), "append": False}
     options = read_options(__doc__, "artifact", "directory", **kinds)
     artifact = Artifact.open(options.artifact)
     asked = list(asked_of(artifact, options.workload))
-    directory = options.directory / options.workload
+    name = artifact.manifest.name
+    directory = options.directory / name / options.workload
     kept = directory / "replies.json"
     replies = json.loads(kept.read_text()) if kept.is_file() else prepare(artifact, directory, asked)
-    measured: Json = dict((read_results("store_partial") or {}).get("measured", {})) if options.append else {}
-    for disk, name in [(disk, name) for disk in options.disks for name in options.ways if name != RECOMPUTE]:
-        measured[f"{disk} {name}"] = one_way(artifact, directory, WAYS[name], disk, asked, replies)
+    before = (read_results("store_partial") or {"runs": {}})["runs"].get(name, {"measured": {}})
+    measured: Json = before["measured"] if options.append else {}
+    for disk, way in [(disk, way) for disk in options.disks for way in options.ways if way != RECOMPUTE]:
+        measured[f"{disk} {way}"] = one_way(artifact, directory, WAYS[way], disk, asked, replies)
     if RECOMPUTE in options.ways:
         measured[RECOMPUTE] = one_way(artifact, directory, WAYS[RECOMPUTE], RECOMPUTE, asked, replies)
     publish(
         "store_partial",
         {
-            "model": artifact.manifest.name,
+            "model": name,
             "workload": options.workload,
             "page_bytes": artifact.manifest.kv.page_bytes,
             "num_tokens": [[one.num_joined, len(one.prefix)] for one in asked],
             "num_history": [len(one.history) for one in asked],
             "measured": measured,
         },
+        name,
     )
 
 

@@ -1,95 +1,208 @@
-"""How much of the order in which a prefix is stored outlives a restart, and the questions after it.
+"""How much of the order in which a prefix is stored outlives a restart and the questions after it, and what that loses.
 
-    python -m bench.partial.learned ARTIFACT [--workload nq] [--joined 4] [--loads]
+    python -m bench.partial.learned ARTIFACT [--joined 4] [--cases 6]
 
-Two engines are asked nine questions about one prefix, and nine others; one of them is restarted in between. Printed
-is, as a mean over layers and heads, the share of the stored order's first eighth that is in the first eighth
-afterwards, and whether both engines end with the same order. With `--loads` what is on disk is loaded, even if
-computing it is as quick.
+Engines are asked nine questions about one prefix, and nine others; what happens in between is the way. Of passages of
+NQ-open, `--joined` cases as one prefix, the questions are its own. Of BBH's examples, `--cases` prefixes, the questions
+are of other tasks than the prefix has examples of, and what is never asked is one more example of each of these: its
+KL over a quarter of the rows, chosen as they are served by the order on disk before and after, is what the order is
+worth. Nothing here is a time.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.prefix.disk_index import DiskIndex
+from radixlm.runtime.pruning.row_selection import num_rows, with_probed
 from radixlm.runtime.store import PageStore
 from tokenizers import Tokenizer
 
 from ..options import read_options
-from ..store.disks import load_always, open_store
+from ..report.page import publish
+from ..store.disks import open_store
 from .first_token import joined
-from .texts import Texts
+from .policies import first_and_recent_of, stored_half
+from .prefix import Prefix, PrefixModel
+from .quality import divergence, fed, twice_error
+from .texts import Query, Texts
 from .ways import settle
 
 NUM_QUESTIONS = 9  # before and after
+BUDGET = 0.25
 PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
-Order = NDArray[np.uint16]
+Between = Literal["nothing", "a restart", "a restart that forgets"]
+WAYS: Sequence[Between] = ("nothing", "a restart", "a restart that forgets")
+BEFORE: Mapping[str, str] = {"nothing": "before nothing", **dict.fromkeys(WAYS[1:], "before")}  # of the same engine
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run on disk says of its prefix: which tokens have the first ranks."""
+
+    order: NDArray[np.int64]  # [layers, kv_heads, ranks]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A prefix, prompts that begin with it, and what is asked of it in no prompt."""
+
+    prefix: list[int]
+    first: list[list[int]]
+    then: list[list[int]]
+    unasked: Sequence[Query] = ()
 
 
 def main() -> None:
-    """Measure and print."""
-    options = read_options(__doc__, "artifact", workload="nq", joined=4, loads=False)
+    """Measure, print, write `results/learned.json`."""
+    options = read_options(__doc__, "artifact", joined=4, cases=6)
     artifact = Artifact.open(options.artifact)
-    cases = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload)
-    some = joined([next(cases) for _ in range(options.joined)])
+    texts, model = Texts(Tokenizer.from_str(artifact.tokenizer_json)), PrefixModel(artifact)
+    asked = {"nq": [of_passages(texts, options.joined)], "bbh": of_other_tasks(texts)[: options.cases]}
+    figures: Json = {"model": artifact.manifest.name, "num_questions": NUM_QUESTIONS, "budget": BUDGET}
+    for workload, some in asked.items():
+        measured = [measure(artifact, model, one) for one in some]
+        figures[workload] = {"num_tokens": [len(one.prefix) for one in some], "rows": list(summary(measured))}
+    model.close()
+    publish("learned", figures)
+
+
+def of_passages(texts: Texts, num_joined: int) -> Questions:
+    """Passages of NQ-open, and a question about each."""
+    cases = texts.cases("nq")
+    some = joined([next(cases) for _ in range(num_joined)])
     prompts = [*some.history, *some.measured]
     assert len(prompts) >= 2 * NUM_QUESTIONS, "a question that is asked twice is no use of its rows: join more"
-    first, then = prompts[:NUM_QUESTIONS], prompts[NUM_QUESTIONS : 2 * NUM_QUESTIONS]
+    return Questions(some.prefix, prompts[:NUM_QUESTIONS], prompts[NUM_QUESTIONS : 2 * NUM_QUESTIONS])
+
+
+def of_other_tasks(texts: Texts) -> list[Questions]:
+    """BBH's examples of three tasks, and the questions of the other nine; one prefix of each three first."""
+    cases = list(texts.cases("bbh"))
+    groups = [cases[start : start + 3] for start in range(0, len(cases), 3)]  # the same tasks
+    found = []
+    for number in range(3):
+        for group in groups:
+            own = {tuple(query.ids) for case in group for query in case.queries}
+            others = [query for other in groups if other is not group for case in other for query in case.queries]
+            ids = [one for one in dict.fromkeys(tuple(query.ids) for query in others) if one not in own]
+            prompts = [[*group[number].prefix, *one] for one in ids]
+            first, then = (prompts[start::2][:NUM_QUESTIONS] for start in (0, 1))
+            assert len(then) == NUM_QUESTIONS, "the other tasks have too few questions"
+            found.append(Questions(group[number].prefix, first, then, group[number].queries))
+    return found
+
+
+def measure(artifact: Artifact, model: PrefixModel, asked: Questions) -> Json:
+    """The share of the order before that stays, by what happens in between, and what orders lose."""
     with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        once = ask(artifact, directory / "once", [first, then], decides=not options.loads)
-        twice = [
-            *ask(artifact, directory / "twice", [first], decides=not options.loads),
-            *ask(artifact, directory / "twice", [then], decides=not options.loads),
-        ]
-    for name, (before, after) in {"one process": once, "restarted": twice}.items():
-        print(f"{name}: {kept(before, after):.3f} of the first eighth of {before.shape[-1]} tokens stays")
-    print("both end with the same order:", kept(once[1], twice[1]), np.array_equal(once[1], twice[1]))
+        orders = ask(artifact, Path(temporary), asked)
+    stays = {way: kept(orders[BEFORE[way]], orders[way]) for way in WAYS}
+    print(len(asked.prefix), stays, flush=True)
+    return {"stays": stays, "kl": losses(model, asked, orders) if asked.unasked else {}}
 
 
-def ask(artifact: Artifact, directory: Path, parts: Sequence[Sequence[list[int]]], *, decides: bool) -> list[Order]:
-    """Ask the prompts of one part after the other; the order on disk after each part."""
-    directory.mkdir(parents=True, exist_ok=True)
-    orders = []
-    with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0) as engine:
-        if not decides:
-            engine._core.tier.loader.plan = load_always  # type: ignore[union-attr]
-        for prompts in parts:
-            for number, prompt in enumerate(prompts):
-                usage = engine.generate(prompt, PARAMS).usage
-                settle(engine)
-                if not number:
-                    print("of the first prompt came from disk:", usage.disk_tokens_by_kind, flush=True)
-            tier = engine._core.tier
-            assert tier is not None
-            orders.append(order_of(tier.store, tier.index, prompts[0]))
-    return orders
+def ask(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stored]:
+    """The order on disk before, and after the other questions by what happens in between.
+
+    Two engines do not end with the same order: how a prompt is cut into steps, and so which of its tokens are scored,
+    is a matter of time.
+    """
+    found: dict[str, Stored] = {}
+    with opened(artifact, directory / "nothing") as engine:
+        found["before nothing"] = answered(engine, asked, asked.first)
+        found["nothing"] = answered(engine, asked, asked.then)
+    with opened(artifact, directory / "a restart") as engine:
+        found["before"] = answered(engine, asked, asked.first)
+    shutil.copytree(directory / "a restart", directory / "a restart that forgets")
+    for way in WAYS[1:]:
+        with opened(artifact, directory / way) as engine:
+            if way == "a restart that forgets":
+                engine._core.tier.chosen.order.keeper.look_up = lambda *_: None  # type: ignore[union-attr]
+            found[way] = answered(engine, asked, asked.then)
+    return found
 
 
-def order_of(store: PageStore, index: DiskIndex, prompt: list[int]) -> Order:
-    """The order of the longest run of a prompt."""
+def opened(artifact: Artifact, directory: Path) -> Engine:
+    """An engine that learns, and prunes nothing unasked."""
+    directory.mkdir(exist_ok=True)
+    return Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0)
+
+
+def answered(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> Stored:
+    """The order on disk once some prompts are answered, one after the other."""
+    for prompt in prompts:
+        engine.generate(prompt, PARAMS)
+        settle(engine)
+    tier = engine._core.tier
+    assert tier is not None
+    return stored(tier.store, tier.index, asked.prefix)
+
+
+def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
+    """The order of the run of what all prompts share."""
     namespace = next(store.heads()).namespace
-    heads = index.run(namespace, tuple(prompt), 0, len(index.keys(namespace, prompt)))
+    heads = index.run(namespace, tuple(prefix), 0, len(index.keys(namespace, prefix)))
     run = None if heads is None else store.open_ordered(heads)
     assert run is not None, "the prefix has no run"
-    order = run.order()
+    order, num_tokens = run.order(), run.layout.num_tokens
     run.close()
     assert order is not None
-    return order
+    return Stored(order.astype(np.int64), num_tokens)
 
 
-def kept(before: Order, after: Order) -> float:
-    """The share of the first eighth of `before` that is in the first eighth of `after`."""
-    count = before.shape[-1] // 8
-    pairs = zip(before[..., :count].reshape(-1, count), after[..., :count].reshape(-1, count), strict=True)
+def kept(before: Stored, after: Stored) -> float:
+    """The share of the first eighth of the tokens `before` that is in the first eighth `after`."""
+    count = before.num_tokens // 8
+    assert before.num_tokens == after.num_tokens and count <= before.order.shape[-1]
+    pairs = zip(*(one.order[..., :count].reshape(-1, count) for one in (before, after)), strict=True)
     return float(np.mean([len(set(one.tolist()) & set(other.tolist())) / count for one, other in pairs]))
+
+
+def losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -> dict[str, list[float]]:
+    """Nats a token of what follows each question that was never asked, by order, and over the first and recent rows."""
+    [num_tokens] = {one.num_tokens for one in orders.values()}
+    prefix, count = Prefix(model, asked.prefix[:num_tokens]), num_rows(num_tokens, BUDGET)
+    halves = {way: stored_half(one.order, count, one.num_tokens) for way, one in orders.items()}
+    found: dict[str, list[float]] = {way: [] for way in (*halves, "first+recent")}
+    for query in asked.unasked:
+        ids, num_logits = [*asked.prefix[num_tokens:], *query.ids], len(query.continuation)
+        given = [*asked.prefix[num_tokens:], *fed(query)]
+        full = prefix.exact(given, num_logits).logits
+        for way, half in halves.items():
+            choice = with_probed(half, prefix.probe(half, ids), count)
+            found[way].append(divergence(full, prefix.partial(choice, given, num_logits)))
+        simple = first_and_recent_of(prefix.mass.shape, count)
+        found["first+recent"].append(divergence(full, prefix.partial(simple, given, num_logits)))
+    return found
+
+
+def summary(measured: Sequence[Json]) -> Iterator[Json]:
+    """A row for each order: what stays, and what is lost, also as the difference to the order before, query by
+    query."""
+    names = ("before nothing", "nothing", "before", *WAYS[1:], "first+recent")
+    kls = {way: np.array([kl for one in measured for kl in one["kl"].get(way, [])]) for way in names}
+    for way, found in kls.items():
+        row: Json = {"way": way, "num_queries": len(found)}
+        if way in WAYS:
+            row["stays"] = float(np.mean([one["stays"][way] for one in measured]))
+            row["least"] = min(one["stays"][way] for one in measured)
+        if found.size:
+            more = found - kls[BEFORE.get(way, "before" if way == "first+recent" else way)]
+            row |= {"kl": float(found.mean()), "kl_error": twice_error(found)}
+            row |= {"more": float(more.mean()), "more_error": twice_error(more)}
+        yield row
 
 
 if __name__ == "__main__":

@@ -71,10 +71,14 @@ def random(evidence: Evidence, count: int) -> Order:
 
 def first_and_recent(evidence: Evidence, count: int) -> Order:
     """The first few, and the last."""
-    layers, heads, tokens = evidence.shape
-    recent = np.arange(tokens, dtype=float)
+    return first_and_recent_of(evidence.shape, count)
+
+
+def first_and_recent_of(shape: tuple[int, ...], count: int) -> Order:
+    """The same of so many layers, KV heads and tokens."""
+    recent = np.arange(shape[-1], dtype=float)
     recent[:NUM_FIRST] = np.inf
-    return largest(np.broadcast_to(recent, (layers, heads, tokens)), count)
+    return largest(np.broadcast_to(recent, shape), count)
 
 
 def prefix_pass(evidence: Evidence, count: int) -> Order:
@@ -136,9 +140,10 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 }
 
 
-def stored_half(order: Order, count: int) -> Order:
-    """Of `count` rows of each layer and head, those that are read by the order, which begins a prompt."""
-    num_tokens = order.shape[-1]
+def stored_half(order: Order, count: int, num_tokens: int | None = None) -> Order:
+    """Of `count` rows of each layer and head, those that are read by the order, which begins a prompt; `num_tokens`
+    where the order has no ranks but those that a run has."""
+    num_tokens = num_tokens or order.shape[-1]
     fixed, num_ranks = always(num_tokens), ranks_to_store(num_tokens, is_start=True)
     [share] = stored_shares([num_tokens], [len(fixed)], count, [num_ranks])
     return stored_rows(order[..., :num_ranks], fixed, share, num_tokens)

@@ -18,7 +18,7 @@ from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.pruning.attention_scores import PASS_RUN_UP, STRIDE
 from radixlm.runtime.pruning.packed_keys import PackedKeys, kept_dims
 from radixlm.runtime.pruning.row_selection import Probe, probe
-from radixlm.runtime.pruning.scored_runner import MAX_QUESTION
+from radixlm.runtime.pruning.scored_runner import stride_of
 
 from .policies import Order, Scores
 
@@ -56,9 +56,9 @@ class Prefix:
     def exact(self, query: Sequence[int], num_logits: int) -> Exact:
         """The last `num_logits` rows of logits over the whole prefix."""
         model, count, learned = self._model, self.num_tokens, None
-        if len(query) > MAX_QUESTION:
+        if (stride := stride_of(len(query), ends_prompt=True)) > 1:
             model.clear_mass()
-            model.run(query, count, count, 0, 0, stride=STRIDE)
+            model.run(query, count, count, 0, 0, stride=stride)
             learned = model.mass(count) / model.counts(count)
         model.clear_mass()
         logits = model.run(query, count, count, 0, num_logits).copy()

@@ -136,9 +136,9 @@ def summary(measured: Sequence[Measured]) -> list[Json]:
             mine = [one for one in measured if (one.policy, one.budget) == (policy, budget)]
             kls = np.array([one.kl for one in mine])
             row: Json = {"policy": policy, "budget": budget, "num_queries": len(mine)}
-            row["kl_error"] = _twice_error(kls)
+            row["kl_error"] = twice_error(kls)
             row["kl_ratio"] = float(kls.mean() / compared.mean())
-            row["kl_ratio_error"] = _twice_error(kls - kls.mean() / compared.mean() * compared) / float(compared.mean())
+            row["kl_ratio_error"] = twice_error(kls - kls.mean() / compared.mean() * compared) / float(compared.mean())
             for name in ("kl", "agreement", "dropped", "answered", "found", "full_answered", "full_found"):
                 row[name] = float(np.mean([getattr(one, name) for one in mine]))
             for name in ("log_prob", "full_log_prob"):
@@ -151,7 +151,8 @@ def summary(measured: Sequence[Measured]) -> list[Json]:
     return rows
 
 
-def _twice_error(values: Scores) -> float:
+def twice_error(values: Scores) -> float:
+    """Of the mean of some values."""
     return 2 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 

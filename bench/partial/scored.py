@@ -11,8 +11,7 @@ from __future__ import annotations
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.model_runner import ModelRunner
-from radixlm.runtime.pruning.attention_scores import STRIDE
-from radixlm.runtime.pruning.scored_runner import MAX_QUESTION
+from radixlm.runtime.pruning.scored_runner import stride_of
 
 from ..kernels.forward import make_batch
 from ..options import read_options
@@ -29,14 +28,14 @@ NUM_PAGES = -(-4012 // PAGE_SIZE)
 
 
 def main() -> None:
-    """Measure, print, write `results/scored.json`."""
+    """Measure, print, write `results/scored.json` beside other models' runs."""
     options = read_options(__doc__, "artifact", runs=30)
     artifact = Artifact.open(options.artifact)
     runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_scores=True)
     rows = []
     for step, (kind, count, past) in STEPS.items():
         batch = make_batch(kind, count, past, artifact.manifest.model.vocab_size)
-        stride = 1 if count <= MAX_QUESTION else STRIDE
+        stride = stride_of(count, ends_prompt=True)
         seconds = in_turns(
             {
                 "forward": lambda: [seconds_of(lambda: runner.forward(batch))],  # noqa: B023
@@ -46,7 +45,7 @@ def main() -> None:
         )
         forward, scored = (Spread.of(seconds[name]).median for name in ("forward", "scored"))
         rows.append({"step": step, "forward_s": forward, "scored_s": scored, "scored_over_forward": scored / forward})
-    publish("scored", {"model": artifact.manifest.name, "runs": options.runs, "rows": rows})
+    publish("scored", {"model": artifact.manifest.name, "calls": options.runs, "rows": rows}, artifact.manifest.name)
 
 
 if __name__ == "__main__":

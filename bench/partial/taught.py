@@ -63,6 +63,7 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
         for prompt in prompts[:NUM_FIRST]:
             engine.generate(prompt, PARAMS)
             settle(engine)
+        tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
         tier.loader.plan, tier.chosen.sources.plan = load_always, choose_always
         tier._rows._rates = tier.chosen.sources.rates = PatientRates()
         for prompt in () if share is None else prompts[NUM_FIRST:]:

@@ -79,6 +79,7 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
             tier.loader.plan = load_always
             if way.kv_budget < 1:
                 tier.chosen.sources.plan = choose_always
+                tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
                 tier._rows._rates = tier.chosen.sources.rates = PatientRates()
         yield engine
         engine._loop.call(lambda core: tier._saver.forget())

@@ -153,6 +153,8 @@ def _answers_of(run: Json) -> Iterator[str]:
         if "falls_back" in next(iter(found.values()))
     ]
     yield table(columns, rows)
+    if older := {row["way"]: row["commit"] for row in run["rows"] if "commit" in row}:
+        yield f"Of commit {', '.join(dict.fromkeys(older.values()))}: {', '.join(older)}."
     yield origin(run)
 
 

@@ -31,6 +31,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "partial_answers": answers.answers,
     "partial_baselines": answers.baselines,
     "scored": partial.scored,
+    "learned": partial.learned,
     "store_restart": store.restart,
     "store_partial": store.first_token,
     "store_amplification": partial.amplification,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .tables import Cell, Json, each, table
+from .tables import Cell, Json, each, met, origin, table
+
+MAX_SCORED = 1.1  # of a step's time, that learning may take
 
 WORKLOADS = {
     "text": "a text, and later parts of it as queries",
@@ -55,21 +57,53 @@ def needle(results: Json) -> Iterator[str]:
 
 
 def scored(results: Json) -> Iterator[str]:
-    """Milliseconds of steps."""
+    """Milliseconds of steps, a table for each model."""
     yield "## What scores of KV rows cost"
     yield (
-        f"`forward_scored`, which adds up how much attention each KV row gets, beside `forward`; medians of "
-        f"{results['runs']} calls in turn."
+        "`forward_scored`, which adds up how much attention each KV row gets from the tokens that are scored when they "
+        "are served, beside `forward`; medians of calls in turn. It is wanted to take at most "
+        f"{MAX_SCORED:.2f} times as long."
     )
-    yield table(
-        {
-            "step": "{step}",
-            "forward, ms": "{forward_s:ms .2f}",
-            "scored, ms": "{scored_s:ms .2f}",
-            "scored over forward": "{scored_over_forward:.2f}",
-        },
-        results["rows"],
+    for run in results["runs"].values():
+        yield f"### {run['model']}, {run['calls']} calls"
+        columns: dict[str, Cell] = {"step": "{step}", "forward, ms": "{forward_s:ms .2f}"}
+        columns |= {"scored, ms": "{scored_s:ms .2f}", "scored over forward": "{scored_over_forward:.2f}"}
+        yield table(columns | {"met": lambda row: met(row["scored_over_forward"] <= MAX_SCORED)}, run["rows"])
+        yield origin(run)
+
+
+def learned(results: Json) -> Iterator[str]:
+    """What stays of an order, and what a quarter of the rows loses by it."""
+    passages, tasks = results["nq"], results["bbh"]
+    yield "## What of a stored order outlives a restart"
+    yield (
+        f"{results['num_questions']} questions are asked of a prefix, and as many others: what stays of the first "
+        "eighth of the order on disk, mean and least of all prefixes. KL is of "
+        f"{tasks['rows'][0]['num_queries']} questions that are never asked, over {results['budget']:.0%} of the rows "
+        "by that order and the probe, with twice the standard error; more is the difference to the order before, "
+        f"question by question. NQ is one prefix of {passages['num_tokens'][0]:,} tokens; BBH are "
+        f"{len(tasks['num_tokens'])} of {min(tasks['num_tokens']):,} to {max(tasks['num_tokens']):,}, "
+        "whose questions are of other tasks."
     )
+    columns: dict[str, Cell] = {
+        "text": "{text}",
+        "order": lambda row: _ORDERS[row["way"]],
+        "stays": lambda row: f"{row['stays']:.1%} ({row['least']:.1%})" if "stays" in row else "",
+        "KL, nats": lambda row: f"{row['kl']:.3f} ± {row['kl_error']:.3f}" if "kl" in row else "",
+        "more": lambda row: f"{row['more']:+.3f} ± {row['more_error']:.3f}" if "kl" in row else "",
+    }
+    named = [{"text": text, **row} for text, run in (("NQ", passages), ("BBH", tasks)) for row in run["rows"]]
+    yield table(columns, [row for row in named if row.keys() & {"stays", "kl"}])
+
+
+_ORDERS = {
+    "before nothing": "before, in one process",
+    "nothing": "after, in one process",
+    "before": "before a restart",
+    "a restart": "after a restart",
+    "a restart that forgets": "after a restart, scores not read back",
+    "first+recent": "none: first and recent rows",
+}
 
 
 def amplification(results: Json) -> Iterator[str]:

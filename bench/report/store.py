@@ -8,7 +8,7 @@ from statistics import median
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
 from .partial import WORKLOADS
-from .tables import Cell, Json, each, met, table
+from .tables import Cell, Json, each, met, origin, table
 
 MIN_GAIN = 2.5  # that a quarter is wanted to be quicker than all, where the disk is the bottleneck
 BOTTLENECK = 0.75  # of a full load is the time that the disk takes for its bytes: then it is
@@ -61,14 +61,20 @@ def restart(results: Json) -> Iterator[str]:
 
 
 def first_token(results: Json) -> Iterator[str]:
-    """Seconds by disk and way, what a quarter gains, and the bytes that are read."""
+    """Of each model seconds by disk and way, what a quarter gains, and the bytes that are read."""
+    for run in results["runs"].values():
+        yield from _first_token(run)
+        yield origin(run)
+
+
+def _first_token(results: Json) -> Iterator[str]:
     found = _Measured(results)
-    yield f"## The first token with a part of a stored prefix: {WORKLOADS[results['workload']]}"
+    yield f"## The first token with a part of a stored prefix: {results['model']}, {WORKLOADS[results['workload']]}"
     yield (
         f"Seconds to the first token over {len(results['num_tokens'])} prefixes that are on disk only, medians over "
         f"questions that were not asked before; {min(results['num_history'])} to {max(results['num_history'])} others "
         "of each were asked first, and where they looked is the order in which it is stored. Always: whatever the "
-        "engine thinks of it. Disks other than the "
+        "engine and the calibration think of it. Disks other than the "
         "real one are throttled by a token bucket; the page cache is emptied before each request. Replies that are not "
         "of a part are those of an engine without a store, to the last bit of their logprobs."
     )

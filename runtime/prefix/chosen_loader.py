@@ -80,21 +80,22 @@ class ChosenLoader:
         self._has_computed = False  # since the last step
 
     def begin(self, wanted: Wanted) -> bool:
-        """Load the share of the rows that the disk has and memory has not, if that may be worth it. Returns whether the
-        request is to wait.
+        """Load the share of the rows that the disk has and memory has not, or the least share that is enough, if that
+        may be worth it. Returns whether the request is to wait.
         """
+        share = max(wanted.share, self._sources.least_share)
         memory, match = wanted.find(self._cache), wanted.find(self._index.cache)
         stop = len(match.pages)
-        if stop * PAGE_SIZE <= memory.num_tokens:
+        if share >= 1 or stop * PAGE_SIZE <= memory.num_tokens:
             return False
         assert match.namespace is not None, "it has pages"
         start = len(self._cache.tree.find(match.namespace, match.prompt_ids[: stop * PAGE_SIZE]).pages)
         compute_s = self._rates.compute_s(start * PAGE_SIZE, stop * PAGE_SIZE)
-        num_bytes = int(wanted.share * (stop - start) * self._reader.page_bytes)
+        num_bytes = int(share * (stop - start) * self._reader.page_bytes)
         source = None
         if compute_s is not None and self._has_room(num_bytes):
             prefix = self._index.prefix(match.namespace, match.prompt_ids, stop)
-            source = self._sources.source(WantedRows(match, prefix, start, wanted.share))
+            source = self._sources.source(WantedRows(match, prefix, start, share))
         if source is None or compute_s is None:
             self.counts.num_refused += 1
             return False

@@ -80,6 +80,11 @@ class RowSources(Protocol):
     """Makes row sources, and keeps in memory what they share. All methods are called in the engine's thread."""
 
     @property
+    def least_share(self) -> float:
+        """Of the rows: a request that asks for less gets as many, and all if it is 1."""
+        ...
+
+    @property
     def num_read_bytes(self) -> int:
         """Bytes that closed sources asked of the disk."""
         ...

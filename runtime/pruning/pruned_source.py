@@ -37,6 +37,7 @@ class PrunedSources:
     Args:
         known: what memory keeps of the store's runs.
         max_dropped_attention: above it a prompt is served with all rows.
+        least_share: of the rows: with fewer most prompts are above that, and have read a part for nothing.
         idle: called when the disk may have nothing to read; calls `read_ahead` if so.
         teacher: learns from what is served.
         promoter: brings prefixes to memory that are often served in part.
@@ -59,6 +60,7 @@ class PrunedSources:
         *,
         page_bytes: int,
         max_dropped_attention: float,
+        least_share: float,
         clock: Callable[[], float],
         idle: Callable[[], None],
         teacher: PartTeacher,
@@ -66,7 +68,7 @@ class PrunedSources:
     ) -> None:
         self.store, self.reader, self.rates, self.probe, self.known = store, reader, rates, probe, known
         self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
-        self.max_dropped_attention = max_dropped_attention
+        self.max_dropped_attention, self.least_share = max_dropped_attention, least_share
         self.teacher, self.promoter = teacher, promoter
         self.num_read_bytes = self.generation = 0
         self._prefetches: dict[bytes, _Prefetch] = {}  # by the key of the prefix's last page

@@ -94,6 +94,7 @@ class Pruning:
             *(tier.store, tier.reader, tier.rates, probe, known),
             page_bytes=page_bytes,
             max_dropped_attention=calibration.max_dropped_attention,
+            least_share=calibration.least_budget,
             clock=clock,
             idle=tier.read_ahead,
             teacher=teacher,

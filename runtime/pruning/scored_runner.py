@@ -14,7 +14,16 @@ from ..errors import EngineError
 from ..model.batch import Batch, Float32Array, Forward, Int32Array, PageCopy, PageIO, UInt8Array
 from .attention_scores import STRIDE, AttentionScores
 
-MAX_QUESTION: Final = 64  # tokens of a step: as many at the end of prompts are all scored
+MAX_SCORED: Final = 16  # of a question's tokens: all of 64 took 27 % of its time, and taught no more (bench/LOG.md)
+
+
+def stride_of(num_tokens: int, *, ends_prompt: bool) -> int:
+    """One of how many tokens of a step is scored.
+
+    >>> [stride_of(count, ends_prompt=True) for count in (16, 17, 64, 512)], stride_of(16, ends_prompt=False)
+    ([1, 2, 4, 8], 8)
+    """
+    return min(STRIDE, -(-num_tokens // MAX_SCORED)) if ends_prompt else STRIDE
 
 
 @runtime_checkable
@@ -62,12 +71,11 @@ class ScoredRunner:
 
     def forward(self, batch: Batch) -> Float32Array:
         """Run a step. It is scored unless each sequence has one token: nearly all such steps only decode, and scoring
-        makes decode 10 to 50 % slower (bench/LOG.md). Of a step that is longer than a question one of `STRIDE` tokens
-        is.
+        makes decode 10 to 50 % slower (bench/LOG.md). One of `stride_of` its tokens is.
         """
         num_tokens, num_sequences, _, num_logits = batch.shape
         if num_tokens > num_sequences:
-            return self._forward_scored(batch, 1 if num_logits and num_tokens <= MAX_QUESTION else STRIDE)
+            return self._forward_scored(batch, stride_of(num_tokens, ends_prompt=num_logits > 0))
         self.scores.forget_rows(batch.arrays.slots)
         return self._runner.forward(batch)
 

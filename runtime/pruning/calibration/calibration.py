@@ -37,7 +37,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         artifact: the digest of the manifest that it is of.
         probe_head: the KV head whose keys tell where a query looks.
         max_dropped_attention: a query whose estimate is above it is served with all rows.
-        least_budget: the least measured share of rows that kept the facts; 1.0: none did.
+        least_budget: the least measured share of rows that kept the facts; 1.0: none did. Requests get no less.
         num_facts: that were asked for, and that the model finds with all rows.
         head_kl: by head that was tried, nats a token at a quarter of the rows.
         losses: of the probe's head, by budget.
@@ -54,9 +54,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: str = UNSEALED  # sha256 of the file, with zeros here
 
     @classmethod
-    def of(cls, manifest: Manifest, *, probe_head: int, max_dropped_attention: float) -> Calibration:
+    def of(
+        cls, manifest: Manifest, *, probe_head: int, max_dropped_attention: float, least_budget: float = 0.0
+    ) -> Calibration:
         """One that was not measured, for tests and experiments."""
-        return cls(_VERSION, manifest.digest, probe_head, max_dropped_attention, 1.0, 0, {}, [])
+        return cls(_VERSION, manifest.digest, probe_head, max_dropped_attention, least_budget, 0, {}, [])
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Calibration:

@@ -17,6 +17,7 @@ from radixlm.runtime.artifact import Artifact
 from bench.partial import answers, voting
 from bench.partial.answers import (
     FULL,
+    ONLY_OURS,
     OURS,
     VOTING,
     WAYS,
@@ -25,6 +26,7 @@ from bench.partial.answers import (
     gather,
     interval,
     name_of,
+    published,
     summary,
     verdict,
 )
@@ -166,9 +168,9 @@ def test_all_is_asked_once_and_judged(tiny_artifact: Path, tmp_path: Path, monke
     calls = []
 
     class Counting(Asker):
-        def replies(self, asked: Asked, ways: Any = WAYS) -> Iterator[dict[str, Any]]:
+        def replies(self, asked: Asked, ways: Any = WAYS, *, asks_whole: bool = True) -> Iterator[dict[str, Any]]:
             calls.append(asked)
-            return super().replies(asked, ways)
+            return super().replies(asked, ways, asks_whole=asks_whole)
 
     monkeypatch.setattr(answers, "Asker", Counting)
     text = " ".join(str(number * 7919) for number in range(50))
@@ -189,6 +191,9 @@ def test_all_is_asked_once_and_judged(tiny_artifact: Path, tmp_path: Path, monke
         row["said"].items() <= old["said"].items() for row, old in zip(again, rows, strict=True)
     )
     assert all(row["said"].keys() == {FULL, *(name_of(*way) for way in WAYS)} for row in rows)
+    ours = gather(kept.with_suffix(".ours"), artifact, few, NO_WHEEL, 600.0, ONLY_OURS)
+    assert ours is not None and all(row["said"].keys() == {FULL, *(name_of(*way) for way in ONLY_OURS)} for row in ours)
+    assert all(row["said"].items() <= old["said"].items() for row, old in zip(ours, rows, strict=True))
     for row in rows[:3]:
         row["right"] = row["said"][FULL] = "Paris"
         row["said"][name_of(OURS, 0.5)] = row["said"][name_of(OURS, 0.75)] = "Paris"
@@ -203,3 +208,14 @@ def test_all_is_asked_once_and_judged(tiny_artifact: Path, tmp_path: Path, monke
     run |= {"shortest_prefix": 1, "longest_prefix": 2, "origin": origin}
     [table] = [part for part in section({"runs": {"tiny": run}}) if part.startswith("|")]
     assert table.count("\n") == 5 and f"| {VOTING}, layers that fall back |" in table
+    assert not any(part.startswith("Of commit") for part in section({"runs": {"tiny": run}}))
+
+
+def test_other_ways_that_were_not_asked_again_say_their_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"way": way, "budget": 0.25} for way in (FULL, OURS, VOTING)]
+    before = {"runs": {"tiny, nq": {"origin": {"commit": "abc"}, "rows": rows}}}
+    monkeypatch.setattr(answers, "read_results", lambda name: before)
+    assert list(published("tiny, nq")) == [{"way": VOTING, "budget": 0.25, "commit": "abc"}]
+    before["runs"]["tiny, nq"] = {"origin": {"commit": "def"}, "rows": list(published("tiny, nq"))}
+    assert [row["commit"] for row in published("tiny, nq")] == ["abc"], "and keep it"
+    assert not list(published("tiny, calls"))

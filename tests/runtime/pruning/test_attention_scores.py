@@ -12,7 +12,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.errors import EngineError
 from radixlm.runtime.model.batch import Batch, PageCopy
 from radixlm.runtime.pruning.attention_scores import DECAY, PASS_RUN_UP, STRIDE, AttentionScores
-from radixlm.runtime.pruning.scored_runner import MAX_QUESTION, ScoredRunner
+from radixlm.runtime.pruning.scored_runner import ScoredRunner, stride_of
 
 from ..fake_model import VOCAB_SIZE
 from ..fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
@@ -126,7 +126,7 @@ def test_scores_are_those_of_every_look_kept_in_a_list(seed: int) -> None:
             wants_logits, total = chance.random() < 0.7, sum(len(new) for new, _, _ in parts)
             runner.forward(batch_of(*parts, wants_logits=wants_logits))
             for new, pages, length in parts:
-                slow.step(new, pages, length, stride=1 if wants_logits and total <= MAX_QUESTION else STRIDE)
+                slow.step(new, pages, length, stride=stride_of(total, ends_prompt=wants_logits))
         elif kind == "decode":
             pages, length = sequences.pop()
             new = tokens(1)
@@ -153,6 +153,14 @@ def test_scores_are_those_of_every_look_kept_in_a_list(seed: int) -> None:
     assert model.num_scored > 5
 
 
+@pytest.mark.parametrize("count", [1, 16, 17, 40, 64, 65, 128, 512])
+def test_of_a_question_sixteen_tokens_are_scored_or_one_of_eight(count: int) -> None:
+    stride = stride_of(count, ends_prompt=True)
+    assert count // stride <= max(16, count // STRIDE)
+    assert count > 16 or stride == 1, "of a short question all"
+    assert stride_of(count, ends_prompt=False) == STRIDE
+
+
 def test_a_pruned_sequence_leaves_no_trace_on_what_it_shares() -> None:
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
     runners = [ScoredRunner(FakeScoredModel(4)) for _ in range(2)]
@@ -168,7 +176,7 @@ def test_a_pruned_sequence_leaves_no_trace_on_what_it_shares() -> None:
     for runner in runners:
         runner.scores.fold([2, 0, 1], num_reused=0)
     assert np.array_equal(*(runner.scores.of([2, 0, 1]) for runner in runners))
-    assert runners[0].scores.of([2]).all() and not runners[0].scores.of([1]).any()
+    assert runners[0].scores.of([2]).any() and not runners[0].scores.of([1]).any()
 
 
 def test_numbers_that_went_wrong_are_no_scores() -> None:

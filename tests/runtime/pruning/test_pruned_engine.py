@@ -183,6 +183,20 @@ def test_whatever_fails_is_served_exactly(
     assert (tier.chosen.num_loaded, counted) == (0, 1)
 
 
+@pytest.mark.parametrize(("least", "loaded"), [(0.25, 0.5), (0.75, 0.75), (1.0, None)])
+def test_no_request_gets_less_than_the_calibration_found_enough(
+    open_engine: Open, tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch, least: float, loaded: float | None
+) -> None:
+    learn(open_engine())
+    manifest = Artifact.open(tiny_artifact).manifest
+    found = Calibration.of(manifest, probe_head=0, max_dropped_attention=1.0, least_budget=least)
+    monkeypatch.setattr(Calibration, "read", lambda *_: found)
+    engine = open_engine()
+    pruning = engine.generate(asked(7), PARAMS, kv_budget=0.5).usage.pruning
+    assert (None if pruning is None else pruning.loaded) == loaded
+    assert tier_of(engine).num_read_bytes > 0 and tier_of(engine).chosen.num_disagreed == 0
+
+
 def test_who_leaves_while_a_part_is_read_leaves_nothing_behind(open_engine: Open) -> None:
     learn(open_engine())
     engine = open_engine()
