@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,8 +72,10 @@ def main() -> None:
     for gguf in [path.resolve() for path in options.models] or default_models():
         with tempfile.TemporaryDirectory() as folder:
             write_tasks(Path(folder), options.documents)
-            rows = list(measured(gguf, Path(folder), harness))
-        publish("lm_eval", {"model": gguf.stem, "documents": options.documents, "rows": rows}, run=gguf.name)
+            rows: list[dict[str, Any]] = []
+            for row in measured(gguf, Path(folder), harness):
+                rows.append(row)  # each is kept at once: all of them take hours
+                publish("lm_eval", {"model": gguf.stem, "documents": options.documents, "rows": rows}, run=gguf.name)
 
 
 def measured(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
@@ -83,11 +86,23 @@ def measured(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]
             print(f"{way.title} is not measured: there is no {widened}", file=sys.stderr)
             continue
         artifact = folder / "model.radixlm"
-        compile_model(widened if way.of_floats else gguf, artifact, quantize=way.quantize, kv_dtype=way.kv_dtype)
+        source = _with_tokenizer(widened, artifact, folder / "floats") if way.of_floats else gguf
+        compile_model(source, artifact, quantize=way.quantize, kv_dtype=way.kv_dtype)
         with served(artifact) as server:
             yield {"way": way.title, "scores": scored(server, folder, harness, tuple(METRICS))}
         if way == WAYS[0]:
             yield from _of_shares(artifact, folder, harness)
+
+
+def _with_tokenizer(widened: Path, artifact: Path, made: Path) -> Path:
+    """The file's numbers as floats, with the file's own tokenizer: transformers gives it tokens that have no row."""
+    if not made.exists():
+        made.mkdir()
+        for path in widened.iterdir():
+            if not path.name.startswith("tokenizer"):
+                (made / path.name).symlink_to(path)
+        shutil.copy(artifact / "tokenizer.json", made)
+    return made
 
 
 def _of_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
