@@ -455,7 +455,8 @@ def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.Mo
             assert not any(future.done() for future in waiting)
             go_on.set()
             for future in waiting:
-                with pytest.raises(InvalidGrammar, match="takes more than"):
+                # on a busy machine the last one's time is up before its turn
+                with pytest.raises((InvalidGrammar, GrammarsOverloaded), match="takes more than|in time"):
                     future.result(timeout=30)
     finally:
         go_on.set()
