@@ -456,7 +456,7 @@ def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.Mo
             go_on.set()
             for future in waiting:
                 # on a busy machine the last one's time is up before its turn
-                with pytest.raises((InvalidGrammar, GrammarsOverloaded), match="takes more than|in time"):
+                with pytest.raises((InvalidGrammar, GrammarsOverloaded), match=r"takes more than|in time"):
                     future.result(timeout=30)
     finally:
         go_on.set()
