@@ -255,8 +255,8 @@ def store_options(function: F) -> F:
             metavar="SHARE",
             help="Of a prefix in --store, load the share of keys and values that matters most, 0.5 for a half, where "
             "that is quicker: replies are near what they would be, not exact, and say so. Where answers matter, leave "
-            "it out, or give 1, with which only requests that ask for less get less. radixlm calibrate comes first.  "
-            "[default: all is loaded, whatever is asked for]",
+            "it out, or give 1, with which only requests that ask for less get less. radixlm calibrate comes first, "
+            "and no request gets less than it found enough.  [default: all is loaded, whatever is asked for]",
         ),
         click.option(
             "--store-gb",

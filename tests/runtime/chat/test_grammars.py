@@ -454,10 +454,10 @@ def test_a_slow_grammar_delays_no_quick_one(small: Bench, monkeypatch: pytest.Mo
             assert grammars.compile(Grammar("regex", "quick"))
             assert not any(future.done() for future in waiting)
             go_on.set()
-            for future in waiting:
-                # on a busy machine the last one's time is up before its turn
-                with pytest.raises((InvalidGrammar, GrammarsOverloaded), match=r"takes more than|in time"):
-                    future.result(timeout=30)
+            errors = [future.exception(timeout=30) for future in waiting]
+            # who had entered is told so; on a busy machine the time of others is up before their turn
+            assert any("takes more than" in str(error) for error in errors)
+            assert all(isinstance(error, InvalidGrammar | GrammarsOverloaded) for error in errors)
     finally:
         go_on.set()
         grammars.close()

@@ -134,7 +134,7 @@ def test_states_of_a_recurrent_model_add_up(tmp_path: Path) -> None:
         num_snapshots = found["state_snapshots",]
         assert num_snapshots == server.get("/v1/cache").json()["num_states"] >= 3, "in the prompt, and at both ends"
         assert found["state_snapshots_evicted_total",] == 0
-        # one is in use while the store copies it
+        # what computing costs is measured while the engine is idle, in a slot of its own
         wait_until(lambda: slots(read(server)) == [9 - num_snapshots, num_snapshots, 0])
         wait_until(lambda: read(server)["store_states",] >= 2)  # at the ends of the last pages of prompt and reply
         found = read(server)
