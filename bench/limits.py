@@ -49,8 +49,8 @@ class Limits:
 class ReadBandwidth:
     """Memory that is read again and again: an artifact's weights as its server has them mapped, or memory of its own.
 
-    On a virtual machine one piece of memory is read at 34 GB/s and another at 57 in the same second, each always at its
-    own speed: it depends on where the host has it.
+    On a virtual machine one piece of memory is read at 34 GB/s and another at 57 in the same second, and mostly each at
+    its own speed from one second to the next.
     """
 
     def __init__(self, target: Target, num_bytes: int = READ_BYTES, *, weights_of: Artifact | None = None) -> None:
