@@ -36,8 +36,9 @@ from ..report.page import publish
 from ..results import read_results
 from .contestants import OURS, PLACES, RadixLM, closed, peers_of, places_for
 from .models import default_models, q4_0_of
-from .scenarios import DECODE, SCENARIOS, Scenario, Values
+from .scenarios import DECODE, SCENARIOS, START, Scenario, Values
 
+NO_TIME = "there was no time"
 _REST_S = 1.0  # between two runs: threads of the one before stop spinning
 READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right before or after decode, whichever is more
 Rounds = dict[str, dict[str, list[float]]]  # contestant -> figure's name -> a value for each round
@@ -122,7 +123,7 @@ def compare(
         "target": find_target(target).name,
         "decode_bytes_per_token": bytes_per_token,
         "decode_bandwidth_share": decode_share(values, bytes_per_token),
-        "missing": missing | failed | {name: "there was no time" for name in values if not values[name]},
+        "missing": missing | failed,
         "values": values,
     }
 
@@ -144,7 +145,9 @@ def measure(
         for seed, scenario in enumerate((None, *SCENARIOS), start=100 * number):
             turn = number % len(contestants)
             for contestant in (*contestants[turn:], *contestants[:turn]):
+                what = START.name if scenario is None else scenario.name
                 if time.monotonic() > deadline:
+                    failed.setdefault(f"{contestant.name}: {what}", NO_TIME)
                     continue
                 time.sleep(_REST_S)
                 try:
@@ -152,7 +155,6 @@ def measure(
                 except Exception as error:
                     if contestant.name == OURS:
                         raise
-                    what = "start" if scenario is None else scenario.name
                     failed[f"{contestant.name}: {what}"] = f"{type(error).__name__}: {error}"[:300]
                     contestant.close()  # what comes next gets a fresh server
                     found = {}
@@ -164,15 +166,24 @@ def measure(
 
 
 def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a run with the values of the one before in front of its own."""
+    """The figures of a run with the values of the one before in front of its own, and the origins of both."""
     values: Rounds = {}
     for run in (before, figures):
         for contestant, found in run["values"].items():
             for name, each in found.items():
                 values.setdefault(contestant, {}).setdefault(name, []).extend(each)
-    missing = {name: why for name, why in figures["missing"].items() if name not in values or not values[name]}
+    missing = {name: why for name, why in (before["missing"] | figures["missing"]).items() if not _found(values, name)}
     share = decode_share(values, figures["decode_bytes_per_token"])
-    return figures | {"values": values, "missing": missing, "decode_bandwidth_share": share}
+    earlier = [*before.get("earlier", ()), *([before["origin"]] if "origin" in before else ())]
+    kept = {"values": values, "missing": missing, "decode_bandwidth_share": share, "earlier": earlier}
+    return figures | kept
+
+
+def _found(values: Rounds, name: str) -> bool:
+    """Whether there are values of a contestant, or of one of its scenarios, `NAME: SCENARIO`."""
+    contestant, _, scenario = name.partition(": ")
+    found = values.get(contestant, {})
+    return bool(found.get(scenario) if scenario else any(found.values()))
 
 
 def decode_share(values: Rounds, bytes_per_token: int) -> float | None:

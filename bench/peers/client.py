@@ -96,15 +96,27 @@ class CompletionsClient(EngineClient):
 
 class LlamaCppClient(EngineClient):
     """`/completion` of llama.cpp and ik_llama.cpp. A token that ends within a character has no event of its own: it
-    counts with the next one. ik_llama.cpp tells no ids.
+    counts with the next one. ik_llama.cpp tells no ids, and its `ignore_eos` knows one end of several, so that the
+    `banned` ids are what it may never say.
     """
 
     path = "/completion"
 
+    def __init__(self, port: int, banned: Sequence[int] = ()) -> None:
+        super().__init__(port)
+        self._bias = {"logit_bias": [[token_id, False] for token_id in banned]} if banned else {}
+
     def body(self, prompt: Ids, num_tokens: int) -> Json:
         """See `EngineClient`."""
         fixed = {"temperature": 0, "samplers": ["temperature"], "ignore_eos": True, "stream": True}
-        return {"prompt": list(prompt), "n_predict": num_tokens, "return_tokens": True, "cache_prompt": True, **fixed}
+        return {
+            "prompt": list(prompt),
+            "n_predict": num_tokens,
+            "return_tokens": True,
+            "cache_prompt": True,
+            **fixed,
+            **self._bias,
+        }
 
     def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
         """See `EngineClient`."""

@@ -10,9 +10,13 @@ import importlib.util
 import statistics
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from radixlm.compile.sources.gguf_file import GGUFFile
+from radixlm.compile.sources.gguf_tokenizer import TokenType
 
 from ..processes import RADIXLM
 from ..prompts import Prompts
@@ -30,7 +34,7 @@ _ANY_VOCABULARY = 300  # tokens that every model has
 class Contestant(ABC):
     """An engine with a model. A scenario's figures are those of the better of its commands, if it has several."""
 
-    client: type[EngineClient] = LlamaCppClient
+    client: Callable[[int], EngineClient] = LlamaCppClient  # of the server at a port
     is_slow_to_start = False  # then it is started once, not in every round
     is_held = False  # whether it was built for a target's instructions and uses no others
 
@@ -146,6 +150,11 @@ class Wheel(LlamaCpp):
 class IkLlamaCpp(LlamaCpp):
     """ik_llama.cpp. Weights that it repacks at load decode faster, and prompts slower."""
 
+    def start(self, prompts: Prompts) -> Values:
+        """See `Contestant`."""
+        self.client = partial(LlamaCppClient, banned=control_ids(self._gguf))
+        return super().start(prompts)
+
     def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
         """See `LlamaCpp`."""
         on = ("-fa", "on", "--log-disable")  # else it leaves a llama.log in this folder
@@ -193,6 +202,14 @@ class VLLM(Contestant):
         environment = ("VLLM_CPU_KVCACHE_SPACE=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{self._num_threads - 1}")
         options = ("--dtype", "bfloat16", "--max-num-seqs", "64", "--max-model-len", "8192")
         return [("env", *environment, str(self._vllm), "serve", str(self._model), *options)]
+
+
+def control_ids(gguf: Path) -> list[int]:
+    """The tokens of a file that are no text, ends of replies among them."""
+    file = GGUFFile(gguf)
+    kinds = file.metadata["tokenizer.ggml.token_type"]
+    file.close()
+    return [token_id for token_id, kind in enumerate(kinds) if kind == TokenType.CONTROL]
 
 
 def peers_of(gguf: Path, q4_0: Path, places: dict[str, Path], cache: Path, num_threads: int) -> list[Contestant]:

@@ -2,69 +2,103 @@
 
     .venv-openvino/bin/python -m bench.peers.openvino_server --model DIRECTORY|FILE.gguf --threads 2 --port 8001
 
-Answers `/health`, and streamed `/v1/completions` of token ids. Imports nothing of ours.
+Answers `/health`, and streamed `/v1/completions` of token ids. Imports nothing of ours. The library holds the
+interpreter's lock while it steps, so it has a process of its own, and HTTP has another that starts with it.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import queue
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy
-import openvino
-import openvino_genai
+
+def run_pipeline(model: str, num_threads: int, pipe: Connection) -> None:
+    """Take requests `[number, prompt, num_tokens]` from the pipe, and send `[[number, ids], ...]` after each step.
+
+    The first message is empty: the model is loaded. Ends when the other side has.
+    """
+    import numpy
+    import openvino
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = 1  # GB
+    scheduler.enable_prefix_caching = scheduler.dynamic_split_fuse = True
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 512, 64
+    device = {"INFERENCE_NUM_THREADS": num_threads}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", device)
+    send(pipe, [])
+    running: dict[int, tuple[Any, int]] = {}  # by number: the library's handle, and how many tokens are missing
+    while True:
+        while not running or pipe.poll():
+            number, prompt, num_tokens = json.loads(pipe.recv_bytes())
+            config = openvino_genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True, do_sample=False)
+            ids = openvino.Tensor(numpy.array([prompt], numpy.int64))
+            running[number] = pipeline.add_request(number, ids, config), num_tokens
+        pipeline.step()
+        told = [(number, ids) for number, (handle, _) in running.items() for ids in _new_ids(handle)]
+        for number, ids in told:
+            handle, missing = running.pop(number)
+            if missing > len(ids):
+                running[number] = handle, missing - len(ids)
+        if told:
+            send(pipe, told)
+
+
+def send(pipe: Connection, message: Any) -> None:
+    """One message, which `json.loads(pipe.recv_bytes())` reads."""
+    pipe.send_bytes(json.dumps(message).encode())
+
+
+def _run_alone(other_end: Connection, model: str, num_threads: int, pipe: Connection) -> None:
+    other_end.close()  # else the pipe never ends
+    with suppress(EOFError):
+        run_pipeline(model, num_threads, pipe)
+
+
+def _new_ids(handle: Any) -> Iterator[list[int]]:
+    while handle.can_read():
+        for output in handle.read().values():
+            yield list(output.generated_ids)
 
 
 class Pipeline:
-    """One thread makes all calls of the library: it adds what was submitted, steps, and tells of new tokens."""
+    """`run_pipeline` in its process, for the threads that answer requests."""
 
     def __init__(self, model: str, num_threads: int) -> None:
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.cache_size = 1  # GB
-        scheduler.enable_prefix_caching = scheduler.dynamic_split_fuse = True
-        scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 512, 64
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": num_threads}
-        )
-        self._numbers = itertools.count()
-        self._submitted: queue.Queue[tuple[list[int], int, queue.Queue[list[int] | None]]] = queue.Queue()
-        threading.Thread(target=self._run, daemon=True).start()
+        fork = get_context("fork")
+        self._pipe, other = fork.Pipe()
+        fork.Process(target=_run_alone, args=(self._pipe, model, num_threads, other), daemon=True).start()
+        other.close()
+        self._pipe.recv_bytes()
+        self._lock = threading.Lock()
+        self._replies: dict[int, queue.Queue[list[int]]] = {}
+        threading.Thread(target=self._hear, daemon=True).start()
 
-    def submit(self, prompt: list[int], num_tokens: int) -> queue.Queue[list[int] | None]:
-        """The ids of a reply, as they come; None ends it."""
-        replies: queue.Queue[list[int] | None] = queue.Queue()
-        self._submitted.put((prompt, num_tokens, replies))
-        return replies
+    def reply(self, prompt: list[int], num_tokens: int) -> Iterator[list[int]]:
+        """The ids of a reply, as they come."""
+        with self._lock:
+            number = len(self._replies)
+            replies: queue.Queue[list[int]] = queue.Queue()
+            self._replies[number] = replies
+            send(self._pipe, [number, prompt, num_tokens])
+        while num_tokens > 0:
+            ids = replies.get()
+            num_tokens -= len(ids)
+            yield ids
 
-    def _run(self) -> None:
-        running: list[tuple[Any, queue.Queue[list[int] | None], int]] = []  # with the tokens that are missing
+    def _hear(self) -> None:
         while True:
-            while not running or not self._submitted.empty():
-                prompt, num_tokens, replies = self._submitted.get()
-                config = openvino_genai.GenerationConfig(max_new_tokens=num_tokens, ignore_eos=True, do_sample=False)
-                ids = openvino.Tensor(numpy.array([prompt], numpy.int64))
-                handle = self._pipeline.add_request(next(self._numbers), ids, config)
-                running.append((handle, replies, num_tokens))
-            self._pipeline.step()
-            running = [each for each in (self._told(*each) for each in running) if each is not None]
-
-    def _told(
-        self, handle: Any, replies: queue.Queue[list[int] | None], missing: int
-    ) -> tuple[Any, queue.Queue[list[int] | None], int] | None:
-        while handle.can_read():
-            for output in handle.read().values():
-                ids = list(output.generated_ids)
-                missing -= len(ids)
-                replies.put(ids)
-        if missing > 0:
-            return handle, replies, missing
-        replies.put(None)
-        return None
+            for number, ids in json.loads(self._pipe.recv_bytes()):
+                self._replies[number].put(ids)
 
 
 def handler(pipeline: Pipeline) -> type[BaseHTTPRequestHandler]:
@@ -79,11 +113,10 @@ def handler(pipeline: Pipeline) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            replies = pipeline.submit(body["prompt"], body["max_tokens"])
             self.send_response(200)
             self.send_header("transfer-encoding", "chunked")
             self.end_headers()
-            while (ids := replies.get()) is not None:
+            for ids in pipeline.reply(body["prompt"], body["max_tokens"]):
                 self._chunk(f"data: {json.dumps({'choices': [{'token_ids': ids}]})}\n\n".encode())
             self._chunk(b"data: [DONE]\n\n")
             self._chunk(b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from ..processes import MemoryOfTree
 from ..prompts import Prompts
@@ -18,12 +19,12 @@ _MIB = 1 << 20
 
 
 def start(
-    command: tuple[str, ...], client_type: type[EngineClient], prompts: Prompts
+    command: tuple[str, ...], client_of: Callable[[int], EngineClient], prompts: Prompts
 ) -> tuple[ServedProcess, EngineClient, Values]:
     """A server, which the caller closes, its client, and the figures of its start."""
     server = ServedProcess(command, starts_within_s=_STARTS_WITHIN_S)
     try:
-        client = client_type(server.port)
+        client = client_of(server.port)
         first = client.ask(prompts.ids(_NUM_TOKENS), 1)
         time.sleep(_REST_S)
         warm = min(client.ask(prompts.ids(_NUM_TOKENS), 1).to_first_s for _ in range(_NUM_WARM))

@@ -7,10 +7,11 @@ from statistics import median
 from typing import NamedTuple
 
 from ..engine.figures import Figure
-from ..peers.scenarios import FIGURES
+from ..peers.scenarios import FIGURES, STREAMS_8_STEADY, STREAMS_50_STEADY
 from .tables import Cell, Json, auto, each, origin, spread, table
 
 OURS = "radixlm"
+STEADY = (STREAMS_8_STEADY, STREAMS_50_STEADY)
 
 
 class Best(NamedTuple):
@@ -37,7 +38,8 @@ def peers(results: Json) -> Iterator[str]:
     yield (
         "One client asks all: streamed requests over HTTP, random prompts that share nothing unless the row says "
         "so, replies of fixed lengths. In every round one engine after the other has all processors; medians, "
-        "with least and most. llama.cpp is built for this machine, its wheel is `xllamacpp`, as pip gives it; "
+        "with least and most. llama.cpp is built for the machine, or for the target's instructions; its wheel is "
+        "`xllamacpp`, as pip gives it; "
         "Q4_0 is what its own tool made of the file. ik_llama.cpp decodes single streams with weights that it "
         "repacks. OpenVINO GenAI has continuous batching and a front of ours (`bench/peers/openvino_server.py`), "
         "on weights that its own tools made of the file's; vLLM has these in bfloat16. Total speeds include the "
@@ -52,6 +54,9 @@ def peers(results: Json) -> Iterator[str]:
         yield f"{run['threads']} threads for each."
         for name, why in sorted(run["missing"].items()):
             yield f"Not measured: {name} ({why})."
+        for name in names:
+            if lacking := [figure.title for figure in STEADY if _never_together(values[name], figure)]:
+                yield f"No figure: {name}: {', '.join(lacking)} (its streams never ran all together)."
         rows = [
             {
                 "title": f"{figure.title}, {figure.unit}",
@@ -62,15 +67,29 @@ def peers(results: Json) -> Iterator[str]:
             for figure in FIGURES
             for best in [best_of(values, figure)]
         ]
+        rounds = {"title": "rounds", "values": [_rounds(values[name]) for name in names], "best": "", "times": ""}
         columns: dict[str, Cell] = {"median (least-most)": "{title}"}
         columns |= each(names, "values") | {"best peer": "{best}", "times the best": "{times}"}
-        yield table(columns, rows)
+        yield table(columns, [rounds, *rows])
         if (share := run["decode_bandwidth_share"]) is not None:
             yield (
                 f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, {share:.0%} of the "
                 "bandwidth that was measured in the same round, right before and after."
             )
         yield origin(run)
+        if earlier := [f"{made['commit']} ({made['date']})" for made in run.get("earlier", ())]:
+            yield f"Rounds before it: {', '.join(earlier)}."
+
+
+def _never_together(found: Mapping[str, Sequence[float]], steady: Figure) -> bool:
+    """Whether streams have a total in some round, and in none a steady speed."""
+    return bool(found.get(steady.name.removesuffix("_steady"))) and not found.get(steady.name)
+
+
+def _rounds(found: Mapping[str, Sequence[float]]) -> str:
+    """In how many rounds figures were measured: of some in fewer than of others."""
+    counts = {len(found[figure.name]) for figure in FIGURES if found.get(figure.name)}
+    return "-".join(str(count) for count in sorted({min(counts), max(counts)}))
 
 
 def _cell(values: Sequence[float] | None) -> str:

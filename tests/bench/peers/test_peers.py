@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bench.limits import Limits
-from bench.peers.__main__ import READ_GB_PER_S, added, decode_share, measure
-from bench.peers.client import CompletionsClient, Reply
-from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, peers_of, places_for
+from bench.peers.__main__ import NO_TIME, READ_GB_PER_S, added, decode_share, measure
+from bench.peers.client import CompletionsClient, LlamaCppClient, Reply
+from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, control_ids, peers_of, places_for
 from bench.peers.scenarios import DECODE, SCENARIOS, START, Scenario, Values
 from bench.prompts import Prompts
 from bench.report.peers import Best, best_of
@@ -122,11 +122,32 @@ def test_rounds_are_added_to_those_of_the_last_run() -> None:
         values = {OURS: {"decode": [decode], READ_GB_PER_S: [20.0]}, **others}
         return {"values": values, "missing": missing, "decode_bytes_per_token": 100_000_000}
 
-    before = figures(100.0, {"one": {"decode": [1.0]}}, {"other": "not there"})
+    before = figures(100.0, {"one": {"decode": [1.0]}}, {"other": "not there"}) | {"origin": {"commit": "a"}}
     found = added(before, figures(50.0, {"other": {"decode": [2.0]}}, {"one": "not asked for"}))
     assert found["values"][OURS]["decode"] == [100.0, 50.0]
     assert found["values"]["one"] == {"decode": [1.0]} and found["values"]["other"] == {"decode": [2.0]}
-    assert found["missing"] == {} and found["decode_bandwidth_share"] == 0.375
+    assert (
+        found["missing"] == {} and found["decode_bandwidth_share"] == 0.375 and found["earlier"] == [before["origin"]]
+    )
+
+
+def test_why_a_row_has_no_value_is_kept_until_it_has_one() -> None:
+    """Rounds that were added forgot it, and the row had a dash."""
+
+    def figures(others: dict[str, Any], missing: dict[str, str]) -> dict[str, Any]:
+        return {"values": {OURS: {"start": [1.0]}, "one": others}, "missing": missing, "decode_bytes_per_token": 1}
+
+    before = figures({"decode": [1.0]}, {"one: chat": "it failed", "one: cached": NO_TIME})
+    found = added(before, figures({"decode": [1.0], "cached": [2.0]}, {"one": "not asked for"}))
+    assert found["missing"] == {"one: chat": "it failed"}
+
+
+def test_ends_of_replies_are_banned_where_an_engine_knows_only_one(smollm2_gguf: Path) -> None:
+    """ik_llama.cpp ended replies of Qwen2.5-Coder after 8 tokens, and had no figures of streams and chats."""
+    banned = control_ids(smollm2_gguf)
+    assert {0, 1, 2} <= set(banned) and len(banned) < 100
+    assert [2, False] in LlamaCppClient(0, banned).body([5], 3)["logit_bias"]
+    assert "logit_bias" not in LlamaCppClient(0).body([5], 3)
 
 
 def test_the_best_peer_is_named_also_where_it_is_ahead() -> None:
@@ -147,7 +168,8 @@ def test_a_share_is_of_the_bandwidth_of_its_round() -> None:
 def test_nothing_begins_after_the_deadline() -> None:
     log: Log = []
     values, failed = measure([FakeEngine(OURS, log)], around, 2, VOCABULARY, deadline=0.0)
-    assert (values, failed, log) == ({OURS: {}}, {}, [])
+    assert (values, log) == ({OURS: {}}, [])
+    assert set(failed.values()) == {NO_TIME} and len(failed) == 1 + len(SCENARIOS) and f"{OURS}: decode" in failed
 
 
 def test_steady_speed_leaves_out_what_not_all_streams_take_part_in() -> None:
