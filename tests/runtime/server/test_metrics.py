@@ -175,7 +175,7 @@ def test_metrics_are_behind_the_key_and_openmetrics_is_spoken_too() -> None:
 
 
 def test_the_path_of_nvidias_servers_has_the_same_metrics(client: TestClient) -> None:
-    """aiperf asks for it."""
+    """aiperf asks for it where the other is not to be read."""
     plain, other = client.get("/metrics"), client.get("/prometheus/metrics")
     assert other.status_code == 200 and other.headers["content-type"] == plain.headers["content-type"]
     families = [
