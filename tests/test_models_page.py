@@ -1,4 +1,4 @@
-"""What is told of families and formats is what the registry has and the goldens compared."""
+"""What is told of families, formats and targets is what the registry has and the goldens compared."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 from click.testing import CliRunner
 from radixlm.cli.main import cli
 from radixlm.compile import evidence
+from radixlm.compile.codegen.targets import TARGETS
 from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.sources.quantized import registry as quantized
 
 from .goldens import evidence as made
 
-AGAIN = "a family, a golden or a kernel came or went: run python -m tests.goldens.evidence, and commit what it writes"
+AGAIN = (
+    "a family, golden, kernel or target came or went: run python -m tests.goldens.evidence, and commit what it writes"
+)
 
 
 def test_what_was_verified_is_what_the_goldens_say() -> None:
@@ -26,8 +29,9 @@ def test_the_pages_say_what_the_registry_has() -> None:
 
 def test_the_pages_have_a_place_for_it() -> None:
     models, readme = ((made.ROOT / name).read_text(encoding="utf-8") for name in ("docs/models.md", "README.md"))
-    assert made.TABLE.search(models) and made.SENTENCE.search(readme)
+    assert made.TABLE.search(models) and made.TARGET_TABLE.search(models) and made.SENTENCE.search(readme)
     assert all(family.title in models for family in FAMILIES.values()), AGAIN
+    assert all(f"\n| `{name}` |" in models for name in TARGETS), AGAIN
 
 
 def test_a_real_model_is_compared_by_a_test() -> None:

@@ -36,7 +36,8 @@ def lm_eval(results: Json) -> Iterator[str]:
     yield (
         "The harness as it is, by the server's URL. Perplexity a word of passages of Shakespeare; exact match of "
         "boolean expressions of BBH's kind; exact match and F1 of questions about passages of NQ-open. Shares of "
-        "prefixes are read from a disk of 25 MB/s after a restart; what is asked for often is loaded whole."
+        "prefixes are read from a disk of 25 MB/s after a restart; what is asked for often is loaded whole. Where no "
+        "request was served by a part, the scores are those of whole prefixes, and left out."
     )
     for run in results["runs"].values():
         yield f"### {run['model']}, {run['documents']} documents of a task at most"
@@ -46,14 +47,25 @@ def lm_eval(results: Json) -> Iterator[str]:
             "booleans": lambda row: _score(row, "booleans exact", "{:.1%}"),
             "NQ, exact": lambda row: _score(row, "nq exact", "{:.1%}"),
             "NQ, F1": lambda row: _score(row, "nq f1", "{:.1%}"),
-            "served by a part": lambda row: f"{row['in_part']:,}" if "in_part" in row else "",
+            "served by a part": _in_part,
         }
         yield table(columns, run["rows"])
         yield origin(run)
 
 
 def _score(row: Json, name: str, form: str) -> str:
-    return form.format(row["scores"][name]) if name in row["scores"] else ""
+    return form.format(row["scores"][name]) if name in row["scores"] and not _is_no_share(row) else ""
+
+
+def _in_part(row: Json) -> str:
+    if _is_no_share(row):
+        return "none was served in part"
+    return f"{row['in_part']:,}" if "in_part" in row else ""
+
+
+def _is_no_share(row: Json) -> bool:
+    """Whether a share below 100 % was allowed and never read: its scores are those of whole prefixes."""
+    return row.get("in_part") == 0 and not row["way"].startswith("100%")
 
 
 def baselines(results: Json) -> Iterator[str]:

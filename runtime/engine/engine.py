@@ -59,6 +59,7 @@ class Engine:
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
         match: how cached prefixes may be found, unless a request says otherwise.
         context_length: tokens of prompt and reply together.
+        reply_options: all options with which the same request may have another reply, by name.
         namespaces: makes the `namespace` of a client that is not to share with others.
         queue: how many requests run and wait, and how many more may come.
         encode, encode_chat, decode, render: those of `prompts`.
@@ -82,6 +83,7 @@ class Engine:
         self.decode, self.render = self.prompts.decode, self.prompts.render
         self.default_params = SamplingParams.recommended(self.manifest.sampling)
         self.match, self.context_length = options.match, opened.core.limits.context_length
+        self.reply_options = opened.reply_options
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
         self._idle_thread: IdleThread | None = None
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue

@@ -6,7 +6,7 @@ Knows in what order parts are opened, and that they are closed again; not reques
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -53,6 +53,7 @@ class Opened(NamedTuple):
     loop: EngineLoop
     namespaces: CacheNamespaces
     context_notice: str | None  # why the context is shorter than the model's, unless it was asked for
+    reply_options: Mapping[str, object]  # those with which equal requests may have other replies, as they are in use
 
 
 def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
@@ -171,7 +172,18 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         close = opened.pop_all().close
     upkeep = Upkeep(expiry, idle, expected)
     loop = EngineLoop(core, clock=clock, on_exit=close, upkeep=upkeep, max_num_requests=options.max_num_requests)
-    return Opened(prompts, core, loop, namespaces, size.notice)
+    return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, calibration))
+
+
+def _reply_options(options: EngineOptions, size: KVCacheSize, calibration: Calibration | None) -> Mapping[str, object]:
+    """All that changes bytes of replies, as JSON can have it: batches, guesses and how prefixes are kept do not."""
+    return {
+        "strip_suffix": options.strip_suffix,
+        "template_kwargs": options.template_kwargs or {},
+        "context_length": size.context_length,  # where replies end that have no max_tokens
+        "kv_budget": options.kv_budget,
+        "calibration": None if calibration is None else calibration.digest,
+    }
 
 
 def _keep_measured(measures: Generator[None, None, bool], tier: DiskTier, known: StoredPrefill) -> Iterator[None]:

@@ -172,7 +172,7 @@ def build_app(
 
 
 class _EngineReplica:
-    """An engine and its whole server, without a socket."""
+    """An engine and its whole server, without a socket; warm when it is made."""
 
     def __init__(self, open_engine: OpenEngine, api_keys: Sequence[str], truncation: Truncation = "none") -> None:
         from ..server import create_app
@@ -180,6 +180,7 @@ class _EngineReplica:
         share_one_arena()
         self._engine = open_engine()
         self._app = create_app(self._engine, api_keys=api_keys, tells_cached_text=bool(api_keys), truncation=truncation)
+        self._engine.warm_up()  # Serve sends requests once the replica is made
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
         """An empty batch at once, to say that the request was taken; then the answer's messages."""

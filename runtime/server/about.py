@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..artifact.manifest import Manifest
 from .app_state import AppState, json_response
 from .errors import HTTPError
+from .truncation import Truncation
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,15 @@ class ModelList(msgspec.Struct):
     last_id: str | None = None
 
 
-def fingerprint_of(manifest: Manifest) -> str:
-    """What OpenAI's replies say of the server: a digest of the artifact, with weights, module and target, and version.
+def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
+    """What OpenAI's replies say of the server: a digest of the version, of the artifact, with weights, module and
+    target, and of the options with which the same request may have another reply.
 
-    One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part.
+    One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part,
+    no call of a tool came back, and the chat template does not write the day.
     """
-    return "fp_" + sha256(f"{manifest.digest} {version('radixlm')}".encode()).hexdigest()[:16]
+    means = (version("radixlm"), engine.manifest.digest, truncation, engine.reply_options)
+    return "fp_" + sha256(msgspec.json.encode(means)).hexdigest()[:16]
 
 
 class VersionReply(msgspec.Struct):

@@ -81,7 +81,7 @@ def create_app(
     models = ModelNames.of(model_ids, default=engine.manifest.name)
     created, lanes = int(time.time()), Lanes.of(engine)
     limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict, ignores_prompt_cache_key
-    served = AppState(engine, lanes, models, fingerprint_of(engine.manifest), created, *limits)
+    served = AppState(engine, lanes, models, fingerprint_of(engine, truncation), created, *limits)
     about, tokenization, messages = About(served), Tokenization(served), Messages(served)
     endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {
         ("/v1/chat/completions", "POST"): ChatCompletions(served).create,

@@ -63,7 +63,7 @@ class AppState:
     engine: Engine
     lanes: Lanes
     models: ModelNames
-    fingerprint: str  # of artifact and version: with it, equal requests with equal seeds have equal replies
+    fingerprint: str  # with it, equal requests with equal seeds have equal replies: `fingerprint_of`
     created: int  # Unix time at which serving began
     max_body_bytes: int
     tells_cached_text: bool

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import radixlm.runtime
 from click.testing import CliRunner
+from radixlm.cli import serving
 from radixlm.cli.serve import command
 from radixlm.cli.serving import Serving
+from radixlm.runtime.engine.engine import Engine
+
+from ..runtime.server.real_server import real_engine
 
 
 @pytest.mark.parametrize(
@@ -61,3 +67,34 @@ def test_the_engine_is_told_whether_to_work_while_it_idles(
     result = CliRunner().invoke(command, ["a.radixlm", *arguments])
     assert result.exit_code == 0, result.output
     assert [options["idle_work"] for options in opened] == [does]
+
+
+class Seen(Exception):
+    """There is nothing more to see: the server may end."""
+
+
+def test_the_server_is_ready_once_a_first_step_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ready before: the first prompt took four times as long, and the next reply decoded at a fifth."""
+    said: list[str] = []
+    health: list[tuple[str, int]] = []
+
+    def look(when: str) -> None:
+        [url] = [word for word in said[0].split() if word.endswith("/health")]
+        health.append((when, httpx.get(url).status_code))
+
+    def open_engine() -> Engine:
+        engine, model = real_engine()
+        model.before = lambda batch: look("a step")
+        return engine
+
+    def opened(engine: Engine) -> None:
+        look("opened")
+        raise Seen
+
+    monkeypatch.setattr(serving, "read_manifest", lambda path: None)
+    monkeypatch.setattr(Serving, "_say", lambda self, text: said.append(text))
+    options: dict[str, Any] = {"model_ids": (), "api_keys": (), "cors_origins": (), "truncation": "none"}
+    options |= {"is_strict": False, "ignores_prompt_cache_key": False, "log_format": "text", "logs_prompts": False}
+    with pytest.raises(Seen):
+        Serving(Path("fake.radixlm"), "127.0.0.1", 0, **options, grace_s=0.0).run(open_engine, opened)
+    assert health == [("a step", 503), ("opened", 200)]

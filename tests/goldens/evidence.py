@@ -1,9 +1,9 @@
-"""Write down what the families were compared with, for `radixlm models`, docs/models.md and README.
+"""Write down what the families were compared with, for `radixlm models`, docs/models.md and README, and the targets.
 
     python -m tests.goldens.evidence
 
-Run it where a family, a golden or a kernel was added. It reads the goldens' own tables and the registry of families;
-it takes seconds, and needs neither torch nor transformers.
+Run it where a family, a golden, a kernel or a target was added. It reads the goldens' own tables and the registries of
+families and targets; it takes seconds, and needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from radixlm.compile.codegen.targets import TARGETS, IntegerDot
 from radixlm.compile.context_length import resolved
 from radixlm.compile.evidence import VERIFIED, FamilyEvidence, families
 from radixlm.compile.families import registry
@@ -36,6 +37,14 @@ REAL = {
 }
 MAX_NAMES = 9  # in README, which is short
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
+TARGET_TABLE = re.compile(r"(?<=<!-- targets -->\n).*?(?=<!-- end of targets -->)", re.DOTALL)
+PRODUCTS: dict[IntegerDot, str] = {
+    "vnni512": "`vpdpbusd` of 512 bits",
+    "vnni256": "`vpdpbusd` of 256 bits",
+    "madd512": "`vpmaddwd` of 512 bits",
+    "madd256": "`vpmaddwd` of 256 bits",
+    "portable": "32-bit products",
+}
 SENTENCE = re.compile(r"^- Models: .*?(?=^- )", re.DOTALL | re.MULTILINE)
 
 
@@ -97,6 +106,20 @@ def table(found: list[FamilyEvidence]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def target_table() -> str:
+    """What each target needs, beside what the next smaller one does."""
+    lines = ["| `--target` | the processor has | 8-bit integers are multiplied by |", "|---|---|---|"]
+    for target in TARGETS.values():
+        smaller = [other for other in TARGETS.values() if {*other.features} < {*target.features}]
+        most = max(smaller, key=lambda other: len(other.features), default=None)
+        needs = (
+            [] if most is None else [f"all of `{most.name}`", *(f for f in target.features if f not in most.features)]
+        )
+        cells = f"`{target.name}`", ", ".join(needs) or "nothing more than x86-64", PRODUCTS[target.integer_dot]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def sentence(found: list[FamilyEvidence]) -> str:
     """How README tells the same."""
     names = list(dict.fromkeys(re.split(r"[ \d]|-\d", each.title)[0] for each in found if each.is_compiled))
@@ -109,8 +132,9 @@ def sentence(found: list[FamilyEvidence]) -> str:
 def pages() -> dict[Path, str]:
     """The files that say it, as they should be; `verified.json` must be as it should be already."""
     found, models, readme = families(), ROOT / "docs" / "models.md", ROOT / "README.md"
+    page = TABLE.sub(lambda _: table(found), models.read_text(encoding="utf-8"), count=1)
     return {
-        models: TABLE.sub(lambda _: table(found), models.read_text(encoding="utf-8"), count=1),
+        models: TARGET_TABLE.sub(lambda _: target_table(), page, count=1),
         readme: SENTENCE.sub(lambda _: sentence(found), readme.read_text(encoding="utf-8"), count=1),
     }
 

@@ -1,4 +1,4 @@
-"""NVIDIA's aiperf measures chats and completions, streamed, by the server's own counts."""
+"""NVIDIA's aiperf measures chats and completions, streamed, by the server's own counts, and reads its metrics."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def test_all_requests_are_measured(server: ServeProcess, tmp_path: Path, tokeniz
     assert report["request_count"]["avg"] == NUM_REQUESTS
     assert report["output_sequence_length"]["avg"] == NUM_GENERATED
     assert not report.get("error_summary")
+    [found] = (tmp_path / "out").rglob("server_metrics_export.json")
+    read = json.loads(found.read_text(encoding="utf-8"))
+    assert read["summary"]["endpoints_successful"] == [f"{server.url}/metrics"]
+    [series] = read["metrics"]["radixlm_generated_tokens"]["series"]
+    assert 0 < series["stats"]["total"] <= NUM_REQUESTS * NUM_GENERATED

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.engine.engine_options import OpenRunner
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from ray import serve
 
@@ -34,20 +35,25 @@ class SlowEngine:
 
     def __call__(self) -> Engine:
         (self.pids / serve.get_replica_context().deployment).write_text(str(os.getpid()))
-        model: Any = fake_artifact(
-            json.dumps(tokenizer(VOCAB_SIZE)),
-            CHAT_TEMPLATE,
-            vocab_size=VOCAB_SIZE,
-            bos_token_id=BOS,
-            eos_token_id=IM_END,
-            context_length=2048,
-        )
-        return Engine(model, kv_cache_bytes=KV_BYTES, max_num_seqs=16, open_runner=self._open_runner)
+        return fake_engine(self._open_runner)
 
     def _open_runner(self, _: object, num_pages: int, __: object) -> FakeModel:
         model = FakeModel(num_pages, VOCAB_SIZE)
         model.before = lambda batch: time.sleep(self.step_s)
         return model
+
+
+def fake_engine(open_runner: OpenRunner) -> Engine:
+    """An engine of a small tokenizer and a template, with whatever model."""
+    model: Any = fake_artifact(
+        json.dumps(tokenizer(VOCAB_SIZE)),
+        CHAT_TEMPLATE,
+        vocab_size=VOCAB_SIZE,
+        bos_token_id=BOS,
+        eos_token_id=IM_END,
+        context_length=2048,
+    )
+    return Engine(model, kv_cache_bytes=KV_BYTES, max_num_seqs=16, open_runner=open_runner)
 
 
 def open_silent_engine() -> Engine:

@@ -110,7 +110,7 @@ class Reply(msgspec.Struct, kw_only=True):
     object: str
     created: int  # Unix time
     model: str
-    system_fingerprint: str  # of artifact and version
+    system_fingerprint: str  # of artifact, version and options
     choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
     # unset: a chunk of a stream without usage
     usage: UsageReply | RunningUsage | msgspec.UnsetType | None = msgspec.UNSET

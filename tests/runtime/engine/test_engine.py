@@ -322,6 +322,19 @@ def test_broken_tokenizer_is_a_corrupt_artifact(artifact: FakeArtifact) -> None:
         open_engine(FakeArtifact(artifact.manifest, "{}", TEMPLATE))
 
 
+def test_expected_grammars_are_made_ready_once_there_was_no_request_for_a_second(artifact: FakeArtifact) -> None:
+    """What the first grammar waits for takes both processors from the first prompts."""
+    now = [0.0]
+    with open_engine(artifact, clock=lambda: now[0]) as engine:
+        engine.expect_grammars()
+        thread, trial = engine._idle_thread, engine.grammars.lanes[0].trial
+        assert thread is not None and not thread.join(0.1) and trial.process_id is None
+        now[0] = 1.0
+        assert thread.join(60.0) and trial.process_id is not None
+        engine.expect_grammars()
+        assert engine._idle_thread is thread
+
+
 def test_closing_cancels_what_runs_and_frees_the_model(artifact: FakeArtifact) -> None:
     models = []
 

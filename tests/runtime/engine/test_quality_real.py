@@ -1,4 +1,4 @@
-"""Real models as their Q4_K_M files have them say what transformers says, as closely as llama.cpp does.
+"""Real models as their Q4_K_M files have them say what transformers says, closer than llama.cpp does.
 
 A thousand positions of each; Gemma's are behind 500 tokens, so that its window of 512 leaves tokens out.
 """
@@ -58,15 +58,13 @@ def test_gemma_reads_1500_tokens() -> None:
     assert [len(prompt.ids) for prompt in RealGolden.load("gemma3").prompts] == [1500]
 
 
-def test_mean_kl_is_below_a_hundredth_of_a_nat_and_at_most_that_of_llama_cpp(comparison: Comparison) -> None:
+def test_mean_kl_is_below_a_hundredth_of_a_nat_and_at_most_0_8_times_that_of_llama_cpp(comparison: Comparison) -> None:
     assert comparison.kl.mean() < 0.01
-    assert comparison.kl.mean() <= comparison.llama_cpp_kl.mean()
+    assert comparison.kl.mean() <= 0.8 * comparison.llama_cpp_kl.mean()
 
 
-def test_the_most_likely_token_is_the_same_at_most_one_point_less_often_than_llama_cpp_s(
-    comparison: Comparison,
-) -> None:
-    assert comparison.agrees.mean() >= comparison.llama_cpp_agrees.mean() - 0.01
+def test_the_most_likely_token_is_the_same_no_less_often_than_llama_cpp_s(comparison: Comparison) -> None:
+    assert comparison.agrees.mean() >= comparison.llama_cpp_agrees.mean()
 
 
 def test_the_estimate_of_a_distribution_s_distance_has_no_bias() -> None:

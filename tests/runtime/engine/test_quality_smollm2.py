@@ -1,4 +1,4 @@
-"""SmolLM2 as its Q4_1 file has it says what transformers says with the same weights, as closely as llama.cpp does."""
+"""SmolLM2 as its Q4_1 file has it says what transformers says with the same weights, closer than llama.cpp does."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ...goldens.smollm2_kl import Comparison, Passage, SmolLM2Golden, bootstrap_
 
 NUM_PAGES = 127  # a prime, so that Rows can scatter pages
 CHUNK = 64  # positions computed at a time, all with logits
+MOST_KL = 0.8  # of llama.cpp's on the same file
 CLOSE_CALL = 0.5  # logits: int8 activations move them by 0.3 (root mean square)
 
 
@@ -63,8 +64,11 @@ def test_mean_kl_is_below_a_hundredth_of_a_nat(comparison: Comparison) -> None:
     assert comparison.kl.min() > -1e-6
 
 
-def test_the_most_likely_token_is_the_same_at_97_of_100_positions(comparison: Comparison) -> None:
+def test_the_most_likely_token_is_the_same_at_97_of_100_positions_and_no_less_often_than_llama_cpp_s(
+    comparison: Comparison,
+) -> None:
     assert comparison.agrees.mean() >= 0.97
+    assert comparison.agrees.mean() >= comparison.llama_cpp_agrees.mean()
 
 
 def test_attention_in_integers_costs_less_than_a_thousandth_of_a_nat(
@@ -74,7 +78,8 @@ def test_attention_in_integers_costs_less_than_a_thousandth_of_a_nat(
         compare_artifact(path, golden, embedding) for path in (smollm2_codes_artifact, smollm2_f16_artifact)
     )
     assert abs(codes.kl.mean() - exact.kl.mean()) < 0.001
-    assert codes.agrees.mean() >= 0.96
+    assert codes.bootstrap.ratio <= MOST_KL
+    assert codes.agrees.mean() >= codes.llama_cpp_agrees.mean()
 
 
 def compare_artifact(path: Path, golden: SmolLM2Golden, embedding: np.ndarray) -> Comparison:
@@ -84,10 +89,10 @@ def compare_artifact(path: Path, golden: SmolLM2Golden, embedding: np.ndarray) -
     return compared
 
 
-def test_mean_kl_is_at_most_1_1_times_that_of_llama_cpp(comparison: Comparison) -> None:
+def test_mean_kl_is_at_most_0_8_times_that_of_llama_cpp(comparison: Comparison) -> None:
     bootstrap = comparison.bootstrap
-    assert bootstrap.ratio <= 1.1, bootstrap
-    assert bootstrap.high <= 1.1, bootstrap
+    assert bootstrap.ratio <= MOST_KL, bootstrap
+    assert bootstrap.high <= MOST_KL, bootstrap
 
 
 def test_greedy_replies_differ_from_transformers_only_at_close_calls(

@@ -164,6 +164,7 @@ class FakeEngine:
     max_num_requests: int | None = None
     room: int | None = None
     manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake", digest=64 * "0"))
+    reply_options: dict[str, object] = field(default_factory=dict)
     tool_format: ToolFormat = PLAIN
     num_grammars_expected: int = 0
 

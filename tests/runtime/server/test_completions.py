@@ -6,8 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from radixlm.runtime.server import about
-from radixlm.runtime.server.about import fingerprint_of
 from starlette.testclient import TestClient
 
 from .scripted import events
@@ -146,15 +144,3 @@ def test_each_chunk_has_the_usage_so_far_if_asked(client: TestClient) -> None:
 def test_chunks_have_no_usage_without_that_of_the_end(client: TestClient) -> None:
     chunks = events(ask(client, stream=True, stream_options={"continuous_usage_stats": True}))
     assert not any("usage" in chunk for chunk in chunks)
-
-
-def test_the_fingerprint_is_of_artifact_and_version(
-    client: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = ask(client).json()["system_fingerprint"]
-    streamed = {chunk["system_fingerprint"] for chunk in events(ask(client, stream=True))}
-    assert told.startswith("fp_") and streamed == {told}
-    engine.manifest.digest = 64 * "1"
-    other = fingerprint_of(engine.manifest)
-    monkeypatch.setattr(about, "version", lambda name: "99.0")
-    assert len({told, other, fingerprint_of(engine.manifest)}) == 3

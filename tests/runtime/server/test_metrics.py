@@ -174,6 +174,18 @@ def test_metrics_are_behind_the_key_and_openmetrics_is_spoken_too() -> None:
     engine.close()
 
 
+def test_the_path_of_nvidias_servers_has_the_same_metrics(client: TestClient) -> None:
+    """aiperf asks for it where the other is not to be read."""
+    plain, other = client.get("/metrics"), client.get("/prometheus/metrics")
+    assert other.status_code == 200 and other.headers["content-type"] == plain.headers["content-type"]
+    families = [
+        [(family.name, family.type, family.documentation) for family in text_string_to_metric_families(answer.text)]
+        for answer in (plain, other)
+    ]
+    assert families[0] == families[1] and ("radixlm_engine_up", "gauge") in [family[:2] for family in families[1]]
+    assert values(other.text) == values(plain.text) | {("http_responses_total", "/metrics", "200"): 1}
+
+
 def test_two_applications_count_apart() -> None:
     engines = [real_engine()[0] for _ in range(2)]
     first, second = (TestClient(create_app(engine)) for engine in engines)

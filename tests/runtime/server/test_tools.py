@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
@@ -17,6 +17,9 @@ from ..fake_artifact import fake_artifact
 from ..fake_model import FakeModel
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
 from .scripted import END_OF_TURN, OSLO, TOKENIZER, TOOLS, USER, VOCAB_SIZE, WEATHER, Scripted, events
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
 
 MODELS = {"hermes": (QWEN, HERMES), "llama3": (LLAMA, LLAMA3), "plain": (NO_TOOLS, PLAIN)}
 
@@ -411,3 +414,25 @@ def test_an_answer_to_a_schema_may_still_be_a_call(model: Scripted) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "ok", "schema": schema}}
     assert model.reply('{"ok": true}', response_format=form)["message"]["content"] == '{"ok": true}'
     assert model.reply(model.format.text_of([OSLO]), response_format=form)["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tools"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}, {"tools": TOOLS, "tool_choice": "none"}),
+        ("/v1/responses", {"input": "Hi"}, {"tools": [{"type": "function", "name": "now"}], "tool_choice": "none"}),
+        (
+            "/v1/messages",
+            {"messages": [USER], "max_tokens": 4},
+            {"tools": [{"name": "now", "input_schema": {"type": "object"}}], "tool_choice": {"type": "none"}},
+        ),
+    ],
+)
+def test_a_client_with_tools_is_expected_to_want_grammars(
+    client: TestClient, engine: FakeEngine, path: str, body: dict[str, object], tools: dict[str, object]
+) -> None:
+    """Others never do, and what grammars need takes 90 MB."""
+    assert client.post(path, json=body).status_code == 200
+    assert engine.num_grammars_expected == 0
+    assert client.post(path, json=body | tools).status_code == 200
+    assert engine.num_grammars_expected == 1
