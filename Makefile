@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -65,6 +65,10 @@ bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
 	$(BIN)/python -m bench.lm_eval $(MODEL)
 	$(BIN)/python -m bench.report
 
+# All that these suites install, and no test of theirs: `.ci/run` has it made while others run.
+environments: .venv-browser/.suite .venv-clients/.suite .venv-agents/.suite .venv-aider/.suite .venv-instruments/.suite \
+		.venv-ray/.suite .cache/npm-clients/.suite $(AGENTS)/.suite
+
 # Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
 test-ray: .venv-ray/.suite
 	.venv-ray/bin/pytest --confcutdir=tests/ray -W ignore::DeprecationWarning tests/ray
@@ -87,15 +91,17 @@ bench-cache: $(VENV)/.bench
 	$(BIN)/python -m bench.report
 
 # radixlm beside llama.cpp, which is built for this machine once, and what `make peers` made, on two models (0.5 GB to
-# fetch), or on any: make bench-peers MODEL=file.gguf. RESULTS names the peers that are not there.
-bench-peers: $(VENV)/.bench .cache/llama.cpp/.built
+# fetch), or on any: make bench-peers MODEL=file.gguf. RESULTS names the peers that are not there, or cannot be built.
+bench-peers: $(VENV)/.bench
+	-@$(MAKE) --no-print-directory .cache/llama.cpp/.built
 	$(BIN)/python -m bench.peers $(MODEL)
 	$(BIN)/python -m bench.report
 
 # The same for machines without AVX-512: ours, llama.cpp and ik_llama.cpp, each built for TARGET, and the wheel, which is.
 # Targets are x86-64-v3, and x86-64-v3-vnni where the processor has AVX-VNNI. A quarter of an hour to build, once.
 TARGET_ISA := x86-64-v3
-bench-laptops: $(VENV)/.bench .cache/llama.cpp/.built .cache/llama.cpp-$(TARGET_ISA)/.built .cache/ik_llama.cpp-$(TARGET_ISA)/.built
+bench-laptops: $(VENV)/.bench
+	-@$(MAKE) --keep-going --no-print-directory .cache/llama.cpp/.built .cache/llama.cpp-$(TARGET_ISA)/.built .cache/ik_llama.cpp-$(TARGET_ISA)/.built
 	$(BIN)/python -m bench.peers --target $(TARGET_ISA) $(MODEL)
 	$(BIN)/python -m bench.report
 
