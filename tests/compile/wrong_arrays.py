@@ -42,12 +42,17 @@ def values(array: np.ndarray) -> Iterator[np.ndarray]:
             yield changed
 
 
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """Copies of all arrays of a checkpoint: its file may be written anew."""
+    file = SafetensorsFile(path / "model.safetensors")
+    arrays = {name: file.values(name) for name in file.tensors}
+    file.close()
+    return arrays
+
+
 def read_or_refused(path: Path, tensors: tuple[str, ...], name: str, wrong: np.ndarray | None) -> None:
     """Read `tensors` where the array `name` of the checkpoint is `wrong`, or None for missing: done, or one line."""
-    file = path / "model.safetensors"
-    stored = SafetensorsFile(file)
-    arrays = {other: array[:] for other, array in stored.tensors.items()}
-    stored.close()
+    file, arrays = path / "model.safetensors", arrays_of(path)
     right = arrays.pop(name)
     try:
         write_safetensors(file, arrays if wrong is None else arrays | {name: wrong})
