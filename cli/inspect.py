@@ -36,8 +36,8 @@ def command(
 ) -> None:
     """Show what is in MODEL, an artifact; or of what compile takes, whether it can be compiled and what it will take.
 
-    Nothing is loaded, built or written, and of hf:ORG/NAME only the configuration is fetched. The exit code is 2 where
-    a model cannot be compiled.
+    Nothing is loaded, built or written, and of hf:ORG/NAME only the configuration is fetched. The numbers of weights
+    are not looked at: compile refuses those that are damaged. The exit code is 2 where a model cannot be compiled.
 
     The commands generate, chat and serve run an artifact's model.so, which is native code. The digests show that the
     files are complete, not where they come from: open only an artifact from a source that you trust.

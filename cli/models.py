@@ -18,7 +18,8 @@ def command(as_json: bool) -> None:
     """List the model families and file formats that compile takes, and what each was verified against.
 
     A golden is a tiny random checkpoint with all features of its family, whose logits transformers has computed; tests
-    compare a compiled model with it. llama.cpp, given the same weights, is the second witness.
+    compare a compiled model with it. llama.cpp, given the same weights, is the second witness. What is kept of a format
+    is what compile does unless --quantize says otherwise.
 
     \b
     radixlm models
@@ -43,9 +44,9 @@ def command(as_json: bool) -> None:
         for golden in family.goldens:
             if golden.needs is not None:
                 click.echo(f"  not compiled yet: {golden.name} needs {golden.needs}")
-    click.secho("Formats", bold=True)
     for each in FORMATS:
-        print_rows([(f"  {each.title}", f"{each.reads}; against {each.verified}")])
+        click.secho(each.title, bold=True)
+        print_rows([("  reads", each.reads), ("  keeps", each.kept), ("  verified", f"against {each.verified}")])
 
 
 def _verified(family: FamilyEvidence) -> str:
@@ -53,5 +54,6 @@ def _verified(family: FamilyEvidence) -> str:
         return "by no golden"
     told = f"transformers ({', '.join(golden.name for golden in family.goldens)})"
     if family.llama_cpp is not None:
-        told += f", llama.cpp within {family.llama_cpp:.0e}"
+        without = " and ".join(family.without_llama_cpp)
+        told += f", llama.cpp within {family.llama_cpp:.0e}{f' (not asked about {without})' if without else ''}"
     return told if family.real is None else f"{told}, {family.real}"

@@ -54,6 +54,11 @@ class FamilyEvidence:
         return max((golden.llama_cpp for golden in self.goldens if golden.llama_cpp is not None), default=None)
 
     @property
+    def without_llama_cpp(self) -> tuple[str, ...]:
+        """Names of the goldens that llama.cpp was not asked about; `llama_cpp` is of the others."""
+        return tuple(golden.name for golden in self.goldens if golden.llama_cpp is None)
+
+    @property
     def bits(self) -> Literal["test", "test-long"] | None:
         """The target that is run most often of those that compare the bits of one of its goldens."""
         targets = {golden.bits for golden in self.goldens}
@@ -67,26 +72,61 @@ class FamilyEvidence:
 
 @dataclass(frozen=True)
 class FormatEvidence:
-    """A format of files, what of it is read, and what that was compared with."""
+    """A format of files, what of it is read, what the artifact makes of it, and what that was compared with.
+
+    `kept` says what differs from the numbers of the file where `--quantize` is `keep`, and what is refused.
+    """
 
     title: str
     reads: str
+    kept: str
     verified: str
 
 
+_FORMULA = "the format's formula"
+_ROUNDED = "rounded to 8-bit integers with a scale for each 32, by at most 0.4 % of the largest of these"
 FORMATS = (
-    FormatEvidence("GGUF", "every type of the table in docs/models.md, mixed", "the reference of the gguf package"),
-    FormatEvidence("safetensors", "F32, F16, BF16, in one file or shards", "the goldens of transformers"),
-    FormatEvidence("GPTQ", "2, 3, 4 and 8 bits, version 1 and 2, act-order", "the format's formula"),
-    FormatEvidence("AWQ", "gemm", "the format's formula"),
     FormatEvidence(
-        "compressed-tensors", "pack-, int- and float-quantized, MXFP4, MXFP8, NVFP4", "the format's formula"
+        "GGUF",
+        "one file, the types of the table in docs/models.md, mixed",
+        "as that table says; parts (-00001-of-0000N) are refused: join them with llama-gguf-split",
+        "the reference of the gguf package",
     ),
-    FormatEvidence("FP8", "a scale for each matrix, row or block; fbgemm", "the format's formula"),
-    FormatEvidence("MXFP4", "gpt-oss's blocks", "a golden of transformers"),
-    FormatEvidence("ModelOpt", "FP8, NVFP4", "the format's formula"),
-    FormatEvidence("MLX", "groups with scales and biases, mlx-lm's names", "the format's formula, the goldens"),
-    FormatEvidence("MLC", "q0 and q4 conversions, mlc-llm's names", "the format's formula, the goldens"),
+    FormatEvidence(
+        "safetensors", "F32, F16, BF16, in one file or shards", "exact; pickled files are refused", "transformers"
+    ),
+    FormatEvidence(
+        "GPTQ",
+        "2, 3, 4 and 8 bits, versions 1 and 2, symmetric or not, act-order, GPTQModel's dynamic",
+        "codes as they are; act-order of stacks of experts and of the heads of latent attention (MLA) is refused, and "
+        "rounded with --quantize q8; marlin's layout is refused",
+        _FORMULA,
+    ),
+    FormatEvidence("AWQ", "4 bits, the layout gemm", "codes as they are; other layouts are refused", _FORMULA),
+    FormatEvidence(
+        "compressed-tensors",
+        "pack-quantized (2, 4, 8 bits), int-, float- and naive-quantized, MXFP4, MXFP8, NVFP4, mixed",
+        "codes as they are, but 8-bit floats as FP8's; NVFP4's scales are rounded to float16; act-order as GPTQ's; "
+        "sparse ones and rotations (transform_config) are refused",
+        _FORMULA,
+    ),
+    FormatEvidence("FP8", "E4M3 and E5M2 with a scale for each matrix, row or block; fbgemm's", _ROUNDED, _FORMULA),
+    FormatEvidence("MXFP4", "gpt-oss's blocks", "exact; scales below 2^-126 become zero", "transformers"),
+    FormatEvidence(
+        "ModelOpt", "FP8, NVFP4", "FP8 as FP8's, NVFP4's scales rounded to float16; others are refused", _FORMULA
+    ),
+    FormatEvidence(
+        "MLX",
+        "affine of 2, 3, 4, 5, 6 and 8 bits, mxfp4, nvfp4, mixed; mlx-lm's names of tensors",
+        "codes as they are; other modes are refused",
+        f"{_FORMULA}; the same models' goldens",
+    ),
+    FormatEvidence(
+        "MLC",
+        "q0 and q4 conversions of mlc-llm, under its names of tensors",
+        "codes as they are; q3 and FP8 conversions are refused",
+        f"{_FORMULA}; the same models' goldens",
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from click.testing import CliRunner
 from radixlm.cli.main import cli
@@ -30,8 +31,21 @@ def test_the_pages_say_what_the_registry_has() -> None:
 def test_the_pages_have_a_place_for_it() -> None:
     models, readme = ((made.ROOT / name).read_text(encoding="utf-8") for name in ("docs/models.md", "README.md"))
     assert made.TABLE.search(models) and made.TARGET_TABLE.search(models) and made.SENTENCE.search(readme)
+    assert made.FORMAT_TABLE.search(models)
     assert all(family.title in models for family in FAMILIES.values()), AGAIN
     assert all(f"\n| `{name}` |" in models for name in TARGETS), AGAIN
+    assert all(f"\n| {each.title} | {each.reads} | {each.kept} |" in models for each in evidence.FORMATS), AGAIN
+
+
+def test_a_golden_without_a_second_witness_is_told_beside_the_distance_of_the_others() -> None:
+    """The largest distance stood there as if it were of all."""
+    models = (made.ROOT / "docs/models.md").read_text(encoding="utf-8")
+    told = CliRunner().invoke(cli, ["models"]).output
+    alone = [golden.name for each in evidence.families() for golden in each.goldens if golden.llama_cpp is None]
+    assert "exaone4" in alone
+    for name in alone:
+        assert re.search(rf"\| [0-9e-]+; not [^|]*\b{name}\b[^|]*\|", models), AGAIN
+        assert re.search(rf"not asked about [^)]*\b{name}\b[^)]*\)", told)
 
 
 def test_a_real_model_is_compared_by_a_test() -> None:

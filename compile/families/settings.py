@@ -11,21 +11,18 @@ from typing import Any, Literal
 
 import msgspec
 from radixlm.runtime.artifact.model_config import (
-    AnyAttention,
     Attention,
     Dense,
     Experts,
     Function,
-    GatedDelta,
     LayerConfig,
-    Mamba2,
-    Mixer,
     ModelConfig,
     Rope,
     RopeScaling,
 )
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 
+from ..layers.number_checks import check_numbers
 from .rope_scaling import rope_scaling
 
 LayerType = Literal["full_attention", "sliding_attention"]  # as transformers calls them
@@ -274,43 +271,5 @@ class Settings:
             raise CorruptSource(message) from error
         if not config.kv_attentions:
             raise UnsupportedArchitecture(f"{self.label}: no layer has attention, which is not supported")
-        for mixer in dict.fromkeys(mixer for layer in config.layers for mixer in (layer.mixer, layer.beside)):
-            _check_shares(self.label, mixer)
-        for attention in dict.fromkeys(config.attentions):
-            _check_heads(self.label, attention)
-        for experts in dict.fromkeys(each.experts for each in config.layers):
-            if experts is not None:
-                _check_experts(self.label, experts)
+        check_numbers(self.label, config)
         return config
-
-
-def _check_shares(label: str, mixer: Mixer | None) -> None:
-    if isinstance(mixer, GatedDelta) and mixer.num_value_heads % mixer.num_key_heads:
-        heads = f"{mixer.num_value_heads} value heads cannot share {mixer.num_key_heads} key heads"
-        raise CorruptSource(f"{label}: {heads}")
-    if isinstance(mixer, Mamba2) and mixer.num_heads % mixer.num_groups:
-        raise CorruptSource(f"{label}: {mixer.num_heads} heads cannot share {mixer.num_groups} groups")
-
-
-def _check_heads(label: str, attention: AnyAttention) -> None:
-    if attention.num_heads % attention.num_kv_heads:
-        raise CorruptSource(
-            f"{label}: {attention.num_heads} attention heads cannot share {attention.num_kv_heads} key-value heads"
-        )
-    if attention.rope is not None and attention.rope.rotary_dim % 2:
-        raise CorruptSource(f"{label}: a head of {attention.rope.rotary_dim} values cannot be rotated in pairs")
-    if attention.rope is not None and attention.rope.rotary_dim > attention.head_dim:
-        raise CorruptSource(
-            f"{label}: {attention.rope.rotary_dim} values of a head of {attention.head_dim} cannot be rotated"
-        )
-
-
-def _check_experts(label: str, experts: Experts) -> None:
-    count, active, router = experts.num_experts, experts.num_active, experts.router
-    if count % router.num_groups or router.num_active_groups > router.num_groups:
-        raise CorruptSource(
-            f"{label}: a token cannot have {router.num_active_groups} of {router.num_groups} groups of {count} experts"
-        )
-    reach = count // router.num_groups * router.num_active_groups
-    if active > reach:
-        raise CorruptSource(f"{label}: a token cannot have {active} of {reach} experts")

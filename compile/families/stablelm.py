@@ -23,13 +23,19 @@ class StableLM(Family):
     names = {"q_norm": "self_attn.q_layernorm.weight", "k_norm": "self_attn.k_layernorm.weight"}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """A GGUF file has norms of heads where it stores them."""
+        """A GGUF file has norms of heads where it stores them, and parallel layers where it has no second norm.
+
+        llama.cpp's converter says `use_parallel_residual` of every model whose config.json does not, so that its graph
+        looks at the norm, too.
+        """
         has_norms = "blk.0.attn_q_norm.weight" in c.stored or bool(c("qk_layernorm"))
         attention = c.attention(
             bias=c.has_bias("attn_q", otherwise=bool(c("use_qkv_bias"))),
             qk_norm=QKNorm(over="each_head", kind="layer") if has_norms else None,
         )
         is_parallel = c("use_parallel_residual", False)
+        if c.format == "gguf":
+            is_parallel = "blk.0.ffn_norm.weight" not in c.stored
         return LayerConfig(mixer=attention, ffn=c.dense(), norms="parallel" if is_parallel else "pre")
 
     def config(self, c: Settings) -> ModelConfig:

@@ -85,10 +85,16 @@ def separated(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[st
 
 
 def reshaped(tensors: Mapping[str, Tensor], transposed: Iterable[str], flat: Iterable[str]) -> dict[str, Tensor]:
-    """Stacks whose names match a pattern of `transposed` turned, under `NAME.weight`, those of `flat` as vectors."""
+    """Stacks whose names match a pattern of `transposed` turned, under `NAME.weight`, those of `flat` as vectors.
+
+    Raises CorruptSource where one is no stack.
+    """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, PlainTensor) and any(fnmatch(name, pattern) for pattern in transposed):
+            if len(tensor.array.shape) != 3:
+                shape = list(tensor.array.shape)
+                raise CorruptSource(f"{name} has shape {shape}, a stack of matrices is expected; fetch it again")
             found[f"{name}.weight"] = PlainTensor(_Transposed(tensor.array))
         elif isinstance(tensor, PlainTensor) and any(fnmatch(name, pattern) for pattern in flat):
             found[name] = PlainTensor(_Flat(tensor.array))

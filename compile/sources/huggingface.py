@@ -128,7 +128,7 @@ def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> 
         is_expected = name in expected or any(part in expected for part in parts_of(name))
         if name == stem or is_expected or beside is None or isinstance(beside, PlainTensor):
             return False
-        return not found[name].read_float32().any()
+        return found[name].info.type in KINDS and not found[name].read_float32().any()
 
     return {name: tensor for name, tensor in found.items() if not is_idle(name)}
 

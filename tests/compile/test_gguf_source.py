@@ -74,6 +74,17 @@ def test_llama3s_stored_frequencies_become_factors(make_tiny: Make, write_gguf: 
         assert "rope_freqs.weight" not in source.tensors()
 
 
+@pytest.mark.parametrize("count", [1, 7, 9])
+def test_stored_frequencies_of_another_number_than_pairs_are_refused(
+    count: int, make_tiny: Make, write_gguf: Make
+) -> None:
+    """One factor was taken for all, and others ended in a traceback when the artifact was built."""
+    factors = np.ones(count, np.float32)
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
+    with pytest.raises(CorruptSource, match=f"RoPE has {count} factors, 8 pairs of a head rotate"):
+        open_source(path)
+
+
 def test_linear_scaling_and_the_sliding_window_are_kept(make_tiny: Make, write_gguf: Make) -> None:
     def edit(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

@@ -17,7 +17,7 @@ from typing import Any
 
 from radixlm.compile.codegen.targets import TARGETS, IntegerDot
 from radixlm.compile.context_length import resolved
-from radixlm.compile.evidence import VERIFIED, FamilyEvidence, families
+from radixlm.compile.evidence import FORMATS, VERIFIED, FamilyEvidence, families
 from radixlm.compile.families import registry
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.sources.huggingface_config import huggingface_settings
@@ -45,6 +45,7 @@ PRODUCTS: dict[IntegerDot, str] = {
     "madd256": "`vpmaddwd` of 256 bits",
     "portable": "32-bit products",
 }
+FORMAT_TABLE = re.compile(r"(?<=<!-- formats -->\n).*?(?=<!-- end of formats -->)", re.DOTALL)
 SENTENCE = re.compile(r"^- Models: .*?(?=^- )", re.DOTALL | re.MULTILINE)
 
 
@@ -89,7 +90,7 @@ def table(found: list[FamilyEvidence]) -> str:
     """The families as a table for docs/models.md."""
     lines = [
         "| family | classes | GGUF | goldens of transformers | llama.cpp within | compiles | bits, by make |",
-        "|---|---|---|---|--:|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
     for each in found:
         needs = [f"{golden.name} needs {golden.needs}" for golden in each.goldens if golden.needs is not None]
@@ -98,7 +99,7 @@ def table(found: list[FamilyEvidence]) -> str:
             ", ".join(each.classes),
             ", ".join(each.gguf) or f"as {', '.join(each.gguf_of_others)}",
             ", ".join(golden.name for golden in each.goldens) or "none",
-            "-" if each.llama_cpp is None else f"{each.llama_cpp:.0e}",
+            _llama_cpp(each),
             "; ".join(needs) or ("yes" if each.goldens else "not tried"),
             each.bits or "-",
         )
@@ -120,6 +121,21 @@ def target_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _llama_cpp(family: FamilyEvidence) -> str:
+    """How near llama.cpp is, and which goldens that is not of."""
+    if family.llama_cpp is None:
+        return "-"
+    without = " and ".join(family.without_llama_cpp)
+    return f"{family.llama_cpp:.0e}{f'; not {without}' if without else ''}"
+
+
+def format_table() -> str:
+    """The formats as a table for docs/models.md."""
+    lines = ["| format | what is read | in the artifact, with `keep` | compared with |", "|---|---|---|---|"]
+    lines += [f"| {each.title} | {each.reads} | {each.kept} | {each.verified} |" for each in FORMATS]
+    return "\n".join(lines) + "\n"
+
+
 def sentence(found: list[FamilyEvidence]) -> str:
     """How README tells the same."""
     names = list(dict.fromkeys(re.split(r"[ \d]|-\d", each.title)[0] for each in found if each.is_compiled))
@@ -133,8 +149,9 @@ def pages() -> dict[Path, str]:
     """The files that say it, as they should be; `verified.json` must be as it should be already."""
     found, models, readme = families(), ROOT / "docs" / "models.md", ROOT / "README.md"
     page = TABLE.sub(lambda _: table(found), models.read_text(encoding="utf-8"), count=1)
+    page = TARGET_TABLE.sub(lambda _: target_table(), page, count=1)
     return {
-        models: TARGET_TABLE.sub(lambda _: target_table(), page, count=1),
+        models: FORMAT_TABLE.sub(lambda _: format_table(), page, count=1),
         readme: SENTENCE.sub(lambda _: sentence(found), readme.read_text(encoding="utf-8"), count=1),
     }
 

@@ -8,12 +8,13 @@ Needs NumPy and gguf. What a family's converter does beside renaming is in `gguf
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 
 from .gguf_dense import Converter, Value
 from .gguf_families import converter_of
@@ -25,10 +26,15 @@ def converter(tiny: TinyModel) -> Converter | None:
     return converter_of(tiny.text)
 
 
-def write(tiny: TinyModel, path: Path, types: Mapping[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+def write(
+    tiny: TinyModel,
+    path: Path,
+    types: Mapping[str, Type] | None = None,
+    quantize: Callable[[np.ndarray, Type], np.ndarray] = gguf.quants.quantize,
+) -> Path:
     """Write `tiny` to `path` and return it; ValueError if llama.cpp does not know the family.
 
-    Tensors whose names contain a key of `types` are stored as that type.
+    Tensors whose names contain a key of `types` are stored as that type, in bytes that `quantize` gives.
     """
     how = converter(tiny)
     if how is None:
@@ -38,8 +44,9 @@ def write(tiny: TinyModel, path: Path, types: Mapping[str, gguf.GGMLQuantization
         _add(writer, f"{how.architecture}.{key}", value)
     _add_tokenizer(writer, tiny.vocab_size)
     for name, tensor in tensors(tiny).items():
-        type_ = next((type_ for part, type_ in (types or {}).items() if part in name), gguf.GGMLQuantizationType.F32)
-        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(tensor), type_), raw_dtype=type_)
+        type_ = next((type_ for part, type_ in (types or {}).items() if part in name), None)
+        data = np.ascontiguousarray(tensor)
+        writer.add_tensor(name, data if type_ is None else quantize(data, type_), raw_dtype=type_ or Type.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

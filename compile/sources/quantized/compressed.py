@@ -23,7 +23,7 @@ from .bits import num_words, unpacked, whole_spans
 from .fp4 import fp4_tensor
 from .fp8 import fp8_tensor
 from .grouped import Grouped, order_of_groups
-from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, part
+from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, only_number, part
 
 FORMATS = (
     "pack-quantized",
@@ -36,6 +36,7 @@ FORMATS = (
     "mxfp8-quantized",
 )
 _BITS = (2, 4, 8)
+_INDICES = ("I32", "I64")
 _MXFP8_GROUP = 32
 
 
@@ -92,7 +93,10 @@ class CompressedTensors:
         if ".weight_packed" in parts and parts[".weight_packed"].dtype == "U8":
             packed, factor = part(name, parts, ".weight_packed"), None
             if ".weight_global_scale" in parts:
-                factor = np.float32(1) / np.asarray(parts[".weight_global_scale"][:], np.float32).reshape(-1)[0]
+                divisor = only_number(name, parts, ".weight_global_scale")
+                if divisor == 0:
+                    raise CorruptSource(f"{name}.weight_global_scale is 0, and divides; fetch it again")
+                factor = np.float32(1) / divisor
             return fp4_tensor(name, packed, scales, factor)
         if ".weight_packed" in parts:
             return self._packed(name, parts)
@@ -106,7 +110,7 @@ class CompressedTensors:
     def _packed(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
         words = part(name, parts, ".weight_packed", dtypes=WORDS)
         scales = part(name, parts, ".weight_scale", dtypes=FLOATS)
-        num_outputs, num_inputs = (int(size) for size in part(name, parts, ".weight_shape", (2,))[:])
+        num_outputs, num_inputs = (int(size) for size in part(name, parts, ".weight_shape", (2,), dtypes=_INDICES)[:])
         bits = words.shape[-1] * 32 // max(1, num_inputs)
         if words.shape != (num_outputs, num_words(num_inputs, bits)) or bits not in _BITS or bits not in self.bits:
             raise CorruptSource(
@@ -119,7 +123,7 @@ class CompressedTensors:
             part(name, parts, ".weight_zero_point", (num_words(num_outputs, bits), scales.shape[1]), dtypes=WORDS)
         order = None
         if ".weight_g_idx" in parts:
-            part(name, parts, ".weight_g_idx", (num_inputs,), dtypes=("I32", "I64"))
+            part(name, parts, ".weight_g_idx", (num_inputs,), dtypes=_INDICES)
         if ".weight_g_idx" in parts and (of_inputs := parts[".weight_g_idx"][:]).min() >= 0:
             order = order_of_groups(f"{name}.weight_g_idx", of_inputs, group)
 
@@ -132,9 +136,10 @@ class CompressedTensors:
 
     def _bytes(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
         weight, scales = parts[".weight"], parts[".weight_scale"]
+        part(name, parts, ".weight_scale", scales.shape, dtypes=FLOATS)
         by_row = len(scales.shape) == 2
         if by_row:
-            part(name, parts, ".weight_scale", (weight.shape[0], scales.shape[1]), dtypes=FLOATS)
+            part(name, parts, ".weight_scale", (weight.shape[0], scales.shape[1]))
             _group(name, weight.shape[1], scales)
         elif scales.shape not in ((), (1,)):
             raise CorruptSource(f"{name} has scales of shape {list(scales.shape)}, not one or some for each row")

@@ -19,7 +19,7 @@ from ...weights.kinds import Scales, WeightKind
 from ...weights.quantization import Float32, Weight
 from ..source import TensorInfo
 from .bits import unpacked
-from .tensors import Array, GroupedTensor, Stacked, part
+from .tensors import Array, GroupedTensor, Stacked, only_number, part
 
 _GROUPS = {32: "MXFP4", 16: "NVFP4"}
 _VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -119,5 +119,4 @@ class ModelOptFP4:
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
         data = part(name, parts, ".weight", dtypes=("U8",))
         scales = part(name, parts, ".weight_scale", dtypes=("F8_E4M3",))
-        factor = np.asarray(parts[".weight_scale_2"][:], np.float32).reshape(-1)
-        return fp4_tensor(name, data, scales, factor[0])
+        return fp4_tensor(name, data, scales, only_number(name, parts, ".weight_scale_2"))

@@ -4,12 +4,15 @@
 N * bits / 32]` lies along rows. `scales` `[K / group, N]`; `g_idx` int32 `[K]`, the group of each input. A weight is
 `scales[g_idx] * (q - zeros[g_idx])` (`dequantize_weight` in GPTQModel's nn_modules/qlinear). Version 1 stores zeros
 less one, a borrow going on to the next zero of its word (`convert_gptq_v1_to_v2_format_module` there; 3 bits: to none).
+GPTQModel's `dynamic` gives modules bits and groups of their own, by patterns (`dynamic_get` in its
+quantization/config.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +26,17 @@ from .grouped import Grouped, order_of_groups
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
 
 _FORMATS = ("gptq", "gptq_v2")
+_BITS = (2, 3, 4, 8)
+_LAYOUT = ("format", "checkpoint_format", "method", "quant_method", "pack_dtype")  # that no module may have of its own
 
 
 @dataclass(frozen=True)
 class GPTQ:
-    """The format as a configuration describes it; a `group_size` of -1 is a whole row."""
+    """The format as a configuration describes it; a `group_size` of -1 is a whole row.
+
+    `dynamic` are patterns of modules' names with what these have of their own: the first that matches holds. None
+    stands for modules that are not quantized.
+    """
 
     bits: int
     group_size: int
@@ -35,6 +44,8 @@ class GPTQ:
     marker: str = ".qweight"
     endings: tuple[str, ...] = (".qweight", ".qzeros", ".scales", ".g_idx")
     unused: tuple[str, ...] = ()
+    label: str = ""
+    dynamic: tuple[tuple[re.Pattern[str], GPTQ | None], ...] = ()
 
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any]) -> GPTQ:
@@ -45,10 +56,16 @@ class GPTQ:
                 f"{label}: GPTQ's checkpoint_format {layout!r} is not read, only {' and '.join(_FORMATS)}; "
                 "take such a checkpoint, or a GGUF file of the same model"
             )
-        bits = number(label, config, "bits", (2, 3, 4, 8))
-        return cls(bits, number(label, config, "group_size"), is_first_version=layout == "gptq")
+        bits = number(label, config, "bits", _BITS)
+        group_size = number(label, config, "group_size")
+        common = cls(bits, group_size, is_first_version=layout == "gptq", label=label)
+        return replace(common, dynamic=tuple(_dynamic(common, config)))
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        module = name.removeprefix(f"{self.label}: ")
+        own = next((own for pattern, own in self.dynamic if pattern.match(module)), None)
+        if own is not None:
+            return own.matrix(name, parts)
         bits = self.bits
         words, scales = part(name, parts, ".qweight", dtypes=WORDS), part(name, parts, ".scales", dtypes=FLOATS)
         num_inputs, num_outputs = words.shape[0] * 32 // bits, words.shape[1]
@@ -61,6 +78,32 @@ class GPTQ:
         info = TensorInfo((num_outputs, num_inputs), f"GPTQ_{bits}")
         matrix = _Matrix(name, parts, bits, group, info.shape, is_first_version=self.is_first_version)
         return GroupedTensor(name, info, matrix.decode)
+
+
+def _dynamic(common: GPTQ, config: Mapping[str, Any]) -> Iterator[tuple[re.Pattern[str], GPTQ | None]]:
+    """Patterns as `+:PATTERN` or `PATTERN`, with settings; as `-:PATTERN` for what is not quantized."""
+    label, dynamic = common.label, config.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise UnsupportedTensor(f"{label}: GPTQ's dynamic is {dynamic!r}, only settings by patterns are read")
+    for key, settings in dynamic.items():
+        is_left = key.startswith("-:")
+        try:
+            pattern = re.compile(key.removeprefix("-:" if is_left else "+:"))
+        except re.error as error:
+            raise UnsupportedTensor(f"{label}: GPTQ's dynamic has {key!r}, which is no pattern ({error})") from None
+        if is_left:
+            yield pattern, None
+            continue
+        layout = next((name for name in _LAYOUT if name in settings), None) if isinstance(settings, Mapping) else ""
+        if layout is not None:
+            wrong = f"a {layout} of its own" if layout else f"no settings but {settings!r}"
+            raise UnsupportedTensor(
+                f"{label}: GPTQ's dynamic has {wrong} for {key!r}, only bits and group_size are read; "
+                "take a GGUF file of the same model"
+            )
+        both = {"bits": common.bits, "group_size": common.group_size, **settings}
+        own = replace(common, bits=number(label, both, "bits", _BITS), group_size=number(label, both, "group_size"))
+        yield pattern, own
 
 
 @dataclass(frozen=True)

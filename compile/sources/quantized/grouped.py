@@ -83,8 +83,8 @@ def order_of_groups(name: str, groups: NDArray[Any], group: int) -> NDArray[np.i
     Raises CorruptSource where some group does not get `group` inputs; `name` is the array's.
     """
     num_groups = len(groups) // group
-    counts = np.bincount(np.maximum(groups, 0), minlength=num_groups)
-    if groups.min() < 0 or len(counts) != num_groups or (counts != group).any():
+    is_known = groups.min() >= 0 and groups.max() < num_groups  # else counting them takes memory for the largest
+    if not is_known or (np.bincount(groups, minlength=num_groups) != group).any():
         raise CorruptSource(f"{name} does not put {group} inputs into each of {num_groups} groups; fetch it again")
     if (np.diff(groups) >= 0).all():
         return None

@@ -50,16 +50,18 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True)
 class PlainTensor:
-    """An array of floats as it is stored."""
+    """An array of floats as it is stored; a lone number counts as a row of one."""
 
     array: Array
 
     @property
     def info(self) -> TensorInfo:
-        return TensorInfo(self.array.shape, self.array.dtype)
+        return TensorInfo(self.array.shape or (1,), self.array.dtype)
 
     def read(self, rows: slice | None = None) -> Weight:
-        return Weight(KINDS[self.array.dtype], self.array[rows or slice(None)])
+        rows = rows or slice(None)
+        values = self.array[rows] if self.array.shape else self.array[:].reshape(1)[rows]
+        return Weight(KINDS[self.array.dtype], values)
 
     def read_float32(self, rows: slice | None = None) -> Float32:
         return self.read(rows).dequantize()
@@ -201,6 +203,11 @@ def tensors(label: str, arrays: Mapping[str, Array], format_: Format | None) -> 
     used: set[str] = set()
     for stem in stems:
         parts = {ending: arrays[stem + ending] for ending in format_.endings if stem + ending in arrays}
+        for ending, array in parts.items():
+            if not all(array.shape):
+                raise CorruptSource(
+                    f"{label}: {stem}{ending} has shape {list(array.shape)}, and so no numbers; fetch it again"
+                )
         found[f"{stem}.weight"] = format_.matrix(f"{label}: {stem}", parts)
         used |= {stem + ending for ending in parts}
     rest = {name: array for name, array in arrays.items() if name not in used}
@@ -223,12 +230,25 @@ def part(
     if ending not in parts:
         raise CorruptSource(f"{name}{ending} is missing; the checkpoint is incomplete, fetch it again")
     array = parts[ending]
-    if array.shape != shape if shape is not None else len(array.shape) != ndim or not all(array.shape):
+    if array.shape != shape if shape is not None else len(array.shape) != ndim:
         expected = f"the other arrays ask for {list(shape)}" if shape is not None else f"{ndim} axes are expected"
         raise CorruptSource(f"{name}{ending} has shape {list(array.shape)}, {expected}; fetch it again")
     if dtypes and array.dtype not in dtypes:
         raise CorruptSource(f"{name}{ending} is stored as {array.dtype}, not as {' or '.join(dtypes)}; fetch it again")
     return array
+
+
+def only_number(name: str, parts: Mapping[str, Array], ending: str) -> np.float32:
+    """What an array of one number holds, which multiplies a whole matrix.
+
+    Raises CorruptSource where it holds none or more, or one that is not finite.
+    """
+    array = part(name, parts, ending, parts[ending].shape, dtypes=FLOATS)
+    values = np.asarray(array[:], np.float32).reshape(-1)
+    if values.size != 1 or not np.isfinite(values[0]):
+        what = f"shape {list(array.shape)}" if values.size != 1 else f"the value {values[0]}"
+        raise CorruptSource(f"{name}{ending} has {what}, one finite number is expected; fetch it again")
+    return np.float32(values[0])
 
 
 def first_bytes(array: Array, count: int) -> bytes:

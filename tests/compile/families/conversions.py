@@ -17,7 +17,8 @@ from safetensors.numpy import save_file
 
 from ...goldens.families import FAMILIES
 from ...goldens.families.moe import NUM_EXPERTS
-from ..quantized.checkpoints import write_tensor_cache
+from ..quantized.checkpoints import UNQUANTIZED, write_tensor_cache
+from ..quantized.checkpoints import mlc as quantize_mlc
 from .harness import tiny_of
 
 Tensors = dict[str, np.ndarray]
@@ -226,13 +227,27 @@ _OF_MLC = {
 }
 
 
-def write_mlc(name: str, folder: Path) -> Path:
-    """A tiny family in float32 as `mlc_llm convert_weight` and `gen_config` write it."""
+def quantized_of_mlc(tensors: Tensors) -> Tensors:
+    """Matrices, and stacks of them, in random numbers of q4f16_1; what mlc-llm leaves in floats as it is."""
+    draw, found = np.random.default_rng(4), {}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 1 or any(part in name for part in (*UNQUANTIZED, "mlp.gate.")):
+            found[name] = tensor
+            continue
+        parts, _ = quantize_mlc(draw, (tensor.size // tensor.shape[-1], tensor.shape[-1]))
+        stem = name.removesuffix(".weight")
+        found |= {stem + ending: part.reshape(*tensor.shape[:-1], -1) for ending, part in parts.items()}
+    return found
+
+
+def write_mlc(name: str, folder: Path, quantization: str = "q0f32") -> Path:
+    """A tiny family in float32 as `mlc_llm convert_weight` and `gen_config` write it, or in q4f16_1."""
     tiny = tiny_of(name)
     tiny.write(folder)
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()
-    write_tensor_cache(folder, MLC[name](tiny.tensors))
+    tensors = MLC[name](tiny.tensors)
+    write_tensor_cache(folder, tensors if quantization == "q0f32" else quantized_of_mlc(tensors))
     given = {key: value for key, value in tiny.config.items() if key not in ("architectures", "model_type")}
     model = {_OF_MLC.get(key, key): value for key, value in given.items()}
     if name == "gemma3":  # what the class of its language model does not name is in `kwargs`
@@ -241,7 +256,7 @@ def write_mlc(name: str, folder: Path) -> Path:
         model = {"text_config": text, "vocab_size": text.pop("vocab_size"), "context_window_size": 512}
     chat: dict[str, Any] = {
         "model_type": tiny.config["model_type"],
-        "quantization": "q0f32",
+        "quantization": quantization,
         "model_config": model | {"tensor_parallel_shards": 1, "max_batch_size": 128},
         "conv_template": {"name": "chatml"},
         "bos_token_id": 0,

@@ -45,12 +45,8 @@ OLDEST = list(TINY_MODELS)
 OFFS = [(name, off.feature) for name in NAMES for off in FAMILIES[name].offs]
 TOLERANCE = 1e-4  # of the standard deviation of a prompt's logits, where all is computed in float32
 SEEN = 10 * TOLERANCE  # by how much each feature moves logits at least
-# Those whose keys and values are kept in float32, too: together they have all kinds of attention.
-IN_FLOAT32 = ("qwen3-yarn", "phi3", "olmo3", "glm4", "gemma2", "gemma3", "gemma4", "gemma4-moe")
-IN_FLOAT32 += ("deepseek_v2", "mistral4", "lfm2", "lfm2-bias", "qwen3_5", "qwen3_5-wide", "granite4_h-moe")
-IN_FLOAT32 += ("falcon_h1-norm",)
-# And those in codes: windows, caps, sinks, and layers that share keys and values or are of unequal width. Llama 4 gives
-# two tokens of 300 another expert than in floats.
+# All are compiled with keys and values in float16 and in float32; these in codes, too: windows, caps, sinks, and layers
+# that share keys and values or are of unequal width. Llama 4 gives two tokens of 300 another expert than in floats.
 IN_CODES = ("gemma2", "gemma4", "glm4", "gpt_oss")
 # Those that have nothing which none of these have wait for `make test-long`, and so do keys and values in float32.
 OFTEN = ("qwen3-yarn", "phi3-short", "gemma2", "gemma3", "gemma4", "gemma4-moe", "olmo2", "glm4", "cohere2")

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 
+from ...goldens import tiny_gguf
 from ...goldens.families import FAMILIES
 from ..conftest import write_safetensors
 from ..quantized.checkpoints import FORMATS, GROUP
+from ..random_blocks import random_tensor
 
 # What tools that quantize leave in floats.
 _IN_FLOATS = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "router", "conv", "in_proj_a.", "in_proj_b.", "gate.wg.")
+
+
+# How llama.cpp's mixture Q4_K_M stores a model of experts.
+Q4_K_M = {
+    **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "attn_q.", "attn_k."), Type.Q4_K),
+    **dict.fromkeys(("ffn_down_exps", "attn_v.", "token_embd"), Type.Q6_K),
+}
+
+
+def write_k_quants(name: str, path: Path) -> dict[str, np.ndarray]:
+    """Write a family of experts, with rows of 256, as Q4_K_M; return the numbers of its tensors, by GGUF's names."""
+    tiny = FAMILIES[name]
+    tiny = replace(tiny, config={**tiny.config, "hidden_size": 256, "moe_intermediate_size": 256})
+    draw = np.random.default_rng(2)
+
+    def drawn(weight: np.ndarray, type_: Type) -> np.ndarray:
+        rows = random_tensor(type_.name, draw, (weight.size // weight.shape[-1], weight.shape[-1]), float(weight.std()))
+        return rows.reshape(*weight.shape[:-1], -1)
+
+    tiny_gguf.write(tiny, path, Q4_K_M, drawn)
+    file = gguf.GGUFReader(path)
+    return {tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type) for tensor in file.tensors}
 
 
 def write_quantized(name: str, format_: str, folder: Path) -> dict[str, np.ndarray]:

@@ -19,7 +19,8 @@ from ...goldens.tiny_outputs import TinyOutputs
 from ..conftest import write_safetensors
 from ..quantized.checkpoints import FORMATS
 from ..ragged import Rows
-from .quantized_families import write_quantized
+from .conversions import write_mlc
+from .quantized_families import write_k_quants, write_quantized
 from .test_compiled import LARGE, NUM_PAGES, NUM_SLOTS, SMALL, chunked, warm, whole
 
 # Those whose kinds of weights, or whose ways of putting matrices together, no other has.
@@ -36,6 +37,9 @@ LAW: tuple[tuple[str, str, Quantize], ...] = (
     ("qwen3_moe", "awq", "keep"),
     ("qwen3_moe", "fp8", "keep"),
     ("qwen3_moe", "modelopt nvfp4", "keep"),
+    ("qwen3_moe", "compressed-tensors", "keep"),
+    ("qwen3_moe", "mlc", "keep"),
+    ("qwen3_moe", "Q4_K_M", "keep"),
 )
 
 
@@ -69,6 +73,28 @@ def test_quantized_experts_are_read_as_mlx_stacks_them(tmp_path: Path) -> None:
     check_experts(tmp_path, expected)
 
 
+def test_experts_of_k_quants_are_read(tmp_path: Path) -> None:
+    """The file that most people have of such a model: stacks in Q4_K and Q6_K."""
+    expected = write_k_quants("qwen3_moe", tmp_path / "x.gguf")
+    with open_source(tmp_path / "x.gguf") as source:
+        for part in ("gate", "up", "down"):
+            name = f"model.layers.1.mlp.experts.{part}_proj.weight"
+            stored = expected[f"blk.1.ffn_{part}_exps.weight"]
+            assert source.tensors()[name].type == ("Q6_K" if part == "down" else "Q4_K")
+            np.testing.assert_allclose(source.read_float32(name), stored, rtol=1e-6, atol=1e-7)
+
+
+def written(name: str, format_: str, folder: Path) -> Path:
+    """A family in a format of `LAW`."""
+    if format_ == "mlc":
+        return write_mlc(name, folder, "q4f16_1")
+    if format_ == "Q4_K_M":
+        write_k_quants(name, folder.with_suffix(".gguf"))
+        return folder.with_suffix(".gguf")
+    write_quantized(name, format_, folder)
+    return folder
+
+
 def check_experts(path: Path, expected: dict[str, np.ndarray], rtol: float = 0.0) -> None:
     """Each expert's numbers are those that were written."""
     with open_source(path) as source:
@@ -84,9 +110,9 @@ def check_experts(path: Path, expected: dict[str, np.ndarray], rtol: float = 0.0
 @pytest.mark.parametrize(("name", "format_", "quantize"), LAW, ids=[re.sub(" ", "_", "-".join(each)) for each in LAW])
 def test_each_token_has_bits_of_its_own(name: str, format_: str, quantize: Quantize, tmp_path: Path) -> None:
     """Alone, in large and small chunks beside each other, and warm; compilation compares the artifact with NumPy."""
-    write_quantized(name, format_, tmp_path / "source")
+    source = written(name, format_, tmp_path / "source")
     context = FAMILIES[name].context_length
-    report = compile_model(tmp_path / "source", tmp_path / "x.radixlm", quantize=quantize, context_length=context)
+    report = compile_model(source, tmp_path / "x.radixlm", quantize=quantize, context_length=context)
     artifact, prompts = Artifact.open(report.path), TinyOutputs.load(name).prompts
     runner = ModelRunner(artifact, num_pages=NUM_PAGES, num_state_slots=NUM_SLOTS)
     rows = Rows(runner, NUM_PAGES, artifact.manifest.module.max_num_logits)

@@ -70,3 +70,18 @@ def test_a_configuration_that_cannot_be_right(name: str, changes: dict[str, Any]
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | changes))
     assert message in refusal(source, tmp_path / "out" / "x.radixlm")
+
+
+@pytest.mark.parametrize(("key", "count"), [("short_factor", 1), ("long_factor", 1), ("long_factor", 25)])
+def test_factors_of_longrope_of_another_number_than_pairs(key: str, count: int, tmp_path: Path) -> None:
+    """One factor was taken for all, whatever context was compiled; `inspect` refuses it as well."""
+    source = FAMILIES["phi3"].write(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    pairs = len(config["rope_scaling"]["long_factor"])
+    assert count != pairs
+    config["rope_scaling"][key] = [1.0] * count
+    (source / "config.json").write_text(json.dumps(config))
+    said = f"RoPE has {count} {key.replace('_', ' ')}s, {pairs} pairs of a head rotate"
+    assert said in refusal(source, tmp_path / "out" / "x.radixlm")
+    inspected = CliRunner().invoke(cli, ["inspect", str(source)])
+    assert inspected.exit_code == 2 and said in inspected.stderr

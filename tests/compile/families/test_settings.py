@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.families.settings import Settings
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
+from radixlm.compile.sources.gguf import GGUFSource
 from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.sources.huggingface_config import huggingface_settings
 from radixlm.runtime.artifact.model_config import (
@@ -27,7 +29,7 @@ from radixlm.runtime.artifact.model_config import (
 from radixlm.runtime.errors import UnsupportedArchitecture
 from safetensors.numpy import save_file
 
-from ...goldens import families
+from ...goldens import families, tiny_gguf
 from .harness import TOLERANCE, distance
 
 
@@ -201,3 +203,12 @@ def test_maverick_has_experts_in_every_other_layer_and_no_norms() -> None:
 def test_a_llama_4_without_chunks_in_gguf_is_refused() -> None:
     with pytest.raises(UnsupportedArchitecture, match="without chunks is not supported"):
         gguf_config("llama4", num_hidden_layers=1, num_local_experts=4, **{"attention.sliding_window": 0})
+
+
+@pytest.mark.parametrize("name", ["stablelm", "stablelm-parallel"])
+def test_a_file_of_stablelm_is_parallel_where_it_has_no_second_norm(name: str, tmp_path: Path) -> None:
+    """Whatever it says: llama.cpp's converter says yes of every model whose config.json does not say."""
+    tiny = families.FAMILIES[name]
+    says_otherwise = {**tiny.config, "use_parallel_residual": not tiny.config["use_parallel_residual"]}
+    path = tiny_gguf.write(replace(tiny, config=says_otherwise), tmp_path / "tiny.gguf")
+    assert distance(GGUFSource(path), name) <= TOLERANCE

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from radixlm.compile.families.registry import FAMILIES as READ
 from radixlm.compile.families.registry import model_config
@@ -22,6 +24,8 @@ from radixlm.runtime.errors import CorruptSource, SourceError
 
 from ...goldens import tiny_gguf
 from ...goldens.families import FAMILIES
+from .. import wrong_arrays
+from ..wrong_arrays import shapes
 from .harness import GGUF_NAMES, NAMES
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -49,6 +53,20 @@ def test_a_wrong_value_in_config_json_is_one_line(name: str, tmp_path: Path) -> 
             place[keys[-1]] = value
             path.write_text(json.dumps(changed), "utf-8")
             read_or_refused(lambda: inspect_source(tmp_path))
+
+
+@pytest.mark.parametrize("name", each(NAMES))
+def test_a_wrong_array_in_a_checkpoint_is_one_line(name: str, tmp_path: Path) -> None:
+    """Every tensor of the last layer, and those beside the layers."""
+    FAMILIES[name].write(tmp_path)
+    arrays = wrong_arrays.arrays_of(tmp_path)
+    last = max(int(match[1]) for stored in arrays if (match := re.search(r"layers\.(\d+)\.", stored)))
+    kinds = {re.sub(r"experts\.\d+", "experts.0", stored) for stored in arrays}
+    for stored in sorted(kinds):
+        if f"layers.{last}." in stored or "layers." not in stored:
+            array = arrays[stored]
+            for wrong in (None, *shapes(array), array.astype(np.int32)):
+                wrong_arrays.read_or_refused(tmp_path, (), stored, wrong)
 
 
 @pytest.mark.parametrize("name", each(GGUF_NAMES))

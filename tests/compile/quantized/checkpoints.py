@@ -65,6 +65,19 @@ def compressed(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
     return arrays, (codes - 8).astype(np.float32) * each(scales)
 
 
+def compressed_int(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
+    codes, zeros = rng.integers(-128, 128, shape), rng.integers(-20, 20, (shape[0], 1))
+    scales = (rng.uniform(2, 4, (shape[0], 1)) / (256 * shape[1] ** 0.5)).astype(ml_dtypes.bfloat16)
+    arrays = {".weight": codes.astype(np.int8), ".weight_scale": scales, ".weight_zero_point": zeros.astype(np.int8)}
+    return arrays, (codes - zeros).astype(np.float32) * scales.astype(np.float32)
+
+
+def compressed_fp8(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
+    codes = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    scales = (rng.uniform(1, 2, (shape[0], 1)) * shape[1] ** -0.5).astype(ml_dtypes.bfloat16)
+    return {".weight": codes, ".weight_scale": scales}, codes.astype(np.float32) * scales.astype(np.float32)
+
+
 def mlx(rng: Rng, shape: tuple[int, int]) -> tuple[Arrays, np.ndarray]:
     codes, scales = drawn(rng, shape, 4)
     biases = (-scales.astype(np.float32) * 7.5).astype(np.float16)
@@ -131,6 +144,24 @@ FORMATS: dict[str, tuple[Quantize, Mapping[str, Any]]] = {
             "quant_method": "compressed-tensors",
             "format": "pack-quantized",
             "config_groups": {"group_0": {"weights": {"num_bits": 4}}},
+        },
+    ),
+    "compressed-tensors int": (
+        compressed_int,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "int-quantized",
+            "config_groups": {
+                "group_0": {"weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}}
+            },
+        },
+    ),
+    "compressed-tensors fp8": (
+        compressed_fp8,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
         },
     ),
     "mlx": (mlx, {"bits": 4, "group_size": GROUP}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
@@ -113,6 +114,37 @@ def test_a_zero_of_none_borrows_from_the_next_of_its_word() -> None:
     second = read(gptq_format(4, 64, "gptq_v2"), arrays).read_float32()
     arrays[".qzeros"] = (words - np.uint32(0x11111111)).view(np.int32)
     np.testing.assert_array_equal(read(gptq_format(4, 64), arrays).read_float32(), second)
+
+
+def test_modules_of_gptq_may_have_bits_and_groups_of_their_own() -> None:
+    """GPTQModel's `dynamic`: the first pattern that matches a module's name from its beginning holds."""
+    dynamic = {
+        r"-:.*\.down_proj": {},
+        r"+:.*\.0\..*up": {"bits": 8, "group_size": 32, "desc_act": True},
+        r".*\.1\..*up": {"group_size": 128},
+        r".*up": {"bits": 2},
+    }
+    format_ = GPTQ.of("model", {"bits": 4, "group_size": 64, "dynamic": dynamic})
+    for layer, bits, group in ((0, 8, 32), (1, 4, 128)):
+        arrays, expected = gptq(bits, group, "gptq", symmetric=True)
+        check(read(format_, arrays, f"model.layers.{layer}.mlp.up_proj"), expected, f"q{bits}_g{group}")
+    arrays, expected = gptq(4, 64, "gptq", symmetric=True)
+    check(read(format_, arrays, "model.layers.0.mlp.gate_proj"), expected, "q4_g64")
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"),
+    [
+        ({".*": {"bits": 7}}, "bits of the quantization is 7"),
+        ({".*": {"format": "marlin"}}, "a format of its own for '.*', only bits and group_size are read"),
+        ({".*": 8}, "no settings but 8 for '.*'"),
+        ({"+:(": {}}, "which is no pattern"),
+        (["up"], "only settings by patterns are read"),
+    ],
+)
+def test_a_dynamic_of_gptq_that_is_not_read(dynamic: Any, said: str) -> None:
+    with pytest.raises(UnsupportedTensor, match=re.escape(said)):
+        GPTQ.of("model", {"bits": 4, "group_size": 64, "dynamic": dynamic})
 
 
 def test_gptq_gives_the_model_its_inputs_in_order() -> None:

@@ -31,7 +31,11 @@ from ..test_integer_linear import LIMIT, WIDE_LIMIT, Rows
 NUM_EXPERTS, TOP_K, NUM_OUTPUTS, NUM_INPUTS = 6, 2, 112, 512
 LIMITS = ExpertLimits(NUM_EXPERTS, TOP_K, 400)
 Q6_K = WeightKind("q6", Scales(16, nested=True))
+Q4_K = WeightKind("q4", Scales(32, "minimum", nested=True))
+Q4_ZEROS = WeightKind("q4", Scales(32, "integers"))
+Q4_MINIMUM = WeightKind("q4", Scales(64, "minimum"))
 MXFP4 = WeightKind("fp4", Scales(32, dtype="e8m0"))
+KINDS = (Q8_MINIMUM, Q4_K, Q6_K, Q4_ZEROS, Q4_MINIMUM, MXFP4, BF16)
 
 
 def chosen_of(num_tokens: int) -> np.ndarray:
@@ -137,7 +141,9 @@ def test_a_row_of_an_expert_is_what_its_matrix_alone_gives(target: Target, kind:
     check(target, kind, False, False, 33)
 
 
-@pytest.mark.parametrize("kind", [Q8_MINIMUM, Q6_K, MXFP4, BF16], ids=lambda kind: kind.label)
+@pytest.mark.parametrize(
+    "kind", [Q8_MINIMUM, Q4_K, Q6_K, Q4_ZEROS, Q4_MINIMUM, MXFP4, BF16], ids=lambda kind: kind.label
+)
 @pytest.mark.parametrize("are_tokens", [True, False], ids=["tokens", "entries"])
 def test_so_it_is_for_other_kinds(kind: WeightKind, are_tokens: bool) -> None:
     for num_tokens in (1, 70):
