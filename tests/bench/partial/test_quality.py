@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.pruning.calibration.calibration import NAME, Calibration
 from radixlm.runtime.pruning.row_selection import NUM_FIRST, NUM_RECENT
 from tokenizers import Tokenizer
 
@@ -60,6 +64,20 @@ def model(tiny_artifact: Path) -> Iterator[PrefixModel]:
     model = PrefixModel(Artifact.open(tiny_artifact))
     yield model
     model.close()
+
+
+def test_the_probe_looks_with_the_calibrated_head_and_without_one_nothing_is_measured(
+    smollm2_artifact: Path, tmp_path: Path
+) -> None:
+    copy = Artifact.open(shutil.copytree(smollm2_artifact, tmp_path / "copy.radixlm", copy_function=os.link))
+    (copy.path / NAME).unlink(missing_ok=True)
+    with pytest.raises(InvalidParameter, match="run: radixlm calibrate"):
+        PrefixModel(copy)
+    for head in (0, 1):
+        Calibration.of(copy.manifest, probe_head=head, max_dropped_attention=1.0).write(copy.path)
+        model = PrefixModel(copy, num_regions=1)
+        assert model.probe_head == head
+        model.close()
 
 
 def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel) -> None:
