@@ -191,7 +191,7 @@ $(LOADED_HYBRID)/manifest.json: $(COMPILER) | $(VENV)/.run
 
 # Pages on disk, and the first token of 8,000 after a restart, from real and throttled disks; then of prefixes of which a
 # part is read, which needs RADIXLM_DATA; twelve minutes.
-bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
+bench-store: $(ARTIFACT)/calibration.json $(VENV)/.bench
 	$(BIN)/python -m bench.store.pages --directory .cache
 	$(BIN)/python -m bench.store.restart $(ARTIFACT) .cache
 	$(BIN)/python -m bench.store.restart $(ARTIFACT) .cache --append
@@ -202,7 +202,7 @@ bench-store: $(ARTIFACT)/manifest.json $(VENV)/.bench
 
 # What a part of a prefix's KV loses by how it is chosen, and what disks are asked for it; half an hour, and RADIXLM_DATA.
 PARTIAL := needle text nq tools bbh
-bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
+bench-partial: $(ARTIFACT)/calibration.json $(VENV)/.bench
 	set -e; for texts in $(PARTIAL); do $(BIN)/python -m bench.partial.quality $(ARTIFACT) $$texts; done
 	$(BIN)/python -m bench.partial.scored $(ARTIFACT)
 	$(BIN)/python -m bench.partial.learned $(ARTIFACT)
@@ -211,19 +211,20 @@ bench-partial: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.report
 
 # Whether questions are still answered over a part of their prefix; hours, RADIXLM_DATA, and 2 MB once. ANSWERED may be
-# artifacts of other models; what was asked before is kept in .cache/answers.
+# calibrated artifacts of other models; what was asked before is kept in .cache/answers.
 BFCL := .cache/bfcl/bfcl_eval-2026.3.23-py3-none-any.whl
 ANSWERED := $(ARTIFACT)
 SMOLLM2 := $(HOME)/.cache/radixlm/SmolLM2-135M-Instruct.Q4_1.gguf
 $(BFCL): $(VENV)/.bench
 	$(BIN)/pip download -q --no-deps -d $(@D) bfcl-eval==2026.3.23
-bench-answers: $(ARTIFACT)/manifest.json $(VENV)/.bench $(BFCL)
+bench-answers: $(ARTIFACT)/calibration.json $(VENV)/.bench $(BFCL)
 	set -e; for artifact in $(ANSWERED); do for questions in nq booleans brackets calls needles; do \
 	  $(BIN)/python -m bench.partial.answers $$artifact $$questions --seconds 86400; done; done
 	$(BIN)/python -m bench.partial.baselines $(ARTIFACT) --source $(SMOLLM2) --seconds 86400
 	$(BIN)/python -m bench.all_heads $(SMOLLM2) .cache/smollm2-heads.gguf
 	$(BIN)/radixlm compile .cache/smollm2-heads.gguf -o .cache/smollm2-heads.radixlm
-	$(BIN)/python -m bench.partial.baselines .cache/smollm2-heads.radixlm --seconds 86400
+	$(BIN)/radixlm calibrate .cache/smollm2-heads.radixlm
+	$(BIN)/python -m bench.partial.baselines .cache/smollm2-heads.radixlm --source .cache/smollm2-heads.gguf --seconds 86400
 	$(BIN)/python -m bench.report
 
 # How far three models' distributions are from transformers', beside llama.cpp's distance; four minutes, 745 MB once.
@@ -246,6 +247,10 @@ $(ARTIFACT)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@mkdir -p $(dir $(ARTIFACT))
 	@rm -rf $(ARTIFACT)
 	@$(BIN)/radixlm compile smollm2 -o $(ARTIFACT)
+
+# Which KV head benchmarks of parts of prefixes look with.
+%.radixlm/calibration.json: %.radixlm/manifest.json
+	$(BIN)/radixlm calibrate $(@D)
 
 # Each stamp is written last, so that an install that broke off is done again.
 $(VENV)/.run: requirements.lock pyproject.toml

@@ -16,13 +16,13 @@ from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.pruning.attention_scores import PASS_RUN_UP, STRIDE
+from radixlm.runtime.pruning.calibration.calibration import Calibration
 from radixlm.runtime.pruning.packed_keys import PackedKeys, kept_dims
 from radixlm.runtime.pruning.row_selection import Probe, probe
 from radixlm.runtime.pruning.scored_runner import stride_of
 
 from .policies import Order, Scores
 
-PROBE_HEAD = 2  # the KV head whose keys are looked at; of SmolLM2's three the best on `calibration` (bench/LOG.md)
 MAX_PREFIX, MAX_QUERY = 3072, 512  # tokens
 REGION = -(-(MAX_PREFIX + MAX_QUERY) // PAGE_SIZE)  # pages of a prefix, all or a part of it, and a query
 
@@ -94,15 +94,17 @@ class PrefixModel:
 
     Attributes:
         runner: whose pages these are.
-        probe_head: `PROBE_HEAD`, or the last of fewer KV heads; `radixlm calibrate` finds the same of SmolLM2's three
-            and of Qwen2.5-Coder's two.
+        probe_head: the KV head whose keys are looked at, by the artifact's calibration.
         probe_dims: the numbers of its keys that memory keeps, `[layers, n]`.
+
+    Raises:
+        InvalidParameter: the artifact has no calibration, or not its own; `radixlm calibrate` makes one.
     """
 
     def __init__(self, artifact: Artifact, num_regions: int = 2) -> None:
         manifest = artifact.manifest
         self.layout, self.max_num_tokens = manifest.kv, manifest.module.max_num_tokens
-        self.probe_head = min(PROBE_HEAD, self.layout.num_kv_heads - 1)
+        self.probe_head = Calibration.read(artifact.path, manifest).probe_head
         self.probe_dims = kept_dims(manifest)
         self._group = manifest.model.num_attention_heads // self.layout.num_kv_heads
         self.runner = ModelRunner(artifact, num_pages=num_regions * REGION, keep_scores=True)

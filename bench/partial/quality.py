@@ -1,18 +1,21 @@
 """What a model loses when it reads a quarter of a prefix's KV rows, by how they are chosen.
 
     python -m bench.partial.quality ARTIFACT text|needle|calibration|nq|nq_calibration|tools|bbh
+        [--policies hybrid voting ...] [--prefixes 10]
 
 Every query follows a prefix whose KV was computed once, over all of its rows and over 10, 25 and 50 % of them, as many
 in each layer and KV head: KL and top-1 over what truly follows (teacher-forced), its perplexity, and the share of the
 attention on the prefix that was dropped. `needle` asks for a fact that was not asked for before: the probability of the
-answer, and whether it is the model's first choice throughout. `oracle` knows what only an exact run tells. `nq`,
-`tools` and `bbh` need the folder of real inputs (`RADIXLM_DATA`). Minutes each on two cores.
+answer, and whether it is the model's first choice throughout. `oracle` knows what only an exact run tells, and
+`voting`, IMPRESS's choice, this query's own attention, in each layer. `nq`, `tools` and `bbh` need the folder of real
+inputs (`RADIXLM_DATA`). Minutes each on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,9 +30,12 @@ from ..report.page import publish
 from .policies import POLICIES, Evidence, Order, Scores
 from .prefix import Exact, Prefix, PrefixModel
 from .texts import WORKLOADS, Case, Query, Texts
+from .voting import seen_by_voters, vote
 
 BUDGETS = (0.1, 0.25, 0.5)
 COMPARED = "first+recent"  # the policy that needs to know nothing
+VOTING = "voting"
+CHOICES = (*POLICIES, VOTING)
 Json = dict[str, object]
 
 
@@ -52,10 +58,13 @@ class Measured:
     depth: float | None
 
 
-def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
-    """All policies and budgets on a case's queries, and that all rows in their pages are the prefix itself."""
+def measure(case: Case, number: int, model: PrefixModel, policies: Sequence[str] = CHOICES) -> Iterator[Measured]:
+    """Policies and budgets on a case's queries, and that all rows in their pages are the prefix itself."""
     prefix = Prefix(model, case.prefix)
-    runs = [prefix.exact(fed(query), len(query.continuation)) for query in case.queries]
+    runs, seen = [], []
+    for query in case.queries:
+        runs.append(prefix.exact(fed(query), len(query.continuation)))
+        seen.append(seen_by_voters(model, prefix, len(query.ids)))
     for i, query in enumerate(case.queries[: case.num_counted]):
         others = [j for j in range(len(runs)) if j != i]
         history = np.mean([runs[j].learned for j in others], axis=0)
@@ -65,9 +74,13 @@ def measure(case: Case, number: int, model: PrefixModel) -> Iterator[Measured]:
         same = prefix.partial(whole, fed(query), len(query.continuation))
         assert np.array_equal(same, runs[i].logits), "all rows are not the prefix"
         full = _log_probs(runs[i].logits)
-        for policy, choose in POLICIES.items():
+        for policy in policies:
             for budget in BUDGETS:
-                choice = choose(evidence, round(budget * prefix.num_tokens))
+                count = round(budget * prefix.num_tokens)
+                if policy == VOTING:
+                    choice = vote(seen[i], model.layout.num_kv_heads, count).choice
+                else:
+                    choice = POLICIES[policy](evidence, count)
                 partial = _log_probs(prefix.partial(choice, fed(query), len(query.continuation)))
                 yield _measured(number, policy, budget, query, full, partial, _dropped(runs[i], choice), case.depth)
 
@@ -132,7 +145,7 @@ def summary(measured: Sequence[Measured]) -> list[Json]:
     rows: list[Json] = []
     for budget in BUDGETS:
         compared = np.array([one.kl for one in measured if (one.policy, one.budget) == (COMPARED, budget)])
-        for policy in POLICIES:
+        for policy in dict.fromkeys(one.policy for one in measured):
             mine = [one for one in measured if (one.policy, one.budget) == (policy, budget)]
             kls = np.array([one.kl for one in mine])
             row: Json = {"policy": policy, "budget": budget, "num_queries": len(mine)}
@@ -157,20 +170,24 @@ def twice_error(values: Scores) -> float:
 
 
 def main() -> None:
-    """Measure one workload, print, write `results/partial_WORKLOAD.json`."""
+    """Measure one workload, print, write a run of `results/partial_WORKLOAD.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--policies", nargs="+", choices=CHOICES, default=CHOICES, help=f"{COMPARED} is always one")
+    parser.add_argument("--prefixes", type=int, help="so many at most")
     options = parser.parse_args()
     artifact = Artifact.open(options.artifact)
-    model = PrefixModel(artifact)
-    cases = list(Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload))
-    rows = summary([one for number, case in enumerate(cases) for one in measure(case, number, model)])
+    name, model = artifact.manifest.name, PrefixModel(artifact)
+    some = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(options.workload)
+    cases = list(itertools.islice(some, options.prefixes))
+    policies = [policy for policy in CHOICES if policy in (COMPARED, *options.policies)]
+    rows = summary([one for number, case in enumerate(cases) for one in measure(case, number, model, policies)])
     model.close()
     lengths = [len(case.prefix) for case in cases]
-    figures: Json = {"workload": options.workload, "num_prefixes": len(cases), "rows": rows}
+    figures: Json = {"model": name, "workload": options.workload, "num_prefixes": len(cases), "rows": rows}
     figures |= {"shortest_prefix": min(lengths), "longest_prefix": max(lengths)}
-    publish(f"partial_{options.workload}", figures)
+    publish(f"partial_{options.workload}", figures, name)
 
 
 if __name__ == "__main__":

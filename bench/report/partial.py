@@ -17,43 +17,45 @@ WORKLOADS = {
 
 
 def quality(results: Json) -> Iterator[str]:
-    """A row for each policy and share of rows."""
-    workload, rows = results["workload"], results["rows"]
-    yield f"## A part of a prefix's KV: {WORKLOADS[workload]}"
+    """A table for each model: a row for each policy and share of rows."""
+    runs = list(results["runs"].values())
+    yield f"## A part of a prefix's KV: {WORKLOADS[runs[0]['workload']]}"
     yield (
-        f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} "
-        f"tokens, {rows[0]['num_queries']} queries; KL(full || partial) over what truly follows, with twice the "
-        "standard error over queries. History is the attention of the prefix's other queries; the hybrid takes half by "
-        "that and that of the prefix itself, or without the latter (`no pass`). With all rows every query gave the "
-        "full prefix's logits to the last bit."
+        "KL(full || partial) over what truly follows, with twice the standard error over queries. History is the "
+        "attention of the prefix's other queries; the hybrid, which ships, takes half by that and that of the prefix "
+        "itself, or without the latter (`no pass`). Voting is IMPRESS's choice, and no layer falls back. With all rows "
+        "every query gave the full prefix's logits to the last bit."
     )
-    yield table(
-        {
-            "rows": "{budget:.0%}",
-            "chosen by": "{policy}",
-            **_KL,
-            "top-1": "{agreement:.0%}",
-            f"perplexity (full {rows[0]['full_perplexity']:.4g})": "{perplexity:.4g}",
-            "attention dropped": "{dropped:.1%}",
-        },
-        rows,
-    )
+    for run in runs:
+        yield _heading(run)
+        columns: dict[str, Cell] = {"rows": "{budget:.0%}", "chosen by": "{policy}", **_KL}
+        columns |= {"top-1": "{agreement:.0%}"}
+        columns |= {f"perplexity (full {run['rows'][0]['full_perplexity']:.4g})": "{perplexity:.4g}"}
+        yield table(columns | {"attention dropped": "{dropped:.1%}"}, run["rows"])
+        yield origin(run)
 
 
 def needle(results: Json) -> Iterator[str]:
     """The same for answers to what was not asked before."""
-    rows = results["rows"]
     yield "## A part of a prefix's KV: a fact that was not asked for before"
-    yield (
-        f"{results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to {results['longest_prefix']:,} tokens "
-        "with a fact at some depth; found is where every token of the answer is the most likely one."
+    yield "A fact lies at some depth of a prefix; found is where every token of the answer is the most likely one."
+    for run in results["runs"].values():
+        rows = run["rows"]
+        yield _heading(run)
+        columns: dict[str, Cell] = {"rows": "{budget:.0%}", "chosen by": "{policy}"}
+        columns[f"found (full {rows[0]['full_found']:.2f})"] = "{found:.2f}"
+        columns["probability over full's"] = lambda row: f"{row['answered'] / row['full_answered']:.2f}"
+        depths = list(rows[0]["found_by_depth"])
+        columns |= each((f"found at {float(depth):.0%}" for depth in depths), "at", ":.2f")
+        yield table(columns | _KL, [{**row, "at": [row["found_by_depth"][depth] for depth in depths]} for row in rows])
+        yield origin(run)
+
+
+def _heading(run: Json) -> str:
+    return (
+        f"### {run['model']}: {run['num_prefixes']} prefixes of {run['shortest_prefix']:,} to "
+        f"{run['longest_prefix']:,} tokens, {run['rows'][0]['num_queries']} queries"
     )
-    columns: dict[str, Cell] = {"rows": "{budget:.0%}", "chosen by": "{policy}"}
-    columns[f"found (full {rows[0]['full_found']:.2f})"] = "{found:.2f}"
-    columns["probability over full's"] = lambda row: f"{row['answered'] / row['full_answered']:.2f}"
-    depths = list(rows[0]["found_by_depth"])
-    columns |= each((f"found at {float(depth):.0%}" for depth in depths), "at", ":.2f")
-    yield table(columns | _KL, [{**row, "at": [row["found_by_depth"][depth] for depth in depths]} for row in rows])
 
 
 def scored(results: Json) -> Iterator[str]:

@@ -116,6 +116,20 @@ class Eviction:
             self.leaves.push(leaf)
         return num_dropped
 
+    def num_unused(self, since: float) -> int:
+        """How many pages `drop_unused` would free; looks at all runs."""
+        nodes = [child for root in self._table.roots.values() for child in root.children]
+        for node in nodes:
+            nodes += node.children
+        num_unused, needed = 0, set[int]()  # runs that something goes on from
+        for node in reversed(nodes):
+            is_newer = node.used_at >= since or node.node_id in needed
+            num_pages = 0 if is_newer else self._num_unused(node, len(node.pages))
+            num_unused += num_pages
+            if num_pages < len(node.pages) and node.parent is not None:
+                needed.add(node.parent.node_id)
+        return num_unused
+
     def trim(self, leaf: Node, num_pages: int) -> int:
         """Free up to `num_pages` last pages of a leaf that no sequence owns; returns how many."""
         num_trimmed = self._num_unused(leaf, num_pages)

@@ -203,6 +203,10 @@ class RadixTree:
         """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
         self._eviction.evict(num_pages)
 
+    def num_unused(self, since: float) -> int:
+        """How many pages `drop_unused` would free; looks at all runs."""
+        return self._eviction.num_unused(since)
+
     def drop_unused(self, since: float) -> int:
         """Free the pages that no sequence owns of runs that were last used before `since`; returns how many."""
         return self._eviction.drop_unused(since)

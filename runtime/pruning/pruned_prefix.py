@@ -70,7 +70,7 @@ class PrunedPrefix:
     >>> prefix = PrunedPrefix.open(store, heads, budget=0.25, num_before=0, known=cache)
     >>> if prefix is not None and prefix.read_stored():
     ...     queries = probe_forward.queries(prefix.rows())  # of the prompt's end, over these rows
-    ...     if prefix.choose(queries) <= 0.15 and prefix.read_chosen():
+    ...     if prefix.choose(queries) <= calibration.max_dropped_attention and prefix.read_chosen():
     ...         admit_over(prefix.rows())
 
     Attributes:

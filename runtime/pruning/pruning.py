@@ -83,7 +83,7 @@ class Pruning:
         page_bytes = tier.store.identity.page_bytes
         step = max(MIN_PAGES, RUN_BYTES // page_bytes)
         teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
-        promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead)
+        promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead, clock)
         keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
         self.order = RunCompactor(
             *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),

@@ -90,6 +90,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             wrong = f"names KV head {found.probe_head}, the model has {num_heads}"
         elif not 0 < bound <= 1:
             wrong = f"allows {bound} of the attention to be dropped; it must be above 0 and at most 1"
+        elif not 0 <= found.least_budget <= 1:
+            wrong = f"asks for at least {found.least_budget} of the rows; it must be 0 to 1"
         if wrong is not None:
             raise InvalidParameter(f"{path} {wrong}; {hint}", param="kv_budget")
         return found

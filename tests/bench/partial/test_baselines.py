@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import doctest
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.pruning.calibration.calibration import Calibration
 
 from bench import all_heads
-from bench.partial import baselines
+from bench.partial import baselines, contestants
 from bench.partial.baselines import ABLATION, BASELINES, CACHE_SHARES, RECOMPUTE, losses, read_shares, rows_of
 from bench.partial.contestants import FALLING_BACK, FULL, RANKED, TEXT, VOTING, Contested, contested
+from bench.partial.policies import Scores
 from bench.partial.prefix import PrefixModel
+from bench.partial.rows_by_layer import RowsByLayer
 from bench.partial.texts import Case, Query
+from bench.partial.voting import Vote, vote
 from bench.report.answers import baselines as section
 
 
@@ -47,6 +53,34 @@ def test_own_queries_count_and_the_oracle_loses_least(prefixes: list[Contested])
     found = losses(prefixes)
     assert [bool(request.kl) for request in prefixes[0].requests] == [True, True, False, False, False]
     assert min(found, key=lambda name: found[name][0]) == "oracle"
+
+
+def test_nothing_is_lost_where_all_layers_fall_back_and_less_where_some_do(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = Artifact.open(
+        compile_model(tiny_source, tmp_path / "floats.radixlm", quantize="keep", kv_dtype="f32").path
+    )
+    Calibration.of(artifact.manifest, probe_head=0, max_dropped_attention=1.0).write(artifact.path)
+    model, by_layer = PrefixModel(artifact), RowsByLayer(artifact, tiny_source)
+    ids = np.random.default_rng(3).integers(0, 320, 440).tolist()
+    queries = [Query(ids[start : start + 8], ids[start + 8 : start + 12]) for start in range(250, 430, 20)]
+    case = Case(ids[:245], queries[:4])
+
+    def kl(*agreement: float) -> tuple[float, float]:
+        def agreed(seen: Scores, num_kv_heads: int, count: int) -> Vote:
+            return replace(vote(seen, num_kv_heads, count), agreement=np.array(agreement))
+
+        monkeypatch.setattr(contestants, "vote", agreed)
+        found = losses([contested(case, queries[4:], model, by_layer)])
+        return found[FALLING_BACK][0], found[VOTING][0]
+
+    (all_layers, never), (no_layer, _) = kl(0, 0, 0), kl(1, 1, 1)
+    assert abs(all_layers) < 1e-6
+    assert no_layer == pytest.approx(never, rel=0.02)
+    for agreement in np.eye(3):
+        assert 0.01 * never < kl(*agreement)[0] < 0.99 * never, "two of three layers fall back"
+    model.close()
 
 
 def test_what_memory_holds_beside_chunks_is_taken_off_the_cache(

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.pruning.calibration.calibration import NAME, Calibration
 from radixlm.runtime.pruning.row_selection import NUM_FIRST, NUM_RECENT
 from tokenizers import Tokenizer
 
 from bench.partial import quality as partial_quality
+from bench.partial import texts
 from bench.partial.policies import POLICIES, Evidence
 from bench.partial.prefix import Prefix, PrefixModel
-from bench.partial.quality import measure, summary
+from bench.partial.quality import CHOICES, VOTING, measure, summary
 from bench.partial.texts import Case, Query, Texts
 from bench.report import partial as report
 
@@ -62,11 +69,28 @@ def model(tiny_artifact: Path) -> Iterator[PrefixModel]:
     model.close()
 
 
+def test_the_probe_looks_with_the_calibrated_head_and_without_one_nothing_is_measured(
+    smollm2_artifact: Path, tmp_path: Path
+) -> None:
+    copy = Artifact.open(shutil.copytree(smollm2_artifact, tmp_path / "copy.radixlm", copy_function=os.link))
+    (copy.path / NAME).unlink(missing_ok=True)
+    with pytest.raises(InvalidParameter, match="run: radixlm calibrate"):
+        PrefixModel(copy)
+    for head in (0, 1):
+        Calibration.of(copy.manifest, probe_head=head, max_dropped_attention=1.0).write(copy.path)
+        model = PrefixModel(copy, num_regions=1)
+        assert model.probe_head == head
+        model.close()
+
+
 def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel) -> None:
     ids = np.random.default_rng(3).integers(0, 320, 300).tolist()
     queries = [Query(ids[start : start + 10], ids[start + 10 : start + 20]) for start in (200, 220, 240)]
-    measured = list(measure(Case(ids[:200], queries), 0, model))  # it asserts that all rows are the prefix
-    assert len(measured) == 3 * len(POLICIES) * len(partial_quality.BUDGETS)
+    case = Case(ids[:200], queries)
+    measured = list(measure(case, 0, model))  # it asserts that all rows are the prefix
+    assert len(measured) == 3 * len(CHOICES) * len(partial_quality.BUDGETS)
+    few = ("first+recent", VOTING)
+    assert list(measure(case, 0, model, few)) == [one for one in measured if one.policy in few]
     assert all(one.kl > 0 and 0 < one.dropped < 1 for one in measured)
     [row] = [row for row in summary(measured) if (row["policy"], row["budget"]) == ("oracle", 0.5)]
     assert row["num_queries"] == 3
@@ -76,8 +100,23 @@ def test_queries_over_all_rows_are_exact_and_over_few_differ(model: PrefixModel)
     assert (compared["kl_ratio"], compared["kl_ratio_error"]) == (1, 0)
     assert row["kl_ratio"] == pytest.approx(row["kl"] / compared["kl"]) and row["kl_ratio_error"] > 0
     results = {"rows": others, "workload": "nq", "num_prefixes": 1, "shortest_prefix": 200, "longest_prefix": 200}
+    results |= {"origin": dict.fromkeys(("command", "commit", "date", "machine", "apache_tvm"), "")}
+    runs = {"runs": {name: {**results, "model": name} for name in ("one", "two")}}
     for section in (report.quality, report.needle):
-        assert "".join(part for part in section(results) if isinstance(part, str)).count("| 50% |") == len(POLICIES)
+        page = "".join(section(runs))
+        assert page.count("| 50% |") == 2 * len(CHOICES) and "### one: 1 prefixes" in page and "### two: " in page
+
+
+def test_a_model_is_published_by_its_name_beside_others(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_PREFIX", 300)  # tokens, which the tiny model has room for
+    published: list[tuple[str, dict[str, Any], str | None]] = []
+    monkeypatch.setattr(partial_quality, "publish", lambda *result: published.append(result))
+    options = ["text", "--prefixes", "1", "--policies", VOTING]
+    monkeypatch.setattr(sys, "argv", ["quality", str(tiny_artifact), *options])
+    partial_quality.main()
+    [(file, figures, run)] = published
+    assert (file, run, figures["model"], figures["num_prefixes"]) == ("partial_text", "tiny", "tiny", 1)
+    assert [row["policy"] for row in figures["rows"]] == ["first+recent", VOTING] * len(partial_quality.BUDGETS)
 
 
 def test_the_probe_is_a_softmax_over_what_is_not_there(model: PrefixModel) -> None:
@@ -90,9 +129,9 @@ def test_the_probe_is_a_softmax_over_what_is_not_there(model: PrefixModel) -> No
 
 
 def test_texts_need_no_other_files_but_for_some(tiny_artifact: Path) -> None:
-    texts = Texts(Tokenizer.from_str(Artifact.open(tiny_artifact).tokenizer_json))
+    made = Texts(Tokenizer.from_str(Artifact.open(tiny_artifact).tokenizer_json))
     for workload in ("text", "needle", "calibration"):
-        cases = list(texts.cases(workload))
+        cases = list(made.cases(workload))
         assert len(cases) >= 4
         assert all(case.num_counted == (1 if workload != "text" else len(case.queries)) for case in cases)
         assert all(query.ids and query.continuation for case in cases for query in case.queries)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.pruning.calibration.calibration import Calibration
 
 from bench.partial.prefix import Prefix, PrefixModel
 from bench.partial.rows_by_layer import RowsByLayer
@@ -16,7 +17,9 @@ from bench.partial.rows_by_layer import RowsByLayer
 @pytest.fixture(scope="module")
 def artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     path = tmp_path_factory.mktemp("artifacts") / "floats.radixlm"
-    return Artifact.open(compile_model(tiny_source, path, quantize="keep", kv_dtype="f32").path)
+    artifact = Artifact.open(compile_model(tiny_source, path, quantize="keep", kv_dtype="f32").path)
+    Calibration.of(artifact.manifest, probe_head=0, max_dropped_attention=1.0).write(path)
+    return artifact
 
 
 def test_rows_of_all_layers_are_those_of_the_forward_and_each_layer_counts(

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from radixlm.cli.calibrate import calibration_rows
 from radixlm.cli.main import cli
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import Manifest
@@ -22,6 +23,7 @@ from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.pruning.calibration import calibrate as calibrating
+from radixlm.runtime.pruning.calibration import questions
 from radixlm.runtime.pruning.calibration.calibrate import NUM_FINALISTS, calibrate, pages_needed
 from radixlm.runtime.pruning.calibration.calibration import NAME, BudgetLoss, Calibration
 from radixlm.runtime.pruning.calibration.questions import FACTS, Case, Question, cases, shipped_text
@@ -60,6 +62,8 @@ def changed(field: str, value: object) -> Callable[[Calibration], Calibration]:
         (changed("probe_head", -1), "names KV head -1"),
         (changed("max_dropped_attention", 0.0), "allows 0.0 of the attention"),
         (changed("max_dropped_attention", 1.5), "allows 1.5 of the attention"),
+        (changed("least_budget", -0.5), "asks for at least -0.5 of the rows"),
+        (changed("least_budget", 25.0), "asks for at least 25.0 of the rows"),
         (changed("losses", [1]), "is not valid"),
     ],
 )
@@ -112,6 +116,37 @@ def test_the_command_measures_a_model_and_inspect_tells(artifact: Artifact) -> N
     assert list(found.head_kl) == ["0"] and found.probe_head == 0
     assert [loss.budget for loss in found.losses] == [0.05, 0.1, 0.25, 0.5]
     assert f"probe head {found.probe_head}" in CliRunner().invoke(cli, ["inspect", str(artifact.path)]).output
+
+
+def test_a_text_may_be_given_and_what_was_measured_is_printed(
+    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def few(text: str, *args: Any, **options: Any) -> list[Case]:
+        given.append(text)
+        return cases(text, *args, **options)[:1]
+
+    monkeypatch.setattr(questions, "cases", few)
+    (text := tmp_path / "long.txt").write_text(" ".join(f"the {number}th leaf" for number in range(3000)))
+    done = CliRunner().invoke(cli, ["calibrate", str(artifact.path), "--text", str(text)])
+    assert done.exit_code == 0 and given == [text.read_text()], done.output
+    found = Calibration.read(artifact.path, artifact.manifest)
+    for name, value in calibration_rows(found):
+        assert f"{name} " in done.output and f" {value}\n" in done.output
+    assert str(artifact.path / NAME) in done.output
+
+
+def test_the_table_says_what_may_be_left_out(artifact: Artifact) -> None:
+    one = measured(artifact.manifest)
+    assert calibration_rows(one) == [
+        ("probe head", "0 (KL in nats a token at a quarter of the rows: head 0 0.500)"),
+        ("dropped attention", "at most 0.125, else all rows are loaded"),
+        ("  25% of the rows", "KL 0.500, 9 of 9 facts found"),
+        ("least budget", "0.25, of those that were tried"),
+    ]
+    none = calibration_rows(msgspec.structs.replace(one, least_budget=1.0, head_kl={}))
+    assert "not measured" in none[0][1] and "leave --kv-budget out" in none[-1][1]
 
 
 def test_a_text_that_is_too_short_is_refused(artifact: Artifact, tmp_path: Path) -> None:

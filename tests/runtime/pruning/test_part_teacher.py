@@ -236,6 +236,34 @@ def test_without_room_for_it_nothing_is_promoted(open_engine: Open, monkeypatch:
     assert tier_of(engine).stats().num_promoted == 0
 
 
+def fill(engine: Engine) -> None:
+    """Have the pool full of what others asked for: no quarter is free."""
+    pool, number = tier_of(engine).cache.pool, 0
+    while pool.num_free > pool.num_pages / 8:
+        engine.generate([5 + (number * 13 + i * 7) % 211 for i in range(400)], PARAMS, kv_budget=1.0)
+        settle(engine)
+        number += 1
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_a_prefix_takes_the_place_of_what_was_not_used_since_it_was_asked_for(
+    open_engine: Open, is_older: bool
+) -> None:
+    learn(open_engine())
+    engine = open_engine()
+    if is_older:
+        fill(engine)
+    for number in range(PROMOTE_AT):
+        engine.generate(asked(number), PARAMS)
+        settle(engine)
+        if number == 0:
+            fill(engine)  # unless it is
+    wait(engine, lambda tier: not tier.chosen.sources.promoter._wanted)
+    assert tier_of(engine).stats().num_promoted == is_older
+    assert (engine.generate(asked(9), PARAMS).usage.pruning is None) == is_older
+    engine.check()
+
+
 def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(open_engine: Open) -> None:
     learn(open_engine())
     engine = open_engine()

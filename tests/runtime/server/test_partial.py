@@ -14,6 +14,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.pruning import promoter
 from radixlm.runtime.pruning.part_teacher import PartTeacher
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
@@ -70,6 +71,8 @@ def test_a_part_of_a_prefix_is_labelled_and_counted(tiny_artifact: Path, tmp_pat
         part = asked(client, "the tree", kv_budget=0.5)
         assert 0.4 < part["kv_loaded"] < 0.7 and 0 < part["kv_dropped_mass"] < 1
         assert part["cached_tokens_by_tier"] == {"disk": part["cached_tokens"]}
+        hits = 'radixlm_prefix_hit_tokens_total{kind="exact",tier="%s"}'
+        assert [metric(client, hits % tier) for tier in ("disk", "memory")] == [part["cached_tokens"], 0]
         whole = asked(client, "the tree")
         assert "kv_loaded" not in whole and "kv_dropped_mass" not in whole, "what is exact needs no label"
         assert metric(client, 'radixlm_store_parts_total{outcome="pruned"}') == 1
@@ -93,12 +96,35 @@ def test_what_need_not_be_read_is_counted(tiny_artifact: Path, tmp_path: Path) -
         assert metric(client, saved % "chunks") == kept and metric(client, read) - before < before / 4
         chunks = 'radixlm_chunk_cache_chunks_total{outcome="%s"}'
         assert metric(client, chunks % "hit") == metric(client, chunks % "miss") > 0
+        evicted = "radixlm_chunk_cache_evicted_total"
+        assert metric(client, evicted) == 0
+    with served(tiny_artifact, tmp_path, chunk_cache_bytes=int(kept / 2)) as client:
+        asked(client, "the tree", kv_budget=0.5)
+        assert 0 < metric(client, evicted) < metric(client, chunks % "miss")
     with served(tiny_artifact, tmp_path, chunk_cache_bytes=0) as client:
         for _ in range(2):
             before = metric(client, read)
             asked(client, "the tree", kv_budget=0.5)
         assert metric(client, read) - before > kept
         assert "radixlm_chunk_cache" not in client.get("/metrics").text
+
+
+def test_a_prefix_that_came_to_memory_whole_is_counted(
+    tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promoter, "PROMOTE_AT", 2)
+    with served(tiny_artifact, tmp_path) as client:
+        learn(client)
+    promoted = "radixlm_store_prefixes_promoted_total"
+    with served(tiny_artifact, tmp_path) as client:
+        for _ in range(2):
+            assert metric(client, promoted) == 0
+            assert "kv_loaded" in asked(client, "the tree", kv_budget=0.5)
+        deadline = time.monotonic() + WAIT_S
+        while metric(client, promoted) != 1:
+            assert time.monotonic() < deadline, "it is never promoted"
+        whole = asked(client, "the tree", kv_budget=0.5)
+        assert "kv_loaded" not in whole and whole["cached_tokens_by_tier"] == {"memory": whole["cached_tokens"]}
 
 
 def test_the_size_of_the_chunks_is_for_a_budget_alone() -> None:
