@@ -12,7 +12,7 @@ where the artifact's source is given.
 
 The first token is estimated, for a quiet machine: the disk's time for what is read, and `PREFILL_TOKENS_PER_S` for
 what is computed, or `PASS_S` for each pass of a query over rows that are there. Prefixes' figures are kept in
-`.cache/baselines`; a call that ran out of `--seconds` goes on.
+`.cache/baselines`, by commit; a call that ran out of `--seconds` goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from radixlm.runtime.pruning.packed_keys import MEMORY_SHARE
 from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, Policy
 from tokenizers import Tokenizer
 
+from ..machine import Origin
 from ..options import read_options
 from ..report.page import publish
 from .chunk_cache import Contestant, served
@@ -166,7 +167,8 @@ def main() -> None:
     options = read_options(__doc__, "artifact", source=Path, seconds=480.0)
     artifact = Artifact.open(options.artifact)
     name = artifact.manifest.name
-    prefixes = gather(Path(".cache/baselines") / name, artifact, options.source, options.seconds)
+    kept = Path(".cache/baselines") / name / Origin.of_this_process().commit
+    prefixes = gather(kept, artifact, options.source, options.seconds)
     if prefixes is None:
         return
     rows = list(rows_of(prefixes, {**BASELINES, **ABLATION}))
