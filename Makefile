@@ -65,9 +65,9 @@ bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
 	$(BIN)/python -m bench.lm_eval $(MODEL)
 	$(BIN)/python -m bench.report
 
-# All that these suites install, and no test of theirs: `.ci/run` has it made while others run.
+# What these suites install, and no test of theirs: `.ci/run` has it made while others run. Nothing of it is of this folder.
 environments: .venv-browser/.suite .venv-clients/.suite .venv-agents/.suite .venv-aider/.suite .venv-instruments/.suite \
-		.venv-ray/.suite .cache/npm-clients/.suite $(AGENTS)/.suite
+		.cache/npm-clients/.suite $(AGENTS)/.suite
 
 # Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
 test-ray: .venv-ray/.suite
