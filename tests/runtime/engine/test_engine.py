@@ -364,7 +364,7 @@ def test_forgotten_engine_ends_its_thread(artifact: FakeArtifact) -> None:
 
 
 def test_a_prompt_of_megabytes_is_refused_without_encoding_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was encoded first, for 16 s in which nothing else ran, and then remembered in place of everybody's texts."""
+    """It was encoded first, for 16 s in which nothing else ran, and then remembered in place of all other texts."""
     engine.generate("and so it goes on " * 20, drawn(1, max_tokens=1), namespace=b"somebody")
     real, lengths = Encoder.encode, []
 
