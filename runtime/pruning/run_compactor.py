@@ -103,20 +103,21 @@ class RunCompactor:
         return bool(has_some) and self.writer.is_idle
 
     def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """A prompt is done: fold its attention scores, and count the nodes whose first page it found, in memory and on
-        disk."""
+        """A prompt is done: fold its attention scores, and count the nodes whose first page it found, on disk or on
+        their way to it."""
         pages = self.cache.tree.find(namespace, token_ids).pages
         self.scores.fold(pages, num_reused=num_reused)
         self.keeper.look_up(namespace, token_ids, lambda read: self._restored(namespace, tuple(token_ids), read))
         keys = self.index.keys(namespace, token_ids[:num_reused])
-        num_found = min(num_reused // PAGE_SIZE, len(keys))
         for node in self._nodes_of(pages):
             if len(node.pages) < MIN_PAGES:
                 continue
-            if node.start < num_found:
-                self._count(keys[node.start], node)
+            is_on_disk = node.start < len(keys)
+            key = keys[node.start] if is_on_disk else heads_of(self.keeper.store.identity, node)[0].key
+            if node.start < num_reused // PAGE_SIZE:
+                self._count(key, node)
             else:
-                self._keep(heads_of(self.keeper.store.identity, node)[0].key, node)
+                self._keep(key, node)
 
     def advance(self) -> None:
         """Hand the writer the next run, or else the next scores, if it is idle."""

@@ -57,8 +57,8 @@ class Asked:
             ),
         )
 
-    def ask(self, ids: Sequence[int], namespace: bytes = b"") -> None:
-        """Compute what is not there of a prompt, and write what is to be written."""
+    def ask(self, ids: Sequence[int], namespace: bytes = b"", *, writes: bool = True) -> None:
+        """Compute what is not there of a prompt, and write what is to be written, or leave it for the next one."""
         match = self.cache.match(ids, namespace=namespace)
         sequence = self.cache.open(match, context_length=len(ids) + 1)
         with self.cache.begin() as step:
@@ -69,7 +69,8 @@ class Asked:
         self.tier.save(namespace, ids, sequence.generated[: len(ids)])
         self.tier.used(namespace, ids, num_reused=match.num_tokens)
         self.cache.close(sequence)
-        self.settle()
+        if writes:
+            self.settle()
 
     def settle(self) -> None:
         """Until nothing is left to be done."""
@@ -107,6 +108,14 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
 
 def query(number: int) -> list[int]:
     return [number % VOCAB_SIZE, (7 * number + 5) % VOCAB_SIZE, 11]
+
+
+def test_a_second_prompt_counts_that_came_before_the_first_was_written(asked: Asked) -> None:
+    """Two questions at once behind a prefix left it without an order: when the second found it, the disk had not."""
+    asked.ask([*SYSTEM, *query(0)], writes=False)
+    asked.ask([*SYSTEM, *query(1)])
+    assert asked.num_rewritten == 1
+    asked.run(asked.heads(SYSTEM))
 
 
 def test_what_a_second_prompt_finds_is_put_in_the_order_in_which_it_looked(asked: Asked) -> None:
