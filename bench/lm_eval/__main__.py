@@ -4,9 +4,9 @@
 
 Each way is compiled, served, and asked by the harness over HTTP, as docs/serving.md says: how likely passages of
 Shakespeare are, boolean expressions of BBH's kind behind solved ones, and questions about passages of NQ-open. Shares
-of prefixes are read from a slow disk after a restart (`slow_disk.py`); what is asked for often is loaded whole, as for
-anyone. What is rounded anew is the file's numbers as floats, which `make peers` leaves in .cache/peers. `make
-test-instruments` makes the harness's environment.
+of prefixes are read from disk after a restart (`in_parts.py`), by other questions than were asked before it. What is
+rounded anew is the file's numbers as floats, which `make peers` leaves in .cache/peers. `make test-instruments` makes
+the harness's environment.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,9 +35,10 @@ from ..processes import RADIXLM
 from ..report.page import publish
 from ..served import ServedProcess
 from ..worker import ROOT
-from .tasks import ASKED, METRICS, write_tasks
+from .tasks import ASKED, METRICS, TAUGHT, write_tasks
 
 BUDGETS = (1.0, 0.25, 0.5, 0.75)  # what is asked for most first: all of them take hours
+_QUIET_S = 15.0  # a store that wrote nothing for so long has written all
 Scores = dict[str, float]  # by task and metric, `nq f1`
 
 
@@ -107,20 +109,30 @@ def _with_tokenizer(widened: Path, artifact: Path, made: Path) -> Path:
 
 def _of_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
     subprocess.run([RADIXLM, "calibrate", str(artifact), "--json"], check=True, stdout=subprocess.DEVNULL)
-    slow_disk = (sys.executable, "-m", "bench.lm_eval.slow_disk")
+    in_parts = (sys.executable, "-m", "bench.lm_eval.in_parts")
     for budget in BUDGETS:
         with tempfile.TemporaryDirectory() as store:
-            for share in (1.0, budget):  # the first learns and keeps, the second reads
-                with ServedProcess([*slow_disk, str(artifact), store, "--share", str(share)]) as server:
-                    found = scored(server, folder, harness, ASKED)
-                    in_part = _num_in_part(server)
+            with ServedProcess([*in_parts, str(artifact), store, "--share", "1.0"]) as server:
+                asked(server, folder, harness, TAUGHT)
+                _settle(server)
+            with ServedProcess([*in_parts, str(artifact), store, "--share", str(budget)]) as server:
+                found = scored(server, folder, harness, ASKED)
+                in_part = _counted(server, 'parts_total{outcome="pruned"}')
         yield {"way": f"{budget:.0%} of stored prefixes", "scores": found, "in_part": in_part}
 
 
-def _num_in_part(server: ServedProcess) -> int:
-    """Requests that a part of their prefix was enough for."""
+def _settle(server: ServedProcess) -> None:
+    """Wait until the disk has all that it is to have, runs in order of importance with it."""
+    before = -1
+    while before != (now := _counted(server, "bytes_written_total")):
+        before = now
+        time.sleep(_QUIET_S)
+
+
+def _counted(server: ServedProcess, name: str) -> int:
+    """A metric of the store."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
-        found = re.search(r'radixlm_store_parts_total\{outcome="pruned"\} (\S+)', answer.read().decode())
+        found = re.search(rf"(?m)^radixlm_store_{re.escape(name)} (\S+)", answer.read().decode())
     return int(float(found[1])) if found else 0
 
 
@@ -131,6 +143,12 @@ def served(artifact: Path) -> ServedProcess:
 
 def scored(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> Scores:
     """All metrics of some tasks."""
+    found = asked(server, folder, harness, tasks)
+    return {f"{task} {metric}": float(found[task][f"{metric},none"]) for task in tasks for metric in METRICS[task]}
+
+
+def asked(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> dict[str, Any]:
+    """What the harness says of some tasks, by their names."""
     with tempfile.TemporaryDirectory() as out:
         url = f"http://127.0.0.1:{server.port}/v1/completions"
         told = f"model=model,base_url={url},num_concurrent=4,max_length=4096"
@@ -144,8 +162,8 @@ def scored(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[s
         if done.returncode:
             raise SystemExit(f"lm-eval failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         [path] = Path(out, "out").rglob("results_*.json")
-        found = json.loads(path.read_text(encoding="utf-8"))["results"]
-    return {f"{task} {metric}": float(found[task][f"{metric},none"]) for task in tasks for metric in METRICS[task]}
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return found
 
 
 if __name__ == "__main__":

@@ -1,30 +1,41 @@
-"""A server whose store lies on a slow disk, so that a part of a prefix is worth reading.
+"""A server that reads a share of each prefix on disk, also where all of it would be there as quickly.
 
-    python -m bench.lm_eval.slow_disk ARTIFACT STORE --port 8000 --share 0.25 [--mb-per-s 25]
+    python -m bench.lm_eval.in_parts ARTIFACT STORE --port 8000 --share 0.25
 
-On a quick disk `radixlm serve --kv-budget` reads prefixes whole: nothing is gained by a part.
+`radixlm serve --kv-budget` reads a prefix whole where that costs nothing, and has it in memory then: on most disks few
+requests of a benchmark would be answered over a part. A part that drops too much attention is not enough here, either.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 from radixlm.runtime import Engine
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.server import create_app
-from radixlm.runtime.store import OSFiles, PageStore, StoreIdentity
 
 from ..options import read_options
-from ..store.throttled_files import ThrottledFiles
+from ..partial.ways import PatientRates, choose_always
+from ..store.disks import load_always, open_store
 
 
 def main() -> None:
     """Serve until the process is ended."""
-    options = read_options(__doc__, "artifact", "store", port=8000, share=0.25, mb_per_s=25.0)
+    options = read_options(__doc__, "artifact", "store", port=8000, share=0.25)
     artifact = Artifact.open(options.artifact)
-    files, identity = ThrottledFiles(OSFiles(), options.mb_per_s * 1e6), StoreIdentity.of(artifact.manifest)
-    store = PageStore.open(options.store, identity, max_bytes=8 << 30, files=files)
-    with Engine(artifact, store=store, kv_budget=options.share) as engine:
+    with Engine(artifact, store=open_store(artifact, Path(options.store)), kv_budget=options.share) as engine:
+        read_parts(engine)
         uvicorn.run(create_app(engine, model_ids=("model",)), port=options.port, log_level="warning")
+
+
+def read_parts(engine: Engine) -> None:
+    """Have the engine read the share it was told, however long that takes, and bring no prefix to memory for later."""
+    tier: Any = engine._core.tier
+    tier.loader.plan, tier.chosen.sources.plan = load_always, choose_always
+    tier._rows._rates = tier.chosen.sources.rates = PatientRates()
+    tier.chosen.sources.promoter.used = lambda prefix: None
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Tasks of lm-evaluation-harness, written into a folder: how likely a text is, and questions behind a prefix.
 
-The texts are those of the folder of real inputs (`RADIXLM_DATA`); `booleans` are made by a program. Knows the harness's
-files, no model.
+Of the questions behind a prefix one half is scored, and the other teaches a store which rows of it matter: a prefix on
+disk must end before the question that is scored. The texts are those of the folder of real inputs (`RADIXLM_DATA`);
+`booleans` are made by a program. Knows the harness's files, no model.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ METRICS = {"text": ("word_perplexity",), "booleans": ("exact",), "nq": ("exact",
 """Of each task."""
 ASKED = ("booleans", "nq")
 """Tasks whose prompts have a prefix that others have, too."""
+TAUGHT = tuple(f"taught_{task}" for task in ASKED)
+"""Tasks of the same prefixes, with other questions."""
 _PASSAGE = 1200  # characters
 _TASK = """\
 task: {task}
@@ -36,7 +39,7 @@ _QUESTIONS = """\
 output_type: generate_until
 doc_to_text: "{{{{text}}}}"
 doc_to_target: "{{{{right}}}}"
-process_results: !function judge.{task}
+process_results: !function judge.{judge}
 generation_kwargs: {{until: ["\\n"], max_gen_toks: {max_tokens}, temperature: 0}}
 metric_list: [{metrics}]
 """
@@ -60,15 +63,26 @@ def nq(doc, results):
 def write_tasks(folder: Path, most: int) -> None:
     """Files of all tasks, of `most` documents each at most."""
     (folder / "judge.py").write_text(_JUDGE, encoding="utf-8")
-    for task, metrics in METRICS.items():
-        documents = list(islice(_passages() if task == "text" else _questions(task), most))
-        lines = "".join(json.dumps(document) + "\n" for document in documents)
-        (folder / f"{task}.jsonl").write_text(lines, encoding="utf-8")
-        asked = _TEXT
-        if task != "text":
-            named = ", ".join(_METRIC.format(name=name) for name in metrics)
-            asked = _QUESTIONS.format(task=task, metrics=named, max_tokens=SETS[task].max_tokens)
-        (folder / f"{task}.yaml").write_text(_TASK.format(task=task) + asked, encoding="utf-8")
+    for task in METRICS:
+        if task == "text":
+            _write(folder, task, _TEXT, islice(_passages(), most))
+            continue
+        scored = list(islice(_questions(task, half=1), most))
+        prefixes = {document["prefix"] for document in scored}
+        taught = (document for document in _questions(task, half=0) if document["prefix"] in prefixes)
+        _write(folder, task, _asked(task), scored)
+        _write(folder, f"taught_{task}", _asked(task), taught)
+
+
+def _write(folder: Path, task: str, asked: str, documents: Iterable[Any]) -> None:
+    lines = "".join(json.dumps(document) + "\n" for document in documents)
+    (folder / f"{task}.jsonl").write_text(lines, encoding="utf-8")
+    (folder / f"{task}.yaml").write_text(_TASK.format(task=task) + asked, encoding="utf-8")
+
+
+def _asked(task: str) -> str:
+    named = ", ".join(_METRIC.format(name=name) for name in METRICS[task])
+    return _QUESTIONS.format(judge=task, metrics=named, max_tokens=SETS[task].max_tokens)
 
 
 def _passages() -> Iterator[dict[str, Any]]:
@@ -80,7 +94,8 @@ def _passages() -> Iterator[dict[str, Any]]:
         at += _PASSAGE
 
 
-def _questions(task: str) -> Iterator[dict[str, Any]]:
-    for asked in SETS[task].asked(Path()):
-        for question in asked.questions:
-            yield {"text": asked.prefix + question.text, "right": json.dumps(question.right)}
+def _questions(task: str, half: int) -> Iterator[dict[str, Any]]:
+    """Those behind each prefix of which the number is even (half 0) or odd."""
+    for number, asked in enumerate(SETS[task].asked(Path())):
+        for question in asked.questions[half::2]:
+            yield {"prefix": number, "text": asked.prefix + question.text, "right": json.dumps(question.right)}

@@ -53,3 +53,13 @@ def test_the_harness_is_told_each_metric_and_how_long_a_reply_may_be(written: Pa
     assert "!function judge.booleans" in told and "metric: exact," in told
     assert f"max_gen_toks: {SETS['booleans'].max_tokens}," in told
     assert 'doc_to_text: "{{text}}"' in told
+
+
+def test_what_teaches_a_store_is_not_what_is_scored(written: Path) -> None:
+    """A prefix on disk reached to the end of each question that was asked again, so that no part of it was read."""
+    taught, scored = documents(written, "taught_booleans"), documents(written, "booleans")
+    assert not {document["text"] for document in taught} & {document["text"] for document in scored}
+    assert {document["prefix"] for document in taught} == {document["prefix"] for document in scored} == {0}
+    solved = scored[0]["text"].rpartition("\n")[0]
+    assert all(document["text"].startswith(solved) for document in [*taught, *scored])
+    assert "!function judge.booleans" in (written / "taught_booleans.yaml").read_text(encoding="utf-8")
