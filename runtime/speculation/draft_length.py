@@ -39,6 +39,7 @@ class StepCost:
     _products: float = 0.0
     _row_s: float = 0.0  # of one more row, on the line
     _met: dict[int, tuple[float, float]] = field(default_factory=dict)  # by rows, the weight and sum of their seconds
+    _worth: dict[tuple[int, float], bool] = field(default_factory=dict)  # what `is_worth_guesses` said since a step
 
     def observe(self, num_rows: int, seconds: float) -> None:
         """Note that a step of so many rows took so long."""
@@ -54,6 +55,7 @@ class StepCost:
         weight, total = self._met.get(num_rows, (0.0, 0.0))
         seconds = min(max(seconds, 0.5 * expected), 2.0 * expected)  # one slow step says little
         self._met[num_rows] = _KEPT_MET * weight + 1, _KEPT_MET * total + seconds
+        self._worth.clear()
 
     @property
     def is_measured(self) -> bool:
@@ -64,6 +66,23 @@ class StepCost:
         """Of a step of so many rows."""
         weight, total = self._met.get(num_rows, (0.0, 0.0))
         return (total + _PRIOR_MET * self._line(num_rows)) / (weight + _PRIOR_MET)
+
+    def is_worth_guesses(self, num_rows: int, num_expected: float) -> bool:
+        """Whether guesses would pay in a step of so many rows, which brings so many tokens without them, if all were
+        right: beside many streams a row costs so much that none need be looked for.
+        """
+        key = num_rows, num_expected
+        if key not in self._worth:
+            self._worth[key] = self.is_measured and self._may_pay(num_rows, num_expected)
+        return self._worth[key]
+
+    def _may_pay(self, num_rows: int, num_expected: float) -> bool:
+        speed = num_expected / self.seconds(num_rows)
+        for number in range(1, MAX_DRAFT + 1):
+            num_expected += 1.0 / _MIN_GAIN
+            if num_expected / self.seconds(num_rows + number) > speed:
+                return True
+        return False
 
     def _line(self, num_rows: int) -> float:
         mean_s, rows = self._seconds / self._weight, self._rows / self._weight

@@ -59,10 +59,10 @@ class Drafter:
 
     def propose(self, most: int, cost: StepCost, *, num_rows: int, num_expected: float) -> Draft:
         """A draft of the tokens behind all of the sequence's, for a step of `num_rows` without it."""
-        self._catch_up()
         most = min(most, MAX_DRAFT)
-        if most <= 0:
+        if most <= 0 or not cost.is_worth_guesses(num_rows, num_expected):
             return NO_DRAFT
+        self._catch_up()
         forced = () if self.foresight is None else self.foresight.forced()[:most]
         for kind, token_ids in self._sources(forced, most):
             if self.foresight is not None and len(token_ids) > len(forced):

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ..model.batch import Int32Array
 
+IntArray = npt.NDArray[np.intp]
+
 LENGTHS = (32, 16, 8, 4, 3, 2, 1)  # tokens of a suffix that are the same, the best first
-SHORT = (4, 3, 2, 1)  # those that are looked for; of what is found, the longest
+LOOKED_FOR = 4  # tokens of a suffix; of what is found, the longest
 _CANDIDATES = 16  # that are compared, the last ones
+_BACK = np.arange(1, LENGTHS[0] + 1)
+_NONE = np.empty(0, np.intp)
 
 
 class SuffixLookup:
@@ -60,30 +65,31 @@ class SuffixLookup:
             self._length = own
 
     def _draft(self, most: int) -> tuple[tuple[int, ...], int]:
-        ids = self._ids[: self._length]
-        for length in SHORT if most > 0 else ():
-            starts = self._length - length  # of earlier suffixes
-            if starts <= 0:
-                continue
-            is_same = ids[:starts] == ids[starts]
-            for place in range(1, length):
-                is_same &= ids[place : starts + place] == ids[starts + place]
-            found = np.flatnonzero(is_same)[-_CANDIDATES:]
-            if found.size:
-                begin, length = self._longest((found + length).tolist())
-                return tuple(ids[begin : begin + most].tolist()), length
-        return (), 0
+        ends = self._ends()
+        if most <= 0 or not ends.size:
+            return (), 0
+        begin, length = self._longest(ends[-_CANDIDATES:])
+        return tuple(self._ids[begin : min(begin + most, self._length)].tolist()), length
 
-    def _longest(self, ends: list[int]) -> tuple[int, int]:
+    def _ends(self) -> IntArray:
+        """Where the longest earlier suffixes end, of `LOOKED_FOR` tokens at most; in order, behind their last token."""
+        ids = self._ids[: self._length]
+        ends = np.flatnonzero(ids[:-1] == ids[-1]) + 1 if self._length else _NONE
+        for length in range(2, LOOKED_FOR + 1):
+            if not (longer := ends[ends >= length]).size:
+                break
+            longer = longer[ids[longer - length] == ids[-length]]
+            if not longer.size:
+                break
+            ends = longer
+        return ends
+
+    def _longest(self, ends: IntArray) -> tuple[int, int]:
         """Of places where suffixes end, that of the longest one, the last on ties, and how much of it is the same."""
-        own = self._ids[max(0, self._length - LENGTHS[0]) : self._length][::-1]
-        best, longest = 0, 0
-        for end in reversed(ends):
-            earlier = self._ids[max(0, end - len(own)) : end][::-1]
-            differs = own[: len(earlier)] != earlier
-            length = int(np.argmax(differs)) if differs.any() else len(earlier)
-            if length > longest:
-                best, longest = end, length
-                if length == len(own):
-                    break
-        return best, next(length for length in LENGTHS if length <= longest)
+        back = _BACK[: self._length]
+        before = ends[:, None] - back
+        is_same = (self._ids[before] == self._ids[self._length - back]) & (before >= 0)
+        lengths = np.where(is_same.all(axis=1), len(back), is_same.argmin(axis=1))
+        best = len(ends) - 1 - int(lengths[::-1].argmax())
+        longest = int(lengths[best])
+        return int(ends[best]), next(length for length in LENGTHS if length <= longest)

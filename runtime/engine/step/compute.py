@@ -51,14 +51,10 @@ def compute(
     for item, own in zip(scheduled, rows, strict=True):
         if item.draft.token_ids:
             outcomes[item.request.request_id] = _verify(item, logits, top, own.start, clock())
-    samples = [(item, own[-1]) for item, own in zip(scheduled, rows, strict=True) if item.samples]
-    plain = [(item, row) for item, row in samples if not item.draft.token_ids]
-    chosen = [row for _, row in plain]
-    if len(chosen) == num_rows:
-        last, top_of_last = logits, top
-    else:
-        last, top_of_last = logits[chosen], _rows_of(top, chosen)
-    sampled = sample(last, top_of_last, [item.request.reply.sampler for item, _ in plain])
+    plain = [
+        (item, own[-1]) for item, own in zip(scheduled, rows, strict=True) if item.samples and not item.draft.token_ids
+    ]
+    sampled = sample(logits, top, [item.request.reply.sampler for item, _ in plain], [row for _, row in plain])
     outcomes |= {item.request.request_id: token for (item, _), token in zip(plain, sampled, strict=True)}
     for item, own in zip(scheduled, rows, strict=True):
         if not _read_prompt(item, logits, top, own[: len(own) - item.samples]):
@@ -66,16 +62,11 @@ def compute(
     return [(item, outcomes[id]) for item in scheduled if (id := item.request.request_id) in outcomes]
 
 
-def _rows_of(top: TopLogits, rows: Sequence[int]) -> TopLogits:
-    return TopLogits(top.values[rows], top.token_ids[rows], top.is_finite[rows])
-
-
 def _verify(item: ScheduledRequest, logits: Float32Array, top: TopLogits, start: int, now: float) -> Verified:
     """Hold a request's draft against the logits from row `start` on."""
 
     def sampled(number: int) -> Sampled:
-        row = [start + number]
-        return sample(logits[row], _rows_of(top, row), [item.request.reply.sampler])[0]
+        return sample(logits, top, [item.request.reply.sampler], [start + number])[0]
 
     return verify(item.request, item.draft.token_ids, sampled, now)
 

@@ -42,18 +42,24 @@ class Refusal(NamedTuple):
 Sampled = SampledToken | Refusal | None
 
 
-def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[Sampled]:
-    """One token for each row of `logits` `[R, vocab]`; None where the row holds a number that is not finite, and a
-    refusal where its constraint lets none be chosen.
+def sample(
+    logits: Float32Array, top: TopLogits, states: Sequence[SamplerState], rows: Sequence[int] | None = None
+) -> list[Sampled]:
+    """One token for each of `rows` of `logits` `[R, vocab]`; None where the row holds a number that is not finite, and
+    a refusal where its constraint lets none be chosen.
 
     `top` are the largest of the same logits; the rest of a row is read only where they do not decide, and the result
     is the same as if it always were. Draws from the states' generators, but records nothing: the caller does when it
     accepts the tokens.
+
+    Args:
+        rows: one for each state; None: all, in order.
     """
-    assert len(logits) == len(top.values) == len(states)
+    rows = range(len(logits)) if rows is None else rows
+    assert len(logits) == len(top.values) and len(rows) == len(states)
     most_likely, is_finite = top.token_ids[:, 0].tolist(), top.is_finite.tolist()
     sampled: list[Sampled] = []
-    for row, state in enumerate(states):
+    for row, state in zip(rows, states, strict=True):
         if not is_finite[row]:
             sampled.append(None)
         elif state.takes_best:

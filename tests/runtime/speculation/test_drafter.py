@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
+from hypothesis import given
+from hypothesis import strategies as st
 from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint
 from radixlm.runtime.speculation.draft import FORCED, Draft
 from radixlm.runtime.speculation.draft_length import StepCost, draft_length
@@ -51,6 +55,27 @@ def test_the_longest_repetition_is_followed_and_not_the_last() -> None:
     assert SuffixLookup([7, 8, 9, *[7, 8, 9] * 20]).draft(3) == ((7, 8, 9), 32)
 
 
+@given(st.lists(st.integers(0, 3), max_size=80), st.integers(0, 5), st.integers(0, 9))
+def test_what_is_found_is_what_comparing_all_places_finds(ids: list[int], num_copied: int, most: int) -> None:
+    ids += ids[:num_copied]
+    assert SuffixLookup(ids).draft(most) == _found_one_by_one(ids, most)
+
+
+def _found_one_by_one(ids: list[int], most: int) -> tuple[tuple[int, ...], int]:
+    """The same, obviously: of the last 16 places where as many of the last four tokens stood, the longest suffix."""
+
+    def same(end: int) -> int:
+        return next((n for n in range(32) if n >= end or ids[end - 1 - n] != ids[-1 - n]), 32)
+
+    lengths = {end: same(end) for end in range(1, len(ids))}
+    looked_for = min(4, max(lengths.values(), default=0))
+    if not looked_for or not most:
+        return (), 0
+    ends = [end for end, length in lengths.items() if length >= looked_for][-16:]
+    best = max(ends, key=lambda end: (lengths[end], end))
+    return tuple(ids[best : best + most]), max(n for n in (32, 16, 8, 4, 3, 2, 1) if n <= lengths[best])
+
+
 def test_forced_tokens_come_first_and_what_followed_them_before_comes_behind() -> None:
     drafter = Drafter([5, 6, 7, 20, 30, 1], None, Only([6, 7], 25))
     assert propose(drafter).token_ids == (6, 7, 20)  # 30 is not allowed
@@ -90,3 +115,18 @@ def test_a_tile_of_rows_is_filled_and_the_next_one_only_where_it_pays() -> None:
     sure = [0.98**place for place in range(1, 8)]
     assert draft_length(doubtful, cost, num_rows=1, num_expected=1.0) == 3
     assert draft_length(sure, cost, num_rows=1, num_expected=1.0) == 7
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 0.1)), min_size=1, max_size=20),
+    st.lists(st.floats(0.0, 1.0), max_size=8),
+    st.integers(1, 40),
+)
+def test_where_no_guess_may_pay_none_does(steps: list[tuple[int, float]], shares: list[float], num_rows: int) -> None:
+    """Beside many streams guesses were looked for that no step had room for: a third of the time between two steps."""
+    cost = StepCost()
+    for rows, seconds in steps:
+        cost.observe(rows, seconds)
+    chances = list(accumulate(shares, mul))
+    if draft_length(chances, cost, num_rows=num_rows, num_expected=float(num_rows)):
+        assert cost.is_worth_guesses(num_rows, float(num_rows))
