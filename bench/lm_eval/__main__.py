@@ -38,7 +38,7 @@ from ..worker import ROOT
 from .tasks import ASKED, METRICS, TAUGHT, write_tasks
 
 BUDGETS = (1.0, 0.25, 0.5, 0.75)  # what is asked for most first: all of them take hours
-_QUIET_S = 15.0  # a store that wrote nothing for so long has written all
+_QUIET_S = 15.0  # a store that wrote nothing for so long has nothing left to write
 Scores = dict[str, float]  # by task and metric, `nq f1`
 
 
@@ -123,8 +123,8 @@ def _of_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str
 
 def _settle(server: ServedProcess) -> None:
     """Wait until the disk has all that it is to have, runs in order of importance with it."""
-    before = -1
-    while before != (now := _counted(server, "bytes_written_total")):
+    before = None
+    while before != (now := [_counted(server, name) for name in ("bytes_written_total", "runs_rewritten_total")]):
         before = now
         time.sleep(_QUIET_S)
 

@@ -1,9 +1,9 @@
-"""A server that reads a share of each prefix on disk, also where all of it would be there as quickly.
+"""A server that reads a share of each prefix on disk, whatever the calibration thinks of it, and however long it takes.
 
     python -m bench.lm_eval.in_parts ARTIFACT STORE --port 8000 --share 0.25
 
-`radixlm serve --kv-budget` reads a prefix whole where that costs nothing, and has it in memory then: on most disks few
-requests of a benchmark would be answered over a part. A part that drops too much attention is not enough here, either.
+`radixlm serve --kv-budget` reads a prefix whole where a part is no quicker or drops too much, and has it in memory
+then: few requests of a benchmark would be answered over a part.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def main() -> None:
 
 
 def read_parts(engine: Engine) -> None:
-    """Have the engine read the share it was told, however long that takes, and bring no prefix to memory for later."""
+    """Have the engine read the share it was told and no more, and bring no prefix to memory for later."""
     tier: Any = engine._core.tier
     tier.loader.plan, tier.chosen.sources.plan = load_always, choose_always
     tier._rows._rates = tier.chosen.sources.rates = PatientRates()
+    tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
     tier.chosen.sources.promoter.used = lambda prefix: None
 
 

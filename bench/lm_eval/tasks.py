@@ -61,7 +61,7 @@ def nq(doc, results):
 
 
 def write_tasks(folder: Path, most: int) -> None:
-    """Files of all tasks, of `most` documents each at most."""
+    """Files of all tasks, of `most` documents each at most; what teaches is behind the same prefixes, however many."""
     (folder / "judge.py").write_text(_JUDGE, encoding="utf-8")
     for task in METRICS:
         if task == "text":

@@ -36,9 +36,9 @@ def lm_eval(results: Json) -> Iterator[str]:
     yield (
         "The harness as it is, by the server's URL. Perplexity a word of passages of Shakespeare; exact match of "
         "boolean expressions of BBH's kind; exact match and F1 of questions about passages of NQ-open. Shares of "
-        "prefixes are read from disk after a restart, by other questions than were asked before it, also where all of "
-        "a prefix would be there as quickly (`radixlm serve` reads it whole then, and scores alike). Where no request "
-        "was served by a part, the scores are those of whole prefixes, and left out."
+        "prefixes are read from disk after a restart, by other questions than were asked before it, whatever the "
+        "calibration thinks of them and also where all of a prefix would be there as quickly; `radixlm serve` reads it "
+        "whole then, and scores as with 100 %. Where no request was served by a part, the scores are left out."
     )
     for run in results["runs"].values():
         yield f"### {run['model']}, {run['documents']} documents of a task at most"
