@@ -25,7 +25,7 @@ from ..options import read_options
 from ..store.disks import load_always, open_store
 from .first_token import joined
 from .texts import Texts
-from .ways import PatientRates, choose_always, forget_memory, settle
+from .ways import forget_memory, read_parts_always, settle
 
 NUM_FIRST, NUM_HELD_OUT = 2, 2
 WAYS = {"exact": 1.0, "a quarter": 0.25, "none": None}
@@ -63,9 +63,7 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
         for prompt in prompts[:NUM_FIRST]:
             engine.generate(prompt, PARAMS)
             settle(engine)
-        tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
-        tier.loader.plan, tier.chosen.sources.plan = load_always, choose_always
-        tier._rows._rates = tier.chosen.sources.rates = PatientRates()
+        read_parts_always(tier)
         for prompt in () if share is None else prompts[NUM_FIRST:]:
             if share is not None and share < 1:
                 forget_memory(engine)

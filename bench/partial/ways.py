@@ -62,6 +62,13 @@ def choose_always(*_: object, **__: int) -> float:
     return _FOREVER_S
 
 
+def read_parts_always(tier: Any) -> None:
+    """Have a tier read the share that a request asks for, whatever the calibration thinks, however long it takes."""
+    tier.loader.plan, tier.chosen.sources.plan = load_always, choose_always
+    tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
+    tier._rows._rates = tier.chosen.sources.rates = PatientRates()
+
+
 @contextmanager
 def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFiles | None) -> Iterator[Engine]:
     """An engine that answers that way from `directory/store` on the disk of `files`, and changes nothing there."""
@@ -78,9 +85,7 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
         if not way.decides:
             tier.loader.plan = load_always
             if way.kv_budget < 1:
-                tier.chosen.sources.plan = choose_always
-                tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
-                tier._rows._rates = tier.chosen.sources.rates = PatientRates()
+                read_parts_always(tier)
         yield engine
         engine._loop.call(lambda core: tier._saver.forget())
 

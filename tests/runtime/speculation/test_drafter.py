@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint
@@ -117,13 +118,25 @@ def test_a_tile_of_rows_is_filled_and_the_next_one_only_where_it_pays() -> None:
     assert draft_length(sure, cost, num_rows=1, num_expected=1.0) == 7
 
 
+def test_where_a_row_costs_what_a_token_brings_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside many streams guesses were looked for that no step had room for: a third of the time between two steps."""
+    cost = StepCost()
+    for rows in (40, 50, 60) * 9:
+        cost.observe(rows, 0.001 * rows)
+    looked: list[int] = []
+    monkeypatch.setattr(SuffixLookup, "draft", lambda *_, **__: looked.append(1) or ((), 0))
+    Drafter([1, 2, 3, 1, 2]).propose(8, cost, num_rows=50, num_expected=50.0)
+    assert not looked
+    Drafter([1, 2, 3, 1, 2]).propose(8, free_rows(), num_rows=1, num_expected=1.0)
+    assert looked
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 0.1)), min_size=1, max_size=20),
     st.lists(st.floats(0.0, 1.0), max_size=8),
     st.integers(1, 40),
 )
 def test_where_no_guess_may_pay_none_does(steps: list[tuple[int, float]], shares: list[float], num_rows: int) -> None:
-    """Beside many streams guesses were looked for that no step had room for: a third of the time between two steps."""
     cost = StepCost()
     for rows, seconds in steps:
         cost.observe(rows, seconds)
