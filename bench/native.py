@@ -6,16 +6,18 @@ Knows how kernels are exported and called, not what they do.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm_ffi
-from radixlm.compile.codegen.library import build_library
+from radixlm.compile.codegen.kernel_cache import KernelCache
+from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.weights.layout import ALIGNMENT
 from radixlm.runtime.artifact.cpu import default_num_threads
-from tvm.ir import Call, GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -34,11 +36,13 @@ class Native:
     def __init__(self, kernels: Mapping[str, Any], target: Target) -> None:
         num_threads()
         self._dtypes = {name: _dtypes(kernel) for name, kernel in kernels.items()}
-        functions: dict[Any, Any] = {}
+        functions = []
         for name, kernel in kernels.items():
-            variable = GlobalVar(f"kernel_{name}")
-            functions |= {variable: kernel, name: _repeated(name, self._dtypes[name], variable)}
-        self._library = build_library(functions, target)
+            functions += [kernel, _repeated(name, self._dtypes[name], kernel_symbol(kernel, target))]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernels.so"
+            build_library(functions, target, KernelCache.of_user()).export(path)
+            self._library = tvm_ffi.load_module(str(path))
         self._nothing = aligned(np.zeros(ALIGNMENT, np.uint8))
 
     def call(self, name: str, values: Sequence[Value], steps: Sequence[int] | None = None, count: int = 1) -> None:
@@ -75,8 +79,8 @@ def _dtypes(kernel: Any) -> list[str | None]:
     return [str(p.ty.element_type) if hasattr(p.ty, "element_type") else None for p in kernel.params]
 
 
-def _repeated(name: str, dtypes: list[str | None], kernel: Any) -> Any:
-    """A function that others can call, with the loop: kernels take bare addresses, and are private."""
+def _repeated(name: str, dtypes: list[str | None], symbol: str) -> Any:
+    """An entry point with the loop around a kernel, which takes bare addresses."""
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"tirx.noalias": True, "global_symbol": name, "tirx.is_scheduled": True})
@@ -92,5 +96,5 @@ def _repeated(name: str, dtypes: list[str | None], kernel: Any) -> Any:
                     handle + i * step if buffer is None else T.address_of(buffer[i * step])
                     for handle, buffer, step in zip(handles, buffers, steps, strict=True)
                 ]
-                T.evaluate(Call(kernel, values, ret_ty="int32"))
+                T.evaluate(T.call_extern("int32", symbol, *values))
         return builder.get()

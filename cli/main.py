@@ -15,7 +15,7 @@ import click
 
 COMMANDS = (
     *("compile", "chat", "generate", "serve", "agent", "warm", "inspect"),
-    *("calibrate", "models", "explain-cache", "store", "replay-kv"),
+    *("calibrate", "models", "cache", "explain-cache", "store", "replay-kv"),
 )
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it

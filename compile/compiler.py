@@ -33,7 +33,8 @@ from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
 
-from .codegen.library import check_linker, export_library
+from .codegen.kernel_cache import KernelCache
+from .codegen.library import check_linker
 from .codegen.targets import TRIPLE, Target, find_target
 from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
@@ -141,11 +142,18 @@ def compile_model(
         check_space(output.parent, plan.num_bytes)
         report("read", 1, 1)
 
-        report("build", 0, 2)
-        library = build_module(ops.program, plan, config, layout, limits.num_tokens, chosen_target)
-        report("build", 1, 2)
-        export_library(library, directory / MODULE)
-        report("build", 2, 2)
+        library = build_module(
+            ops.program,
+            plan,
+            config,
+            layout,
+            limits.num_tokens,
+            chosen_target,
+            KernelCache.of_user(),
+            lambda done, total: report("build", done, total + 1),
+        )
+        library.export(directory / MODULE)
+        report("build", len(library.objects) + 1, len(library.objects) + 1)
 
         writer = WeightsWriter(weights, plan, config.ropes)
         writer.write(directory / WEIGHTS, lambda done, total: report("weights", done, total))

@@ -15,12 +15,11 @@ from typing import Any
 import tvm
 from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout
 from radixlm.runtime.artifact.model_config import STATE_ITEM_BYTES, ModelConfig
-from tvm.ir import Call as TVMCall
-from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .codegen.library import build_library
+from .codegen.kernel_cache import KernelCache
+from .codegen.library import Library, build_library, kernel_symbol
 from .codegen.targets import Target
 from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.top_k import num_maxima, top_k
@@ -33,26 +32,30 @@ SCORED = "forward_scored"  # only of models that can serve a prefix with a part 
 
 
 def build_module(
-    program: Program, plan: WeightPlan, config: ModelConfig, layout: KVLayout, max_num_tokens: int, target: Target
-) -> Any:
-    """The compiled library with `entry_points`, ready to export."""
-    kernels = {key: GlobalVar(f"kernel_{i}") for i, key in enumerate(program.kernels)}
-    functions: dict[Any, Any] = {kernels[key]: kernel for key, kernel in program.kernels.items()}
+    program: Program,
+    plan: WeightPlan,
+    config: ModelConfig,
+    layout: KVLayout,
+    max_num_tokens: int,
+    target: Target,
+    cache: KernelCache,
+    report: Callable[[int, int], None] = lambda *_: None,
+) -> Library:
+    """The compiled library with `entry_points`, ready to export; `report(done, total)` counts its functions."""
+    symbols = {key: kernel_symbol(kernel, target) for key, kernel in program.kernels.items()}
+    functions = list(program.kernels.values())
     for name in ("forward", SCORED) if SCORED in entry_points(config) else ("forward",):
         is_scored = name == SCORED
-        functions[name] = _forward(name, program, plan, config, layout, max_num_tokens, kernels, is_scored=is_scored)
-    kernel_top_logits = GlobalVar("kernel_top_logits")
-    functions[kernel_top_logits] = top_k(TOP_LOGITS)
-    functions["top_logits"] = _top_logits(config, kernel_top_logits)
-    for name, kernel, build in (
-        ("copy_pages", copy_rows(layout), _copy_pages),
-        ("read_pages", move_pages(layout, into_pool=False), _move_pages),
-        ("write_pages", move_pages(layout, into_pool=True), _move_pages),
-    ):
-        variable = GlobalVar(f"kernel_{name}")
-        functions[variable] = kernel
-        functions[name] = build(name, layout, variable)
-    return build_library(functions, target)
+        functions.append(_forward(name, program, plan, config, layout, max_num_tokens, symbols, is_scored=is_scored))
+    others: tuple[tuple[Any, Callable[[str], Any]], ...] = (
+        (top_k(TOP_LOGITS), lambda symbol: _top_logits(config, symbol)),
+        (copy_rows(layout), lambda symbol: _copy_pages("copy_pages", layout, symbol)),
+        (move_pages(layout, into_pool=False), lambda symbol: _move_pages("read_pages", layout, symbol)),
+        (move_pages(layout, into_pool=True), lambda symbol: _move_pages("write_pages", layout, symbol)),
+    )
+    for kernel, entry in others:
+        functions += [kernel, entry(kernel_symbol(kernel, target))]
+    return build_library(functions, target, cache, report)
 
 
 def entry_points(config: ModelConfig) -> tuple[str, ...]:
@@ -120,7 +123,7 @@ def _forward(
     config: ModelConfig,
     layout: KVLayout,
     max_num_tokens: int,
-    kernels: Mapping[Any, Any],
+    symbols: Mapping[Any, str],
     *,
     is_scored: bool,
 ) -> Any:
@@ -172,9 +175,14 @@ def _forward(
                 value(argument, not _is_integer(parameter))
                 for argument, parameter in zip(call.arguments, parameters, strict=True)
             ]
-            T.evaluate(TVMCall(kernels[call.key], values, ret_ty="int32"))
+            _call(symbols[call.key], values)
 
     return _entry(name, arguments, body)
+
+
+def _call(symbol: str, values: list[Any]) -> None:
+    """Call a kernel, which is in another object."""
+    T.evaluate(T.call_extern("int32", symbol, *values))
 
 
 def _check_indices(entry: _Entry, vocab_size: int) -> None:
@@ -205,7 +213,7 @@ def _is_integer(parameter: Any) -> bool:
     return bool(tvm.ir.is_prim_expr(parameter)) and str(parameter.ty) == str(T.int64().ty)
 
 
-def _top_logits(config: ModelConfig, kernel: Any) -> Any:
+def _top_logits(config: ModelConfig, symbol: str) -> Any:
     stride = round_up(config.vocab_size, ROW_BLOCK)
     arguments: _Arguments = {
         "logits": ("float32", ("num_rows", stride)),
@@ -221,12 +229,12 @@ def _top_logits(config: ModelConfig, kernel: Any) -> Any:
         with T.Assert(tvm.tirx.And(vocab_size >= 1, vocab_size <= config.vocab_size), "vocab_size is out of range"):
             pass
         pointers = [entry.address(argument) for argument in entry.buffers]
-        T.evaluate(TVMCall(kernel, [*pointers, T.int64(stride), vocab_size, num_rows], ret_ty="int32"))
+        _call(symbol, [*pointers, T.int64(stride), vocab_size, num_rows])
 
     return _entry("top_logits", arguments, body)
 
 
-def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
+def _copy_pages(name: str, layout: KVLayout, symbol: str) -> Any:
     copies: tuple[int | str, ...] = ("num_copies",)
     arguments: _Arguments = {
         "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
@@ -237,13 +245,12 @@ def _copy_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
 
     def body(entry: _Entry) -> None:
         pointers = [entry.address(argument) for argument in arguments]
-        values = [*pointers, entry.sizes["num_pages"], entry.sizes["num_copies"]]
-        T.evaluate(TVMCall(kernel, values, ret_ty="int32"))
+        _call(symbol, [*pointers, entry.sizes["num_pages"], entry.sizes["num_copies"]])
 
     return _entry(name, arguments, body)
 
 
-def _move_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
+def _move_pages(name: str, layout: KVLayout, symbol: str) -> Any:
     dtype = KV_DTYPES[layout.dtype]
     arguments: _Arguments = {
         "kv_pool": (dtype, _pool_shape(layout)),
@@ -253,7 +260,6 @@ def _move_pages(name: str, layout: KVLayout, kernel: Any) -> Any:
 
     def body(entry: _Entry) -> None:
         pointers = [entry.address(argument) for argument in arguments]
-        values = [*pointers, entry.sizes["num_pages"], entry.sizes["num_moved"]]
-        T.evaluate(TVMCall(kernel, values, ret_ty="int32"))
+        _call(symbol, [*pointers, entry.sizes["num_pages"], entry.sizes["num_moved"]])
 
     return _entry(name, arguments, body)

@@ -1,18 +1,34 @@
-"""From PrimFuncs to a shared library: TVM's own passes, with one of ours between them. Knows no model."""
+"""From PrimFuncs to a shared library: an object for each function, from the kernel cache or compiled, then one link.
+
+Kernels are private functions, called by the symbol that `kernel_symbol` gives. Functions with a `global_symbol` are the
+library's entry points. Knows no model.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
+from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.errors import CompileError
 from tvm.ir.transform import Sequential
+from tvm.support import cc
 from tvm.tirx.build import tir_to_runtime
 
+from .kernel_cache import KernelCache
 from .targets import Target
 
 _CPU = 1  # DLPack's device type
+_SYMBOL = "global_symbol"
 _DISABLED_PASSES = [
     # It narrows buffers to what is accessed, which kernels do themselves; it took eleven of attention's twelve seconds.
     "s_tir.CompactBufferAllocation",
@@ -24,32 +40,91 @@ _DISABLED_PASSES = [
     "s_tir.ThreadSync",
     "tirx.RemoveNoOp",
 ]
+_MAKER = [1, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]  # 1: raised when this module changes
 
 
-def build_library(functions: dict[Any, Any], target: Target) -> Any:
-    """Compile PrimFuncs (keyed by GlobalVar, or by name if exported) into a runtime module."""
+@dataclass(frozen=True)
+class Library:
+    """Objects that link into one shared library: bytes of ELF files, each with one function."""
+
+    objects: tuple[bytes, ...]
+
+    def export(self, path: Path) -> None:
+        """Link into `path` with the system's C compiler. Raises CompileError if that fails."""
+        with tempfile.TemporaryDirectory(prefix="radixlm-link-") as folder:
+            files = [Path(folder) / f"{index}.o" for index in range(len(self.objects))]
+            try:
+                for file, content in zip(files, self.objects, strict=True):
+                    file.write_bytes(content)
+                cc.create_shared(str(path), [str(file) for file in files])
+            except (RuntimeError, OSError, ValueError) as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+                raise CompileError(f"the module cannot be linked ({reason}); is gcc installed?") from None
+
+
+def kernel_symbol(kernel: Any, target: Target) -> str:
+    """Return the symbol by which entry points call a kernel: equal kernels have equal symbols, in every process."""
+    return f"kernel_{_key(kernel, target)}"
+
+
+def build_library(
+    functions: Iterable[Any], target: Target, cache: KernelCache, report: Callable[[int, int], None] = lambda *_: None
+) -> Library:
+    """Compile kernels and entry points, those that `cache` lacks on all processors, and store them there.
+
+    Args:
+        functions: PrimFuncs; equal ones are compiled once.
+        report: called with the number of functions that are done, and of all.
+    """
+    by_key = {_key(function, target): function for function in functions}
+    objects = {key: cache.get(key) for key in by_key}
+    missing = [key for key, found in objects.items() if found is None]
+    report(len(by_key) - len(missing), len(by_key))
+    pool = ThreadPoolExecutor(default_num_threads())
+    try:
+        compiled = pool.map(lambda key: _compile(key, by_key[key], target), missing)
+        for num_compiled, (key, content) in enumerate(zip(missing, compiled, strict=True), 1):
+            cache.put(key, content)
+            objects[key] = content
+            report(len(by_key) - len(missing) + num_compiled, len(by_key))
+    finally:  # an interrupt does not wait for what has not begun
+        pool.shutdown(cancel_futures=True)
+    if missing:
+        cache.prune()
+    return Library(tuple(content for content in objects.values() if content is not None))
+
+
+def check_linker() -> None:
+    """Raise CompileError if the C compiler that links the module is missing."""
+    if cc.get_cc() is None:
+        raise CompileError("no C compiler is on the PATH, and the module is linked by one; install gcc")
+
+
+def _key(function: Any, target: Target) -> str:
+    """Hash all that decides the object: the function's TIR, the target, TVM's version and ours."""
+    decides = [tvm_ffi.structural_hash(function), target.llvm_options, _MAKER]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
+
+
+def _compile(key: str, function: Any, target: Target) -> bytes:
+    """Compile one function to an object file."""
     tvm_target = target.tvm_target()
-    module = tvm.IRModule(functions)
+    is_entry = _SYMBOL in function.attrs
+    name = function.attrs[_SYMBOL] if is_entry else f"kernel_{key}"
+    module = tvm.IRModule({name: function})
     module = tvm.tirx.transform.BindTarget(tvm_target.with_host(tvm_target))(module)
     pipeline, finalize_host, _ = tvm.tirx.get_default_tir_pipeline(tvm_target)
     with tvm.transform.PassContext(disabled_pass=_DISABLED_PASSES):
         module = Sequential([_name_the_device()])(pipeline(module))
-    return tir_to_runtime(finalize_host()(module), {}, tvm_target)
-
-
-def check_linker() -> None:
-    """Raise CompileError where the C compiler that links the module is missing."""
-    if tvm.support.cc.get_cc() is None:
-        raise CompileError("no C compiler is on the PATH, and the module is linked by one; install gcc")
-
-
-def export_library(library: Any, path: Path) -> None:
-    """Link the module into `path` with the system's C compiler; raise CompileError where that fails."""
-    try:
-        library.export_library(str(path))
-    except (RuntimeError, OSError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-        raise CompileError(f"the module cannot be linked ({reason}); is gcc installed?") from None
+    module = finalize_host()(module)
+    if not is_entry:  # only now: with a symbol from the start it would take TVM's packed arguments
+        [lowered] = module.functions.values()
+        module = tvm.IRModule({name: lowered.with_attr(_SYMBOL, name)})
+    library = tir_to_runtime(module, {}, tvm_target)
+    with tempfile.TemporaryDirectory(prefix="radixlm-object-") as folder:
+        path = Path(folder) / "function.o"
+        library.write_to_file(str(path), "o")
+        return path.read_bytes()
 
 
 def _name_the_device() -> Any:
@@ -60,7 +135,7 @@ def _name_the_device() -> Any:
     """
 
     def name_the_device(function: Any, module: Any, context: Any) -> Any:
-        if "global_symbol" in function.attrs:
+        if _SYMBOL in function.attrs:
             return function
         body = function.body
         for key, value in (("device_type", _CPU), ("device_id", 0)):

@@ -45,12 +45,15 @@ class Target:
         widths = (("avx512bw", 64), ("avx2", 32), ("ssse3", 16))
         return next((width for feature, width in widths if feature in self.features), 0)
 
+    @property
+    def llvm_options(self) -> dict[str, Any]:
+        """What decides LLVM's code, as TVM names it."""
+        options: dict[str, Any] = {"kind": "llvm", "mtriple": TRIPLE, "mcpu": self.mcpu}
+        return options | ({"mattr": list(self.mattr)} if self.mattr else {})
+
     def tvm_target(self) -> Any:
         """The same for TVM."""
-        options: dict[str, Any] = {"kind": "llvm", "mtriple": TRIPLE, "mcpu": self.mcpu}
-        if self.mattr:
-            options["mattr"] = list(self.mattr)
-        return tvm.target.Target(options)
+        return tvm.target.Target(self.llvm_options)
 
 
 _V2 = ("sse3", "ssse3", "sse4_1", "sse4_2", "popcnt")

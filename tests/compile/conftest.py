@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,11 +14,8 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-import tvm
-import tvm_ffi
 from gguf import GGMLQuantizationType as Type
-from radixlm.compile import compile_model, module
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile import compile_model
 from radixlm.compile.families.registry import FAMILIES, weight_shapes
 from radixlm.compile.families.settings import Settings
 from radixlm.runtime.artifact import Artifact
@@ -28,35 +24,6 @@ from radixlm.runtime.artifact.model_config import ModelConfig
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("a"), ord("z") + 1)), "th", "he"]
-
-
-class _Linked:
-    """A library whose file is written once, and copied from then on."""
-
-    def __init__(self, library: Any, file: Path) -> None:
-        self._library, self._file = library, file
-
-    def export_library(self, path: str) -> None:
-        if not self._file.exists():
-            self._library.export_library(str(self._file))
-        shutil.copy(self._file, path)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def build_equal_programs_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Build a program once in a run of the tests: many compile the same small model to look at something else."""
-    built: dict[tuple[str, tvm_ffi.StructuralKey], _Linked] = {}
-    folder, build_library = tmp_path_factory.mktemp("libraries"), module.build_library
-
-    def once(functions: dict[Any, Any], target: Target) -> Any:
-        key = target.name, tvm_ffi.StructuralKey(tvm.IRModule(functions))
-        if key not in built:
-            built[key] = _Linked(build_library(functions, target), folder / f"{len(built)}.so")
-        return built[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "build_library", once)
-        yield
 
 
 @dataclass

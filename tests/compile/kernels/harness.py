@@ -1,27 +1,28 @@
 """Build one kernel for a target and call it with NumPy arrays. Knows how kernels are called, not what they compute.
 
-Kernels are private functions of a module: here an exported function passes its arguments on to one. Each array is
+Kernels are C functions of a library. Each array is
 copied to memory of its own, aligned as artifacts align theirs, between canaries that must outlive the call; afterwards
 the array holds what the kernel left there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm_ffi
 from hypothesis import HealthCheck, settings
-from radixlm.compile.codegen.library import build_library
+from radixlm.compile.codegen.kernel_cache import KernelCache
+from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.weights.layout import ALIGNMENT
 from radixlm.runtime.artifact.cpu import cpu_features
-from tvm.ir import Call, GlobalVar
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T
 
 Caller = Callable[..., None]  # takes arrays and sizes in the kernel's order; None for an array that it does not read
 _CANARY_BYTES = 4 * ALIGNMENT
@@ -65,9 +66,9 @@ def examples(count: int) -> settings:
 @functools.cache
 def built(target: Target, make: Callable[..., Any], *arguments: Any, **options: Any) -> Caller:
     """The kernel `make(*arguments, **options)`, compiled for `target` once in a run of the tests."""
-    kernel, variable = make(*arguments, **options), GlobalVar("kernel")
+    kernel = make(*arguments, **options)
     dtypes = [_element_type(parameter) for parameter in kernel.params]
-    function = build_library({"main": _exported(dtypes, variable), variable: kernel}, target)["main"]
+    function = _loaded(kernel, target)
 
     def call(*values: Any) -> None:
         assert len(values) == len(dtypes), f"the kernel takes {len(dtypes)} arguments"
@@ -77,7 +78,7 @@ def built(target: Target, make: Callable[..., Any], *arguments: Any, **options: 
         ]
         function(
             *(
-                value if memory is None else tvm_ffi.from_dlpack(memory.inside)
+                ctypes.c_int64(value) if memory is None else ctypes.c_void_p(memory.inside.ctypes.data)
                 for value, memory in zip(values, memories, strict=True)
             )
         )
@@ -111,14 +112,12 @@ def _element_type(parameter: Any) -> str | None:
     return str(parameter.ty.element_type) if hasattr(parameter.ty, "element_type") else None
 
 
-def _exported(dtypes: list[str | None], kernel: Any) -> Any:
-    with IRBuilder() as builder:
-        with T.prim_func(s_tir=True):
-            T.func_attr({"tirx.noalias": True, "global_symbol": "main", "tirx.is_scheduled": True})
-            handles = [T.arg(f"a{i}", T.int64() if dtype is None else T.handle()) for i, dtype in enumerate(dtypes)]
-            values = [
-                handle if dtype is None else T.address_of(T.match_buffer(handle, (T.int64(),), dtype)[0])
-                for handle, dtype in zip(handles, dtypes, strict=True)
-            ]
-            T.evaluate(Call(kernel, values, ret_ty="int32"))
-        return builder.get()
+def _loaded(kernel: Any, target: Target) -> Any:
+    """The kernel as a C function that takes addresses and int64 sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        build_library([kernel], target, KernelCache.of_user()).export(path)
+        module = tvm_ffi.load_module(str(path))  # it gives the library TVM's thread pool
+        function = getattr(ctypes.CDLL(str(path)), kernel_symbol(kernel, target))
+    function.module = module
+    return function

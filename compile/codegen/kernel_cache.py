@@ -1,0 +1,123 @@
+"""Keep compiled objects on disk, so that a kernel is compiled once per machine. Knows keys and bytes, not TVM."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixlm.runtime.artifact import cache_dir
+
+_LIMIT_BYTES = 512 << 20  # some 25,000 kernels
+_DIGEST_BYTES = 32
+_USED_AGAIN_S = 3600.0  # a file's time of last use is at most this old
+_ABANDONED_S = 3600.0  # a temporary file this old was left by a process that was killed
+_KEY = re.compile(r"[0-9a-f]{16,64}")
+_PREFIX = ".new-"  # of temporary files
+_TEMPORARY = re.compile(re.escape(_PREFIX) + ".*")
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Objects of a cache, and their bytes on disk."""
+
+    num_objects: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelCache:
+    """A folder of objects by key that processes share without locks. Each file is written whole, then renamed.
+
+    A file holds the SHA-256 digest of an object, then the object. A damaged one counts as missing. Disk errors make the
+    cache slower, never wrong: `get` returns None and `put` does nothing.
+
+    >>> import tempfile
+    >>> cache = KernelCache(Path(tempfile.mkdtemp()))
+    >>> cache.put("0123456789abcdef", b"object")
+    >>> cache.get("0123456789abcdef")
+    b'object'
+
+    Attributes:
+        limit_bytes: what `prune` leaves at most.
+    """
+
+    directory: Path
+    limit_bytes: int = _LIMIT_BYTES
+
+    @classmethod
+    def of_user(cls) -> KernelCache:
+        """The user's cache: `$XDG_CACHE_HOME/radixlm/kernels`, or the folder that `$RADIXLM_KERNEL_CACHE` names."""
+        return cls(Path(os.environ.get("RADIXLM_KERNEL_CACHE") or cache_dir() / "kernels"))
+
+    def get(self, key: str) -> bytes | None:
+        """Return the object of `key`, or None if it is missing or damaged."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        content = data[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != data[:_DIGEST_BYTES]:
+            return None
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < time.time() - _USED_AGAIN_S:
+                os.utime(path)
+        return content
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store an object; of two processes that store the same key, the later one wins."""
+        path = self._path(key)
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=_PREFIX, dir=self.directory)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(hashlib.sha256(content).digest() + content)
+                os.rename(temporary, path)
+            except BaseException:
+                os.unlink(temporary)
+                raise
+
+    def stats(self) -> CacheStats:
+        """Count objects and their bytes."""
+        sizes = [size for _, _, size in self._files(_KEY)]
+        return CacheStats(len(sizes), sum(sizes))
+
+    def prune(self) -> CacheStats:
+        """Remove the least recently used objects beyond `limit_bytes`. Returns what was removed."""
+        for written, path, _ in list(self._files(_TEMPORARY)):
+            if written < time.time() - _ABANDONED_S:
+                path.unlink(missing_ok=True)
+        objects = sorted(self._files(_KEY))
+        excess = sum(size for _, _, size in objects) - self.limit_bytes
+        num_removed = num_bytes = 0
+        for _, path, size in objects:
+            if num_bytes >= excess:
+                break
+            path.unlink(missing_ok=True)
+            num_removed, num_bytes = num_removed + 1, num_bytes + size
+        return CacheStats(num_removed, num_bytes)
+
+    def clear(self) -> CacheStats:
+        """Remove every object. Returns what was removed."""
+        return KernelCache(self.directory, limit_bytes=0).prune()
+
+    def _path(self, key: str) -> Path:
+        assert _KEY.fullmatch(key), f"{key!r} is no key"
+        return self.directory / key
+
+    def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[float, Path, int]]:
+        """Time of last use, path and bytes of the files whose names match. Other processes may remove some."""
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.directory):
+                with contextlib.suppress(OSError):
+                    if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        yield status.st_mtime, Path(entry.path), status.st_size

@@ -1,0 +1,140 @@
+"""A library linked from cached objects: the same bytes, and the same bits as a module that is compiled at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from radixlm.compile import compile_model
+from radixlm.compile.codegen import library
+from radixlm.compile.codegen.builder import SIZE, Kernel, parallel
+from radixlm.compile.codegen.kernel_cache import KernelCache
+from radixlm.compile.codegen.library import build_library, kernel_symbol
+from radixlm.compile.codegen.targets import TARGETS, find_target
+from radixlm.runtime.artifact import MODULE
+from tvm.ir import Call, GlobalVar
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+HERE = find_target("native")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelCache:
+    """An empty cache that is the user's meanwhile."""
+    monkeypatch.setenv("RADIXLM_KERNEL_CACHE", str(tmp_path / "kernels"))
+    return KernelCache.of_user()
+
+
+def scaled(factor: float) -> Any:
+    """A kernel of sums and products that LLVM may fuse: `x = x * factor + x * x`."""
+    with Kernel() as k:
+        x, n = k.arguments(x="float32", n=SIZE)
+        with parallel(n) as i:
+            x[i] = x[i] * T.float32(factor) + x[i] * x[i]
+    return k.function
+
+
+def entry(call: Any) -> Any:
+    """An entry point `main(x)` whose body `call` makes, given the address of `x` and its size."""
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_attr({"tirx.noalias": True, "global_symbol": "main", "tirx.is_scheduled": True})
+            x, size = T.arg("x", T.handle()), T.int64()
+            buffer = T.match_buffer(x, (size,), "float32")
+            T.evaluate(call(T.address_of(buffer[0]), size))
+        return builder.get()
+
+
+def compiled_at_once(kernel: Any) -> Any:
+    """The obvious way: kernel and entry point in one module, without objects, cache and linker."""
+    variable, target = GlobalVar("kernel"), HERE.tvm_target()
+    main = entry(lambda *arguments: Call(variable, list(arguments), ret_ty="int32"))
+    module = tvm.IRModule({"main": main, variable: kernel})
+    module = tvm.tirx.transform.BindTarget(target.with_host(target))(module)
+    pipeline, finalize_host, _ = tvm.tirx.get_default_tir_pipeline(target)
+    with tvm.transform.PassContext(disabled_pass=library._DISABLED_PASSES):
+        module = library._name_the_device()(pipeline(module))
+    return library.tir_to_runtime(finalize_host()(module), {}, target)["main"]
+
+
+def linked(kernel: Any, cache: KernelCache, folder: Path) -> Any:
+    symbol = kernel_symbol(kernel, HERE)
+    main = entry(lambda *arguments: T.call_extern("int32", symbol, *arguments))
+    built = build_library([kernel, main], HERE, cache)
+    built.export(folder / "library.so")
+    return tvm_ffi.load_module(str(folder / "library.so"))["main"]
+
+
+def test_a_linked_library_gives_the_bits_of_a_module_compiled_at_once(cache: KernelCache, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    expected, cold, warm = numbers.copy(), numbers.copy(), numbers.copy()
+    compiled_at_once(scaled(0.1))(tvm_ffi.from_dlpack(expected))
+    for actual in (cold, warm):
+        linked(scaled(0.1), cache, tmp_path)(tvm_ffi.from_dlpack(actual))
+    assert not np.array_equal(expected, numbers)
+    np.testing.assert_array_equal(cold.view(np.uint32), expected.view(np.uint32))
+    np.testing.assert_array_equal(warm.view(np.uint32), expected.view(np.uint32))
+
+
+def test_a_compile_with_the_cache_writes_the_same_module_and_compiles_nothing(
+    cache: KernelCache, tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = compile_model(tiny_source, tmp_path / "cold.radixlm", quantize="q4").path
+    assert cache.stats().num_objects > 15
+
+    def fail(*_: Any) -> bytes:
+        raise AssertionError("everything is in the cache")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_compile", fail)
+        warm = compile_model(tiny_source, tmp_path / "warm.radixlm", quantize="q4").path
+    assert (cold / MODULE).read_bytes() == (warm / MODULE).read_bytes()
+
+    for file in cache.directory.iterdir():  # a damaged object is compiled again
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    again = compile_model(tiny_source, tmp_path / "again.radixlm", quantize="q4").path
+    assert (cold / MODULE).read_bytes() == (again / MODULE).read_bytes()
+
+
+def test_another_context_length_shares_the_kernels(cache: KernelCache, tiny_source: Path, tmp_path: Path) -> None:
+    compile_model(tiny_source, tmp_path / "long.radixlm", quantize="q4", context_length=128)
+    before = cache.stats().num_objects
+    compile_model(tiny_source, tmp_path / "short.radixlm", quantize="q4", context_length=64)
+    assert cache.stats().num_objects - before <= before // 2
+
+
+def test_compiling_needs_no_folder_for_the_cache(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("RADIXLM_KERNEL_CACHE", str(tmp_path / "file"))
+    assert compile_model(tiny_source, tmp_path / "tiny.radixlm", quantize="q4").path.is_dir()
+
+
+def test_symbols_are_of_what_a_kernel_computes_and_of_the_target() -> None:
+    assert kernel_symbol(scaled(0.5), HERE) == kernel_symbol(scaled(0.5), HERE)
+    one_bit_more = float(np.nextafter(np.float32(0.5), np.float32(1)))
+    assert kernel_symbol(scaled(0.5), HERE) != kernel_symbol(scaled(one_bit_more), HERE)
+    symbols = {kernel_symbol(scaled(0.5), target) for target in TARGETS.values()}
+    assert len(symbols) == len({str(target.llvm_options) for target in TARGETS.values()})
+
+
+def test_symbols_are_the_same_in_every_process() -> None:
+    program = (
+        "from radixlm.compile.codegen.library import kernel_symbol\n"
+        "from radixlm.compile.codegen.targets import TARGETS\n"
+        "from radixlm.compile.kernels.top_k import top_k\n"
+        "print(kernel_symbol(top_k(64), TARGETS['x86-64-v3']))\n"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout != ""
