@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.errors import CompileError
 from tvm.ir.transform import Sequential
@@ -40,6 +39,7 @@ _DISABLED_PASSES = [
     "s_tir.ThreadSync",
     "tirx.RemoveNoOp",
 ]
+_structural_hash = tvm.get_global_func("ffi.StructuralHash")  # of (function, map_free_vars, skip_tensor_content)
 _MAKER = [1, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]  # 1: raised when this module changes
 
 
@@ -102,7 +102,7 @@ def check_linker() -> None:
 
 def _key(function: Any, target: Target) -> str:
     """Hash all that decides the object: the function's TIR, the target, TVM's version and ours."""
-    decides = [tvm_ffi.structural_hash(function), target.llvm_options, _MAKER]
+    decides = [_structural_hash(function, False, False), target.llvm_options, _MAKER]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
 
