@@ -73,6 +73,9 @@ def command(
     radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
+    from radixlm.compile.preflight import check_ready
+
+    check_ready(source, output, quantize)  # before the compiler is loaded, which takes a second and a half
     import msgspec
     from radixlm.compile import compile_model
 

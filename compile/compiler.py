@@ -33,7 +33,7 @@ from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
 
-from .codegen.library import check_linker, export_library
+from .codegen.library import export_library
 from .codegen.targets import TRIPLE, Target, find_target
 from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
@@ -46,7 +46,8 @@ from .module import build_module, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops
 from .ops.rows import Limits
-from .publish import check_output, check_space, publish, unpublished
+from .preflight import check_ready, check_space
+from .publish import publish, unpublished
 from .sources import open_source
 from .stored_weights import Quantize, StoredWeights
 from .token_bytes import artifact_token_bytes, source_token_bytes
@@ -114,8 +115,7 @@ def compile_model(
     if name is not None and not 1 <= len(name) <= 256:
         raise InvalidParameter(f"name has {len(name)} characters; it may have 1 to 256")
     output, chosen_target = Path(output), find_target(target)
-    check_output(output)
-    check_linker()
+    check_ready(source, output, quantize)
 
     with ExitStack() as stack:
         check_interrupted = stack.enter_context(interrupts_kept())
