@@ -75,14 +75,12 @@ def command(
     """
     from radixlm.compile.preflight import check_ready
 
-    check_ready(source, output, quantize)  # before the compiler is loaded, which takes a second and a half
-    import msgspec
-    from radixlm.compile import compile_model
-
-    from .inspect import appended_suffix
     from .progress import ProgressDisplay
 
+    check_ready(source, output, quantize)
     with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
+        from radixlm.compile import compile_model  # a second and a half: the clock ticks meanwhile
+
         report = compile_model(
             source,
             output,
@@ -93,6 +91,11 @@ def command(
             name=name,
             progress=progress,
         )
+
+    import msgspec
+
+    from .inspect import appended_suffix
+
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return

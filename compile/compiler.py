@@ -47,6 +47,7 @@ from .ops.implemented import check_implemented
 from .ops.ops import Ops
 from .ops.rows import Limits
 from .preflight import check_ready, check_space
+from .progress import Progress, Stage, expected_stages
 from .publish import publish, unpublished
 from .sources import open_source
 from .stored_weights import Quantize, StoredWeights
@@ -58,15 +59,6 @@ from .weights_file import RoundedTensor, WeightsWriter
 MAX_NUM_TOKENS = 512  # of one forward
 MAX_NUM_LOGITS = 64
 NO_TEMPLATE = "the source has no chat template"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """`done` of `total` units of a stage: read, build, weights, verify, publish."""
-
-    stage: str
-    done: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -119,11 +111,12 @@ def compile_model(
 
     with ExitStack() as stack:
         check_interrupted = stack.enter_context(interrupts_kept())
+        stages: tuple[Stage, ...] = ()  # until the source was read
 
         def report(stage: str, done: int, total: int) -> None:
             check_interrupted()
             if progress is not None:
-                progress(Progress(stage, done, total))
+                progress(Progress(stage, done, total, stages))
 
         report("read", 0, 1)
         opened = stack.enter_context(open_source(source))
@@ -139,6 +132,7 @@ def compile_model(
         ops = Ops(config, layout, limits, chosen_target, plan)
         decoder_of(config).forward(ops)
         check_space(output.parent, plan.num_bytes)
+        stages = expected_stages(num_kernels=len(ops.program.kernels), weights_bytes=plan.num_bytes)
         report("read", 1, 1)
 
         report("build", 0, 2)
@@ -185,9 +179,12 @@ def compile_model(
         )
         write_manifest(directory, manifest)
 
-        report("verify", 0, 1)
+        def verified(stage: str, done: int, total: int) -> None:
+            report(stage, plan.num_bytes * done // total, plan.num_bytes)  # as bytes of the artifact, like "weights"
+
+        verified("verify", 0, 1)
         artifact = Artifact.open(directory)
-        verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, report)
+        verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, verified)
         report("publish", 0, 1)
         publish(directory, output)
         report("publish", 1, 1)
