@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.25  # how often the thread looks at the clock
 _EVIDENCE_S = 1.0  # a pace is known after so much time was spent
 _RATE_S = 5.0  # MB/s are of the last so many seconds
+_BYTES = ("bytes", "received bytes")
 _BAR_WIDTH = 24  # characters
 _DEFAULT_COLUMNS = 80
 
@@ -60,6 +61,7 @@ class ProgressDisplay:
         )
         self._pace = _Pace()
         self._progress: Progress | None = None
+        self._fraction = 0.0  # never goes back, though more of the work may become known
         self._started = clock()
         self._stage_started = self._started
         self._shown = self._started
@@ -124,9 +126,11 @@ class ProgressDisplay:
 
     def _status(self, now: float) -> _Status:
         progress = self._progress
+        if progress is not None:
+            self._fraction = max(self._fraction, progress.fraction)
         return _Status(
             stage=None if progress is None else progress.stage,
-            fraction=0.0 if progress is None else progress.fraction,
+            fraction=self._fraction,
             bytes_per_s=self._pace.bytes_per_s(now),
             elapsed_s=now - self._started,
             stage_s=now - self._stage_started,
@@ -270,14 +274,14 @@ class _Pace:
 
     def bytes_per_s(self, now: float) -> float | None:
         """Return the rate of the last seconds; None if the stage counts no bytes, or has just begun."""
-        if self._progress is None or self._progress.unit != "bytes":
+        if self._progress is None or self._progress.unit not in _BYTES:
             return None
         (began, done), passed = self._recent[0], now - self._recent[0][0]
         return (self._progress.done - done) / passed if passed >= _EVIDENCE_S and began < self._updated else None
 
     def mean_bytes_per_s(self, now: float) -> float | None:
         """Return the rate of the whole stage, which ends now; None if it counts no bytes."""
-        if self._progress is None or self._progress.unit != "bytes" or now <= self._stage_started:
+        if self._progress is None or self._progress.unit not in _BYTES or now <= self._stage_started:
             return None
         return self._progress.total / (now - self._stage_started)
 

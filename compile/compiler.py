@@ -118,8 +118,18 @@ def compile_model(
             if progress is not None:
                 progress(Progress(stage, done, total, stages))
 
+        received_bytes = 0
+
+        def downloaded(done: int, total: int) -> None:  # in threads of its own, where no signal arrives
+            nonlocal received_bytes
+            received_bytes = total
+            if progress is not None:
+                progress(Progress("download", done, total, expected_stages(weights_bytes=total, received_bytes=total)))
+
+        if Path(source).exists():
+            report("read", 0, 1)
+        opened = stack.enter_context(open_source(source, progress=downloaded))
         report("read", 0, 1)
-        opened = stack.enter_context(open_source(source))
         directory = stack.enter_context(unpublished(output))
         length = chosen_context_length(opened.config, context_length)
         config = resolved(opened.config, length)
@@ -132,7 +142,9 @@ def compile_model(
         ops = Ops(config, layout, limits, chosen_target, plan)
         decoder_of(config).forward(ops)
         check_space(output.parent, plan.num_bytes)
-        stages = expected_stages(num_kernels=len(ops.program.kernels), weights_bytes=plan.num_bytes)
+        stages = expected_stages(
+            weights_bytes=plan.num_bytes, num_kernels=len(ops.program.kernels), received_bytes=received_bytes
+        )
         report("read", 1, 1)
 
         report("build", 0, 2)

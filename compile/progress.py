@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["bytes", "kernels", "tokens", "steps"]
+Unit = Literal["bytes", "received bytes", "kernels", "tokens", "steps"]
 
 _READ_S = 1.0
 _PUBLISH_S = 0.1
 _KERNEL_S = 0.35
+_TYPICAL_NUM_KERNELS = 25
+_RECEIVED_BYTES_PER_S = 50e6
 _WRITTEN_BYTES_PER_S = 100e6
 _VERIFIED_BYTES_PER_S = 40e6
 
@@ -31,9 +33,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` units of a stage: read, build, weights, verify, publish.
+    """`done` of `total` units of a stage: download, read, build, weights, verify, publish.
 
-    `stages` are all stages in order. They are empty until the source was read, because nothing is known of it.
+    `stages` are all stages in order. They are empty while nothing is known of the source, and `total` is 0 while the
+    size of a download is unknown.
     """
 
     stage: str
@@ -67,12 +70,16 @@ class Progress:
         return 0.0
 
 
-def expected_stages(*, num_kernels: int, weights_bytes: int) -> tuple[Stage, ...]:
-    """Return the stages of a compile that builds `num_kernels` and writes so many bytes of weights."""
-    return (
+def expected_stages(
+    *, weights_bytes: int, num_kernels: int = _TYPICAL_NUM_KERNELS, received_bytes: int = 0
+) -> tuple[Stage, ...]:
+    """Return the stages of a compile that downloads, builds and writes so much."""
+    stages = (
+        Stage("download", "received bytes", received_bytes / _RECEIVED_BYTES_PER_S),
         Stage("read", "steps", _READ_S),
         Stage("build", "kernels", _KERNEL_S * num_kernels),
         Stage("weights", "bytes", weights_bytes / _WRITTEN_BYTES_PER_S),
         Stage("verify", "bytes", weights_bytes / _VERIFIED_BYTES_PER_S),
         Stage("publish", "steps", _PUBLISH_S),
     )
+    return stages if received_bytes else stages[1:]
