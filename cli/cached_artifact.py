@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import click
@@ -35,13 +35,19 @@ _RADIXLM = (sys.executable, "-P", "-c", "from radixlm.cli.main import main; main
 Say = Callable[[str], None]
 
 
-def artifact_of(model: str, options: Mapping[str, str], say: Say | None = None) -> Path:
+def artifact_of(
+    model: str,
+    options: Mapping[str, str],
+    say: Say | None = None,
+    meanwhile: AbstractContextManager[None] | None = None,
+) -> Path:
     """Where the artifact of `model` is; it is compiled first where the cache folder has none of this source.
 
     Args:
         model: an artifact, or what `radixlm compile` takes.
         options: of `radixlm compile`, by their names; only where `model` is no artifact.
-        say: gets lines that tell progress; without it they, and a bar on a terminal, go to the error stream.
+        say: gets the lines of the progress; without it the progress goes to the error stream.
+        meanwhile: entered while the model is compiled, or another process is waited for that compiles it.
 
     Raises:
         ArtifactNotFound: there is nothing at that path.
@@ -61,9 +67,8 @@ def artifact_of(model: str, options: Mapping[str, str], say: Say | None = None) 
     tell = say or (lambda text: click.echo(text, err=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(
-            path.with_suffix(".lock"), lambda: tell(f"another process compiles {model}; waiting for it")
-        ) as lock:
+        waits = f"another process compiles {model}; waiting for it"
+        with meanwhile or nullcontext(), _locked(path.with_suffix(".lock"), lambda: tell(waits)) as lock:
             if not _is_whole(path):
                 tell(f"compiling {model}, once; it is kept in {path}")
                 _compile([model, "-o", str(path), "--name", name, *_arguments(options)], lock, say)

@@ -73,13 +73,14 @@ def command(
     radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
-    import msgspec
-    from radixlm.compile import compile_model
+    from radixlm.compile.preflight import check_ready
 
-    from .inspect import appended_suffix
     from .progress import ProgressDisplay
 
+    check_ready(source, output, quantize)
     with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
+        from radixlm.compile import compile_model  # a second and a half: the clock ticks meanwhile
+
         report = compile_model(
             source,
             output,
@@ -90,6 +91,11 @@ def command(
             name=name,
             progress=progress,
         )
+
+    import msgspec
+
+    from .inspect import appended_suffix
+
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return

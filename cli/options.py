@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -140,12 +141,17 @@ class CompileOptions:
     quantize: str | None
     kv_dtype: str | None
 
-    def artifact_of(self, model: str, say: Callable[[str], None] | None = None) -> Path:
-        """The artifact of `model`, compiled now if it has to be; `say` gets lines that tell progress."""
+    def artifact_of(
+        self,
+        model: str,
+        say: Callable[[str], None] | None = None,
+        meanwhile: AbstractContextManager[None] | None = None,
+    ) -> Path:
+        """Return the artifact of `model`, as `cached_artifact.artifact_of` does."""
         from .cached_artifact import artifact_of
 
         given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
-        return artifact_of(model, {name: value for name, value in given.items() if value is not None}, say)
+        return artifact_of(model, {name: value for name, value in given.items() if value is not None}, say, meanwhile)
 
 
 def compile_options(function: F) -> F:

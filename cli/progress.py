@@ -1,83 +1,332 @@
-"""Show how far a command is, on the error stream: a bar per stage on a terminal, else a line per stage."""
+"""Show how far a compile is, on the error stream: one line that a terminal draws again in place, or a line each 5 s.
+
+Knows streams and clocks; not what is compiled.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
+if TYPE_CHECKING:
+    from radixlm.compile.progress import Progress, Stage, Unit
 
-class Progress(Protocol):
-    """`done` of `total` units of a stage."""
-
-    @property
-    def stage(self) -> str: ...
-
-    @property
-    def done(self) -> int: ...
-
-    @property
-    def total(self) -> int: ...
-
-
-_BAR_WIDTH = 30  # characters
-_REDRAW_S = 0.05
+_TICK_S = 0.25  # how often the thread looks at the clock
+_EVIDENCE_S = 1.0  # a pace is known after so much time was spent
+_RATE_S = 5.0  # MB/s are of the last so many seconds
+_BYTES = ("bytes", "received bytes")
+_BAR_WIDTH = 24  # characters
+_DEFAULT_COLUMNS = 80
 
 
 class ProgressDisplay:
-    """Call it with each step of a stage; leave it as a context manager when nothing more comes.
+    """A context manager to call with each `Progress` of a compile; a thread of its own lets the clock tick.
+
+    Args:
+        clock: seconds, as `time.monotonic`.
+        columns: the terminal's width now; by default the stream is asked.
+        ticks: whether the thread runs; without it, call `tick`.
 
     >>> import sys
-    >>> from types import SimpleNamespace as Progress
-    >>> with ProgressDisplay(sys.stdout) as display:
-    ...     display(Progress(stage="read", done=1, total=2))
-    ...     display(Progress(stage="read", done=2, total=2))
-    ...     display(Progress(stage="build", done=0, total=1))
-    read
-    build
+    >>> from radixlm.compile.progress import Progress, Stage
+    >>> stages = (Stage("read", "steps", 1.0), Stage("build", "kernels", 3.0))
+    >>> with ProgressDisplay(sys.stdout, clock=lambda: 0.0) as display:
+    ...     display(Progress("read", 0, 1))
+    ...     display(Progress("read", 1, 1, stages))
+    ...     display(Progress("build", 0, 2, stages))
+    read: 0%, 0:00
+    read: done in 0.0 s, 25%, 0:00
+    build: 25%, 0:00
+    build: done in 0.0 s, 100%, 0:00
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
-        self._stage: str | None = None
-        self._fraction = 0.0
-        self._started = 0.0  # when the stage began, by time.monotonic()
-        self._drawn = 0.0  # when the bar was last drawn
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] | None = None,
+        ticks: bool = True,
+    ) -> None:
+        self._clock = clock
+        self._output: _Output = (
+            _TerminalLine(stream, columns or (lambda: _columns_of(stream))) if stream.isatty() else _Lines(stream)
+        )
+        self._pace = _Pace()
+        self._progress: Progress | None = None
+        self._fraction = 0.0  # never goes back, though more of the work may become known
+        self._started = clock()
+        self._stage_started = self._started
+        self._shown = self._started
+        self._lock = threading.RLock()  # a signal's handler may run while the main thread holds it
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="radixlm-progress", daemon=True) if ticks else None
 
     def __call__(self, progress: Progress) -> None:
         """Show `progress`; a new stage ends the one before."""
-        if progress.stage != self._stage:
-            self._end_stage(1.0)
-            self._stage = progress.stage
-            self._started = time.monotonic()
-            self._drawn = 0.0
-            if not self._terminal:
-                self._stream.write(f"{progress.stage}\n")
-                self._stream.flush()
-        self._fraction = min(1.0, progress.done / progress.total) if progress.total > 0 else 0.0
-        if self._terminal and time.monotonic() - self._drawn >= _REDRAW_S:
-            self._draw(self._fraction)
+        with self._lock:
+            now = self._clock()
+            begins = self._progress is None or progress.stage != self._progress.stage
+            if begins:
+                self._end_stage(now)
+                self._stage_started = now
+            self._progress = progress
+            self._pace.update(progress, now)
+            if begins or now - self._shown >= self._output.interval_s:
+                self._show(now)
+
+    def tick(self) -> None:
+        """Show the time, if the last line was shown long enough ago."""
+        with self._lock:
+            now = self._clock()
+            if now - self._shown >= self._output.interval_s:
+                self._show(now)
 
     def __enter__(self) -> Self:
+        if self._thread is not None:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The bar is full only if the stage ended well."""
-        self._end_stage(1.0 if error is None else self._fraction)
+        """End the last stage, unless an error passes: then it is not done."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            now = self._clock()
+            if error is None:
+                self._end_stage(now)
+            self._output.close(self._status(now), is_done=error is None)
 
-    def _end_stage(self, fraction: float) -> None:
-        if self._terminal and self._stage is not None:
-            self._draw(fraction)
-            self._stream.write("\n")
-            self._stream.flush()
+    def _run(self) -> None:
+        while not self._ended.wait(_TICK_S):
+            try:
+                self.tick()
+            except (OSError, ValueError):  # nobody reads the stream any more
+                return
 
-    def _draw(self, fraction: float) -> None:
-        self._drawn = time.monotonic()
-        num_full = int(fraction * _BAR_WIDTH)
-        bar = "█" * num_full + "░" * (_BAR_WIDTH - num_full)
-        elapsed_s = self._drawn - self._started
-        self._stream.write(f"\r{self._stage or '':<12.12} {bar} {fraction:4.0%} {elapsed_s:6.1f} s")
+    def _show(self, now: float) -> None:
+        self._shown = now
+        self._output.show(self._status(now))
+
+    def _end_stage(self, now: float) -> None:
+        if self._progress is not None:
+            self._progress = dataclasses.replace(self._progress, done=self._progress.total)
+            self._shown = now
+            self._output.end_stage(dataclasses.replace(self._status(now), bytes_per_s=self._pace.mean_bytes_per_s(now)))
+
+    def _status(self, now: float) -> _Status:
+        progress = self._progress
+        if progress is not None:
+            self._fraction = max(self._fraction, progress.fraction)
+        return _Status(
+            stage=None if progress is None else progress.stage,
+            fraction=self._fraction,
+            bytes_per_s=self._pace.bytes_per_s(now),
+            elapsed_s=now - self._started,
+            stage_s=now - self._stage_started,
+            rest_s=self._pace.rest_s(now),
+        )
+
+
+@dataclass(frozen=True)
+class _Status:
+    """What is shown. The fraction, `elapsed_s` and `rest_s` are of the whole compile.
+
+    `stage` is None before the first one; other fields are None if unknown.
+    """
+
+    stage: str | None
+    fraction: float
+    bytes_per_s: float | None
+    elapsed_s: float
+    stage_s: float
+    rest_s: float | None
+
+    @property
+    def rate(self) -> str:
+        return "" if self.bytes_per_s is None else f"{self.bytes_per_s / 1e6:,.0f} MB/s"
+
+    @property
+    def rest(self) -> str:
+        return "" if self.rest_s is None or self.rest_s < 1.0 else f"{minutes(self.rest_s)} left"
+
+
+class _Output(Protocol):
+    """Where a status goes; what is not news is shown once in `interval_s`."""
+
+    interval_s: float
+
+    def show(self, status: _Status) -> None: ...
+
+    def end_stage(self, status: _Status) -> None: ...
+
+    def close(self, status: _Status, *, is_done: bool) -> None: ...
+
+
+class _Lines:
+    """A line at the beginning and the end of each stage, and each 5 s."""
+
+    interval_s = 5.0
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, status: _Status) -> None:
+        if status.stage is not None:
+            self._write(f"{status.stage}: {status.fraction:.0%}", status.rate, minutes(status.elapsed_s), status.rest)
+
+    def end_stage(self, status: _Status) -> None:
+        done = f"{status.stage}: done in {status.stage_s:.1f} s"
+        self._write(done, status.rate, f"{status.fraction:.0%}", minutes(status.elapsed_s))
+
+    def close(self, status: _Status, *, is_done: bool) -> None: ...
+
+    def _write(self, *parts: str) -> None:
+        self._stream.write(", ".join(part for part in parts if part) + "\n")
         self._stream.flush()
+
+
+class _TerminalLine:
+    """One line for the whole compile, never wider than the terminal."""
+
+    interval_s = 0.1
+
+    def __init__(self, stream: TextIO, columns: Callable[[], int]) -> None:
+        self._stream = stream
+        self._columns = columns
+        self._drawn = ""
+        self._bar = "█░" if "utf" in (stream.encoding or "").lower() else "#."
+
+    def show(self, status: _Status) -> None:
+        self._draw(status, status.stage or "start")
+
+    def end_stage(self, status: _Status) -> None: ...
+
+    def close(self, status: _Status, *, is_done: bool) -> None:
+        """Leave the last line; if nothing has begun, leave nothing, because the error's line says it all."""
+        if status.stage is None:
+            self._stream.write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
+        else:
+            self._draw(dataclasses.replace(status, bytes_per_s=None, rest_s=None), "done" if is_done else status.stage)
+            self._stream.write("\n")
+        self._stream.flush()
+
+    def _draw(self, status: _Status, stage: str) -> None:
+        num_full = int(status.fraction * _BAR_WIDTH)
+        bar = self._bar[0] * num_full + self._bar[1] * (_BAR_WIDTH - num_full)
+        name, percent, rate = f"{stage:<7}", f"{status.fraction:4.0%}", f"{status.rate:>10}"
+        clock, rest = f"{minutes(status.elapsed_s):>6}", status.rest
+        width = max(self._columns() - 1, 0)  # what is written into the last column may wrap
+        for parts in (
+            (name, bar, percent, rate, clock, rest),
+            (name, percent, rate, clock, rest),
+            (name, percent, clock, rest),
+            (name, percent, clock),
+        ):
+            line = "  ".join(parts).rstrip()
+            if len(line) <= width:
+                break
+        line = line[:width]
+        self._stream.write("\r" + line.ljust(min(len(self._drawn), width)))
+        self._stream.flush()
+        self._drawn = line
+
+
+class _Pace:
+    """How long the work of each unit takes in this compile, compared with what is expected of it.
+
+    Seconds per expected second are measured for each unit. Kernels say nothing about bytes, because caches and disks
+    differ, so the rest is unknown until all units that remain were measured.
+    """
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._stage_started = 0.0
+        self._updated = 0.0
+        self._spent: dict[Unit, float] = {}  # seconds, in the stages before this one
+        self._expected: dict[Unit, float] = {}  # expected seconds of the same work
+        self._recent: deque[tuple[float, int]] = deque()  # time and units done of this stage, at least of _RATE_S
+
+    def update(self, progress: Progress, now: float) -> None:
+        """Take note of the progress at the time `now`."""
+        before = self._progress
+        if before is None or progress.stage != before.stage:
+            if before is not None and (stage := _stage_of(before)) is not None:
+                self._spent[stage.unit] = self._spent.get(stage.unit, 0.0) + now - self._stage_started
+                self._expected[stage.unit] = self._expected.get(stage.unit, 0.0) + stage.seconds
+            self._stage_started = now
+            self._recent.clear()
+        self._progress = progress
+        self._updated = now
+        self._recent.append((now, progress.done))
+        while len(self._recent) > 1 and self._recent[1][0] <= now - _RATE_S:
+            self._recent.popleft()
+
+    def bytes_per_s(self, now: float) -> float | None:
+        """Return the rate of the last seconds; None if the stage counts no bytes, or has just begun."""
+        if self._progress is None or self._progress.unit not in _BYTES:
+            return None
+        (began, done), passed = self._recent[0], now - self._recent[0][0]
+        return (self._progress.done - done) / passed if passed >= _EVIDENCE_S and began < self._updated else None
+
+    def mean_bytes_per_s(self, now: float) -> float | None:
+        """Return the rate of the whole stage, which ends now; None if it counts no bytes."""
+        if self._progress is None or self._progress.unit not in _BYTES or now <= self._stage_started:
+            return None
+        return self._progress.total / (now - self._stage_started)
+
+    def rest_s(self, now: float) -> float | None:
+        """Return how many seconds the compile still takes; None if there is no evidence for it."""
+        progress = self._progress
+        current = None if progress is None else _stage_of(progress)
+        if progress is None or current is None:
+            return None
+        rest = self._updated - now
+        for stage in progress.stages[progress.stages.index(current) :]:
+            done = progress.stage_fraction if stage == current else 0.0
+            pace = 1.0 if stage.unit == "steps" else self._pace_of(stage, current, progress.stage_fraction)
+            if pace is None:
+                return None
+            rest += stage.seconds * (1.0 - done) * pace
+        return max(rest, 0.0)
+
+    def _pace_of(self, stage: Stage, current: Stage, done: float) -> float | None:
+        """Return seconds per expected second: of `stage` alone if it is the current one and has lasted long enough,
+        else of everything with its unit. `done` is the part of the current stage that is done."""
+        now_spent, now_expected = self._updated - self._stage_started, current.seconds * done
+        measured = [(now_spent, now_expected)] if stage == current else []
+        spent, expected = self._spent.get(stage.unit, 0.0), self._expected.get(stage.unit, 0.0)
+        if stage.unit == current.unit:
+            spent, expected = spent + now_spent, expected + now_expected
+        measured.append((spent, expected))
+        return next((spent / expected for spent, expected in measured if spent >= _EVIDENCE_S and expected > 0), None)
+
+
+def minutes(seconds: float) -> str:
+    """
+    >>> minutes(9.6), minutes(75), minutes(3661)
+    ('0:09', '1:15', '1:01:01')
+    """
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def _stage_of(progress: Progress) -> Stage | None:
+    return next((stage for stage in progress.stages if stage.name == progress.stage), None)
+
+
+def _columns_of(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
+    except (OSError, ValueError):
+        return _DEFAULT_COLUMNS

@@ -233,8 +233,8 @@ def command(
     Opening an artifact runs its model.so, which is native code with all that this process may do: serve only artifacts
     that you compiled, or that come from a source that you trust.
 
-    The server listens at once, and answers 503 until the model is loaded. /health is "ready", "degraded" with a reason
-    when requests wait and no step gets on, or "loading".
+    The server listens at once, and answers 503 until the model is compiled and loaded. /health is "ready", "degraded"
+    with a reason when requests wait and no step gets on, or "loading".
 
     \b
     radixlm serve smollm2 --port 8000
@@ -254,9 +254,11 @@ def command(
         raise ValueError("--log-kv-mb is given and --log-kv is not; say where, too")
     cors(cors_origins)  # what is wrong with these is known before the model is loaded, too
     keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
-    artifact = take(CompileOptions, options).artifact_of(model, log_line if log_format == "json" else None)
+    find_artifact = partial(
+        take(CompileOptions, options).artifact_of, model, log_line if log_format == "json" else None
+    )
     serving = Serving(
-        artifact,
+        model,
         host,
         port,
         model_ids=model_ids,
@@ -272,7 +274,6 @@ def command(
     share_one_arena()
     open_engine = partial(
         EngineOptions(**options).open,
-        artifact,
         cache_ttl_s=cache_ttl,
         max_queue=max_queue,
         context_length=context_length,
@@ -283,4 +284,4 @@ def command(
         kv_log=log_kv,
         kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),
     )
-    serving.run(open_engine, opened)
+    serving.run(find_artifact, open_engine, opened)

@@ -1,4 +1,4 @@
-"""Answer over HTTP while an engine is opened, when it is open, and until running replies had their time to end.
+"""Answer over HTTP from the start of the process until running replies had their time to end.
 
 Knows sockets, the server and when an engine comes and goes; not the options that say how it is opened.
 """
@@ -6,12 +6,14 @@ Knows sockets, the server and when an engine comes and goes; not the options tha
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import logging
 import math
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -23,7 +25,9 @@ from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 from radixlm.runtime.server.http.origins import local_hosts
+from starlette.types import ASGIApp
 
+from .cached_artifact import is_artifact
 from .log_config import log_config
 from .tables import conversations, size
 
@@ -36,9 +40,9 @@ CLOSING_S = 5  # for the last step, and for what clients are told then
 
 @dataclass(frozen=True)
 class Serving:
-    """An artifact behind an HTTP server on `host` and `port`, with the clients it answers and the form of its log."""
+    """A model behind an HTTP server on `host` and `port`, with the clients it answers and the form of its log."""
 
-    artifact: Path
+    model: str  # an artifact, or what is compiled into one
     host: str
     port: int
     model_ids: tuple[str, ...]
@@ -51,23 +55,32 @@ class Serving:
     logs_prompts: bool
     grace_s: float  # for running replies, once the server is told to stop
 
-    def run(self, open_engine: Callable[[], Engine], opened: Callable[[Engine], None] | None = None) -> None:
-        """Listen at once, open the engine beside that, and serve it until the process is told to stop.
+    def run(
+        self,
+        find_artifact: Callable[[AbstractContextManager[None]], Path],
+        open_engine: Callable[[Path], Engine],
+        opened: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """Listen at once, compile the model if need be, open the engine, and serve it until told to stop.
 
         Args:
+            find_artifact: returns the artifact of the model; while it compiles one, it enters its argument.
             opened: called once, when the engine is served; what it raises ends the server.
 
         Raises:
-            ArtifactError: there is no artifact; the server has not listened then.
-            ValueError: the address cannot be listened on.
-            Exception: raised by `open_engine` or `opened`.
+            ArtifactError: there is no model; the server has not listened then.
+            ValueError: the address cannot be listened on; nothing was compiled then.
+            Exception: raised by `find_artifact`, `open_engine` or `opened`.
         """
-        read_manifest(self.artifact)  # what is no artifact is never listened for
-        with _listen(self.host, self.port) as listener:  # first: an address in use is known before the model is loaded
+        if is_artifact(self.model):
+            read_manifest(Path(self.model))  # what is no artifact is never listened for
+        # First: an address in use is known before the model is compiled or loaded, and no other process takes it then.
+        with _listen(self.host, self.port) as listener:
             host = f"[{self.host}]" if ":" in self.host else self.host
             url = f"http://{host}:{listener.getsockname()[1]}"
             is_loopback = _is_loopback(listener)
             loading = Loading()
+            artifact = find_artifact(answered(listener, loading))
 
             def serve(engine: Engine) -> None:
                 app = create_app(
@@ -84,7 +97,7 @@ class Serving:
                 )
                 engine.warm_up()
                 loading.app = app
-                self._say(f"serving {self.artifact} at {url}/v1")
+                self._say(f"serving {artifact} at {url}/v1")
                 if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
                     taken = f"{size(about.weights_bytes)} of weights, {size(about.kv_bytes)} of keys and values"
                     self._say(f"guessing with {about.name}: {taken}")
@@ -104,8 +117,8 @@ class Serving:
                 http=HTTPProtocol,
             )
             serving = server(config, lambda: opening.close_value(), self.grace_s)
-            self._say(f"loading {self.artifact}; {url}/health tells when it is ready")
-            opening = Opening(open_engine, opened=serve, failed=stop)
+            self._say(f"loading {artifact}; {url}/health tells when it is ready")
+            opening = Opening(lambda: open_engine(artifact), opened=serve, failed=stop)
             try:
                 serving.run(sockets=[listener])
             finally:
@@ -116,6 +129,29 @@ class Serving:
             logging.getLogger("radixlm.serve").info(text)
         else:
             click.echo(text, err=True)
+
+
+@contextmanager
+def answered(listener: socket.socket, app: ASGIApp) -> Iterator[None]:
+    """Answer requests with `app` in a thread, and leave `listener` open afterwards.
+
+    Signals stay with the main thread. A client that connects between two servers waits for the second.
+    """
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=HTTPProtocol)
+    config.timeout_graceful_shutdown = CLOSING_S
+    server = uvicorn.Server(config)
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": [listener.dup()]}, name="radixlm-loading", daemon=True
+    )
+    log = logging.getLogger("uvicorn.error")
+    log.disabled = True  # or it says that the server has finished
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+        log.disabled = False
 
 
 def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: float) -> uvicorn.Server:
@@ -147,6 +183,11 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return listen(host, port)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"port {port} of {host} is in use by another process; stop that one, or choose another --port, "
+                "such as 0 for any free one"
+            ) from error
         raise ValueError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .progress import Progress
+
 if TYPE_CHECKING:
-    from .compiler import CompileReport, Progress, compile_model
+    from .compiler import CompileReport, compile_model
 
 __all__ = ["CompileReport", "Progress", "compile_model"]
 

@@ -34,7 +34,6 @@ from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
 
 from .codegen.kernel_cache import KernelCache
-from .codegen.library import check_linker
 from .codegen.targets import TRIPLE, Target, find_target
 from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
@@ -47,7 +46,9 @@ from .module import build_module, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops
 from .ops.rows import Limits
-from .publish import check_output, check_space, publish, unpublished
+from .preflight import check_ready, check_space
+from .progress import Progress, Stage, expected_stages
+from .publish import publish, unpublished
 from .sources import open_source
 from .stored_weights import Quantize, StoredWeights
 from .token_bytes import artifact_token_bytes, source_token_bytes
@@ -58,15 +59,6 @@ from .weights_file import RoundedTensor, WeightsWriter
 MAX_NUM_TOKENS = 512  # of one forward
 MAX_NUM_LOGITS = 64
 NO_TEMPLATE = "the source has no chat template"
-
-
-@dataclass(frozen=True)
-class Progress:
-    """`done` of `total` units of a stage: read, build, weights, verify, publish."""
-
-    stage: str
-    done: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -115,19 +107,29 @@ def compile_model(
     if name is not None and not 1 <= len(name) <= 256:
         raise InvalidParameter(f"name has {len(name)} characters; it may have 1 to 256")
     output, chosen_target = Path(output), find_target(target)
-    check_output(output)
-    check_linker()
+    check_ready(source, output, quantize)
 
     with ExitStack() as stack:
         check_interrupted = stack.enter_context(interrupts_kept())
+        stages: tuple[Stage, ...] = ()  # until the source was read
 
         def report(stage: str, done: int, total: int) -> None:
             check_interrupted()
             if progress is not None:
-                progress(Progress(stage, done, total))
+                progress(Progress(stage, done, total, stages))
 
+        received_bytes = 0
+
+        def downloaded(done: int, total: int) -> None:  # in threads of its own, where no signal arrives
+            nonlocal received_bytes
+            received_bytes = total
+            if progress is not None:
+                progress(Progress("download", done, total, expected_stages(weights_bytes=total, received_bytes=total)))
+
+        if Path(source).exists():
+            report("read", 0, 1)
+        opened = stack.enter_context(open_source(source, progress=downloaded))
         report("read", 0, 1)
-        opened = stack.enter_context(open_source(source))
         directory = stack.enter_context(unpublished(output))
         length = chosen_context_length(opened.config, context_length)
         config = resolved(opened.config, length)
@@ -140,6 +142,9 @@ def compile_model(
         ops = Ops(config, layout, limits, chosen_target, plan)
         decoder_of(config).forward(ops)
         check_space(output.parent, plan.num_bytes)
+        stages = expected_stages(
+            weights_bytes=plan.num_bytes, num_kernels=len(ops.program.kernels), received_bytes=received_bytes
+        )
         report("read", 1, 1)
 
         library = build_module(
@@ -193,9 +198,12 @@ def compile_model(
         )
         write_manifest(directory, manifest)
 
-        report("verify", 0, 1)
+        def verified(stage: str, done: int, total: int) -> None:
+            report(stage, plan.num_bytes * done // total, plan.num_bytes)  # as bytes of the artifact, like "weights"
+
+        verified("verify", 0, 1)
         artifact = Artifact.open(directory)
-        verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, report)
+        verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, verified)
         report("publish", 0, 1)
         publish(directory, output)
         report("publish", 1, 1)

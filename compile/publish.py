@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from radixlm.runtime.artifact import MANIFEST
-from radixlm.runtime.errors import CompileError, InvalidParameter
+from radixlm.runtime.errors import InvalidParameter
 
-_OTHER_FILES_BYTES = 16 << 20  # about: library, tokenizer, manifest
 _ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
 
 
@@ -27,16 +26,6 @@ def check_output(output: Path) -> None:
         raise InvalidParameter(f"{output} exists and is no artifact; choose another -o, or remove it")
     if not output.parent.is_dir():
         raise InvalidParameter(f"{output.parent} is no directory; make it first, or choose another -o")
-
-
-def check_space(directory: Path, weights_bytes: int) -> None:
-    """Raise CompileError where the disk is too full for an artifact with so many bytes of weights."""
-    needed, free = weights_bytes + _OTHER_FILES_BYTES, shutil.disk_usage(directory).free
-    if free < needed:
-        raise CompileError(
-            f"{directory} has {free / 1e6:,.0f} MB free, the artifact needs {needed / 1e6:,.0f} MB; "
-            "make room, or choose another disk with -o"
-        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from radixlm.compile import Progress, compile_model
 def show(progress: Progress) -> None:
     """One line per finished stage."""
     if progress.done == progress.total:
-        print(progress.stage)
+        print(f"{progress.fraction:4.0%} {progress.stage}")
 
 
 def main(source: str, artifact: str) -> None:

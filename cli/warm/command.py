@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 _SETTLED_S = 0.2  # nothing was written for so long
 _PAGE_TOKENS = 16
-
-
-class _Stage(NamedTuple):
-    stage: str
-    done: int
-    total: int
 
 
 @click.command("warm")
@@ -150,19 +144,20 @@ def _compute(
 def _asked(
     engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str], ignores_prompt_cache_key: bool
 ) -> list[Warmed]:
+    from radixlm.compile.progress import Progress, Stage
     from radixlm.runtime.server import create_app
 
     keys = () if key is None else (key,)
     app = create_app(engine, api_keys=keys, ignores_prompt_cache_key=ignores_prompt_cache_key)
     model_id = engine.manifest.name
     warmed = []
+    stages = tuple(Stage(f"{number} of {len(bodies)}", "tokens", 1.0) for number in range(1, len(bodies) + 1))
     with ExitStack() as shown:
         display = shown.enter_context(ProgressDisplay(sys.stderr))
-        for number, body in enumerate(bodies, 1):
-            stage = f"{number} of {len(bodies)}"
+        for stage, body in zip(stages, bodies, strict=True):
 
-            def told(done: int, total: int, stage: str = stage) -> None:
-                display(_Stage(stage, done, total))
+            def told(done: int, total: int, stage: str = stage.name) -> None:
+                display(Progress(stage, done, total, stages))
 
             try:
                 warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, told)))

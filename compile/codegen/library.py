@@ -94,12 +94,6 @@ def build_library(
     return Library(tuple(content for content in objects.values() if content is not None))
 
 
-def check_linker() -> None:
-    """Raise CompileError if the C compiler that links the module is missing."""
-    if cc.get_cc() is None:
-        raise CompileError("no C compiler is on the PATH, and the module is linked by one; install gcc")
-
-
 def _key(function: Any, target: Target) -> str:
     """Hash all that decides the object: the function's TIR, the target, TVM's version and ours."""
     decides = [_structural_hash(function, False, False), target.llvm_options, _MAKER]

@@ -6,6 +6,7 @@ with open_source("smollm2") as source:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from radixlm.runtime.errors import SourceNotFound
@@ -18,18 +19,21 @@ from .source import Source, TensorInfo
 __all__ = ["GGUFSource", "HuggingFaceSource", "Source", "TensorInfo", "open_source"]
 
 
-def open_source(source: str | Path, *, cache_dir: Path | None = None) -> Source:
+def open_source(
+    source: str | Path, *, cache_dir: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> Source:
     """Open a `.gguf` file, a Hugging Face directory, `hf:ORG/NAME`, or the alias `smollm2`.
 
     `cache_dir` is where downloads go (default: `$XDG_CACHE_HOME/radixlm` for the alias, the hub's own cache
-    for `hf:`). A file or directory that is really called `smollm2` is given as `./smollm2`. Raises
+    for `hf:`). `progress` gets the bytes of a download that are here and those in all, 0 if unknown, from any thread.
+    A file or directory that is really called `smollm2` is given as `./smollm2`. Raises
     SourceError's kinds.
     """
     if source == default_model.ALIAS:
-        return GGUFSource(default_model.download(cache_dir), name=default_model.ALIAS)
+        return GGUFSource(default_model.download(cache_dir, progress=progress), name=default_model.ALIAS)
     if isinstance(source, str) and source.startswith(hub.PREFIX):
         name = source.removeprefix(hub.PREFIX).partition("@")[0].rpartition("/")[2]
-        return HuggingFaceSource(hub.download(source, cache_dir=cache_dir), name=name)
+        return HuggingFaceSource(hub.download(source, cache_dir=cache_dir, progress=progress), name=name)
     path = Path(source)
     if path.is_dir():
         return HuggingFaceSource(path)

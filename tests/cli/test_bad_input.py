@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
-STAGES = {"read", "build", "weights", "verify", "publish"}  # lines that tell progress, without a terminal
-SERVER_PROGRESS = re.compile(r"loading |[-0-9]+ [:,0-9]+ INFO uvicorn")
+PROGRESS = re.compile(r"(read|build|weights|verify|publish): |loading |[-0-9]+ [:,0-9]+ INFO uvicorn")
 
 
 @pytest.fixture
@@ -164,7 +163,7 @@ def test_a_signal_in_mid_compile_leaves_nothing(
     process = _start("compile", source, "-o", output)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.strip() == stage:
+        if line.startswith(f"{stage}: "):
             break
     process.send_signal(number)
     rest = process.stderr.read()
@@ -253,7 +252,7 @@ def _refuses_to_compile(source: Path, output: Path) -> str:
 def _error(done: subprocess.CompletedProcess[str]) -> str:
     """The one line of an error, after lines that tell progress: of a compile, or of a server's start and end."""
     assert done.returncode == 2, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line not in STAGES and not SERVER_PROGRESS.match(line)]
+    lines = [line for line in done.stderr.splitlines() if not PROGRESS.match(line)]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("Error: ")
     return lines[0]

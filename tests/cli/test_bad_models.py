@@ -27,7 +27,7 @@ def refusal(source: Path, output: Path) -> str:
     done = CliRunner().invoke(cli, ["compile", str(source), "-o", str(output)])
     assert done.exit_code == 2, done.output
     assert not list(output.parent.iterdir())
-    (line,) = [line for line in done.stderr.splitlines() if line != "read"]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("read: ")]
     assert line.startswith("Error: ")
     return line
 

@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 from radixlm.cli import cached_artifact
 from radixlm.runtime.errors import ArtifactNotFound
+from radixlm.runtime.server.http.listener import listen
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
 ARGUMENTS = ("hello", "--max-tokens", "2", "--temperature", "0")
@@ -63,11 +65,52 @@ def test_a_signal_leaves_nothing(source: Path, cache: Path, number: signal.Signa
     process = _start("generate", source, *ARGUMENTS)
     assert process.stderr is not None
     for line in process.stderr:
-        if line.strip() == "build":
+        if line.startswith("build:"):
             break
     process.send_signal(number)
     rest = process.stderr.read()  # until the compiler, which has the same stream, has ended, too
     assert process.wait(60) == code
+    assert "Traceback" not in rest
+    assert list(cache.iterdir()) == []
+
+
+def test_a_port_in_use_is_said_before_anything_is_compiled(source: Path, cache: Path) -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        line = _error(_run("serve", source, "--port", port))
+    assert f"port {port} of 127.0.0.1 is in use by another process" in line and "choose another --port" in line
+    assert not cache.exists()
+
+
+def test_a_server_answers_503_while_it_compiles_and_then_serves(source: Path, cache: Path) -> None:
+    with listen("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    process = _start("serve", source, "--port", port)
+    assert process.stderr is not None
+    statuses = []
+    for line in process.stderr:
+        if line.startswith("build:"):
+            statuses.append(httpx.get(f"http://127.0.0.1:{port}/health").status_code)
+            with pytest.raises(OSError, match="in use"):
+                listen("127.0.0.1", port).close()
+        if line.startswith("serving "):
+            break
+    statuses.append(httpx.get(f"http://127.0.0.1:{port}/health").status_code)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    process.stderr.close()
+    assert set(statuses[:-1]) == {503} and statuses[-1] == 200
+
+
+def test_a_signal_ends_a_server_that_compiles(source: Path, cache: Path) -> None:
+    process = _start("serve", source, "--port", "0")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("build:"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(60) == 130
     assert "Traceback" not in rest
     assert list(cache.iterdir()) == []
 

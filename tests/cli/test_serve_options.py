@@ -63,7 +63,7 @@ def test_the_engine_is_told_whether_to_work_while_it_idles(
 ) -> None:
     opened: list[dict[str, Any]] = []
     monkeypatch.setattr(radixlm.runtime, "Engine", lambda artifact, **options: opened.append(options))
-    monkeypatch.setattr(Serving, "run", lambda self, open_engine, told: open_engine())
+    monkeypatch.setattr(Serving, "run", lambda self, find_artifact, open_engine, told: open_engine("a.radixlm"))
     result = CliRunner().invoke(command, ["a.radixlm", *arguments])
     assert result.exit_code == 0, result.output
     assert [options["idle_work"] for options in opened] == [does]
@@ -82,7 +82,7 @@ def test_the_server_is_ready_once_a_first_step_was_computed(monkeypatch: pytest.
         [url] = [word for word in said[0].split() if word.endswith("/health")]
         health.append((when, httpx.get(url).status_code))
 
-    def open_engine() -> Engine:
+    def open_engine(artifact: Path) -> Engine:
         engine, model = real_engine()
         model.before = lambda batch: look("a step")
         return engine
@@ -96,5 +96,7 @@ def test_the_server_is_ready_once_a_first_step_was_computed(monkeypatch: pytest.
     options: dict[str, Any] = {"model_ids": (), "api_keys": (), "cors_origins": (), "truncation": "none"}
     options |= {"is_strict": False, "ignores_prompt_cache_key": False, "log_format": "text", "logs_prompts": False}
     with pytest.raises(Seen):
-        Serving(Path("fake.radixlm"), "127.0.0.1", 0, **options, grace_s=0.0).run(open_engine, opened)
+        Serving("fake.radixlm", "127.0.0.1", 0, **options, grace_s=0.0).run(
+            lambda meanwhile: Path("fake.radixlm"), open_engine, opened
+        )
     assert health == [("a step", 503), ("opened", 200)]

@@ -92,6 +92,17 @@ def test_a_hub_model_is_downloaded_and_opened(local_hub: type[Hub], tmp_path: Pa
     assert not any("pytorch_model.bin" in request and "resolve" in request for request in local_hub.requests)
 
 
+def test_a_download_reports_its_bytes_and_draws_nothing(
+    local_hub: type[Hub], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[int, int]] = []
+    hub.download("hf:org/tiny", cache_dir=tmp_path / "cache", progress=lambda done, total: seen.append((done, total)))
+    sizes = [path.stat().st_size for path in local_hub.folder.iterdir() if path.name in hub.FILES]
+    assert seen[-1] == (sum(sizes), sum(sizes))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("pattern", ["model-{}-of-00002.safetensors", "model.safetensors-{}-of-00002.safetensors"])
 def test_shards_are_fetched_by_the_names_that_the_index_lists(
     pattern: str, local_hub: type[Hub], tmp_path: Path

@@ -1,0 +1,81 @@
+"""What a compile needs of this machine, checked before anything slow: an output, room on the disk, a C compiler.
+
+Imports no TVM, and opens no model.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from radixlm.runtime.errors import CompileError
+
+from .publish import check_output, unpublished
+
+_OTHER_FILES_BYTES = 16 << 20  # about: library, tokenizer, manifest
+_WEIGHT_FILES = (".safetensors", ".bin")  # of a directory
+# The least part of its bytes that a source becomes: half, because it may have tensors that are not compiled, such as
+# those of images, times the bits of a number over the 32 that it may have had.
+_LEAST_SHARE = {"keep": 0.5, "f32": 0.5, "f16": 0.25, "q8": 0.13, "q4": 0.07}
+_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")  # in TVM's order
+
+
+def check_ready(source: str | Path, output: Path, quantize: str) -> None:
+    """Raise where compiling `source` into `output` cannot succeed, as far as that is known at once.
+
+    Raises:
+        InvalidParameter: no artifact can be put at `output`.
+        CompileError: its folder cannot be written, its disk is too full, or there is no C compiler.
+    """
+    check_output(output)
+    check_compiler()
+    check_space(output.parent, least_bytes(Path(source), quantize), is_least=True)
+    try:
+        with unpublished(output):
+            pass
+    except OSError as error:
+        raise CompileError(
+            f"{output.parent} cannot be written ({error.strerror or error}); choose another folder with -o"
+        ) from error
+
+
+def check_space(directory: Path, weights_bytes: int, *, is_least: bool = False) -> None:
+    """Raise CompileError where the disk is too full for an artifact with so many bytes of weights, or more."""
+    needed, free = weights_bytes + _OTHER_FILES_BYTES, shutil.disk_usage(directory).free
+    if free < needed:
+        raise CompileError(
+            f"{directory} has {free / 1e6:,.0f} MB free, the artifact needs {'at least ' * is_least}"
+            f"{needed / 1e6:,.0f} MB; make room, or choose another disk with -o, or with XDG_CACHE_HOME for the "
+            "artifacts that serve, chat and generate keep"
+        )
+
+
+def check_compiler() -> None:
+    """Raise CompileError where the C compiler that links the module is missing.
+
+    It is the one that TVM runs: that of CXX or CC, else the first on the PATH.
+    """
+    for name in ("CXX", "CC"):
+        if chosen := os.environ.get(name):
+            if shutil.which(chosen) is None:
+                raise CompileError(
+                    f"{name} is {chosen}, and there is no such program to link the module with; unset {name}, or "
+                    "name a C compiler"
+                )
+            return
+    if not any(map(shutil.which, _COMPILERS)):
+        raise CompileError(
+            f"the module is linked by a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH; install gcc"
+        )
+
+
+def least_bytes(source: Path, quantize: str) -> int:
+    """Return a lower bound of the bytes of weights; 0 if `source` is not here yet."""
+    if source.is_dir():
+        files = [path for path in source.iterdir() if path.suffix in _WEIGHT_FILES]
+        # The same weights may be there in both formats, and as one file beside its shards: the largest file is a bound.
+        size = max((path.stat().st_size for path in files if path.is_file()), default=0)
+    else:
+        size = source.stat().st_size if source.is_file() else 0
+    return int(_LEAST_SHARE[quantize] * size)
