@@ -1,11 +1,13 @@
 """The artifact that a command runs: as it is given, or compiled once and kept in the cache folder.
 
 Knows keys, the cache folder, its locks and the command that compiles. That command is a process of its own, so that
-what serves has the same memory the first time as later, and never loads the compiler.
+what serves has the same memory the first time as later, and never loads the compiler. It leaves the artifact in memory,
+where it is used at once. Another process writes it to the cache folder meanwhile, and goes on when this one ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -13,16 +15,24 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from radixlm.runtime.artifact import MANIFEST, Artifact, cache_dir
 from radixlm.runtime.artifact.cpu import cpu_features
 from radixlm.runtime.errors import ArtifactError, ArtifactNotFound, CompileError
+
+if TYPE_CHECKING:
+    from radixlm.compile.in_memory import InMemory
 
 ALIAS, HUB = "smollm2", "hf:"  # what is downloaded, as `compile/sources` has it
 SUFFIX = ".radixlm"
@@ -30,7 +40,11 @@ _MODEL_FILES = {".json", ".safetensors", ".model", ".jinja", ".bin"}  # of a dir
 _PACKAGE = Path(__file__).resolve().parent.parent
 _COMPILER = ("compile", "tokenizer_fix", "runtime/artifact")
 _KEY_DIGITS = 16
-_RADIXLM = (sys.executable, "-P", "-c", "from radixlm.cli.main import main; main()")
+_PYTHON = (sys.executable, "-P", "-c")
+_RADIXLM = (*_PYTHON, "from radixlm.cli.main import main; main()")
+_WRITER = (*_PYTHON, "import sys; from radixlm.compile.in_memory import main; main(*sys.argv[1:])")
+_SHARE_OF_MEMORY = 0.6  # of what is available, for weights in memory: unlike a mapped file they cannot be dropped
+_SMALL_FILES_BYTES = 64 << 20  # at most, all but the weights
 
 Say = Callable[[str], None]
 
@@ -40,14 +54,22 @@ def artifact_of(
     options: Mapping[str, str],
     say: Say | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
+    *,
+    kept: Say | None = None,
+    on_disk: bool = False,
 ) -> Path:
-    """Where the artifact of `model` is; it is compiled first where the cache folder has none of this source.
+    """Return the artifact of `model`. It is compiled first if the cache folder has none of this source.
+
+    A fresh artifact is in memory: this process can open it until it ends. It is written to the cache folder meanwhile,
+    at idle priority.
 
     Args:
         model: an artifact, or what `radixlm compile` takes.
         options: of `radixlm compile`, by their names; only where `model` is no artifact.
         say: gets the lines of the progress; without it the progress goes to the error stream.
         meanwhile: entered while the model is compiled, or another process is waited for that compiles it.
+        kept: gets a line once a fresh artifact is in the cache folder, or could not be written there.
+        on_disk: wait for the disk, and return the path in the cache folder.
 
     Raises:
         ArtifactNotFound: there is nothing at that path.
@@ -65,19 +87,30 @@ def artifact_of(
     if _is_whole(path):
         return path
     tell = say or (lambda text: click.echo(text, err=True))
+    arguments = [model, "-o", str(path), "--name", name, *_arguments(options)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        waits = f"another process compiles {model}; waiting for it"
+        waits = f"another process compiles {model}, or writes it to the disk; waiting for it"
         with meanwhile or nullcontext(), _locked(path.with_suffix(".lock"), lambda: tell(waits)) as lock:
-            if not _is_whole(path):
-                tell(f"compiling {model}, once; it is kept in {path}")
-                _compile([model, "-o", str(path), "--name", name, *_arguments(options)], lock, say)
+            if _is_whole(path):
+                return path
+            tell(f"compiling {model}, once; it is kept in {path}")
+            if on_disk:
+                _compile(arguments, [lock.descriptor], say)
+                return path
+            with _in_memory(path) as memory:
+                place = ("--in-memory", str(memory.directory), str(memory.weights_fd), str(memory.limit_bytes))
+                _compile([*arguments, *place], [lock.descriptor, memory.weights_fd], say)
+                if not memory.is_used:  # too large for the memory
+                    return path
+                lock.hand_over()
+                _write_in_background(memory, path, lock, kept)
+                return memory.directory
     except OSError as error:
         raise CompileError(
             f"{path.parent} cannot be written ({error.strerror or error}); set XDG_CACHE_HOME to another folder, or "
             f"compile to a place of your own: radixlm compile {model} -o {name}{SUFFIX}"
         ) from error
-    return path
 
 
 def is_artifact(model: str) -> bool:
@@ -148,31 +181,91 @@ def _arguments(options: Mapping[str, str]) -> Iterator[str]:
         yield from (f"--{name}", value)
 
 
+@dataclass
+class _Lock:
+    """A file that is locked as long as a process has `descriptor` open, and removed by the process that locked it."""
+
+    path: Path
+    descriptor: int
+    is_mine: bool = True
+
+    def hand_over(self) -> None:
+        """Leave it to another process, which has the descriptor, to remove the file."""
+        self.is_mine = False
+
+
 @contextmanager
-def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[int]:
-    """Hold the file `path` as a lock, and remove it afterwards. Yields its descriptor, which holds the lock, too."""
+def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[_Lock]:
+    """Hold the file `path` as a lock, and remove it afterwards."""
     while True:
-        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = _Lock(path, os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 when_busy()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock).st_nlink == 0:  # the process that held it has removed it: others lock a new file
+                fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
+            if (
+                os.fstat(lock.descriptor).st_nlink == 0
+            ):  # the process that held it has removed it: others lock a new file
                 continue
             try:
                 yield lock
             finally:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                if lock.is_mine:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
             return
         finally:
-            os.close(lock)
+            os.close(lock.descriptor)
 
 
-def _compile(arguments: list[str], lock: int, say: Say | None) -> None:
-    """Run `radixlm compile`. It keeps `lock` while it runs, and ends with this process, but for a SIGKILL."""
+@contextmanager
+def _in_memory(path: Path) -> Iterator[InMemory]:
+    """A place in memory for the artifact of `path`. What a compile left there stays until this process ends."""
+    from radixlm.compile.in_memory import InMemory
+    from radixlm.compile.publish import unpublished_directory
+    from radixlm.runtime.engine.kv_cache_size import available_memory_bytes
+
+    has_room = shutil.disk_usage(path.parent).free > _SMALL_FILES_BYTES
+    directory = unpublished_directory(path if has_room else Path(tempfile.gettempdir()) / path.name)
+    weights_fd = os.memfd_create("radixlm-weights")
+    memory = InMemory(directory, weights_fd, int(_SHARE_OF_MEMORY * available_memory_bytes()))
+    is_left = False
+    try:
+        yield memory
+        is_left = memory.is_used
+    finally:
+        if is_left:
+            atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(weights_fd)
+
+
+def _write_in_background(memory: InMemory, path: Path, lock: _Lock, kept: Say | None) -> None:
+    """Start the process that writes an artifact to the cache folder; `kept` gets what it says at its end."""
+    process = subprocess.Popen(
+        [*_WRITER, str(memory.directory), str(path), str(lock.path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL if kept is None else subprocess.PIPE,
+        text=True,
+        pass_fds=(lock.descriptor, memory.weights_fd),
+        start_new_session=True,
+    )
+
+    def tell() -> None:
+        for line in process.stderr or ():
+            if kept is not None:
+                kept(line.rstrip())
+        process.wait()
+
+    threading.Thread(target=tell, name="radixlm-kept", daemon=True).start()
+
+
+def _compile(arguments: Sequence[str], descriptors: Sequence[int], say: Say | None) -> None:
+    """Run `radixlm compile`. It has `descriptors` while it runs, and ends with this process, but for a SIGKILL."""
     debug = click.get_current_context().find_root().params.get("debug")
     command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
     # In a process group of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
@@ -182,7 +275,7 @@ def _compile(arguments: list[str], lock: int, say: Say | None) -> None:
         stdout=subprocess.DEVNULL,
         stderr=None if say is None else subprocess.PIPE,
         text=True,
-        pass_fds=(lock,),
+        pass_fds=tuple(descriptors),
         process_group=0,
     )
     said = ""

@@ -46,7 +46,7 @@ def command(model: str, text: Path | None, threads: int | None, as_json: bool, *
     from radixlm.runtime.pruning.calibration.calibrate import calibrate, checked, pages_needed
     from radixlm.runtime.pruning.calibration.questions import cases, shipped_text
 
-    artifact = Artifact.open(take(CompileOptions, options).artifact_of(model))
+    artifact = Artifact.open(take(CompileOptions, options).artifact_of(model, on_disk=True))
     checked(artifact.manifest)
     tokenizer = open_tokenizer(artifact, None, time.monotonic)
     given = shipped_text() if text is None else text.read_text(encoding="utf-8")

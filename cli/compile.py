@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 )
 @click.option("--name", help="What servers call the model.  [default: the output's]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
+@click.option("--in-memory", type=(click.Path(path_type=Path), int, int), hidden=True)  # what `InMemory` takes
 def command(
     source: str,
     output: Path,
@@ -62,6 +63,7 @@ def command(
     context_length: int | None,
     name: str | None,
     as_json: bool,
+    in_memory: tuple[Path, int, int] | None,
 ) -> None:
     """Compile SOURCE into an artifact.
 
@@ -73,11 +75,13 @@ def command(
     radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
+    from radixlm.compile.in_memory import InMemory
     from radixlm.compile.preflight import check_ready
 
     from .progress import ProgressDisplay
 
-    check_ready(source, output, quantize)
+    place = None if in_memory is None else InMemory(*in_memory)
+    check_ready(source, output, quantize, needs_space=place is None)
     with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
         from radixlm.compile import compile_model  # a second and a half: the clock ticks meanwhile
 
@@ -90,6 +94,7 @@ def command(
             context_length=context_length,
             name=name,
             progress=progress,
+            in_memory=place,
         )
 
     import msgspec

@@ -50,7 +50,7 @@ def command(
 
     options = CompileOptions(quantize, kv_dtype)
     if is_artifact(model):
-        options.artifact_of(model)  # refuses what is for compiling
+        options.artifact_of(model, on_disk=True)  # refuses what is for compiling
         _inspect_artifact(Path(model), verify, draft, as_json)
     elif verify or draft:
         option = "--verify" if verify else "--draft"

@@ -146,12 +146,16 @@ class CompileOptions:
         model: str,
         say: Callable[[str], None] | None = None,
         meanwhile: AbstractContextManager[None] | None = None,
+        *,
+        kept: Callable[[str], None] | None = None,
+        on_disk: bool = False,
     ) -> Path:
         """Return the artifact of `model`, as `cached_artifact.artifact_of` does."""
         from .cached_artifact import artifact_of
 
         given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
-        return artifact_of(model, {name: value for name, value in given.items() if value is not None}, say, meanwhile)
+        options = {name: value for name, value in given.items() if value is not None}
+        return artifact_of(model, options, say, meanwhile, kept=kept, on_disk=on_disk)
 
 
 def compile_options(function: F) -> F:

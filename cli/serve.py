@@ -255,7 +255,10 @@ def command(
     cors(cors_origins)  # what is wrong with these is known before the model is loaded, too
     keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
     find_artifact = partial(
-        take(CompileOptions, options).artifact_of, model, log_line if log_format == "json" else None
+        take(CompileOptions, options).artifact_of,
+        model,
+        log_line if log_format == "json" else None,
+        kept=log_line if log_format == "json" else partial(click.echo, err=True),
     )
     serving = Serving(
         model,

@@ -97,7 +97,7 @@ class Serving:
                 )
                 engine.warm_up()
                 loading.app = app
-                self._say(f"serving {artifact} at {url}/v1")
+                self._say(f"serving {self.model} at {url}/v1")
                 if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
                     taken = f"{size(about.weights_bytes)} of weights, {size(about.kv_bytes)} of keys and values"
                     self._say(f"guessing with {about.name}: {taken}")
@@ -117,7 +117,7 @@ class Serving:
                 http=HTTPProtocol,
             )
             serving = server(config, lambda: opening.close_value(), self.grace_s)
-            self._say(f"loading {artifact}; {url}/health tells when it is ready")
+            self._say(f"loading {self.model}; {url}/health tells when it is ready")
             opening = Opening(lambda: open_engine(artifact), opened=serve, failed=stop)
             try:
                 serving.run(sockets=[listener])

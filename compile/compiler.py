@@ -39,6 +39,7 @@ from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
 from .context_length import resolved
 from .families.registry import decoder_of
+from .in_memory import InMemory
 from .interrupts import interrupts_kept
 from .kernels.top_k import num_maxima
 from .kv_layout import KVChoice, kv_layout
@@ -86,6 +87,7 @@ def compile_model(
     context_length: int | None = None,
     name: str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    in_memory: InMemory | None = None,
 ) -> CompileReport:
     """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing one that is there.
 
@@ -95,6 +97,7 @@ def compile_model(
         target: a name of `codegen.targets.TARGETS`, or `native`.
         context_length: most tokens of a sequence; by default as many as the model was trained for.
         name: what servers call the model; by default the output's.
+        in_memory: takes the artifact instead of `output`, unless its weights are too large for it.
 
     Raises:
         SourceError: the source cannot be used.
@@ -107,7 +110,7 @@ def compile_model(
     if name is not None and not 1 <= len(name) <= 256:
         raise InvalidParameter(f"name has {len(name)} characters; it may have 1 to 256")
     output, chosen_target = Path(output), find_target(target)
-    check_ready(source, output, quantize)
+    check_ready(source, output, quantize, needs_space=in_memory is None)
 
     with ExitStack() as stack:
         check_interrupted = stack.enter_context(interrupts_kept())
@@ -130,7 +133,6 @@ def compile_model(
             report("read", 0, 1)
         opened = stack.enter_context(open_source(source, progress=downloaded))
         report("read", 0, 1)
-        directory = stack.enter_context(unpublished(output))
         length = chosen_context_length(opened.config, context_length)
         config = resolved(opened.config, length)
         check_implemented(str(source), config)
@@ -141,7 +143,11 @@ def compile_model(
         limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
         ops = Ops(config, layout, limits, chosen_target, plan)
         decoder_of(config).forward(ops)
-        check_space(output.parent, plan.num_bytes)
+        if in_memory is not None and plan.num_bytes <= in_memory.limit_bytes:
+            output = directory = in_memory.prepare()
+        else:
+            check_space(output.parent, plan.num_bytes)
+            directory = stack.enter_context(unpublished(output))
         stages = expected_stages(
             weights_bytes=plan.num_bytes, num_kernels=len(ops.program.kernels), received_bytes=received_bytes
         )
@@ -205,7 +211,8 @@ def compile_model(
         artifact = Artifact.open(directory)
         verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, verified)
         report("publish", 0, 1)
-        publish(directory, output)
+        if directory != output:
+            publish(directory, output)
         report("publish", 1, 1)
     return CompileReport(output, artifact.manifest, verification, template_fault, writer.rounded())
 

@@ -21,8 +21,11 @@ _LEAST_SHARE = {"keep": 0.5, "f32": 0.5, "f16": 0.25, "q8": 0.13, "q4": 0.07}
 _COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")  # in TVM's order
 
 
-def check_ready(source: str | Path, output: Path, quantize: str) -> None:
+def check_ready(source: str | Path, output: Path, quantize: str, *, needs_space: bool = True) -> None:
     """Raise where compiling `source` into `output` cannot succeed, as far as that is known at once.
+
+    Args:
+        needs_space: whether the artifact is written to the disk.
 
     Raises:
         InvalidParameter: no artifact can be put at `output`.
@@ -30,7 +33,8 @@ def check_ready(source: str | Path, output: Path, quantize: str) -> None:
     """
     check_output(output)
     check_compiler()
-    check_space(output.parent, least_bytes(Path(source), quantize), is_least=True)
+    if needs_space:
+        check_space(output.parent, least_bytes(Path(source), quantize), is_least=True)
     try:
         with unpublished(output):
             pass

@@ -31,12 +31,18 @@ def check_output(output: Path) -> None:
 @contextmanager
 def unpublished(output: Path) -> Iterator[Path]:
     """A directory beside `output`, on the same file system; gone afterwards unless it was published."""
-    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
-    directory.chmod(0o755)
+    directory = unpublished_directory(output)
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def unpublished_directory(output: Path) -> Path:
+    """Make a directory beside `output`. If it is left there, the next publication removes it, a day later."""
+    directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
+    directory.chmod(0o755)
+    return directory
 
 
 def publish(directory: Path, output: Path) -> None:

@@ -86,6 +86,12 @@ class Artifact:
         """The weights, in kernel layout."""
         return self.path / WEIGHTS
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the weights are a file in memory: mapping them takes no more of it."""
+        path = self.weights_path
+        return path.is_symlink() and os.readlink(path).startswith("/proc/self/fd/")
+
     def data_offset(self) -> int:
         """Where the weights' data begin in their file; the rest of the file is `module.weights_bytes` long."""
         with self.weights_path.open("rb") as file:

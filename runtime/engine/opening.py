@@ -37,7 +37,7 @@ from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_options import EngineOptions
 from .engine_queue import WorkQueue
-from .kv_cache_size import KVCacheSize
+from .kv_cache_size import KVCacheSize, available_memory_bytes
 from .prompts import Prompts
 from .request_options import RequestLimits
 from .upkeep import CacheExpiry, IdleWork, Upkeep
@@ -69,8 +69,11 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     options.check_model(manifest.model)
     calibration = None if options.kv_budget is None else Calibration.read(artifact.path, manifest)
     policy = options.scheduler_policy(manifest)
+    taken_already = manifest.module.weights_bytes if artifact.is_in_memory else 0
+    available = available_memory_bytes() + taken_already
     size = KVCacheSize.choose(
         manifest,
+        available_bytes=available,
         kv_cache_bytes=options.kv_cache_bytes,
         max_num_seqs=options.max_num_seqs,
         context_length=options.context_length,
@@ -103,7 +106,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         )
         draft_model: DraftModel | None = None
         if options.draft is not None:
-            draft_model, close_draft = _open_draft(options, manifest, size, prompts)
+            draft_model, close_draft = _open_draft(options, manifest, size, prompts, available)
             opened.callback(close_draft)
         limits = RequestLimits(prompts.vocab_size, size.context_length)
         states: StatePool | None = None
@@ -195,7 +198,7 @@ def _keep_measured(measures: Generator[None, None, bool], tier: DiskTier, known:
 
 
 def _open_draft(
-    options: EngineOptions, manifest: Manifest, size: KVCacheSize, prompts: Prompts
+    options: EngineOptions, manifest: Manifest, size: KVCacheSize, prompts: Prompts, available_bytes: int
 ) -> tuple[DraftModel, Callable[[], None]]:
     """The model that guesses, and what closes it.
 
@@ -209,7 +212,7 @@ def _open_draft(
     own = open_tokenizer(draft, None, options.clock)
     names, num_known = (manifest.name, draft.manifest.name), draft.manifest.model.vocab_size
     require_same_tokens(names[0], prompts.tokenizer, names[1], own, num_tokens=prompts.vocab_size, num_known=num_known)
-    pages = KVCacheSize.of_draft(draft.manifest, beside=manifest, size=size)
+    pages = KVCacheSize.of_draft(draft.manifest, beside=manifest, size=size, available_bytes=available_bytes)
     runner = _open_runner(draft, pages.num_pages, options)
     guesses = DraftModel(
         runner,

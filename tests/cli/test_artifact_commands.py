@@ -149,4 +149,4 @@ def test_serve_says_when_its_port_is_taken(runner: CliRunner, smollm2_artifact: 
         port = str(taken.getsockname()[1])
         result = runner.invoke(cli, ["serve", str(smollm2_artifact), "--port", port])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
-    assert f"cannot listen on 127.0.0.1 port {port}" in result.output
+    assert f"port {port} of 127.0.0.1 is in use" in result.output

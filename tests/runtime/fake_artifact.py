@@ -32,6 +32,7 @@ class FakeArtifact:
     tokenizer_json: str
     chat_template: str | None
     path: Path = Path("fake.radixlm")
+    is_in_memory: bool = False
 
     @property
     def tokenizer_bytes(self) -> bytes:
