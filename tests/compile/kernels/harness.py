@@ -38,16 +38,13 @@ def runnable() -> list[Target]:
     return [target for target in TARGETS.values() if runs_here(target)]
 
 
+def needs(target: Target) -> pytest.MarkDecorator:
+    """Skip a test where this machine cannot run the target."""
+    return pytest.mark.skipif(not runs_here(target), reason=f"this CPU does not run {target.name}")
+
+
 every_target = pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param(
-            target,
-            id=target.name,
-            marks=pytest.mark.skipif(not runs_here(target), reason=f"this CPU does not run {target.name}"),
-        )
-        for target in TARGETS.values()
-    ],
+    "target", [pytest.param(target, id=target.name, marks=needs(target)) for target in TARGETS.values()]
 )
 
 
