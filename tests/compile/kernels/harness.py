@@ -8,7 +8,7 @@ the array holds what the kernel left there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,24 @@ every_target = pytest.mark.parametrize(
 )
 
 
+def by_rows(rows: Iterable[dict[str, Any]]) -> pytest.MarkDecorator:
+    """Parametrize a test by rows of a table of `pairwise.py`, each with a target; its values name it."""
+    return pytest.mark.parametrize(
+        "row", [pytest.param(row, marks=needs(row["target"]), id=_name(row)) for row in rows]
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return "-".join(f"{name}={_label(value)}" for name, value in row.items())
+
+
+def _label(value: Any) -> str:
+    named = getattr(value, "label", None) or getattr(value, "name", None)
+    return named or str(value).replace(" ", "")
+
+
 def examples(count: int) -> settings:
-    """A few examples, the same in every run: each may build a kernel."""
+    """A few examples, the same in every run."""
     return settings(
         max_examples=count,
         deadline=None,

@@ -33,7 +33,7 @@ from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import PackedWeight, pack, packed_shape
 from radixlm.compile.weights.quantization import Weight, levels
 
-from .harness import built, examples, needs, runnable
+from .harness import built, by_rows, examples, runnable
 from .pairwise import pairwise
 from .random_weights import num_codes, random_weight, unit_weight
 
@@ -80,15 +80,6 @@ SPECS = [
     *COMMON_SPECS,
     *({**row, "kind": kind, "target": runnable()[0]} for kind, row in zip(RARE, COMMON_SPECS, strict=False)),
 ]
-
-
-def label(row: dict[str, Any]) -> str:
-    return "-".join((row["kind"].label, row["target"].name, "wide" if row["wide"] else "narrow"))
-
-
-every_spec = pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=needs(row["target"]), id=label(row)) for row in SPECS]
-)
 
 
 @dataclass
@@ -216,7 +207,7 @@ def test_packed_arrays_have_the_planned_sizes(kind: WeightKind, shape: tuple[int
     assert sizes == [planned.codes, planned.scales, planned.offsets]
 
 
-@every_spec
+@by_rows(SPECS)
 def test_products_are_those_of_the_dequantized_matrix_in_every_batch(row: dict[str, Any]) -> None:
     """A row has the same bits alone and among others, in tiles of every height, and in slabs."""
 
@@ -248,18 +239,12 @@ CANDIDATES = pairwise(
 )
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row | REPLACED, marks=needs(row["target"]), id=f"{row['kind'].label}-{row['target'].name}")
-        for row in CANDIDATES
-    ],
-)
+@by_rows(CANDIDATES)
 def test_candidates_get_the_bits_of_the_whole_matrix(row: dict[str, Any]) -> None:
     @examples(4)
     @given(st.integers(0, 1 << 30), st.sampled_from([9, 1, 2]))
     def check(seed: int, num_rows: int) -> None:
-        case = Case.of(row, num_rows, seed)
+        case = Case.of(row | REPLACED, num_rows, seed)
         num_outputs = case.weight.shape[0]
         candidates = np.random.default_rng(seed).integers(0, num_outputs, (num_rows, 32)).astype(np.int32)
         candidates[:, 0], candidates[:, 1:4] = num_outputs - 1, 0
@@ -275,7 +260,7 @@ def test_candidates_get_the_bits_of_the_whole_matrix(row: dict[str, Any]) -> Non
     check()
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=needs(row["target"]), id=label(row)) for row in COMMON_SPECS])
+@by_rows(COMMON_SPECS)
 def test_the_largest_codes_give_exact_integers(row: dict[str, Any]) -> None:
     """With scales of 1 an output is the sum of its groups' integers, each rounded to float32 once."""
     for num_rows in (1, 5, 9):
