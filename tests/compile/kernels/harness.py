@@ -8,7 +8,8 @@ the array holds what the kernel left there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,23 @@ def needs(target: Target) -> pytest.MarkDecorator:
 every_target = pytest.mark.parametrize(
     "target", [pytest.param(target, id=target.name, marks=needs(target)) for target in TARGETS.values()]
 )
+
+
+# Targets that differ in how they multiply integers alone, or in what LLVM may choose: kernels of floats are the same.
+ALIKE = (("x86-64-v4-vnni", "x86-64-v4"), ("x86-64-v3-vnni", "x86-64-v3"), ("x86-64-v2", "x86-64"))
+
+
+def of_each_size(**values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return rows in which each combination of values meets one target of each size of registers.
+
+    Of two targets that are alike the combinations take turns, and where one does not run here all take the other.
+    """
+    rows = []
+    for number, combination in enumerate(product(*values.values())):
+        for names in ALIKE:
+            here = [TARGETS[name] for name in names if runs_here(TARGETS[name])] or [TARGETS[names[-1]]]
+            rows.append({**dict(zip(values, combination, strict=True)), "target": here[number % len(here)]})
+    return rows
 
 
 def by_rows(rows: Iterable[dict[str, Any]]) -> pytest.MarkDecorator:
