@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from radixlm.compile.sources import default_model
 
 from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
+from .target_report import target_lines
 
 if TYPE_CHECKING:
     from radixlm.compile.kv_layout import KVChoice
@@ -27,6 +28,24 @@ CompileOnce = Callable[..., Path]
 # Suites of their own, in environments of their own: see the Makefile.
 collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """After the list of skips, name the targets that were executed on this machine, and those that were not."""
+    yield
+    executed = [report.nodeid for key in ("passed", "failed") for report in terminalreporter.getreports(key)]
+    skipped = [report.nodeid for report in terminalreporter.getreports("skipped")]
+    if not any("x86-64" in test for test in [*executed, *skipped]):
+        return  # and nothing slow is imported
+    from radixlm.compile.codegen.targets import TARGETS
+    from radixlm.runtime.artifact.cpu import cpu_features
+
+    targets = {name: target.features for name, target in TARGETS.items()}
+    if lines := target_lines(executed, skipped, targets, cpu_features()):
+        terminalreporter.section("compilation targets")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
