@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -31,6 +31,10 @@ test: $(VENV)/.test
 # published. Half an hour where other work goes on beside it, and 568 MB once.
 test-long: $(VENV)/.test
 	$(PYTEST) --timeout 1800 -m long
+
+# Whether the tests notice faults that are planted in copies of the product; ten minutes. TESTS=REV takes those of a commit.
+mutations: $(VENV)/.test
+	$(BIN)/python -m tests.mutations $(if $(TESTS),--tests $(TESTS))
 
 # The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
