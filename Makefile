@@ -15,25 +15,26 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
 
-# Compilers run side by side, one on each processor; so do models, two at a time, which is faster than one on all. A test
-# that hangs is ended, so that the others are heard of.
+# A worker on each processor takes tests from another when it has none left. Eight at most, because each runs models on
+# all processors. A test that hangs is ended, so that the others are heard of. ruff and mypy run meanwhile.
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 test: $(VENV)/.test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest --timeout 600 -n auto --dist loadfile tests/compile tests/cli
-	$(BIN)/pytest --timeout 600 -n 2 --dist loadfile --ignore=tests/compile --ignore=tests/cli
+	@sh .ci/beside.sh "$(PYTEST) --timeout 600" "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." $(BIN)/mypy
 
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
 # Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses; and chat templates as they were
 # published. Half an hour where other work goes on beside it, and 568 MB once.
 test-long: $(VENV)/.test
-	$(BIN)/pytest --timeout 1800 -n 2 --dist loadfile -m long
+	$(PYTEST) --timeout 1800 -m long
+
+# Whether the tests notice faults that are planted in copies of the product; ten minutes. TESTS=REV takes those of a commit.
+mutations: $(VENV)/.test
+	$(BIN)/python -m tests.mutations $(if $(TESTS),--tests $(TESTS))
 
 # The page in a real browser: Debian's chromium, never a downloaded one. A minute, and once more to install it.
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
@@ -64,6 +65,9 @@ test-instruments: $(ARTIFACT)/manifest.json .venv-instruments/.suite
 bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
 	$(BIN)/python -m bench.lm_eval $(MODEL)
 	$(BIN)/python -m bench.report
+
+# What several suites need that are made side by side.
+served: $(ARTIFACT)/manifest.json $(VENV)/.test
 
 # What these suites install, and no test of theirs: `.ci/run` has it made while others run. Nothing of it is of this folder.
 environments: .venv-browser/.suite .venv-clients/.suite .venv-agents/.suite .venv-aider/.suite .venv-instruments/.suite \

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,34 @@ from radixlm.compile.sources import default_model
 
 from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
+from .target_report import target_lines
 
 if TYPE_CHECKING:
     from radixlm.compile.kv_layout import KVChoice
     from radixlm.compile.stored_weights import Quantize
 
+CompileOnce = Callable[..., Path]
 # Suites of their own, in environments of their own: see the Makefile.
 collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """After the list of skips, name the targets that were executed on this machine, and those that were not."""
+    yield
+    executed = [report.nodeid for key in ("passed", "failed") for report in terminalreporter.getreports(key)]
+    skipped = [report.nodeid for report in terminalreporter.getreports("skipped")]
+    if not any("x86-64" in test for test in [*executed, *skipped]):
+        return  # and nothing slow is imported
+    from radixlm.compile.codegen.targets import TARGETS
+    from radixlm.runtime.artifact.cpu import cpu_features
+
+    targets = {name: target.features for name, target in TARGETS.items()}
+    if lines := target_lines(executed, skipped, targets, cpu_features()):
+        terminalreporter.section("compilation targets")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -101,13 +121,22 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def compile_once() -> CompileOnce:
+    """`compile_once(source, choice_of_kv, quantize=..., context_length=..., target=...)`: the artifact of a source.
+
+    Whoever asks first compiles it. It is shared with all tests, workers and later runs, so copy it to change it.
+    """
+    return _compile_once
+
+
+@pytest.fixture(scope="session")
 def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, compiled to 4 bits for this machine, with a calibration by which all attention may be dropped."""
-    from radixlm.compile import compile_model
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.pruning.calibration.calibration import Calibration
 
-    path = compile_model(tiny_source, tmp_path_factory.mktemp("artifacts") / "tiny.radixlm", quantize="q4").path
+    path = tmp_path_factory.mktemp("artifacts") / "tiny.radixlm"
+    shutil.copytree(_compile_once(tiny_source, quantize="q4"), path)
     manifest = Artifact.open(path).manifest  # random weights attend to everything
     Calibration.of(manifest, probe_head=manifest.kv.num_kv_heads - 1, max_dropped_attention=1.0).write(path)
     return path
@@ -128,27 +157,41 @@ def family_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 
 def _compile_once(
-    source: Path, choice: KVChoice = "auto", *, quantize: Quantize = "keep", context_length: int | None = None
+    source: Path,
+    choice: KVChoice = "auto",
+    *,
+    quantize: Quantize = "keep",
+    context_length: int | None = None,
+    target: str = "native",
 ) -> Path:
     from radixlm.compile import compile_model
     from radixlm.compile.codegen.targets import find_target
     from radixlm.compile.kv_layout import kv_layout
     from radixlm.compile.sources import open_source
 
+    machine = find_target(target)
     with open_source(source) as opened:
-        kv_dtype = kv_layout(opened.config, choice, find_target("native")).dtype
+        kv_dtype = kv_layout(opened.config, choice, machine).dtype
     cache_dir = REPOSITORY / ".cache" / "tests"
     digest = _digest_of_compiler()
     if source.is_dir():  # whose name says nothing of what is in it
         digest = _digest_of(sorted(source.iterdir()), digest)
-    artifact = cache_dir / f"{source.stem}-{quantize}-{kv_dtype}-{digest}.radixlm"
+    options = f"{quantize}-{kv_dtype}-{context_length or 'default'}-{machine.name}"
+    artifact = cache_dir / f"{source.stem}-{options}-{digest}.radixlm"
     locks = cache_dir / "locks"
     locks.mkdir(parents=True, exist_ok=True)
-    with (locks / f"{source.stem}-{quantize}-{kv_dtype}").open("w") as lock:
+    with (locks / f"{source.stem}-{options}").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the tests run in several processes
         if not artifact.is_dir():
             _drop_stale(cache_dir)
-            compile_model(source, artifact, quantize=quantize, kv_dtype=kv_dtype, context_length=context_length)
+            compile_model(
+                source,
+                artifact,
+                quantize=quantize,
+                kv_dtype=kv_dtype,
+                context_length=context_length,
+                target=machine.name,
+            )
         os.utime(artifact)  # it is in use: no run beside this one drops it
     return artifact
 

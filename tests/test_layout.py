@@ -2,7 +2,7 @@
 
 cli -> {compile, runtime}; compile -> {a few modules of runtime, tokenizer_fix}; runtime -> tokenizer_fix; and inside
 runtime and compile, the folders in order. What only type checkers read counts, too, and what an import imports. Only
-compile/ imports tvm, only model_runner imports tvm_ffi.
+compile/ imports tvm, only model_runner imports tvm_ffi. A test reads all modules and names each that breaks its rule.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import ast
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cli", "compile", "runtime", "tokenizer_fix")
@@ -45,14 +44,22 @@ TOP = {  # what stands beside the folders of modules
     *(".ci", ".gitignore", ".types", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
     *("bench", "docs", "examples", "tests"),
 }
-# What does not keep the rules yet, and fails its test as soon as it does.
-NOT_YET: set[str] = set()
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Full names of what `path` imports, at run time or for type checkers."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = ["radixlm", *path.relative_to(ROOT).parent.parts]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -73,24 +80,31 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def _held(paths: Iterable[Path]) -> list[ParameterSet]:
-    """Parameters of a test that those of `NOT_YET` fail."""
-    not_yet = [pytest.mark.xfail(strict=True, reason="to be turned")]
-    return [pytest.param(path, marks=not_yet if _name(path) in NOT_YET else (), id=_name(path)) for path in paths]
+def _within(folder: str) -> list[Path]:
+    """The modules of a folder and of its folders."""
+    return [path for path in MODULES if ROOT / folder in path.parents]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_imports_point_one_way(path: Path) -> None:
-    folder = path.relative_to(ROOT).parts[0]
-    assert {parts[0] for parts in ours(path)} <= ALLOWED_FOLDERS[folder] | {folder}
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in MODULES:
+        folder = path.relative_to(ROOT).parts[0]
+        reached = {parts[0] for parts in ours(path)} - ALLOWED_FOLDERS[folder] - {folder}
+        wrong += [f"{_name(path)} imports {other}" for other in sorted(reached)]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if ROOT / "compile" in p.parents], ids=_name)
-def test_the_compiler_knows_only_the_artifact_and_its_runner(path: Path) -> None:
-    for name in (".".join(parts[1:]) for parts in ours(path) if parts[0] == "runtime"):
-        assert not name or any(
-            f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in RUNTIME_FOR_COMPILE
-        )
+def test_the_compiler_knows_only_the_artifact_and_its_runner() -> None:
+    wrong = []
+    for path in _within("compile"):
+        names = {".".join(parts[1:]) for parts in ours(path) if parts[0] == "runtime"} - {""}
+        wrong += [f"{_name(path)} imports runtime.{name}" for name in sorted(names) if not _is_for_compile(name)]
+    assert wrong == []
+
+
+def _is_for_compile(name: str) -> bool:
+    """Whether a module of the runtime is one that the compiler shares, or leads to one."""
+    return any(f"{name}.".startswith(f"{known}.") or known.startswith(f"{name}.") for known in RUNTIME_FOR_COMPILE)
 
 
 def test_every_folder_of_the_runtime_has_its_place() -> None:
@@ -99,35 +113,45 @@ def test_every_folder_of_the_runtime_has_its_place() -> None:
     assert folders | modules == set(RUNTIME_ORDER)
 
 
-@pytest.mark.parametrize(
-    "path", _held(p for p in MODULES if p.parent != ROOT / "runtime" and ROOT / "runtime" in p.parents)
-)
-def test_a_folder_of_the_runtime_imports_only_what_stands_below_it(path: Path) -> None:
-    place = RUNTIME_ORDER.index(path.relative_to(ROOT / "runtime").parts[0])
-    above = set(RUNTIME_ORDER[place + 1 :])
-    assert [name for name in _reached(path, ROOT / "runtime") if name.split(".")[0] in above] == []
+def test_a_folder_of_the_runtime_imports_only_what_stands_below_it() -> None:
+    wrong = []
+    for path in _within("runtime"):
+        if path.parent == ROOT / "runtime":
+            continue
+        place = RUNTIME_ORDER.index(path.relative_to(ROOT / "runtime").parts[0])
+        above = set(RUNTIME_ORDER[place + 1 :])
+        reached = _reached(path, ROOT / "runtime")
+        wrong += [f"{_name(path)} reaches {name}" for name in reached if name.split(".")[0] in above]
+    assert wrong == []
 
 
 def test_every_folder_of_the_compiler_has_its_place() -> None:
     assert {path.name for path in (ROOT / "compile").iterdir() if any(path.glob("*.py"))} == set(COMPILE_ORDER)
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.parent != ROOT / "compile" and ROOT / "compile" in p.parents], ids=_name
-)
-def test_a_folder_of_the_compiler_imports_only_what_stands_below_it(path: Path) -> None:
-    place = COMPILE_ORDER.index(path.relative_to(ROOT / "compile").parts[0])
-    reached = {name.split(".")[0] for name in _reached(path, ROOT / "compile")}
-    assert reached <= set(COMPILE_ORDER[: place + 1])
+def test_a_folder_of_the_compiler_imports_only_what_stands_below_it() -> None:
+    wrong = []
+    for path in _within("compile"):
+        if path.parent == ROOT / "compile":
+            continue
+        place = COMPILE_ORDER.index(path.relative_to(ROOT / "compile").parts[0])
+        below = set(COMPILE_ORDER[: place + 1])
+        reached = _reached(path, ROOT / "compile")
+        wrong += [f"{_name(path)} reaches {name}" for name in reached if name.split(".")[0] not in below]
+    assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     assert [_name(path) for path in MODULES if path in _all_behind(path)] == []
 
 
-@pytest.mark.parametrize("folder", _held(sorted({path.parent for path in MODULES})))
-def test_a_folder_has_few_modules(folder: Path) -> None:
-    assert len([path for path in folder.glob("*.py") if path.stem != "__init__"]) <= MAX_MODULES
+def test_a_folder_has_few_modules() -> None:
+    wrong = []
+    for folder in sorted({path.parent for path in MODULES}):
+        count = len([path for path in folder.glob("*.py") if path.stem != "__init__"])
+        if count > MAX_MODULES:
+            wrong.append(f"{_name(folder)} has {count} modules, and may have {MAX_MODULES}")
+    assert wrong == []
 
 
 @cache
@@ -157,23 +181,31 @@ def _reached(path: Path, top: Path) -> Iterator[str]:
             yield ".".join(module.relative_to(top).with_suffix("").parts)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_only_the_compiler_imports_tvm_and_only_the_model_runner_tvm_ffi(path: Path) -> None:
-    used = {name.split(".")[0] for name in imports(path)}
-    if ROOT / "compile" not in path.parents:
-        assert "tvm" not in used
-    if path != ROOT / "runtime" / "model" / "model_runner.py":
-        assert "tvm_ffi" not in used
+def test_only_the_compiler_imports_tvm_and_only_the_model_runner_tvm_ffi() -> None:
+    wrong = []
+    for path in MODULES:
+        used = {name.split(".")[0] for name in imports(path)}
+        if "tvm" in used and ROOT / "compile" not in path.parents:
+            wrong.append(f"{_name(path)} imports tvm")
+        if "tvm_ffi" in used and path != ROOT / "runtime" / "model" / "model_runner.py":
+            wrong.append(f"{_name(path)} imports tvm_ffi")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if ROOT / "compile" not in p.parents], ids=_name)
-def test_across_folders_imports_are_absolute_and_inside_one_relative(path: Path) -> None:
-    folder = path.relative_to(ROOT).parts[0]
-    depth = len(path.relative_to(ROOT).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level <= depth
-            assert not (node.module or "").startswith(f"radixlm.{folder}.")
+def test_across_folders_imports_are_absolute_and_inside_one_relative() -> None:
+    wrong = []
+    for path in MODULES:
+        if ROOT / "compile" in path.parents:
+            continue
+        folder = path.relative_to(ROOT).parts[0]
+        depth = len(path.relative_to(ROOT).parent.parts)
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom):
+                if node.level > depth:
+                    wrong.append(f"{_name(path)}:{node.lineno} is relative to another folder")
+                if (node.module or "").startswith(f"radixlm.{folder}."):
+                    wrong.append(f"{_name(path)}:{node.lineno} is absolute in its own folder")
+    assert wrong == []
 
 
 def test_every_folder_of_modules_is_a_listed_package_and_no_other_is() -> None:
@@ -205,7 +237,7 @@ def test_radixlm_is_a_namespace_package() -> None:
 
 
 def test_every_module_says_what_it_knows() -> None:
-    silent = [_name(p) for p in MODULES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
+    silent = [_name(path) for path in MODULES if not ast.get_docstring(_tree(path))]
     assert silent == []
 
 

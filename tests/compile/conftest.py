@@ -15,12 +15,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from radixlm.compile import compile_model
 from radixlm.compile.families.registry import FAMILIES, weight_shapes
 from radixlm.compile.families.settings import Settings
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.artifact.model_config import ModelConfig
+
+from ..conftest import CompileOnce
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *map(chr, range(ord("a"), ord("z") + 1)), "th", "he"]
@@ -254,12 +255,6 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_in_floats(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[KVDType], Artifact]:
-    """The random model of tests/conftest.py with its weights in float32, by how KV is stored; compiled once each."""
-
-    @functools.cache
-    def compiled(kv_dtype: KVDType) -> Artifact:
-        output = tmp_path_factory.mktemp("artifacts") / f"tiny-{kv_dtype}.radixlm"
-        return Artifact.open(compile_model(tiny_source, output, quantize="f32", kv_dtype=kv_dtype).path)
-
-    return compiled
+def tiny_in_floats(tiny_source: Path, compile_once: CompileOnce) -> Callable[[KVDType], Artifact]:
+    """The random model of tests/conftest.py with its weights in float32, by how KV is stored."""
+    return lambda kv_dtype: Artifact.open(compile_once(tiny_source, kv_dtype, quantize="f32"))

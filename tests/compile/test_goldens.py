@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.model.model_runner import ModelRunner
 
+from ..conftest import CompileOnce
 from ..goldens.tiny_models import TINY_MODELS, TinyModel
 from ..goldens.tiny_outputs import GoldenPrompt, TinyOutputs
 from .ragged import Rows
@@ -40,20 +40,15 @@ class Compiled:
     params=[(name, kv_dtype) for name in TINY_MODELS for kv_dtype in ("f32", "f16")],
     ids="-".join,
 )
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def compiled(
+    request: pytest.FixtureRequest, compile_once: CompileOnce, tmp_path_factory: pytest.TempPathFactory
+) -> Compiled:
     name, kv_dtype = request.param
     tiny: TinyModel = TINY_MODELS[name]
-    folder = tmp_path_factory.mktemp(name)
-    compile_model(
-        tiny.write(folder / "source"),
-        folder / "tiny.radixlm",
-        quantize="f32",
-        target="native",
-        kv_dtype=kv_dtype,
-        context_length=tiny.context_length,
-    )
+    source = tiny.write(tmp_path_factory.mktemp("sources") / name)
+    artifact = Artifact.open(compile_once(source, kv_dtype, quantize="f32", context_length=tiny.context_length))
     tolerance = 1e-4 if kv_dtype == "f32" else 2e-3
-    return Compiled(Artifact.open(folder / "tiny.radixlm"), TinyOutputs.load(name), tolerance)
+    return Compiled(artifact, TinyOutputs.load(name), tolerance)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import TOP_LOGITS
 from radixlm.runtime.model.model_runner import ModelRunner
 
+from ..conftest import CompileOnce
 from ..goldens.tiny_models import TINY_MODELS
 from .ragged import Rows
 
@@ -27,8 +28,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def artifact(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(source, tmp_path_factory.mktemp("refined"))
+def artifact(source: Path, compile_once: CompileOnce) -> Path:
+    return compile_once(source, "f32", quantize="q8")
 
 
 def compiled(source: Path, folder: Path) -> Path:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
 from radixlm.compile.reference import reference_logits
 from radixlm.compile.sources import open_source
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
+
+from ..conftest import CompileOnce
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +27,8 @@ def golden(stories: Path) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module", params=["f32", "f16"])
-def engine(request: pytest.FixtureRequest, stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    path = tmp_path_factory.mktemp("stories") / "stories.radixlm"
-    compile_model(stories, path, quantize="f32", target="native", kv_dtype=request.param, context_length=None)
-    with Engine(path, kv_cache_bytes=1 << 24) as engine:
+def engine(request: pytest.FixtureRequest, stories: Path, compile_once: CompileOnce) -> Iterator[Engine]:
+    with Engine(compile_once(stories, request.param, quantize="f32"), kv_cache_bytes=1 << 24) as engine:
         yield engine
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.pruning.calibration.calibration import Calibration
 
@@ -22,6 +22,8 @@ from bench.partial.rows_by_layer import RowsByLayer
 from bench.partial.texts import Case, Query
 from bench.partial.voting import Vote, vote
 from bench.report.answers import baselines as section
+
+from ...conftest import CompileOnce
 
 
 def test_examples_are_true() -> None:
@@ -56,11 +58,11 @@ def test_own_queries_count_and_the_oracle_loses_least(prefixes: list[Contested])
 
 
 def test_nothing_is_lost_where_all_layers_fall_back_and_less_where_some_do(
-    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_source: Path, compile_once: CompileOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    artifact = Artifact.open(
-        compile_model(tiny_source, tmp_path / "floats.radixlm", quantize="keep", kv_dtype="f32").path
-    )
+    path = tmp_path / "floats.radixlm"
+    shutil.copytree(compile_once(tiny_source, "f32", quantize="keep"), path)
+    artifact = Artifact.open(path)
     Calibration.of(artifact.manifest, probe_head=0, max_dropped_attention=1.0).write(artifact.path)
     model, by_layer = PrefixModel(artifact), RowsByLayer(artifact, tiny_source)
     ids = np.random.default_rng(3).integers(0, 320, 440).tolist()

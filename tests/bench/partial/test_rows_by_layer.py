@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.pruning.calibration.calibration import Calibration
 
 from bench.partial.prefix import Prefix, PrefixModel
 from bench.partial.rows_by_layer import RowsByLayer
 
+from ...conftest import CompileOnce
+
 
 @pytest.fixture(scope="module")
-def artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+def artifact(tiny_source: Path, compile_once: CompileOnce, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     path = tmp_path_factory.mktemp("artifacts") / "floats.radixlm"
-    artifact = Artifact.open(compile_model(tiny_source, path, quantize="keep", kv_dtype="f32").path)
+    shutil.copytree(compile_once(tiny_source, "f32", quantize="keep"), path)
+    artifact = Artifact.open(path)
     Calibration.of(artifact.manifest, probe_head=0, max_dropped_attention=1.0).write(path)
     return artifact
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
 from radixlm.compile.sources import open_source
 from radixlm.compile.stored_weights import StoredWeights
 from radixlm.runtime.artifact import Artifact
@@ -66,9 +65,8 @@ def test_a_gguf_file_of_the_same_codes_holds_the_same_numbers(
 
 
 @pytest.fixture(scope="module")
-def artifact(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    path = tmp_path_factory.mktemp("mxfp4") / "kept.radixlm"
-    return Artifact.open(compile_model(checkpoint(NAME), path, context_length=FAMILIES[NAME].context_length).path)
+def artifact(family_artifact: Callable[..., Path]) -> Artifact:
+    return Artifact.open(family_artifact(NAME, "keep", "auto"))
 
 
 def test_codes_are_kept_and_take_four_bits_and_a_quarter(artifact: Artifact) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,51 @@ def runnable() -> list[Target]:
     return [target for target in TARGETS.values() if runs_here(target)]
 
 
+def needs(target: Target) -> pytest.MarkDecorator:
+    """Skip a test where this machine cannot run the target."""
+    return pytest.mark.skipif(not runs_here(target), reason=f"this CPU does not run {target.name}")
+
+
 every_target = pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param(
-            target,
-            id=target.name,
-            marks=pytest.mark.skipif(not runs_here(target), reason=f"this CPU does not run {target.name}"),
-        )
-        for target in TARGETS.values()
-    ],
+    "target", [pytest.param(target, id=target.name, marks=needs(target)) for target in TARGETS.values()]
 )
 
 
+# Targets that differ in how they multiply integers alone, or in what LLVM may choose: kernels of floats are the same.
+ALIKE = (("x86-64-v4-vnni", "x86-64-v4"), ("x86-64-v3-vnni", "x86-64-v3"), ("x86-64-v2", "x86-64"))
+
+
+def of_each_size(**values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return rows in which each combination of values meets one target of each size of registers.
+
+    Of two targets that are alike the combinations take turns, and where one does not run here all take the other.
+    """
+    rows = []
+    for number, combination in enumerate(product(*values.values())):
+        for names in ALIKE:
+            here = [TARGETS[name] for name in names if runs_here(TARGETS[name])] or [TARGETS[names[-1]]]
+            rows.append({**dict(zip(values, combination, strict=True)), "target": here[number % len(here)]})
+    return rows
+
+
+def by_rows(rows: Iterable[dict[str, Any]]) -> pytest.MarkDecorator:
+    """Parametrize a test by rows of a table of `pairwise.py`, each with a target; its values name it."""
+    return pytest.mark.parametrize(
+        "row", [pytest.param(row, marks=needs(row["target"]), id=_name(row)) for row in rows]
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
+    return "-".join(f"{name}={_label(value)}" for name, value in row.items())
+
+
+def _label(value: Any) -> str:
+    named = getattr(value, "label", None) or getattr(value, "name", None)
+    return named or str(value).replace(" ", "")
+
+
 def examples(count: int) -> settings:
-    """A few examples, the same in every run: each may build a kernel."""
+    """A few examples, the same in every run."""
     return settings(
         max_examples=count,
         deadline=None,

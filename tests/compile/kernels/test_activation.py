@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.kernels.activation import ActivationSpec, Function, Gate, activation, gather_rows
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
 from radixlm.compile.weights.layout import GROUP, round_up
 
-from .harness import built, every_target, examples, runnable
+from .harness import built, by_rows, every_target, examples, runnable
+from .pairwise import pairwise
 
 EPS = 1e-5
 FUNCTIONS: tuple[Function, ...] = ("rms_norm", "silu_mul", "identity")  # the rest is tested on two targets only
@@ -36,8 +37,9 @@ GATES: dict[Gate, Any] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "identity": lambda x: x,
 }
-WIDTHS = (172, 37, 64, 24, 16, 1)  # with few examples, Hypothesis begins with the first
-every_function = pytest.mark.parametrize("function", FUNCTIONS)
+WIDTHS = (172, 37, 64, 24, 16, 1)  # whole groups of 32 and vectors of 16, and less than these
+SPECS = pairwise(function=FUNCTIONS, target=tuple(TARGETS.values()), width=WIDTHS, wide=(False, True))
+RARE_SPECS = pairwise(function=RARE, target=(runnable()[0], runnable()[-1]), width=WIDTHS[:2])
 
 
 @dataclass
@@ -102,21 +104,33 @@ def quantized(values: np.ndarray, wide: bool) -> tuple[np.ndarray, np.ndarray]:
     return codes, largest * (np.float32(1) / limit)
 
 
-def example(draw: st.DrawFn, function: Function) -> tuple[ActivationSpec, np.ndarray, np.ndarray]:
-    """A spec without codes, rows with NaN where nothing may be read, and a gain."""
-    width, num_rows = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from([21, 1, 3, 8, 9]))
-    column = round_up(width, 16)
-    is_gated = ActivationSpec(function, width, 0, False, True).is_gated
-    stride = column * (2 if is_gated else 1) + 16
-    spec = ActivationSpec(function, width, stride, False, True, column + 16, column, EPS)
-    rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
-    x = np.full((num_rows, stride), np.nan, np.float32)
-    x[:, :width] = rng.standard_normal((num_rows, width)) * draw(st.sampled_from([1, 50, 1e-6]))
-    if is_gated:
-        x[:, column : column + width] = rng.standard_normal((num_rows, width))
-    gain = np.full(2 * column, np.nan, np.float32)
-    gain[:width], gain[column : column + width] = rng.standard_normal((2, width))
-    return spec, x, gain
+@dataclass
+class Example:
+    """Random rows of one size: rows with NaN where nothing may be read, and a gain."""
+
+    spec: ActivationSpec  # without codes
+    x: np.ndarray
+    gain: np.ndarray
+
+    @classmethod
+    def of(cls, function: Function, width: int, num_rows: int, scale: float, seed: int) -> Example:
+        column = round_up(width, 16)
+        is_gated = ActivationSpec(function, width, 0, False, True).is_gated
+        stride = column * (2 if is_gated else 1) + 16
+        spec = ActivationSpec(function, width, stride, False, True, column + 16, column, EPS)
+        rng = np.random.default_rng(seed)
+        x = np.full((num_rows, stride), np.nan, np.float32)
+        x[:, :width] = rng.standard_normal((num_rows, width)) * scale
+        if is_gated:
+            x[:, column : column + width] = rng.standard_normal((num_rows, width))
+        gain = np.full(2 * column, np.nan, np.float32)
+        gain[:width], gain[column : column + width] = rng.standard_normal((2, width))
+        return cls(spec, x, gain)
+
+
+num_rows = st.sampled_from([21, 1, 3, 8, 9])
+scales = st.sampled_from([1, 50, 1e-6])
+seeds = st.integers(0, 1 << 30)
 
 
 def coded(spec: ActivationSpec, wide: bool = False) -> ActivationSpec:
@@ -124,59 +138,43 @@ def coded(spec: ActivationSpec, wide: bool = False) -> ActivationSpec:
     return replace(spec, quantize=True, keep_float=False, wide=wide)
 
 
-@every_target
-@every_function
-def test_floats_are_those_of_the_formula(target: Target, function: Function) -> None:
-    @examples(4)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        spec, x, gain = example(data.draw, function)
-        y = run(target, spec, x, gain).y
-        expected = expected_floats(spec, x, gain)
-        assert (np.abs(y[:, : spec.width] - expected) <= 1e-6 * np.abs(expected) + 1e-30).all()
-        assert (y[:, spec.width :] == 7).all()
-
-    check()
-
-
-@every_target
-@every_function
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
-def test_codes_are_those_of_the_floats(target: Target, function: Function, wide: bool) -> None:
-    @examples(2)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        spec, x, gain = example(data.draw, function)
-        floats = run(target, spec, x, gain).y[:, : spec.width]
-        out = run(target, coded(spec, wide), x, gain)
-        codes, scales = quantized(floats, wide)
-        assert (out.whole_codes() == codes).all()
-        assert (out.scales[..., 0] == scales).all()
-        assert (out.sums == codes.reshape(*out.sums.shape, -1).sum(-1)).all()
-        assert (out.scales[..., 1] == scales * out.sums.sum(-1).astype(np.float32)).all()
-        assert (out.y == 7).all()
-
-    check()
+@by_rows(SPECS)
+@examples(6)
+@given(num_rows, scales, seeds)
+def test_floats_are_those_of_the_formula_and_codes_those_of_the_floats(
+    row: dict[str, Any], num_rows: int, scale: float, seed: int
+) -> None:
+    example, target = Example.of(row["function"], row["width"], num_rows, scale, seed), row["target"]
+    spec, x, gain = example.spec, example.x, example.gain
+    y, expected = run(target, spec, x, gain).y, expected_floats(spec, x, gain)
+    floats = y[:, : spec.width]
+    assert (np.abs(floats - expected) <= 1e-6 * np.abs(expected) + 1e-30).all()
+    assert (y[:, spec.width :] == 7).all()
+    out = run(target, coded(spec, row["wide"]), x, gain)
+    codes, scales = quantized(floats, row["wide"])
+    assert (out.whole_codes() == codes).all()
+    assert (out.scales[..., 0] == scales).all()
+    assert (out.sums == codes.reshape(*out.sums.shape, -1).sum(-1)).all()
+    assert (out.scales[..., 1] == scales * out.sums.sum(-1).astype(np.float32)).all()
+    assert (out.y == 7).all()
 
 
-@every_target
-@every_function
-def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, function: Function) -> None:
-    @examples(1)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        spec, x, gain = example(data.draw, function)
-        x = np.tile(x, (11, 1))
-        for form in (spec, coded(spec)):
-            together = run(target, form, x, gain)
-            for count in (1, 5, 9):
-                rows = np.random.default_rng(count).permutation(len(x))[:count]
-                alone = run(target, form, x[rows], gain)
-                assert (alone.y == together.y[rows]).all()
-                assert (alone.codes == together.codes[rows]).all()
-                assert (alone.scales == together.scales[rows]).all()
-
-    check()
+@by_rows(SPECS)
+@examples(2)
+@given(num_rows, scales, seeds)
+def test_a_row_is_the_same_bits_alone_and_among_others(
+    row: dict[str, Any], num_rows: int, scale: float, seed: int
+) -> None:
+    example, target = Example.of(row["function"], row["width"], num_rows, scale, seed), row["target"]
+    x = np.tile(example.x, (11, 1))
+    for form in (example.spec, coded(example.spec, row["wide"])):
+        together = run(target, form, x, example.gain)
+        for count in (1, 5, 9):
+            rows = np.random.default_rng(seed + count).permutation(len(x))[:count]
+            alone = run(target, form, x[rows], example.gain)
+            assert (alone.y == together.y[rows]).all()
+            assert (alone.codes == together.codes[rows]).all()
+            assert (alone.scales == together.scales[rows]).all()
 
 
 @every_target
@@ -210,28 +208,27 @@ def test_gathered_rows_are_those_asked_for(target: Target) -> None:
     assert (y == x[indices]).all()
 
 
-@pytest.mark.parametrize("target", [runnable()[0], runnable()[-1]], ids=lambda target: target.name)
-@pytest.mark.parametrize("function", RARE)
-def test_rarer_functions_are_those_of_their_formulas(target: Target, function: Function) -> None:
-    @examples(2)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        spec, x, gain = example(data.draw, function)
-        spec = replace(spec, has_bias=function == "layer_norm")
-        values = x[:, : spec.width].astype(np.float64)
-        out, expected = run(target, spec, x, gain), expected_floats(spec, x, gain)
-        off = np.abs(out.y[:, : spec.width] - expected)
-        if function == "layer_norm":  # what is left of a difference is as exact as what it is the difference of
-            scale = np.abs(values).max(axis=1, keepdims=True) / np.sqrt(values.var(axis=1, keepdims=True) + EPS)
-            assert (off <= 2e-6 * (np.abs(gain[: spec.width]) * (scale + 1) + np.abs(expected))).all()
-        else:  # an exponential is as exact as what it is a power of is large
-            assert (off <= 1e-6 * (1 + values**2 / 4) * np.abs(expected) + 1e-30).all()
-        codes, _ = quantized(out.y[:, : spec.width], wide=False)
-        assert (run(target, coded(spec), x, gain).whole_codes() == codes).all()
-        rows = np.random.default_rng(1).permutation(len(x))[:3]
-        assert (run(target, spec, x[rows], gain).y == out.y[rows]).all()
-
-    check()
+@by_rows(RARE_SPECS)
+@examples(4)
+@given(num_rows, scales, seeds)
+def test_rarer_functions_are_those_of_their_formulas(
+    row: dict[str, Any], num_rows: int, scale: float, seed: int
+) -> None:
+    function, target = row["function"], row["target"]
+    example = Example.of(function, row["width"], num_rows, scale, seed)
+    spec, x, gain = replace(example.spec, has_bias=function == "layer_norm"), example.x, example.gain
+    values = x[:, : spec.width].astype(np.float64)
+    out, expected = run(target, spec, x, gain), expected_floats(spec, x, gain)
+    off = np.abs(out.y[:, : spec.width] - expected)
+    if function == "layer_norm":  # what is left of a difference is as exact as what it is the difference of
+        scale_of_row = np.abs(values).max(axis=1, keepdims=True) / np.sqrt(values.var(axis=1, keepdims=True) + EPS)
+        assert (off <= 2e-6 * (np.abs(gain[: spec.width]) * (scale_of_row + 1) + np.abs(expected))).all()
+    else:  # an exponential is as exact as what it is a power of is large
+        assert (off <= 1e-6 * (1 + values**2 / 4) * np.abs(expected) + 1e-30).all()
+    codes, _ = quantized(out.y[:, : spec.width], wide=False)
+    assert (run(target, coded(spec), x, gain).whole_codes() == codes).all()
+    rows = np.random.default_rng(1).permutation(len(x))[:3]
+    assert (run(target, spec, x[rows], gain).y == out.y[rows]).all()
 
 
 @pytest.mark.parametrize("target", [runnable()[0], runnable()[-1]], ids=lambda target: target.name)

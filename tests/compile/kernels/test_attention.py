@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from radixlm.compile.kernels.attention_units import MAX_TILE, SINGLE_TOKENS
 from radixlm.runtime.artifact.manifest import KVDType
 
 from .attention_case import LAYER, LIMITS, AttentionCase, Tokens
-from .harness import every_target, examples, runnable
+from .harness import by_rows, every_target, examples, of_each_size, runnable
 from .pool import KEYS, VALUES, Part
 
 SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_dim
@@ -30,7 +31,6 @@ SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, KV heads, head_d
     ("f16", 11, 1, 2),
 ]
 some_shapes = pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 255, 257, 300, 531)  # of sequences; spans end at multiples of 128
 
 
@@ -52,10 +52,9 @@ def prompt_of(shape: tuple[KVDType, int, int, int]) -> tuple[AttentionCase, Toke
     return case, tokens, case.expected(tokens)
 
 
-@every_target
-@every_shape
-def test_outputs_are_those_of_softmax_in_every_batch(target: Target, shape: tuple[KVDType, int, int, int]) -> None:
-    case, tokens, expected = case_of(shape)
+@by_rows(of_each_size(shape=SHAPES))
+def test_outputs_are_those_of_softmax_in_every_batch(row: dict[str, Any]) -> None:
+    target, (case, tokens, expected) = row["target"], case_of(row["shape"])
     together = case.run(target, tokens)
     assert len(together) > SINGLE_TOKENS
     np.testing.assert_allclose(together, expected, 0, 1e-5)
@@ -67,12 +66,9 @@ def test_outputs_are_those_of_softmax_in_every_batch(target: Target, shape: tupl
     assert (case.run(target, tokens[some], extra_pages=40) == together[some]).all()
 
 
-@every_target
-@every_shape
-def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(
-    target: Target, shape: tuple[KVDType, int, int, int]
-) -> None:
-    case, tokens, expected = prompt_of(shape)
+@by_rows(of_each_size(shape=SHAPES))
+def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(row: dict[str, Any]) -> None:
+    target, (case, tokens, expected) = row["target"], prompt_of(row["shape"])
     whole = case.run(target, tokens)
     np.testing.assert_allclose(whole, expected, 0, 1e-5)
     for cuts in ([0, 1, 50, 51, 70, len(tokens)], [0, 3, 36, 69, 103, 110, len(tokens)]):
@@ -82,10 +78,10 @@ def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(
         assert (case.run(target, tokens[i : i + 1]) == whole[i]).all()
 
 
-@every_target
-@some_shapes
-def test_what_lies_beyond_a_length_does_not_count(target: Target, shape: tuple[KVDType, int, int, int]) -> None:
-    for case, tokens, _ in (case_of(shape), prompt_of(shape)):
+@by_rows(of_each_size(shape=SHAPES[:2]))
+def test_what_lies_beyond_a_length_does_not_count(row: dict[str, Any]) -> None:
+    target = row["target"]
+    for case, tokens, _ in (case_of(row["shape"]), prompt_of(row["shape"])):
         clean = case.run(target, tokens)
         assert not np.isnan(clean).any()
         for garbage in (np.inf, 0.0, 60000.0):
@@ -94,14 +90,11 @@ def test_what_lies_beyond_a_length_does_not_count(target: Target, shape: tuple[K
             assert (case.run(target, tokens[:3], pool=pool) == clean[:3]).all()
 
 
-@every_target
-@some_shapes
+@by_rows(of_each_size(shape=SHAPES[:2]))
 @pytest.mark.parametrize(("part", "number"), [(VALUES, np.inf), (VALUES, np.nan), (KEYS, np.inf), (KEYS, np.nan)])
-def test_a_row_that_is_not_finite_shows_for_tokens_that_see_it(
-    target: Target, shape: tuple[KVDType, int, int, int], part: Part, number: float
-) -> None:
+def test_a_row_that_is_not_finite_shows_for_tokens_that_see_it(row: dict[str, Any], part: Part, number: float) -> None:
     """In a tile some tokens see a row and others do not: weighing it with 0 would make a NaN of theirs."""
-    case = AttentionCase(*shape, (100,))
+    target, case = row["target"], AttentionCase(*row["shape"], (100,))
     tokens = case.tokens([0] * 60, range(30, 90))
     clean = case.run(target, tokens)
     page, token = case.pages[0][3], 2  # row 50

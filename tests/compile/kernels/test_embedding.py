@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.kernels.embedding import embedding
 from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32, SUPER_GROUP, WeightKind
 from radixlm.compile.weights.layout import round_up
 from radixlm.compile.weights.packing import pack
 from radixlm.compile.weights.quantization import Weight
 
-from .harness import built, every_target, runnable
+from .harness import built, by_rows, runnable
+from .pairwise import pairwise
 from .random_weights import random_weight
 from .test_integer_linear import COMMON, RARE
 
+SPECS = pairwise(
+    kind=(*COMMON, F32, F16, BF16), target=tuple(TARGETS.values()), hidden_size=(96, 144), factor=(1.0, 12.0)
+)
 
-@every_target
-@pytest.mark.parametrize("kind", [*COMMON, F32, F16, BF16], ids=lambda kind: kind.label)
-@pytest.mark.parametrize(("hidden_size", "factor"), [(96, 1.0), (144, 12.0)])
-def test_rows_are_those_of_the_dequantized_matrix(
-    target: Target, kind: WeightKind, hidden_size: int, factor: float
-) -> None:
-    check_rows(target, kind, hidden_size, factor)
+
+@by_rows(SPECS)
+def test_rows_are_those_of_the_dequantized_matrix(row: dict[str, Any]) -> None:
+    check_rows(row["target"], row["kind"], row["hidden_size"], row["factor"])
 
 
 def check_rows(target: Target, kind: WeightKind, hidden_size: int, factor: float) -> None:

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.targets import TARGETS
 from radixlm.compile.kernels.float_linear import float_linear
 from radixlm.compile.kernels.linear import LinearSpec
-from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32, WeightKind
+from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32
 from radixlm.compile.weights.layout import ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import pack, packed_shape
 from radixlm.compile.weights.quantization import Weight
 
-from .harness import built, every_target, examples
+from .harness import built, by_rows, examples
+from .pairwise import pairwise
 
 NUM_ROWS = 131
 
 
-@every_target
-@pytest.mark.parametrize("kind", [F32, F16, BF16], ids=lambda kind: kind.label)
-def test_products_are_those_of_the_matrix_and_rows_do_not_depend_on_others(target: Target, kind: WeightKind) -> None:
+SPECS = pairwise(
+    kind=(F32, F16, BF16),
+    target=tuple(TARGETS.values()),
+    shape=((40, 172), (112, 33), (16, 1)),  # outputs, inputs
+    column=(0, 32),
+    has_bias=(True, False),
+    add_to_output=(True, False),
+    factor=(0.22, 1.0),
+)
+
+
+@by_rows(SPECS)
+def test_products_are_those_of_the_matrix_and_rows_do_not_depend_on_others(row: dict[str, Any]) -> None:
     @examples(3)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        num_outputs, inputs = data.draw(st.sampled_from([(40, 172), (112, 33), (16, 1)]))
-        column = data.draw(st.sampled_from([0, 32]))
+    @given(st.integers(0, 1 << 30))
+    def check(seed: int) -> None:
+        kind, target, (num_outputs, inputs) = row["kind"], row["target"], row["shape"]
+        column, bias, add, factor = row["column"], row["has_bias"], row["add_to_output"], row["factor"]
         stacked, x_stride = round_up(num_outputs, ROW_BLOCK), round_up(inputs, ROW_BLOCK)
-        bias, add = data.draw(st.booleans()), data.draw(st.booleans())
-        factor = data.draw(st.sampled_from([0.22, 1.0]))
         spec = LinearSpec(kind, stacked, inputs, column + stacked + 16, column, bias, add, factor=factor)
-        rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+        rng = np.random.default_rng(seed)
         weight = Weight(kind, rng.standard_normal((num_outputs, inputs)).astype(DTYPES[kind.codes]))
         packed = pack(weight).codes
         assert packed.nbytes == packed_shape(kind, num_outputs, inputs).codes

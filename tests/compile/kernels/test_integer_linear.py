@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.kernels.integer_linear import integer_candidates, integer_linear
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
@@ -27,10 +30,11 @@ from radixlm.compile.weights.kinds import (
     WeightKind,
 )
 from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
-from radixlm.compile.weights.packing import pack, packed_shape
+from radixlm.compile.weights.packing import PackedWeight, pack, packed_shape
 from radixlm.compile.weights.quantization import Weight, levels
 
-from .harness import built, every_target, examples, runnable
+from .harness import built, by_rows, examples, runnable
+from .pairwise import pairwise
 from .random_weights import num_codes, random_weight, unit_weight
 
 Q4_K = WeightKind("q4", Scales(32, "minimum", nested=True))
@@ -59,24 +63,23 @@ RARE = (
 KINDS = {kind.label: kind for kind in (*COMMON, *RARE)}
 LIMIT, WIDE_LIMIT = 127, 127 * 256
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
-# a build takes about half a second, so rare kinds meet random shapes only on the best target that this machine runs,
-# half of them with wide activations
-every_kind_and_target = pytest.mark.parametrize(
-    ("kind", "target", "wide"),
-    [
-        pytest.param(
-            kind, *param.values, wide, id=f"{kind.label}-{param.id}-{'wide' if wide else 'narrow'}", marks=param.marks
-        )
-        for kind in COMMON
-        for param in every_target.args[1]
-        for wide in (False, True)
-    ]
-    + [
-        pytest.param(kind, target, number % 2 == 1, id=f"{kind.label}-{target.name}")
-        for number, kind in enumerate(RARE)
-        for target in runnable()[:1]
-    ],
-)
+NUM_ROWS = 131  # two slabs of 64 rows, and a last tile of one, two or three
+# Groups of 32: more and fewer than a panel of 14, in whole panels and not, odd and even.
+LENGTHS = {GROUP: (45, 13, 3, 1), 64: (13, 7, 3, 1), 128: (13, 3, 1), SUPER_GROUP: (3, 4, 1)}  # in units of so many
+SIZES: dict[str, Sequence[Any]] = {
+    "num_outputs": (112, 40, 16),  # blocks of 16: more than a tile has, padded, one
+    "length": range(4),
+    "place": ((16, 48), (0, 0)),  # columns before and after the outputs
+    "has_bias": (True, False),
+    "add_to_output": (True, False),
+    "factor": (0.22, 1.0),
+}
+# Common kinds meet every target; rare ones only the best that this machine runs.
+COMMON_SPECS = pairwise(kind=COMMON, target=tuple(TARGETS.values()), wide=(False, True), **SIZES)
+SPECS = [
+    *COMMON_SPECS,
+    *({**row, "kind": kind, "target": runnable()[0]} for kind, row in zip(RARE, COMMON_SPECS, strict=False)),
+]
 
 
 @dataclass
@@ -124,14 +127,15 @@ class Case:
     y: np.ndarray
 
     @classmethod
-    def draw(cls, kind: WeightKind, draw: st.DrawFn, num_rows: int, wide: bool) -> Case:
-        # the largest come first: with few examples, Hypothesis begins with the first of each
+    def of(cls, row: dict[str, Any], num_rows: int, seed: int) -> Case:
+        """Random numbers for a row of the table of specs."""
+        kind, wide, num_outputs = row["kind"], row["wide"], row["num_outputs"]
         unit = SUPER_GROUP if kind.is_nested else max(kind.group, GROUP)
-        sizes = {GROUP: [45, 13, 3, 1], SUPER_GROUP: [3, 4, 1]}.get(unit, [13, 3, 1])
-        num_outputs, groups = draw(st.sampled_from([112, 40, 16])), draw(st.sampled_from(sizes)) * unit // GROUP
+        lengths = LENGTHS[unit]
+        groups = lengths[row["length"] % len(lengths)] * unit // GROUP
         inputs = groups * GROUP - (16 if kind.group == 16 and not kind.is_nested else 0)
-        before, after = draw(st.sampled_from([(16, 48), (0, 0)]))
-        rng = np.random.default_rng(draw(st.integers(0, 1 << 30)))
+        before, after = row["place"]
+        rng = np.random.default_rng(seed)
         stacked = round_up(num_outputs, ROW_BLOCK)
         spec = LinearSpec(
             kind,
@@ -139,10 +143,10 @@ class Case:
             groups * GROUP,
             before + stacked + after,
             before,
-            has_bias=draw(st.booleans()),
-            add_to_output=draw(st.booleans()),
+            has_bias=row["has_bias"],
+            add_to_output=row["add_to_output"],
             wide=wide,
-            factor=draw(st.sampled_from([0.22, 1.0])),
+            factor=row["factor"],
         )
         limit = WIDE_LIMIT if wide else LIMIT
         codes = rng.integers(-limit, limit + 1, (num_rows, groups * GROUP))
@@ -155,13 +159,18 @@ class Case:
             rng.standard_normal((num_rows, spec.y_stride)).astype(np.float32),
         )
 
+    @cached_property
+    def packed(self) -> PackedWeight:
+        """The matrix as kernels read it."""
+        return pack(self.weight)
+
     def run(self, target: Target, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """What the kernel makes of some of the rows."""
-        y, packed = self.y[rows].copy(), pack(self.weight)
+        y = self.y[rows].copy()
         codes, scales, sums = self.rows[rows].packed()
         bias = self.bias if self.spec.has_bias else None
         kernel = built(target, integer_linear, self.spec, target)
-        kernel(packed.codes, packed.scales, packed.offsets, bias, codes, scales, sums, y, len(y))
+        kernel(self.packed.codes, self.packed.scales, self.packed.offsets, bias, codes, scales, sums, y, len(y))
         return y
 
     def expected(self) -> np.ndarray:
@@ -198,52 +207,51 @@ def test_packed_arrays_have_the_planned_sizes(kind: WeightKind, shape: tuple[int
     assert sizes == [planned.codes, planned.scales, planned.offsets]
 
 
-@every_kind_and_target
-def test_products_are_those_of_the_dequantized_matrix(target: Target, kind: WeightKind, wide: bool) -> None:
-    @examples(2)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        case = Case.draw(kind, data.draw, data.draw(st.sampled_from([67, 11, 7, 2, 1])), wide)
-        y, expected = case.run(target), case.expected()
+@by_rows(SPECS)
+def test_products_are_those_of_the_dequantized_matrix_in_every_batch(row: dict[str, Any]) -> None:
+    """A row has the same bits alone and among others, in tiles of every height, and in slabs."""
+
+    @examples(3)
+    @given(st.integers(0, 1 << 30), st.lists(st.integers(0, NUM_ROWS - 1), min_size=1, max_size=100))
+    def check(seed: int, some: list[int]) -> None:
+        case = Case.of(row, NUM_ROWS, seed)
+        together, expected = case.run(row["target"]), case.expected()
         given = case.given()
-        assert np.abs(y - expected)[:, given].max() <= 2e-6 * np.abs(expected[:, given]).max()
-        assert (y == case.y)[:, case.untouched()].all()
+        assert np.abs(together - expected)[:, given].max() <= 2e-6 * np.abs(expected[:, given]).max()
+        assert (together == case.y)[:, case.untouched()].all()
+        for one in (0, 3, 64, 130):
+            assert (case.run(row["target"], slice(one, one + 1)) == together[one]).all()
+        for count in (2, 3, 5, 7, 8, 9, 11, 64, 65, 67):
+            rows = np.random.default_rng(seed + count).permutation(NUM_ROWS)[:count]
+            assert (case.run(row["target"], rows) == together[rows]).all()
+        assert (case.run(row["target"], np.array(some)) == together[some]).all()
 
     check()
 
 
-@every_kind_and_target
-def test_a_row_is_the_same_bits_alone_and_among_others(target: Target, kind: WeightKind, wide: bool) -> None:
-    @examples(1)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        case = Case.draw(kind, data.draw, 131, wide)
-        together = case.run(target)
-        for row in (0, 3, 64, 130):
-            assert (case.run(target, slice(row, row + 1)) == together[row]).all()
-        for count in (2, 3, 5, 8, 9, 64, 65):
-            rows = np.random.default_rng(count).permutation(131)[:count]
-            assert (case.run(target, rows) == together[rows]).all()
-
-    check()
+REPLACED = {"wide": True, "place": (0, 48), "add_to_output": False, "factor": 1.0}  # what candidates replace
+CANDIDATES = pairwise(
+    kind=(Q8, Q4_MINIMUM, Q6_K, Q4_K),
+    target=tuple(TARGETS.values()),
+    num_outputs=SIZES["num_outputs"],
+    length=range(4),
+    has_bias=(True, False),
+)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 9])
-@pytest.mark.parametrize("kind", [Q8, Q4_MINIMUM, Q6_K, Q4_K], ids=lambda kind: kind.label)
-@every_target
-def test_candidates_get_the_bits_of_the_whole_matrix(target: Target, kind: WeightKind, num_rows: int) -> None:
-    @examples(2)
-    @given(st.data())
-    def check(data: st.DataObject) -> None:
-        case = Case.draw(kind, data.draw, num_rows, wide=True)
-        case.spec = replace(case.spec, column=0, factor=1.0, add_to_output=False)
+@by_rows(CANDIDATES)
+def test_candidates_get_the_bits_of_the_whole_matrix(row: dict[str, Any]) -> None:
+    @examples(4)
+    @given(st.integers(0, 1 << 30), st.sampled_from([9, 1, 2]))
+    def check(seed: int, num_rows: int) -> None:
+        case = Case.of(row | REPLACED, num_rows, seed)
         num_outputs = case.weight.shape[0]
-        candidates = np.random.default_rng(num_rows).integers(0, num_outputs, (num_rows, 32)).astype(np.int32)
+        candidates = np.random.default_rng(seed).integers(0, num_outputs, (num_rows, 32)).astype(np.int32)
         candidates[:, 0], candidates[:, 1:4] = num_outputs - 1, 0
-        y, packed, whole = case.y.copy(), pack(case.weight), case.run(target)
+        y, packed, whole = case.y.copy(), case.packed, case.run(row["target"])
         codes, scales, sums = case.rows.packed()
         bias = case.bias if case.spec.has_bias else None
-        kernel = built(target, integer_candidates, case.spec, 32, target)
+        kernel = built(row["target"], integer_candidates, case.spec, 32, row["target"])
         kernel(packed.codes, packed.scales, packed.offsets, bias, codes, scales, sums, y, candidates, num_rows)
         is_candidate = np.zeros(y.shape, bool)
         np.put_along_axis(is_candidate, candidates.astype(np.int64), True, axis=1)
@@ -252,28 +260,29 @@ def test_candidates_get_the_bits_of_the_whole_matrix(target: Target, kind: Weigh
     check()
 
 
-@pytest.mark.parametrize("kind", COMMON, ids=lambda kind: kind.label)
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "wide"])
-@pytest.mark.parametrize("num_rows", [1, 5, 9])
-def test_the_largest_codes_give_exact_integers_on_every_target(kind: WeightKind, wide: bool, num_rows: int) -> None:
+@by_rows(COMMON_SPECS)
+def test_the_largest_codes_give_exact_integers(row: dict[str, Any]) -> None:
     """With scales of 1 an output is the sum of its groups' integers, each rounded to float32 once."""
-    rng, num_inputs = np.random.default_rng(3), SUPER_GROUP if kind.is_nested else GROUP
-    limit, worth = WIDE_LIMIT if wide else LIMIT, levels(kind, np.arange(num_codes(kind), dtype=np.uint8))
-    highest, lowest = worth.argmax(), worth.argmin()
-    codes = rng.choice([lowest, highest], (16, num_inputs)).astype(np.uint8)
-    codes[0], codes[1] = highest, lowest
-    x = rng.choice([-limit, limit], (num_rows, num_inputs))
-    x[0] = limit
-    x[-1, ::2] = -limit
-    if wide:
-        x[num_rows // 2] = 127 * 256 - 128  # the bytes 127 and -128
-    rows = Rows(x, np.ones((num_rows, num_inputs // GROUP), np.float32), wide)
-    spec, y = LinearSpec(kind, 16, num_inputs, 16, wide=wide), np.zeros((num_rows, 16), np.float32)
-    case = Case(spec, unit_weight(kind, codes), np.zeros(16), rows, y)
-    signed = (levels(kind, codes).astype(np.int64) - kind.zero).reshape(16, -1, min(kind.group, GROUP))
-    groups = np.einsum("ngk,mgk->mng", signed, x.reshape(num_rows, -1, min(kind.group, GROUP)))
-    expected = np.zeros((num_rows, 16), np.float32)
-    for group in range(groups.shape[-1]):
-        expected = expected + groups[..., group].astype(np.float32)
-    for target in runnable():
-        assert (case.run(target) == expected).all(), target.name
+    for num_rows in (1, 5, 9):
+        case = Case.of(row, num_rows, seed=3)
+        kind, wide, num_inputs = row["kind"], row["wide"], case.spec.num_inputs
+        rng, num_outputs = np.random.default_rng(3), case.spec.num_outputs
+        limit, worth = WIDE_LIMIT if wide else LIMIT, levels(kind, np.arange(num_codes(kind), dtype=np.uint8))
+        highest, lowest = worth.argmax(), worth.argmin()
+        codes = rng.choice([lowest, highest], (num_outputs, num_inputs)).astype(np.uint8)
+        codes[0], codes[1] = highest, lowest
+        x = rng.choice([-limit, limit], (num_rows, num_inputs))
+        x[0] = limit
+        x[-1, ::2] = -limit
+        if wide:
+            x[num_rows // 2] = 127 * 256 - 128  # the bytes 127 and -128
+        rows = Rows(x, np.ones((num_rows, num_inputs // GROUP), np.float32), wide)
+        no_bias, before = np.zeros(num_outputs, np.float32), np.zeros_like(case.y)
+        case = Case(case.spec, unit_weight(kind, codes), no_bias, rows, before)
+        signed = (levels(kind, codes).astype(np.int64) - kind.zero).reshape(num_outputs, -1, min(kind.group, GROUP))
+        groups = np.einsum("ngk,mgk->mng", signed, x.reshape(num_rows, -1, min(kind.group, GROUP)))
+        expected = np.zeros((num_rows, num_outputs), np.float32)
+        for group in range(groups.shape[-1]):
+            expected = expected + groups[..., group].astype(np.float32)
+        found = case.run(row["target"])[:, case.given()]
+        assert (found == expected * np.float32(case.spec.factor)).all(), num_rows

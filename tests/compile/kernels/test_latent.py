@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+from typing import Any
 
 import numpy as np
-import pytest
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.kernels.kv_pool import copy_rows
 from radixlm.compile.kernels.latent import LatentShape, every_head, latent_append
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
 from .attention_case import LAYER, AttentionCase, Features
-from .harness import built, every_target
+from .harness import built, by_rows, every_target, of_each_size
+from .pairwise import pairwise
 from .pool import KEYS, Pool, layout_of
 
 SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, numbers of a key, of a value
@@ -20,7 +21,6 @@ SHAPES: list[tuple[KVDType, int, int, int]] = [  # query heads, numbers of a key
     ("f16", 20, 48, 32),
     ("f16", 9, 80, 48),
 ]
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 LENGTHS = (1, 16, 17, 128, 129, 300, 531)
 
 
@@ -29,10 +29,9 @@ def case_of(shape: tuple[KVDType, int, int, int], lengths: tuple[int, ...]) -> A
     return AttentionCase(dtype, num_heads, 1, key_dim, lengths, Features(scale=0.1), value_dim)
 
 
-@every_target
-@every_shape
-def test_a_row_is_key_and_value_in_every_batch(target: Target, shape: tuple[KVDType, int, int, int]) -> None:
-    case = case_of(shape, LENGTHS)
+@by_rows(of_each_size(shape=SHAPES))
+def test_a_row_is_key_and_value_in_every_batch(row: dict[str, Any]) -> None:
+    target, case = row["target"], case_of(row["shape"], LENGTHS)
     tokens = case.tokens(np.repeat(np.arange(len(LENGTHS)), 2), [n for length in LENGTHS for n in (length, 1)])
     together = case.run(target, tokens)
     np.testing.assert_allclose(together, case.expected(tokens), 0, 1e-5)
@@ -42,25 +41,21 @@ def test_a_row_is_key_and_value_in_every_batch(target: Target, shape: tuple[KVDT
         assert (case.run(target, tokens, pool=case.pool.with_unwritten(garbage)) == together).all()
 
 
-@every_target
-@every_shape
-def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(
-    target: Target, shape: tuple[KVDType, int, int, int]
-) -> None:
-    case = case_of(shape, (300, 200))
+@by_rows(of_each_size(shape=SHAPES))
+def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(row: dict[str, Any]) -> None:
+    target, case = row["target"], case_of(row["shape"], (300, 200))
     tokens = case.tokens([1, *[0] * 140], [200, *range(161, 301)])
     whole = case.run(target, tokens)
     np.testing.assert_allclose(whole, case.expected(tokens), 0, 1e-5)
     cuts = [0, 1, 50, 51, 70, 103, len(tokens)]
-    assert (np.concatenate([case.run(target, tokens[a:b]) for a, b in pairwise(cuts)]) == whole).all()
+    assert (np.concatenate([case.run(target, tokens[a:b]) for a, b in itertools.pairwise(cuts)]) == whole).all()
     for i in (1, 33, len(tokens) - 1):
         assert (case.run(target, tokens[i : i + 1]) == whole[i]).all()
 
 
-@every_target
-@pytest.mark.parametrize("dtype", ["f32", "f16"])
-@pytest.mark.parametrize("has_temperatures", [False, True])
-def test_queries_and_rows_are_what_numpy_makes_of_them(target: Target, dtype: KVDType, has_temperatures: bool) -> None:
+@by_rows(pairwise(dtype=("f32", "f16"), has_temperatures=(False, True), target=tuple(TARGETS.values())))
+def test_queries_and_rows_are_what_numpy_makes_of_them(row: dict[str, Any]) -> None:
+    target, dtype, has_temperatures = row["target"], row["dtype"], row["has_temperatures"]
     num_rows, heads, plain, latent, turning, column = 5, 3, 24, 48, 12, 16
     shape = LatentShape(heads, plain, latent, turning, heads * (plain + turning), 80, column, 1e-5, has_temperatures)
     rng, layout = np.random.default_rng(0), layout_of(dtype, 2, 1, latent + turning, latent)
@@ -88,9 +83,9 @@ def test_queries_and_rows_are_what_numpy_makes_of_them(target: Target, dtype: KV
     vectors, key = np.split(stored.astype(np.float64)[:, column : column + shape.row_dim], [latent], axis=1)
     vectors = vectors / np.sqrt(np.mean(vectors**2, axis=1, keepdims=True) + 1e-5) * gain
     rows = np.concatenate([vectors, turned(key)], axis=1)
-    for slot, row in zip(slots, rows, strict=True):
+    for slot, wanted in zip(slots, rows, strict=True):
         found = pool.rows(KEYS, slot // PAGE_SIZE, LAYER)[0, slot % PAGE_SIZE]
-        np.testing.assert_allclose(found, row, 1e-3 if dtype == "f16" else 0, 1e-5)
+        np.testing.assert_allclose(found, wanted, 1e-3 if dtype == "f16" else 0, 1e-5)
     assert np.isnan(pool.rows(KEYS, 0, 0)).all()  # the other layer's
 
 

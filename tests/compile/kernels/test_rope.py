@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.compile.codegen.targets import Target
+from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.kernels.rope import rope_angles, rope_append
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
-from .harness import built, every_target
+from .harness import built, by_rows, every_target
+from .pairwise import pairwise
 from .pool import KEYS, PARTS, VALUES, Pool, layout_of
 
 
@@ -29,12 +31,16 @@ def test_angles_are_cosines_and_sines_of_positions(target: Target, num_rows: int
     assert (alone == angles).all()
 
 
-@every_target
-@pytest.mark.parametrize("dtype", ["f16", "f32", "k12v8"])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 8), (3, 3, 6), (2, 1, 2), (7, 1, 80)])
-def test_queries_and_keys_are_rotated_and_rows_appended(
-    target: Target, dtype: KVDType, num_heads: int, num_kv_heads: int, head_dim: int
-) -> None:
+SPECS = pairwise(
+    dtype=("f16", "f32", "k12v8"),
+    heads=((4, 2, 8), (3, 3, 6), (2, 1, 2), (7, 1, 80)),  # query heads, KV heads, head_dim
+    target=tuple(TARGETS.values()),
+)
+
+
+@by_rows(SPECS)
+def test_queries_and_keys_are_rotated_and_rows_appended(row: dict[str, Any]) -> None:
+    dtype, target, (num_heads, num_kv_heads, head_dim) = row["dtype"], row["target"], row["heads"]
     layout = layout_of(dtype, 2, num_kv_heads, head_dim)
     queries, keys = num_heads * head_dim, num_kv_heads * head_dim
     columns = (0, queries + 16, queries + keys + 32)
@@ -52,17 +58,17 @@ def test_queries_and_keys_are_rotated_and_rows_appended(
         kernel(qkv, angles, slots, q, pool.array, layout.items_before(1), 5, num_rows)
         alone, q_alone = Pool(layout, 5), np.zeros_like(q)
         for i in range(num_rows):
-            row = slice(i, i + 1)
-            kernel(qkv[row], angles[row], slots[row], q_alone[row], alone.array, layout.items_before(1), 5, 1)
+            one = slice(i, i + 1)
+            kernel(qkv[one], angles[one], slots[one], q_alone[one], alone.array, layout.items_before(1), 5, 1)
         assert (q_alone == q).all() and np.array_equal(alone.array, pool.array, equal_nan=not layout.has_codes)
 
         q = q.reshape(num_rows, num_heads, head_dim)
         np.testing.assert_allclose(q, rotated(qkv, 0, num_heads, angles), 0, 1e-6)
         turned = rotated(qkv, columns[1], num_kv_heads, angles)
         plain = qkv[:, columns[2] :].reshape(num_rows, num_kv_heads, head_dim)
-        for row, slot in enumerate(slots):
-            expected.write(KEYS, slot // PAGE_SIZE, 1, slot % PAGE_SIZE, turned[row])
-            expected.write(VALUES, slot // PAGE_SIZE, 1, slot % PAGE_SIZE, plain[row])
+        for number, slot in enumerate(slots):
+            expected.write(KEYS, slot // PAGE_SIZE, 1, slot % PAGE_SIZE, turned[number])
+            expected.write(VALUES, slot // PAGE_SIZE, 1, slot % PAGE_SIZE, plain[number])
         for page, part in itertools.product(range(5), PARTS):
             stored, wanted = pool.rows(part, page, 1), expected.rows(part, page, 1)
             assert (np.isnan(stored) == np.isnan(wanted)).all()

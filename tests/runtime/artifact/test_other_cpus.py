@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from radixlm.compile import compile_model
 from radixlm.compile.codegen.targets import TARGETS, find_target
 from radixlm.runtime.artifact import Artifact, cpu
 from radixlm.runtime.artifact.cpu import cpu_features
 from radixlm.runtime.errors import UnsupportedCPU
 from radixlm.runtime.model.model_runner import ModelRunner
+
+from ...conftest import CompileOnce
 
 QEMU = shutil.which("qemu-x86_64")
 BEST, AVX2, OLD, ANY = "x86-64-v4-vnni", "x86-64-v3", "x86-64-v2", "x86-64"
@@ -28,11 +29,10 @@ needs_qemu = pytest.mark.skipif(QEMU is None, reason="qemu-x86_64 is not install
 
 
 @pytest.fixture(scope="module")
-def artifacts(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def artifacts(tiny_source: Path, compile_once: CompileOnce) -> dict[str, Path]:
     """The tiny model for each target that this machine can verify."""
-    directory = tmp_path_factory.mktemp("targets")
     names = [name for name in (BEST, AVX2, ANY) if cpu_features().issuperset(TARGETS[name].features)]
-    return {name: compile_model(tiny_source, directory / name, target=name, quantize="q4").path for name in names}
+    return {name: compile_once(tiny_source, quantize="q4", target=name) for name in names}
 
 
 def test_an_artifact_for_a_better_cpu_names_what_is_missing_and_the_target_to_choose(

@@ -6,20 +6,19 @@ page table is, not on whether its prefix was computed or copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.batch import Batch, PageCopy
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.tokenizer_fix import Tokenizer
 
-from ...goldens.families import FAMILIES
+from ...conftest import CompileOnce
 from ...goldens.tiny_models import TINY_MODELS
 
 NUM_PAGES = 64
@@ -92,45 +91,42 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def tiny_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights in 4 bits, odd sizes, a bias."""
-    folder = tmp_path_factory.mktemp("law")
-    compile_model(TINY_MODELS["qwen2"].write(folder / "source"), folder / "tiny.radixlm", quantize="q4")
-    return folder / "tiny.radixlm"
+def odd_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with odd sizes and a bias."""
+    return TINY_MODELS["qwen2"].write(tmp_path_factory.mktemp("law") / "odd")
 
 
 @pytest.fixture(scope="module")
-def tiny_codes_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def odd_artifact(odd_source: Path, compile_once: CompileOnce) -> Path:
+    """Its weights in 4 bits."""
+    return compile_once(odd_source, quantize="q4")
+
+
+@pytest.fixture(scope="module")
+def odd_codes_artifact(odd_source: Path, compile_once: CompileOnce) -> Path:
     """The same with attention in integers."""
-    folder = tmp_path_factory.mktemp("law-codes")
-    source = TINY_MODELS["qwen2"].write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="q4", kv_dtype="k12v8").path
+    return compile_once(odd_source, "k12v8", quantize="q4")
 
 
 @pytest.fixture(scope="module")
-def tiny_f32_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def odd_f32_artifact(odd_source: Path, compile_once: CompileOnce) -> Path:
     """The same with weights and KV in float32: nothing is rounded, and float sums have an order of their own."""
-    folder = tmp_path_factory.mktemp("law-f32")
-    source = TINY_MODELS["qwen2"].write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="keep", kv_dtype="f32").path
+    return compile_once(odd_source, "f32", quantize="keep")
 
 
 @pytest.fixture(scope="module")
-def gemma4_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gemma4_artifact(family_artifact: Callable[..., Path]) -> Path:
     """Layers of two shapes, of which some read the KV of others, windows, and embeddings for each layer."""
-    folder = tmp_path_factory.mktemp("law-gemma4")
-    return compile_model(FAMILIES["gemma4"].write(folder / "source"), folder / "tiny.radixlm", quantize="q4").path
+    return family_artifact("gemma4", "q4", "auto")
 
 
 @pytest.fixture(scope="module")
-def gemma4_moe_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gemma4_moe_artifact(family_artifact: Callable[..., Path]) -> Path:
     """Experts beside a dense layer, values that are keys, and attention in integers."""
-    folder = tmp_path_factory.mktemp("law-gemma4-moe")
-    source = FAMILIES["gemma4-moe"].write(folder / "source")
-    return compile_model(source, folder / "tiny.radixlm", quantize="q8", kv_dtype="k12v8").path
+    return family_artifact("gemma4-moe", "q8", "k12v8")
 
 
-_TINY = ["tiny", "tiny_codes", "tiny_f32", "gemma4", "gemma4_moe"]
+_TINY = ["odd", "odd_codes", "odd_f32", "gemma4", "gemma4_moe"]
 
 
 @pytest.fixture(scope="module", params=["smollm2", *_TINY, "smollm2_codes"])

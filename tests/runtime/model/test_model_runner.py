@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from radixlm.compile import compile_model
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 from radixlm.runtime.errors import CorruptArtifact, EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch, BatchArrays, PageCopy
 from radixlm.runtime.model.model_runner import ModelRunner
 
+from ...conftest import CompileOnce
 from ..fake_model import top_of
 
 SMAPS = Path("/proc/self/smaps")
@@ -138,10 +138,9 @@ def test_copied_rows_are_read_like_computed_ones(runner: ModelRunner) -> None:
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32", "k12v8"])
 def test_pages_that_were_read_out_and_written_elsewhere_are_the_same_bits(
-    tiny_source: Path, tmp_path: Path, kv_dtype: KVDType
+    tiny_source: Path, compile_once: CompileOnce, kv_dtype: KVDType
 ) -> None:
-    compile_model(tiny_source, tmp_path / "tiny.radixlm", quantize="q4", kv_dtype=kv_dtype)
-    compiled = Artifact.open(tmp_path / "tiny.radixlm")
+    compiled = Artifact.open(compile_once(tiny_source, kv_dtype, quantize="q4"))
     runner = ModelRunner(compiled, num_pages=NUM_PAGES, num_threads=1)
     expected = runner.forward(batch(20)).copy()
     pages = np.zeros((3, compiled.manifest.kv.page_bytes), np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import jsonschema
 import pytest
@@ -415,22 +415,34 @@ REPLIES = [
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize("text", REPLIES)
-def test_however_a_reply_is_cut_in_pieces_it_says_the_same(format: ToolFormat, text: str) -> None:
-    whole = read_whole(text, ToolCallReader(format, list(SCHEMAS)))
-    for seed in range(8):
-        reader = ToolCallReader(format, list(SCHEMAS))
-        reply = read_whole("", ToolCallReader(format, []))
-        for piece in pieces(text, random.Random(seed)):
-            for part in reader.push(piece):
-                reply.add(part)
-        for part in reader.finish():
+def test_however_a_reply_is_cut_in_pieces_it_says_the_same(format: ToolFormat) -> None:
+    wrong = []
+    for text in REPLIES:
+        whole = read_whole(text, ToolCallReader(format, list(SCHEMAS)))
+        for seed in range(8):
+            reply, num_calls = read_in_pieces(format, pieces(text, random.Random(seed)))
+            if (said(reply), num_calls) != (said(whole), len(whole.calls)):
+                wrong.append(f"{text!r} in pieces of seed {seed}: {said(reply)}, {num_calls} calls; {said(whole)}")
+        ids = [call.call_id for call in whole.calls]
+        if len(set(ids)) != len(ids) or not all(call_id.startswith("call_") for call_id in ids):
+            wrong.append(f"{text!r} has calls with the ids {ids}")
+    assert wrong == []
+
+
+def read_in_pieces(format: ToolFormat, texts: Iterable[str]) -> tuple[ReadReply, int]:
+    """What a reply says that comes piece by piece, and how many calls its reader counted."""
+    reader = ToolCallReader(format, list(SCHEMAS))
+    reply = read_whole("", ToolCallReader(format, []))
+    for piece in texts:
+        for part in reader.push(piece):
             reply.add(part)
-        assert reply.content == whole.content
-        assert [(c.name, c.arguments) for c in reply.calls] == [(c.name, c.arguments) for c in whole.calls]
-        assert reader.num_calls == len(whole.calls)
-    ids = [call.call_id for call in whole.calls]
-    assert len(set(ids)) == len(ids) and all(call_id.startswith("call_") for call_id in ids)
+    for part in reader.finish():
+        reply.add(part)
+    return reply, reader.num_calls
+
+
+def said(reply: ReadReply) -> tuple[str, list[tuple[str, str]]]:
+    return reply.content, [(call.name, call.arguments) for call in reply.calls]
 
 
 def test_words_before_a_call_are_content_without_the_line_break_between() -> None:
