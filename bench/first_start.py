@@ -23,7 +23,6 @@ from pathlib import Path
 from radixlm.compile.sources import default_model
 from radixlm.runtime.artifact.cpu import default_num_threads
 
-
 from .processes import RADIXLM, peak_memory_during
 from .report.page import publish
 from .served import Client, ServedProcess
