@@ -13,7 +13,7 @@ from .families.registry import decoder_of
 from .ops.layers import ExpertLinear, HeadLinear, Linear
 from .sources import Source
 from .weights.kinds import WeightKind
-from .weights.quantization import GROUP, Float32, Mode, Weight, requantize
+from .weights.quantization import GROUP, Float32, Mode, Weight, WeightPlanes, keeps, requantize
 
 Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
 
@@ -52,6 +52,7 @@ class StoredWeights:
         self._from_floats = {name for name, mode in self._modes.items() if mode in ("f16", "f32") or name in is_sorted}
         first_rows = {name: self.read(name, slice(0, 1)) for name in matrices}
         self.kinds: dict[str, WeightKind] = {name: row.kind for name, row in first_rows.items()}
+        self._kept = {name for name, mode in self._modes.items() if mode is None or self._keeps(name, mode)}
         self.sorted_inputs = frozenset(name for name, row in first_rows.items() if row.input_order is not None)
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
@@ -63,6 +64,13 @@ class StoredWeights:
             values = self.source.read_float32(name, rows)
             return requantize(values.reshape(-1, values.shape[-1]), mode)
         return requantize(self.source.read(name, rows), mode)
+
+    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
+        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        return self.source.read_planes(name, rows) if name in self._kept else None
+
+    def _keeps(self, name: str, mode: Mode) -> bool:
+        return name not in self._from_floats and keeps(self.source.read(name, slice(0, 1)).kind, mode)
 
     def float32(self, name: str, rows: slice | None = None) -> Float32:
         """The same as float32; a whole tensor has its shape: matrices of experts are read one below the other."""
