@@ -11,19 +11,18 @@ import json
 import math
 import os
 import struct
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice, product
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.artifact.manifest import TensorKindInfo
 from radixlm.runtime.artifact.model_config import Rope
 
+from .in_order import in_order
 from .ops.rope_frequencies import rope_frequencies
 from .ops.step_places import frequencies_name
 from .stored_weights import StoredWeights
@@ -34,7 +33,6 @@ from .weights.plan import Array, Matrix, Vector, WeightPlan
 from .weights.quantization import Float32, Weight, rounding_error
 
 _STRIP_NUMBERS = 1 << 20  # numbers of a matrix that a worker has in memory at once
-_MAX_WORKERS = 8  # they bound the memory, with the strips
 _RELEASED_BYTES = 64 << 20  # after so many written ones, the pages of the source are let go
 
 
@@ -110,7 +108,7 @@ class WeightsWriter:
         output, header, total = _HashedOutput(file), self._header(), self._plan.num_bytes
         output.write(header)
         num_released = 0
-        with closing(_in_order(self._packed, list(self._strips()))) as packed:
+        with closing(in_order(self._packed, list(self._strips()))) as packed:
             tensors = self._tensors(packed)
             for _, end in self._plan.tensors().values():
                 for numbers in next(tensors):
@@ -262,24 +260,6 @@ class _HashedOutput:
     def sha256(self) -> str:
         """Of all that was written."""
         return self._digest.hexdigest()
-
-
-def _in_order(work: Callable[[_Strip], _Packed], strips: Sequence[_Strip]) -> Generator[tuple[_Strip, _Packed]]:
-    """Do `work` on all processors (NumPy lets go of the lock), a few strips ahead of the one that is taken."""
-    num_workers = min(_MAX_WORKERS, default_num_threads())
-    pool = ThreadPoolExecutor(num_workers)
-    waiting = deque[tuple[_Strip, Future[_Packed]]]()
-    try:
-        for strip in strips:
-            waiting.append((strip, pool.submit(work, strip)))
-            if len(waiting) > 2 * num_workers:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    finally:  # an interrupt does not wait for what has not begun
-        pool.shutdown(cancel_futures=True)
 
 
 def _relative_error(tensors: Sequence[_Totals]) -> float:
