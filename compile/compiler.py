@@ -189,7 +189,7 @@ def compile_model(
 
         report("verify", 0, 1)
         artifact = Artifact.open(directory, check_weights=False)  # their digest was made while they were written
-        verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, report)
+        verification = verify_artifact(artifact, plan, weights, ops.rounded_inputs, report)
         report("publish", 0, 1)
         wait_for_disk()
         publish(directory, output)

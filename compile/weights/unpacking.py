@@ -5,6 +5,7 @@ Follows `layout.py`. Takes whole blocks of 16 outputs, as uint8 `[blocks, bytes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,17 +57,21 @@ class Blocks:
             values = values + self._scales(self.offsets, lane)
         return values.reshape(len(values), num_inputs)
 
-    def planes(self, num_rows: int) -> WeightPlanes:
-        """The first `num_rows` outputs, of kinds whose codes are integers without zeros of their own."""
-        words = np.moveaxis(self._words().view(np.uint32)[..., 0], -1, 1)  # [blocks, outputs, groups, words]
-        words = words.reshape(-1, *words.shape[2:])[:num_rows]
-        first, planes = 0, []
-        for width in _WIDTHS[self.kind.codes]:
-            planes.append(words[:, :, first : first + width])
+    def hold(self, weight: WeightPlanes) -> bool:
+        """Whether the outputs are those of `weight`, bit for bit, from the first one on."""
+        first, words = 0, self._words().view(np.uint32)[..., 0]  # [blocks, groups, words, outputs]
+        for width, plane in zip(_WIDTHS[self.kind.codes], weight.planes, strict=True):
+            stored = words[:, :, first : first + width].reshape(len(words), *plane.shape[1:], ROW_BLOCK)
+            if not all((ours == theirs).all() for ours, theirs in _by_outputs(plane, stored)):
+                return False
             first += width
-        scales, sub_scales = self._rows(self.scales, num_rows)
-        minima, sub_minima = self._rows(self.offsets, num_rows) if self.kind.has_minimum else (None, None)
-        return WeightPlanes(self.kind, tuple(planes), scales, minima, sub_scales, sub_minima)
+        outer, inner = self._rows(self.scales, weight.num_rows)
+        if not (_are_equal(outer, weight.scales) and _are_equal(inner, weight.sub_scales)):
+            return False
+        if not self.kind.has_minimum:
+            return True
+        outer, inner = self._rows(self.offsets, weight.num_rows)
+        return _are_equal(outer, weight.minima) and _are_equal(inner, weight.sub_minima)
 
     def _words(self) -> Bytes:
         """Codes as `[blocks, K / 32, words, 16 outputs, 4]`."""
@@ -116,3 +121,19 @@ class Blocks:
         outer = np.ascontiguousarray(records[:, :, : 2 * ROW_BLOCK]).view(np.float16)
         inner = records[:, :, 2 * ROW_BLOCK :].reshape(num_blocks, -1, groups, ROW_BLOCK)
         return outer, inner.view(np.int8)
+
+
+def _by_outputs(plane: NDArray[np.uint32], stored: NDArray[np.uint32]) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """Rows of a plane beside the outputs of blocks: those of whole blocks, and then the rest."""
+    whole, rest = divmod(len(plane), ROW_BLOCK)
+    blocks = plane[: whole * ROW_BLOCK].reshape(whole, ROW_BLOCK, *plane.shape[1:])
+    yield np.moveaxis(blocks, 1, -1), stored[:whole]
+    yield np.moveaxis(plane[None, whole * ROW_BLOCK :], 1, -1), stored[whole:, ..., :rest]
+
+
+def _are_equal(ours: NDArray[Any] | None, theirs: NDArray[Any] | None) -> bool:
+    """Whether two have the same bits."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    ours, theirs = np.ascontiguousarray(ours), np.ascontiguousarray(theirs)
+    return np.array_equal(ours.view(np.uint8), theirs.view(np.uint8))
