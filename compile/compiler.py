@@ -5,7 +5,7 @@ Nothing appears at the destination before the fresh artifact has agreed with the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ from .ops.ops import Ops
 from .ops.rows import Limits
 from .preflight import check_ready, check_space
 from .progress import Progress, Stage, expected_stages
-from .publish import publish, unpublished
+from .publish import publish, unpublished, written_back
 from .sources import open_source
 from .stored_weights import Quantize, StoredWeights
 from .token_bytes import artifact_token_bytes, source_token_bytes
@@ -167,7 +167,9 @@ def compile_model(
         report("build", len(library.objects) + 1, len(library.objects) + 1)
 
         writer = WeightsWriter(weights, plan, config.ropes)
-        writer.write(directory / WEIGHTS, lambda done, total: report("weights", done, total))
+        file = stack.enter_context((directory / WEIGHTS).open("wb", buffering=0)).fileno()
+        wait_for_disk = stack.enter_context(written_back(file))
+        digest = writer.write(file, lambda done, total: report("weights", done, total))
         (directory / TOKENIZER).write_text(compact_tokenizer(opened.tokenizer_json), encoding="utf-8")
         if opened.chat_template is not None:
             (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")
@@ -200,7 +202,7 @@ def compile_model(
             ),
             sampling=opened.sampling,
             source=opened.info,
-            files=_file_infos(directory),
+            files=_file_infos(directory, {WEIGHTS: digest}),
         )
         write_manifest(directory, manifest)
 
@@ -208,11 +210,13 @@ def compile_model(
             report(stage, plan.num_bytes * done // total, plan.num_bytes)  # as bytes of the artifact, like "weights"
 
         verified("verify", 0, 1)
-        artifact = Artifact.open(directory)
-        verification = verify_artifact(artifact, weights.float32, ops.rounded_inputs, verified)
+        artifact = Artifact.open(directory, check_weights=False)  # their digest was made while they were written
+        verification = verify_artifact(artifact, plan, weights, ops.rounded_inputs, verified)
         report("publish", 0, 1)
         if directory != output:
+            wait_for_disk()
             publish(directory, output)
+        Artifact(output, artifact.manifest).remember_weights()
         report("publish", 1, 1)
     return CompileReport(output, artifact.manifest, verification, template_fault, writer.rounded())
 
@@ -230,7 +234,9 @@ def _target_info(target: Target) -> TargetInfo:
     return TargetInfo(name=target.name, triple=TRIPLE, mcpu=target.mcpu, features=target.features)
 
 
-def _file_infos(directory: Path) -> dict[str, FileInfo]:
+def _file_infos(directory: Path, known: Mapping[str, str]) -> dict[str, FileInfo]:
+    """Size and digest of each file; `known` are digests by name."""
     return {
-        path.name: FileInfo(size=path.stat().st_size, sha256=sha256_of(path)) for path in sorted(directory.iterdir())
+        path.name: FileInfo(size=path.stat().st_size, sha256=known.get(path.name) or sha256_of(path))
+        for path in sorted(directory.iterdir())
     }

@@ -64,8 +64,9 @@ def write_to_disk(directory: Path, output: Path) -> None:
             if file.name != WEIGHTS:
                 shutil.copy(file, copy)
         _copy_slowly(directory / WEIGHTS, copy / WEIGHTS)
-        Artifact.open(copy)  # reads it all, which the next start need not do
+        manifest = Artifact.open(copy).manifest  # reads it all, which the next start need not do
         publish(copy, output)
+        Artifact(output, manifest).remember_weights()
 
 
 def _copy_slowly(source: Path, destination: Path) -> None:

@@ -9,14 +9,16 @@ import glob
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from radixlm.runtime.artifact import MANIFEST
 from radixlm.runtime.errors import InvalidParameter
 
+_WRITE_BACK_S = 0.25  # between two times that the disk is asked to
 _ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
 
 
@@ -43,6 +45,31 @@ def unpublished_directory(output: Path) -> Path:
     directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
     directory.chmod(0o755)
     return directory
+
+
+@contextmanager
+def written_back(file: int) -> Iterator[Callable[[], None]]:
+    """Have the disk write what comes into `file` meanwhile; what this gives waits until all of it is written.
+
+    A slow disk takes longer to write weights than the processor to make them, and the system waits half a minute before
+    it begins by itself.
+    """
+    ended, copy = threading.Event(), os.dup(file)
+
+    def write_back() -> None:
+        try:
+            while not ended.wait(_WRITE_BACK_S):
+                os.fdatasync(copy)
+        except OSError:
+            pass  # the last `fsync` says what is wrong
+        finally:
+            os.close(copy)
+
+    threading.Thread(target=write_back, name="radixlm-write-back", daemon=True).start()
+    try:
+        yield lambda: os.fsync(file)
+    finally:
+        ended.set()
 
 
 def publish(directory: Path, output: Path) -> None:

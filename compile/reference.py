@@ -18,19 +18,27 @@ from .ops.reference_ops import GetWeight, ReferenceOps
 
 
 def reference_logits(
-    config: ModelConfig, weight: GetWeight, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]], **options: Any
+    config: ModelConfig,
+    weight: GetWeight,
+    token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
+    *,
+    layers: Sequence[int] | None = None,
+    **options: Any,
 ) -> Array:
     """Logits after each token of one sequence, `[len(token_ids), vocab_size]`, positions counted from 0.
 
     `weight(name)` gives a dequantized tensor under its Hugging Face name, matrices as `[out, in]`; `options` are those
-    of `ReferenceOps`.
+    of `ReferenceOps`. With `layers`, a token passes these layers only, as if the others added nothing.
 
     >>> weight = lambda name: source.read(name).dequantize()  # doctest: +SKIP
     >>> logits = reference_logits(source.config, weight, [1, 15043])  # doctest: +SKIP
     """
-    return evaluate(config, ReferenceOps(weight, token_ids, **options))
+    return evaluate(config, ReferenceOps(weight, token_ids, **options), layers)
 
 
-def evaluate(config: ModelConfig, op: ReferenceOps) -> Array:
-    """Logits of the tokens of `op`."""
-    return decoder_of(config).forward(op)[0]
+def evaluate(config: ModelConfig, op: ReferenceOps, layers: Sequence[int] | None = None) -> Array:
+    """Logits of the tokens of `op`, after all layers or after `layers`."""
+    decoder = decoder_of(config)
+    if layers is not None:
+        decoder.layers = [decoder.layers[index] for index in layers]
+    return decoder.forward(op)[0]

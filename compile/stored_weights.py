@@ -5,17 +5,21 @@ Knows numbers and kinds; nothing of kernel layout, plans and files.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal
 
+import numpy as np
 from radixlm.runtime.errors import UnsupportedTensor
 
 from .families.registry import decoder_of
 from .ops.layers import ExpertLinear, HeadLinear, Linear
 from .sources import Source
 from .weights.kinds import WeightKind
-from .weights.quantization import GROUP, Float32, Mode, Weight, requantize
+from .weights.quantization import GROUP, Float32, Mode, Weight, WeightPlanes, keeps, requantize
 
 Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
+
+_STRIP_NUMBERS = 1 << 19  # of a matrix that are made into float32 at a time
 
 # One wrong bit in these costs most, and they are read once a token: as q4 they stay in 8 bits, as llama.cpp does.
 _KEPT_IN_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -52,6 +56,7 @@ class StoredWeights:
         self._from_floats = {name for name, mode in self._modes.items() if mode in ("f16", "f32") or name in is_sorted}
         first_rows = {name: self.read(name, slice(0, 1)) for name in matrices}
         self.kinds: dict[str, WeightKind] = {name: row.kind for name, row in first_rows.items()}
+        self._kept = {name for name, mode in self._modes.items() if mode is None or self._keeps(name, mode)}
         self.sorted_inputs = frozenset(name for name, row in first_rows.items() if row.input_order is not None)
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
@@ -64,10 +69,26 @@ class StoredWeights:
             return requantize(values.reshape(-1, values.shape[-1]), mode)
         return requantize(self.source.read(name, rows), mode)
 
+    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
+        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        return self.source.read_planes(name, rows) if name in self._kept else None
+
+    def _keeps(self, name: str, mode: Mode) -> bool:
+        return name not in self._from_floats and keeps(self.source.read(name, slice(0, 1)).kind, mode)
+
     def float32(self, name: str, rows: slice | None = None) -> Float32:
         """The same as float32; a whole tensor has its shape: matrices of experts are read one below the other."""
-        values = self.read(name, rows).dequantize()
-        return values.reshape(self.source.tensors()[name].shape) if rows is None else values
+        shape = self.source.tensors()[name].shape
+        if name not in self.kinds:
+            values = self.read(name, rows).dequantize()
+            return values.reshape(shape) if rows is None else values
+        start, stop, _ = (rows or slice(None)).indices(prod(shape[:-1]))
+        values = np.empty((max(stop - start, 0), shape[-1]), np.float32)
+        step = max(1, _STRIP_NUMBERS // shape[-1])
+        for first in range(start, stop, step):  # what is made on the way stays in a processor's cache
+            last = min(first + step, stop)
+            values[first - start : last - start] = self.read(name, slice(first, last)).dequantize()
+        return values.reshape(shape) if rows is None else values
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:

@@ -1,30 +1,41 @@
-"""Run a fresh artifact for a few tokens against a plain NumPy evaluation of the same weights."""
+"""Compare a fresh artifact with its source: the weights as they are written, and logits with plain NumPy.
+
+Every matrix and vector is compared with the source (`written_weights.py`). Logits are compared after one layer of each
+kind: what is repeated is computed by the same kernels, and errors of many layers in a row grow until they show nothing.
+The module computes all layers in any case; those that are left out get weights of zeros, and add nothing.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Set
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_config import Dense, ModelConfig
 from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from .families.registry import decoder_of
-from .ops.layers import Embedding
 from .reference import reference_logits
+from .some_layers import Weights, weights_of_layers
+from .stored_weights import StoredWeights
+from .weights.plan import WeightPlan
+from .written_weights import WrittenWeights
 
 NUM_TOKENS = 20  # two pages, the second partly filled
 NUM_DECODED = 3  # of them, one at a time
 MOST_TOKENS = 300  # where a window or chunk ends within so many
 SEED = 0
-_READS_PER_STEP = 32  # a step of the artifact counts as a 32nd part of the reading, which is most of the time
+_FEW_LAYERS = 4  # of a model with so many, all are compared at once
+_MOST_LAYERS = 8  # at once
+_MOST_LAYERS_WITH_EXPERTS = 2  # a router that is near a tie makes all that follows another computation
+_MANY_LOGITS = 8192  # of a vocabulary that is larger, some runs of tokens are compared
+_RUNS, _RUN = 64, 64
+_PROGRESS = 1000  # of each half of the work
 
 # Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
 # Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
@@ -34,33 +45,43 @@ _TOLERANCE_FLOAT = 2e-2
 _TOLERANCE_CODES = 0.1
 _TOLERANCE_ROUNDED = 0.2
 _WORST_OVER_MEDIAN = 5
-
-
-class ReadFloat32(Protocol):
-    """A tensor by its checkpoint name, or some of its rows: the numbers that the artifact stores."""
-
-    def __call__(self, name: str, rows: slice | None = None) -> npt.NDArray[np.float32]: ...
+_SPARED = 50  # one token of so many may be worse in a model with experts: where its router is near a tie, it turns over
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How far the artifact is from the reference: root mean square of the logits' difference over their deviation."""
+    """How far the artifact is from its source, and how much of it was compared.
+
+    Attributes:
+        median_difference: root mean square of the logits' difference over their deviation, of the median token; where
+            layers were compared apart, the largest such.
+        worst_difference: the same of the worst token; in models with experts, of all but a few that are near a tie.
+        tolerance: what `median_difference` may be.
+        num_tokens: whose logits were compared.
+        layers: which layers' results were compared; the others are of a kind with one of them.
+        num_rows: how many rows of weights were read back and compared by the source's own formula.
+    """
 
     median_difference: float
     worst_difference: float
     tolerance: float
     num_tokens: int
+    layers: tuple[int, ...] = ()
+    num_rows: int = 0
 
 
 def verify_artifact(
     artifact: Artifact,
-    weight: ReadFloat32,
+    plan: WeightPlan,
+    weights: StoredWeights,
     rounded_inputs: Set[str],
     report: Callable[[str, int, int], None],
 ) -> Verification:
-    """Compare logits of random tokens, prefilled and then decoded one by one.
+    """Compare the weights, and logits of random tokens, prefilled and then decoded one by one.
 
     Args:
+        plan: where the weights are in their file.
+        weights: the numbers that the artifact stores.
         rounded_inputs: names of the matrices whose inputs the kernels round to 8 bits; the reference rounds them too.
         report: called with the stage "verify" and how much of it is done.
 
@@ -68,35 +89,114 @@ def verify_artifact(
         VerificationFailed: they differ by more than rounding explains.
     """
     config = artifact.manifest.model
-    num_tokens = min(_num_tokens(config), artifact.manifest.context_length)
-    stops = _stops(num_tokens, artifact.manifest.module.max_num_logits)
-    token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
-    done, num_read = 0, _num_read(config)  # numbers
-    step = max(1, num_read // _READS_PER_STEP)
-    total = num_read + len(stops) * step
-
-    def counted(name: str, rows: slice | None = None) -> npt.NDArray[np.float32]:
-        nonlocal done
-        report("verify", done, total)
-        numbers = weight(name, rows)
-        done = min(done + numbers.size, num_read)
-        return numbers
-
-    def stepped(num_steps: int) -> None:
-        report("verify", num_read + num_steps * step, total)
-
-    expected = reference_logits(
-        config,
-        counted,
-        token_ids,
-        rows=counted,
-        quantized=lambda name: name in rounded_inputs,
-        kv_dtype=artifact.manifest.kv.dtype,
-    )
+    with artifact.weights_path.open("rb") as file:
+        written = WrittenWeights(file.fileno(), artifact.data_offset(), plan, weights)
+        num_rows = written.check(lambda done, total: report("verify", _PROGRESS * done // total, 2 * _PROGRESS))
+    groups = _layers_apart(config, weights)
     of_floats = _TOLERANCE_CODES if artifact.manifest.kv.has_codes else _TOLERANCE_FLOAT
-    tolerance = _TOLERANCE_ROUNDED if rounded_inputs else of_floats
-    stepped(0)
-    return _compare(expected, _run(artifact, token_ids, stops, stepped), tolerance, config)
+    found = Verification(0.0, 0.0, _TOLERANCE_ROUNDED if rounded_inputs else of_floats, 0, num_rows=num_rows)
+    for index, layers in enumerate(groups):
+
+        def part_done(share: float, index: int = index) -> None:
+            report("verify", _PROGRESS + int(_PROGRESS * (index + share) / len(groups)), 2 * _PROGRESS)
+
+        check = _LogitsCheck(artifact, plan, weights, rounded_inputs, layers)
+        median, worst, num_tokens = check.differences(part_done)
+        _check(median, worst, num_tokens, found.tolerance, layers, config)
+        found = replace(
+            found,
+            median_difference=max(found.median_difference, median),
+            worst_difference=max(found.worst_difference, worst),
+            num_tokens=num_tokens,
+            layers=tuple(sorted({*found.layers, *layers})),
+        )
+    return found
+
+
+def _layers_apart(config: ModelConfig, weights: StoredWeights) -> list[tuple[int, ...]]:
+    """Layers of which every kind is among, in groups that are computed at once.
+
+    Of a kind it is the last one, whose weights are furthest from the beginning of the file.
+    """
+    all_layers = tuple(range(config.num_hidden_layers))
+    if len(all_layers) <= _FEW_LAYERS:
+        return [all_layers]
+    kinds: dict[object, int] = {}
+    for index, layer in enumerate(decoder_of(config).layers):
+        names = [name for part in layer.parts() for name in part.tensors]
+        kinds[config.layers[index], tuple(weights.kinds.get(name) for name in names)] = index
+    found = sorted(kinds.values())
+    most = _MOST_LAYERS_WITH_EXPERTS if _has_experts(config) else _MOST_LAYERS
+    return [_with_shared(config, found[start : start + most]) for start in range(0, len(found), most)]
+
+
+def _has_experts(config: ModelConfig) -> bool:
+    return any(not isinstance(layer.ffn, Dense | None) for layer in config.layers)
+
+
+def _with_shared(config: ModelConfig, layers: Sequence[int]) -> tuple[int, ...]:
+    """Layers, and those whose keys and values they read."""
+    mixers = [config.layers[index].mixer for index in layers]
+    shared = {index for mixer in mixers if (index := getattr(mixer, "shared_kv", None)) is not None}
+    return tuple(sorted({*layers, *shared}))
+
+
+@dataclass(frozen=True)
+class _LogitsCheck:
+    """Computes the logits of random tokens twice, after some layers."""
+
+    artifact: Artifact
+    plan: WeightPlan
+    weights: StoredWeights
+    rounded_inputs: Set[str]
+    layers: tuple[int, ...]
+
+    def differences(self, done: Callable[[float], None]) -> tuple[float, float, int]:
+        """Of the median token and of the worst, and of how many tokens; `done` gets the share that is done."""
+        manifest = self.artifact.manifest
+        config = manifest.model
+        num_tokens = min(_num_tokens(config), manifest.context_length)
+        stops = _stops(num_tokens, manifest.module.max_num_logits)
+        token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
+        vocabulary = _vocabulary(config.vocab_size)
+        num_read, to_read = 0, sum(1 for index in self.layers for _ in _names(config, index)) + 4
+
+        def counted(name: str, rows: slice | None = None) -> npt.NDArray[np.float32]:
+            nonlocal num_read
+            num_read += rows is None or rows.start == 0
+            done(0.8 * min(num_read / to_read, 1))
+            return self.weights.float32(name, rows)
+
+        expected = reference_logits(
+            config,
+            counted,
+            token_ids,
+            layers=self.layers,
+            rows=counted,
+            quantized=lambda name: name in self.rounded_inputs,
+            kv_dtype=manifest.kv.dtype,
+            vocabulary=vocabulary,
+        )
+        self.weights.source.release()
+        with weights_of_layers(self.artifact, self.plan, self.layers) as weights:
+            actual = _run(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
+        if vocabulary is not None:
+            actual = np.concatenate([actual[:, tokens] for tokens in vocabulary], axis=-1)
+        difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
+        num_spared = -(-num_tokens // _SPARED) if _has_experts(config) else 0
+        return float(np.median(difference)), float(np.sort(difference)[-1 - num_spared]), num_tokens
+
+
+def _names(config: ModelConfig, index: int) -> Iterator[str]:
+    return (name for part in decoder_of(config).layers[index].parts() for name in part.tensors)
+
+
+def _vocabulary(size: int) -> list[slice] | None:
+    """Which logits are compared: runs of tokens, one in each part of a large vocabulary; None: all."""
+    if size <= _MANY_LOGITS:
+        return None
+    starts = np.random.default_rng(SEED).integers(0, size // _RUNS - _RUN, _RUNS) + np.arange(_RUNS) * (size // _RUNS)
+    return [slice(int(start), int(start) + _RUN) for start in starts]
 
 
 def _num_tokens(config: ModelConfig) -> int:
@@ -111,20 +211,17 @@ def _stops(num_tokens: int, most: int) -> tuple[int, ...]:
     return (*range(most, prefilled, most), *range(prefilled, num_tokens + 1))
 
 
-def _num_read(config: ModelConfig) -> int:
-    """Numbers that the reference reads: all but embeddings, of which it reads few rows, unless they are tied."""
-    read = (part.tensors.values() for part in decoder_of(config).parts() if not isinstance(part, Embedding))
-    num_tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    return sum(math.prod(shape) for shapes in read for shape in shapes) + num_tied
-
-
 def _run(
-    artifact: Artifact, token_ids: npt.NDArray[np.int32], stops: tuple[int, ...], stepped: Callable[[int], None]
+    artifact: Artifact,
+    weights: Weights | None,
+    token_ids: npt.NDArray[np.int32],
+    stops: tuple[int, ...],
+    done: Callable[[float], None],
 ) -> npt.NDArray[np.float32]:
-    """Logits of every token, in steps that end at `stops`; `stepped` gets how many of them are done."""
+    """Logits of every token, in steps that end at `stops`; `done` gets the share of them that is done."""
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
-    runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=2)
+    runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=2, weights=weights)
     pages = np.arange(num_pages, dtype=np.int32)[::-1].copy()  # not in order: a page table is not the identity
     start, logits = 0, []
     for stop in stops:
@@ -142,7 +239,7 @@ def _run(
         )
         logits.append(runner.forward(batch).copy())
         start = stop
-        stepped(len(logits))
+        done(len(logits) / len(stops))
     runner.close()
     return np.concatenate(logits)
 
@@ -153,15 +250,14 @@ def _states(artifact: Artifact, state_in: int) -> dict[str, npt.NDArray[np.int32
     return slots if artifact.manifest.model.state_bytes else {}
 
 
-def _compare(
-    expected: npt.NDArray[np.floating], actual: npt.NDArray[np.float32], tolerance: float, config: ModelConfig
-) -> Verification:
-    difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
-    median, worst = float(np.median(difference)), float(difference.max())
-    if not (median <= tolerance and worst <= _WORST_OVER_MEDIAN * tolerance):  # a NaN is no agreement
+def _check(
+    median: float, worst: float, num_tokens: int, tolerance: float, layers: Sequence[int], config: ModelConfig
+) -> None:
+    """Raise VerificationFailed where differences are too large; a NaN is no agreement."""
+    if not (median <= tolerance and worst <= _WORST_OVER_MEDIAN * tolerance):
+        which = "" if len(layers) == config.num_hidden_layers else f" after layers {', '.join(map(str, layers))}"
         raise VerificationFailed(
-            f"logits differ from the NumPy evaluation by {median:.3g} of their deviation (the median of "
-            f"{len(actual)} tokens; worst {worst:.3g}), at most {tolerance} is rounding; nothing was published. "
+            f"logits{which} differ from the NumPy evaluation by {median:.3g} of their deviation (the median of "
+            f"{num_tokens} tokens; worst {worst:.3g}), at most {tolerance} is rounding; nothing was published. "
             f"Please report the model ({config.architecture})"
         )
-    return Verification(median, worst, tolerance, len(actual))

@@ -6,45 +6,46 @@ multiples of 64 bytes, so that the mapped file can be used as it is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice, product
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.artifact.manifest import TensorKindInfo
 from radixlm.runtime.artifact.model_config import Rope
 
+from .in_order import in_order
 from .ops.rope_frequencies import rope_frequencies
 from .ops.step_places import frequencies_name
 from .stored_weights import StoredWeights
-from .weights.kinds import WeightKind
+from .weights.kinds import F32, WeightKind
 from .weights.layout import ALIGNMENT, ROW_BLOCK, round_up
-from .weights.packing import pack, packed_shape
+from .weights.packing import PackedWeight, pack, pack_planes
 from .weights.plan import Array, Matrix, Vector, WeightPlan
-from .weights.quantization import Float32, rounding_error
+from .weights.quantization import Float32, Weight, rounding_error
 
-_STRIP_NUMBERS = 1 << 21  # numbers of a matrix that a worker has in memory at once
-_MAX_WORKERS = 8  # they bound the memory, with the strips
+_STRIP_NUMBERS = 1 << 20  # numbers of a matrix that a worker has in memory at once
+_RELEASED_BYTES = 64 << 20  # after so many written ones, the pages of the source are let go
 
 
 @dataclass
 class _Totals:
-    """Of one tensor: bytes, and the sums of squares that `rounding_error` gives."""
+    """Of one tensor: bytes, and the sums of squares that `rounding_error` gives, but for `exact` rows."""
 
     kind: WeightKind
     type: str
     num_bytes: int = 0
     error: float = 0.0
     energy: float = 0.0
+    exact: list[slice] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,21 +63,29 @@ class RoundedTensor:
 
 @dataclass(frozen=True)
 class _Strip:
-    """Rows of one part of a matrix; they become rows `[first_row, ...)` of the matrix, padding counted."""
+    """Rows of one part of a matrix."""
 
     matrix: Matrix
     name: str
     rows: slice
-    first_row: int
 
 
 @dataclass(frozen=True)
-class _Written:
-    """Bytes, and the sums of squares that `rounding_error` gives."""
+class _Packed:
+    """A strip in kernel layout, and what `rounding_error` says of it; None if nothing was rounded."""
 
-    num_bytes: int
-    error: float
-    energy: float
+    weight: PackedWeight
+    error_and_energy: tuple[float, float] | None
+
+    def arrays(self) -> dict[Array, npt.NDArray[np.generic]]:
+        """The arrays that there are."""
+        weight = self.weight
+        found: dict[Array, npt.NDArray[np.generic] | None] = {
+            "codes": weight.codes,
+            "scales": weight.scales,
+            "offsets": weight.offsets,
+        }
+        return {array: numbers for array, numbers in found.items() if numbers is not None}
 
 
 class WeightsWriter:
@@ -89,28 +98,30 @@ class WeightsWriter:
         self._ropes = {frequencies_name(index): rope for index, rope in enumerate(ropes)}
         self._totals: dict[str, _Totals] = {}
 
-    def write(self, path: Path, progress: Callable[[int, int], None]) -> None:
-        """Write the file; `progress(done, total)` counts bytes."""
-        header = self._header()
-        with path.open("wb") as file:
-            file.write(header)
-            file.truncate(len(header) + self._plan.num_bytes)  # padding reads as zeros
-            done = 0
-            for vector in self._plan.vectors.values():
-                numbers = self._vector(vector)
-                os.pwrite(file.fileno(), numbers.tobytes(), len(header) + self._plan.offset(vector.name))
-            for matrix in self._plan.matrices.values():
-                if matrix.is_sorted:
-                    order = self._weights.read(matrix.parts[0][0], slice(0, 1)).input_order
-                    assert order is not None
-                    _write_all(file.fileno(), order.tobytes(), len(header) + self._plan.offset(f"{matrix.name}.order"))
-            for strip, written in self._write_strips(file.fileno(), len(header)):
-                self._count(strip, written)
-                done += written.num_bytes
-                progress(min(done, self._plan.num_bytes), self._plan.num_bytes)
-            file.flush()
-            os.fsync(file.fileno())
-        progress(self._plan.num_bytes, self._plan.num_bytes)
+    def write(self, file: int, progress: Callable[[int, int], None]) -> str:
+        """Write all bytes in order, each once, and return their sha256.
+
+        Args:
+            file: a descriptor that is written from where it is: of a file, of memory, or of a pipe.
+            progress: called with how many of how many bytes are written.
+        """
+        output, header, total = _HashedOutput(file), self._header(), self._plan.num_bytes
+        output.write(header)
+        num_released = 0
+        with closing(in_order(self._packed, list(self._strips()))) as packed:
+            tensors = self._tensors(packed)
+            for _, end in self._plan.tensors().values():
+                for numbers in next(tensors):
+                    output.write(numbers)
+                    progress(min(output.num_bytes - len(header), total), total)
+                output.write(bytes(len(header) + end - output.num_bytes))
+                if output.num_bytes - num_released > _RELEASED_BYTES:
+                    num_released = output.num_bytes
+                    self._source.release()
+        self._measure_exact()
+        self._source.release()
+        progress(total, total)
+        return output.sha256
 
     def kind_infos(self) -> dict[str, TensorKindInfo]:
         """For the manifest: bytes and rounding error of each kind of matrix."""
@@ -156,59 +167,101 @@ class WeightsWriter:
         return out
 
     def _strips(self) -> Iterator[_Strip]:
+        """All matrices, in the order of the plan; each strip is whole blocks of outputs, but for padding."""
         for matrix in self._plan.matrices.values():
-            first_row = 0
             size = max(ROW_BLOCK, _STRIP_NUMBERS // matrix.num_inputs // ROW_BLOCK * ROW_BLOCK)
             for (name, num_rows), expert in product(matrix.parts, range(matrix.num_experts)):
                 before = expert * num_rows
-                for start in range(0, num_rows, size):
-                    rows = slice(before + start, before + min(start + size, num_rows))
-                    yield _Strip(matrix, name, rows, first_row + start)
-                first_row += round_up(num_rows, ROW_BLOCK)
+                for start in range(before, before + num_rows, size):
+                    yield _Strip(matrix, name, slice(start, min(start + size, before + num_rows)))
 
-    def _write_strips(self, file: int, base: int) -> Iterator[tuple[_Strip, _Written]]:
-        """Round, pack and write on all processors (NumPy lets go of the lock), in order of the plan."""
-        strips = list(self._strips())
-        pool = ThreadPoolExecutor(min(_MAX_WORKERS, default_num_threads()))
-        try:
-            yield from zip(strips, pool.map(lambda strip: self._write_strip(strip, file, base), strips), strict=True)
-        finally:  # an interrupt does not wait for what has not begun
-            pool.shutdown(cancel_futures=True)
-
-    def _write_strip(self, strip: _Strip, file: int, base: int) -> _Written:
-        matrix = strip.matrix
+    def _packed(self, strip: _Strip) -> _Packed:
+        planes = self._weights.read_planes(strip.name, strip.rows)
+        if planes is not None:
+            return _Packed(pack_planes(planes, strip.matrix.num_inputs), None)
         weight = self._weights.read(strip.name, strip.rows)
-        error, energy = rounding_error(self._source.read_float32(strip.name, strip.rows), weight)
-        packed = pack(weight)
-        arrays: dict[Array, npt.NDArray[np.generic] | None] = {
-            "codes": packed.codes,
-            "scales": packed.scales,
-            "offsets": packed.offsets,
-        }
-        before = packed_shape(matrix.kind, strip.first_row, matrix.num_inputs)  # rows are whole blocks, outermost
-        num_bytes = 0
-        for array, numbers in arrays.items():
-            if numbers is not None:
-                offset = base + self._plan.offset(f"{matrix.name}.{array}") + int(getattr(before, array))
-                num_bytes += _write_all(file, numbers.tobytes(), offset)
-        return _Written(num_bytes, error, energy)
+        if weight.is_exact:
+            return _Packed(pack(weight), None)
+        return _Packed(pack(weight), rounding_error(self._source.read_float32(strip.name, strip.rows), weight))
 
-    def _count(self, strip: _Strip, written: _Written) -> None:
+    def _tensors(self, packed: Iterator[tuple[_Strip, _Packed]]) -> Iterator[Iterator[npt.NDArray[np.generic]]]:
+        """The numbers of each tensor of the file, in their order, each to be taken before the next."""
+        num_strips = Counter(strip.matrix.name for strip in self._strips())
+        matrices = {
+            f"{name}.{array}": (matrix, array)
+            for name, matrix in self._plan.matrices.items()
+            for array in matrix.array_bytes()
+        }
+        behind: dict[str, list[npt.NDArray[np.generic]]] = defaultdict(list)  # of codes that are written already
+        for name in self._plan.tensors():
+            if name in self._plan.vectors:
+                yield iter([self._vector(self._plan.vectors[name])])
+                continue
+            matrix, array = matrices[name]
+            if array == "codes":
+                yield self._codes(islice(packed, num_strips[matrix.name]), behind)
+            elif array == "order":
+                yield iter([self._order(matrix)])
+            else:
+                yield iter(behind.pop(name))
+
+    def _codes(
+        self, packed: Iterator[tuple[_Strip, _Packed]], behind: dict[str, list[npt.NDArray[np.generic]]]
+    ) -> Iterator[npt.NDArray[np.generic]]:
+        """The codes of a matrix; its other arrays are put into `behind`, by the names of their tensors."""
+        for strip, found in packed:
+            arrays = found.arrays()
+            self._count(strip, found.error_and_energy, sum(numbers.nbytes for numbers in arrays.values()))
+            yield arrays.pop("codes")
+            for array, numbers in arrays.items():
+                behind[f"{strip.matrix.name}.{array}"].append(numbers)
+
+    def _order(self, matrix: Matrix) -> npt.NDArray[np.int32]:
+        order = self._weights.read(matrix.parts[0][0], slice(0, 1)).input_order
+        assert order is not None
+        return order
+
+    def _count(self, strip: _Strip, error_and_energy: tuple[float, float] | None, num_bytes: int) -> None:
         of_tensor = _Totals(strip.matrix.kind, self._source.tensors()[strip.name].type)
         totals = self._totals.setdefault(strip.name, of_tensor)
-        totals.num_bytes += written.num_bytes
-        totals.error += written.error
-        totals.energy += written.energy
+        totals.num_bytes += num_bytes
+        if error_and_energy is None:
+            totals.exact.append(strip.rows)
+        else:
+            totals.error += error_and_energy[0]
+            totals.energy += error_and_energy[1]
+
+    def _measure_exact(self) -> None:
+        """Sum the squares of what is kept as it is, where something else of its kind is rounded."""
+        rounded = {totals.kind for totals in self._totals.values() if totals.error}
+        for name, totals in self._totals.items():
+            for rows in totals.exact if totals.kind in rounded else ():
+                values = self._source.read_float32(name, rows)
+                totals.energy += rounding_error(values, Weight(F32, values))[1]
+
+
+class _HashedOutput:
+    """Writes to a descriptor, and hashes what it writes."""
+
+    def __init__(self, file: int) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, data: bytes | npt.NDArray[np.generic]) -> None:
+        """All of `data`."""
+        numbers = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
+        view = memoryview(numbers.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # arrays are buffers
+        self._digest.update(view)
+        self.num_bytes += len(view)
+        while view:
+            view = view[os.write(self._file, view) :]
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written."""
+        return self._digest.hexdigest()
 
 
 def _relative_error(tensors: Sequence[_Totals]) -> float:
     energy = sum(totals.energy for totals in tensors)
     return math.sqrt(sum(totals.error for totals in tensors) / energy) if energy else 0.0
-
-
-def _write_all(file: int, data: bytes, offset: int) -> int:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(file, view, offset)
-        view, offset = view[count:], offset + count
-    return len(data)

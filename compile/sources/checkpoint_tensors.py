@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource
 
 from ..layers.converted_names import PREFIXES, hub_name, parts_of
-from ..weights.quantization import Float32, Weight
+from ..weights.quantization import Float32, Weight, WeightPlanes
 from ..weights.view import Rows
 from .quantized.tensors import KINDS, Array, Index, PlainTensor, RowsOf, Tensor
 from .source import TensorInfo
@@ -34,8 +34,13 @@ class CheckpointTensors:
         between, chosen = _cover(rows)
         tensor = self._tensors[name]
         if isinstance(tensor, PlainTensor) and len(tensor.array.shape) > 2:
-            return Weight(KINDS[tensor.array.dtype], _rows_of_stack(tensor.array, between)[chosen])
+            values = _rows_of_stack(tensor.array, between)[chosen]
+            return Weight(KINDS[tensor.array.dtype], values, is_exact=True)
         return _taken(tensor.read(between), chosen)
+
+    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
+        """See `StoredTensors`: not known of these formats."""
+        return None
 
     def read_float32(self, name: str, rows: Rows) -> Float32:
         """The same numbers in float32, before any rounding by `read`."""

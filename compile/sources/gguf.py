@@ -16,7 +16,7 @@ from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceError
 
 from ..families.registry import model_config
-from ..weights.quantization import Float32, Weight
+from ..weights.quantization import Float32, Weight, WeightPlanes
 from .checkpoint import END_OF_REPLY, ends_of_reply
 from .gguf_file import GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
@@ -64,8 +64,14 @@ class GGUFSource:
     def read(self, name: str, rows: slice | None = None) -> Weight:
         return self._tensors.read(name, rows)
 
+    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
+        return self._tensors.read_planes(name, rows)
+
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
         return self._tensors.read_float32(name, rows)
+
+    def release(self) -> None:
+        self._file.release()
 
     def close(self) -> None:
         self._file.close()

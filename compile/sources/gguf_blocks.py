@@ -7,8 +7,9 @@ the order of the values, one a byte. Types with a grid are in `gguf_grids.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from dataclasses import fields as fields_of
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -26,9 +27,27 @@ from ..weights.kinds import (
     Scales,
     WeightKind,
 )
-from ..weights.quantization import Weight
-from .gguf_bits import Bytes, Parts, fields, half, signed_codes, single_bits
+from ..weights.quantization import Weight, WeightPlanes
+from .gguf_bits import (
+    Bytes,
+    Parts,
+    Scaling,
+    Words,
+    bit_words,
+    bit_words_of_32,
+    byte_words,
+    fields,
+    half,
+    nibble_words,
+    pair_words,
+    signed_codes,
+    single_bits,
+    words,
+)
 from .gguf_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
+
+Planes = tuple[Words, ...]
+ToPlanes = Callable[[Bytes], Planes]
 
 
 def weight_from_blocks(type_name: str, data: Bytes) -> Weight:
@@ -39,97 +58,170 @@ def weight_from_blocks(type_name: str, data: Bytes) -> Weight:
     """
     if type_name in _PLAIN:
         kind, dtype = _PLAIN[type_name]
-        return Weight(kind, data.view(dtype))
-    kind, block_bytes, unpack = _BLOCKS[type_name]
+        return Weight(kind, data.view(dtype), is_exact=True)
+    block_type = _BLOCKS[type_name]
+    blocks = data.reshape(-1, block_type.num_bytes)
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses infinite scales, with the tensor's name
-        parts = unpack(data.reshape(-1, block_bytes))
-        arrays = {field.name: getattr(parts, field.name) for field in fields_of(parts)}
-        return Weight(kind, **{name: _rows(array, len(data)) for name, array in arrays.items() if array is not None})
+        parts = block_type.parts(blocks)
+        codes = parts.codes.reshape(len(data), -1)
+        return Weight(block_type.kind, codes, **_arrays(parts.scaling, len(data)), is_exact=block_type.is_exact(blocks))
+
+
+def planes_from_blocks(type_name: str, data: Bytes) -> WeightPlanes | None:
+    """The same, codes in the planes of their kind; None if that is not known of the type, or is not exact."""
+    block_type = _BLOCKS.get(type_name)
+    if block_type is None or block_type.planes is None:
+        return None
+    blocks = data.reshape(-1, block_type.num_bytes)
+    if not block_type.is_exact(blocks):
+        return None
+    planes = tuple(plane.reshape(len(data), -1, *plane.shape[1:]) for plane in block_type.planes(blocks))
+    return WeightPlanes(block_type.kind, planes, **_arrays(block_type.scaling(blocks), len(data)))
+
+
+def _arrays(scaling: Scaling, num_rows: int) -> dict[str, Any]:
+    """Arrays by their names, `[N, ...]`."""
+    arrays = {field.name: getattr(scaling, field.name) for field in fields_of(scaling)}
+    return {name: _rows(array, num_rows) for name, array in arrays.items() if array is not None}
 
 
 def _rows(array: NDArray[Any], num_rows: int) -> NDArray[Any]:
     return (array.astype(np.float16) if array.dtype == np.float32 else array).reshape(num_rows, -1)
 
 
-# One function per type: blocks [B, bytes] -> codes [B, values], the rest [B, groups] or [B, 1].
+def _always(blocks: Bytes) -> bool:
+    return True
 
 
-def _q4_0(blocks: Bytes) -> Parts:
-    return Parts(fields(blocks[:, 2:], 4, 16), half(blocks, 0))
+class _BlockType(Protocol):
+    """How blocks of one type are read."""
+
+    @property
+    def kind(self) -> WeightKind: ...
+    @property
+    def num_bytes(self) -> int:
+        """Of a block."""
+        ...
+
+    @property
+    def planes(self) -> ToPlanes | None:
+        """Codes in the planes of `kind`; None if there is no quick way."""
+        ...
+
+    def parts(self, blocks: Bytes) -> Parts: ...
+    def scaling(self, blocks: Bytes) -> Scaling: ...
+    def is_exact(self, blocks: Bytes) -> bool:
+        """Whether `parts` are the numbers of the blocks, with nothing rounded."""
+        ...
 
 
-def _q4_1(blocks: Bytes) -> Parts:
-    return Parts(fields(blocks[:, 4:], 4, 16), half(blocks, 0), half(blocks, 2))
+@dataclass(frozen=True)
+class _Integers:
+    """Codes and scales apart."""
+
+    kind: WeightKind
+    num_bytes: int
+    codes: Callable[[Bytes], Bytes]
+    scales: Callable[[Bytes], Scaling]
+    planes: ToPlanes | None = None
+    is_exact: Callable[[Bytes], bool] = _always
+
+    def parts(self, blocks: Bytes) -> Parts:
+        return Parts(self.codes(blocks), self.scales(blocks))
+
+    def scaling(self, blocks: Bytes) -> Scaling:
+        return self.scales(blocks)
 
 
-def _q5_0(blocks: Bytes) -> Parts:
-    codes = fields(blocks[:, 6:], 4, 16) | single_bits(blocks[:, 2:6]) << np.uint8(4)
-    return Parts(codes, half(blocks, 0))
+@dataclass(frozen=True)
+class _Grid:
+    """Points of a grid, whose scales may be rounded."""
+
+    kind: WeightKind
+    num_bytes: int
+    parts: Callable[[Bytes], Parts]
+    planes: None = None
+
+    def scaling(self, blocks: Bytes) -> Scaling:
+        return self.parts(blocks).scaling
+
+    def is_exact(self, blocks: Bytes) -> bool:
+        return False
 
 
-def _q5_1(blocks: Bytes) -> Parts:
-    codes = fields(blocks[:, 8:], 4, 16) | single_bits(blocks[:, 4:8]) << np.uint8(4)
-    return Parts(codes, half(blocks, 0), half(blocks, 2))
+# Codes of blocks `[B, bytes]`, one a byte: `[B, values]`. And the same in planes: of each plane words of 4 codes' bits,
+# `[B, ...]`, in the order of `weights/quantization.py`, whatever the axes.
 
 
-def _q8_0(blocks: Bytes) -> Parts:
-    return Parts(signed_codes(blocks[:, 2:].view(np.int8)), half(blocks, 0))
+def _nibbles(start: int, span: int) -> Callable[[Bytes], Bytes]:
+    return lambda blocks: fields(blocks[:, start:], 4, span)
 
 
-def _q2_k(blocks: Bytes) -> Parts:
-    sub_scales, sub_minima = _signed(blocks[:, :16] & np.uint8(15)), _signed(blocks[:, :16] >> np.uint8(4))
-    return Parts(fields(blocks[:, 16:80], 2, 32), half(blocks, 80), -half(blocks, 82), sub_scales, sub_minima)
+def _nibble_planes(start: int) -> ToPlanes:
+    """Of 16 bytes the low halves are the first 16 codes."""
+    return lambda blocks: (_split(nibble_words(blocks[:, start:]), 2),)
 
 
-def _q3_k(blocks: Bytes) -> Parts:
-    codes = fields(blocks[:, 32:96], 2, 32) | fields(blocks[:, :32], 1, 32) << np.uint8(2)
-    six_bits = fields(blocks[:, 96:104], 4, 8) | fields(blocks[:, 104:108], 2, 4) << np.uint8(4)
-    return Parts(codes, half(blocks, 108), sub_scales=_signed(six_bits) - np.int8(32))
+def _codes_q5(bits: int) -> Callable[[Bytes], Bytes]:
+    return lambda blocks: fields(blocks[:, bits + 4 :], 4, 16) | single_bits(blocks[:, bits : bits + 4]) << np.uint8(4)
 
 
-def _q4_k(blocks: Bytes) -> Parts:
-    return _with_minima(fields(blocks[:, 16:], 4, 32), blocks)
+def _planes_q5(bits: int) -> ToPlanes:
+    return lambda blocks: (*_nibble_planes(bits + 4)(blocks), bit_words_of_32(blocks[:, bits : bits + 4]))
 
 
-def _q5_k(blocks: Bytes) -> Parts:
-    return _with_minima(fields(blocks[:, 48:], 4, 32) | fields(blocks[:, 16:48], 1, 32) << np.uint8(4), blocks)
+def _codes_q8_0(blocks: Bytes) -> Bytes:
+    return signed_codes(blocks[:, 2:].view(np.int8))
 
 
-def _q6_k(blocks: Bytes) -> Parts:
-    codes = fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << np.uint8(4)
-    return Parts(codes, half(blocks, 208), sub_scales=_signed(blocks[:, 192:208]))
+def _planes_q8_0(blocks: Bytes) -> Planes:
+    found = byte_words(blocks[:, 2:])
+    found ^= np.uint32(0x80808080)  # as `signed_codes`
+    return (found,)
 
 
-def _iq4_nl(blocks: Bytes) -> Parts:
-    return Parts(fields(blocks[:, 2:], 4, 16), half(blocks, 0))
+def _pairs(start: int) -> Callable[[Bytes], Bytes]:
+    return lambda blocks: fields(blocks[:, start : start + 64], 2, 32)
 
 
-def _iq4_xs(blocks: Bytes) -> Parts:
-    six_bits = fields(blocks[:, 4:8], 4, 1) | fields(blocks[:, 2:4], 2, 1) << np.uint8(4)
-    return Parts(fields(blocks[:, 8:], 4, 16), half(blocks, 0), sub_scales=_signed(six_bits) - np.int8(32))
+def _pair_planes(start: int) -> ToPlanes:
+    return lambda blocks: (_split(pair_words(blocks[:, start : start + 64]), 2),)
 
 
-def _mxfp4(blocks: Bytes) -> Parts:
-    """Scales are half the powers of two that the format means, for levels are twice its values."""
-    exponents = blocks[:, :1]
-    return Parts(fields(blocks[:, 1:], 4, 16), exponents - np.minimum(exponents, np.uint8(1)))
+def _codes_q3_k(blocks: Bytes) -> Bytes:
+    return fields(blocks[:, 32:96], 2, 32) | fields(blocks[:, :32], 1, 32) << np.uint8(2)
 
 
-def _nvfp4(blocks: Bytes) -> Parts:
-    """As MXFP4, with a scale of 4 bits of exponent and 3 of mantissa for 16 values; 127 is no number, and read as 0."""
-    scales = np.where(blocks[:, :4] == 127, np.uint8(0), blocks[:, :4] & np.uint8(127))
-    return Parts(fields(blocks[:, 4:], 4, 8), scales)
+def _planes_q3_k(blocks: Bytes) -> Planes:
+    return (*_pair_planes(32)(blocks), bit_words(blocks[:, :32]))
 
 
-def _tq1_0(blocks: Bytes) -> Parts:
+def _planes_q4_k(blocks: Bytes) -> Planes:
+    return (_split(nibble_words(blocks[:, 16:]), 4),)
+
+
+def _codes_q5_k(blocks: Bytes) -> Bytes:
+    return fields(blocks[:, 48:], 4, 32) | fields(blocks[:, 16:48], 1, 32) << np.uint8(4)
+
+
+def _planes_q5_k(blocks: Bytes) -> Planes:
+    return _split(nibble_words(blocks[:, 48:]), 4), bit_words(blocks[:, 16:48])
+
+
+def _codes_q6_k(blocks: Bytes) -> Bytes:
+    return fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << np.uint8(4)
+
+
+def _planes_q6_k(blocks: Bytes) -> Planes:
+    """Of 64 bytes the low halves are two groups, then the high halves two more."""
+    nibbles = nibble_words(blocks[:, :128]).reshape(len(blocks), 2, 2, 4, 2)
+    return np.moveaxis(nibbles, -1, 2), *_pair_planes(128)(blocks)
+
+
+def _codes_tq1_0(blocks: Bytes) -> Bytes:
     """Five digits of base 3 in a byte, read from the highest by multiplying what is left of it."""
     parts = ((blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4))
-    digits = [_ternary_digits(packed, count) for packed, count in parts]
-    return Parts(np.hstack(digits), half(blocks, 52).repeat(2, axis=1))
-
-
-def _tq2_0(blocks: Bytes) -> Parts:
-    return Parts(fields(blocks[:, :64], 2, 32), half(blocks, 64).repeat(2, axis=1))
+    return np.hstack([_ternary_digits(packed, count) for packed, count in parts])
 
 
 def _ternary_digits(packed: Bytes, count: int) -> Bytes:
@@ -139,16 +231,68 @@ def _ternary_digits(packed: Bytes, count: int) -> Bytes:
     return (rest.astype(np.uint16) * np.uint16(3) >> np.uint16(8)).astype(np.uint8).reshape(len(packed), -1)
 
 
+def _split(words: Words, num_words: int) -> Words:
+    """Words `[B, n, fields]`, each `num_words` of a field side by side."""
+    return words.reshape(len(words), -1, num_words, words.shape[-1]).swapaxes(-1, -2)
+
+
+# Scales of blocks.
+
+
+def _one_scale(at: int, groups: int = 1) -> Callable[[Bytes], Scaling]:
+    return lambda blocks: Scaling(half(blocks, at) if groups == 1 else half(blocks, at).repeat(groups, axis=1))
+
+
+def _scale_and_minimum(blocks: Bytes) -> Scaling:
+    return Scaling(half(blocks, 0), half(blocks, 2))
+
+
+def _scales_q2_k(blocks: Bytes) -> Scaling:
+    sub_scales, sub_minima = _signed(blocks[:, :16] & np.uint8(15)), _signed(blocks[:, :16] >> np.uint8(4))
+    return Scaling(half(blocks, 80), -half(blocks, 82), sub_scales, sub_minima)
+
+
+def _scales_q3_k(blocks: Bytes) -> Scaling:
+    six_bits = fields(blocks[:, 96:104], 4, 8) | fields(blocks[:, 104:108], 2, 4) << np.uint8(4)
+    return Scaling(half(blocks, 108), sub_scales=_signed(six_bits) - np.int8(32))
+
+
+def _scales_and_minima(blocks: Bytes) -> Scaling:
+    """Eight scales and minima of 6 bits in 12 bytes, beside the block's two float16 (get_scale_min_k4)."""
+    first, second, third = (words(blocks, at, at + 4, "<u4") for at in (4, 8, 12))
+    six, four, two = np.uint32(0x3F3F3F3F), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
+    scales = np.hstack([first & six, third & four | first >> np.uint32(2) & two])
+    minima = np.hstack([second & six, third >> np.uint32(4) & four | second >> np.uint32(2) & two])
+    return Scaling(half(blocks, 0), -half(blocks, 2), scales.view(np.int8), minima.view(np.int8))
+
+
+def _scales_q6_k(blocks: Bytes) -> Scaling:
+    return Scaling(half(blocks, 208), sub_scales=_signed(blocks[:, 192:208]))
+
+
+def _scales_iq4_xs(blocks: Bytes) -> Scaling:
+    six_bits = fields(blocks[:, 4:8], 4, 1) | fields(blocks[:, 2:4], 2, 1) << np.uint8(4)
+    return Scaling(half(blocks, 0), sub_scales=_signed(six_bits) - np.int8(32))
+
+
+def _scales_mxfp4(blocks: Bytes) -> Scaling:
+    """Half the powers of two that the format means, for levels are twice its values."""
+    exponents = blocks[:, :1]
+    return Scaling(exponents - np.minimum(exponents, np.uint8(1)))
+
+
+def _is_exact_mxfp4(blocks: Bytes) -> bool:
+    """Half of 2**-126 and less is kept as 0."""
+    return len(blocks) == 0 or int(blocks[:, 0].min()) > 1
+
+
+def _scales_nvfp4(blocks: Bytes) -> Scaling:
+    """As MXFP4, with a scale of 4 bits of exponent and 3 of mantissa for 16 values; 127 is no number, and read as 0."""
+    return Scaling(np.where(blocks[:, :4] == 127, np.uint8(0), blocks[:, :4] & np.uint8(127)))
+
+
 def _signed(few_bits: Bytes) -> NDArray[np.int8]:
     return np.ascontiguousarray(few_bits).view(np.int8)
-
-
-def _with_minima(codes: Bytes, blocks: Bytes) -> Parts:
-    """Eight scales and minima of 6 bits in 12 bytes, beside the block's two float16 (get_scale_min_k4)."""
-    first, second, third = (blocks[:, at : at + 4] for at in (4, 8, 12))
-    scales = np.hstack([first & 0x3F, (third & 0x0F) | ((first >> 2) & 0x30)])
-    minima = np.hstack([second & 0x3F, (third >> 4) | ((second >> 2) & 0x30)])
-    return Parts(codes, half(blocks, 0), -half(blocks, 2), _signed(scales), _signed(minima))
 
 
 _PLAIN: dict[str, tuple[WeightKind, np.dtype[Any]]] = {
@@ -158,30 +302,43 @@ _PLAIN: dict[str, tuple[WeightKind, np.dtype[Any]]] = {
 }
 _NESTED, _NESTED16 = Scales(32, nested=True), Scales(16, nested=True)
 _NESTED_MINIMUM, _NESTED16_MINIMUM = Scales(32, "minimum", nested=True), Scales(16, "minimum", nested=True)
-_BLOCKS: dict[str, tuple[WeightKind, int, Callable[[Bytes], Parts]]] = {
-    "Q4_0": (Q4, 18, _q4_0),
-    "Q4_1": (Q4_MINIMUM, 20, _q4_1),
-    "Q5_0": (Q5, 22, _q5_0),
-    "Q5_1": (Q5_MINIMUM, 24, _q5_1),
-    "Q8_0": (Q8, 34, _q8_0),
-    "Q2_K": (WeightKind("q2", _NESTED16_MINIMUM), 84, _q2_k),
-    "Q3_K": (WeightKind("q3", _NESTED16), 110, _q3_k),
-    "Q4_K": (WeightKind("q4", _NESTED_MINIMUM), 144, _q4_k),
-    "Q5_K": (WeightKind("q5", _NESTED_MINIMUM), 176, _q5_k),
-    "Q6_K": (WeightKind("q6", _NESTED16), 210, _q6_k),
-    "IQ1_S": (WeightKind("q8", _NESTED), 50, iq1_s),
-    "IQ1_M": (WeightKind("q8", _NESTED16), 56, iq1_m),
-    "IQ2_XXS": (WeightKind("q8", _NESTED), 66, iq2_xxs),
-    "IQ2_XS": (WeightKind("q8", _NESTED16), 74, iq2_xs),
-    "IQ2_S": (WeightKind("q8", _NESTED16), 82, iq2_s),
-    "IQ3_XXS": (WeightKind("q8", _NESTED), 98, iq3_xxs),
-    "IQ3_S": (WeightKind("q8", _NESTED), 110, iq3_s),
-    "IQ4_NL": (WeightKind("iq4", Scales(32)), 18, _iq4_nl),
-    "IQ4_XS": (WeightKind("iq4", _NESTED), 136, _iq4_xs),
-    "MXFP4": (WeightKind("fp4", Scales(32, dtype="e8m0")), 17, _mxfp4),
-    "NVFP4": (WeightKind("fp4", Scales(16, dtype="e4m3")), 36, _nvfp4),
-    "TQ1_0": (WeightKind("q2", Scales(128)), 54, _tq1_0),
-    "TQ2_0": (WeightKind("q2", Scales(128)), 66, _tq2_0),
+_BLOCKS: dict[str, _BlockType] = {
+    "Q4_0": _Integers(Q4, 18, _nibbles(2, 16), _one_scale(0), _nibble_planes(2)),
+    "Q4_1": _Integers(Q4_MINIMUM, 20, _nibbles(4, 16), _scale_and_minimum, _nibble_planes(4)),
+    "Q5_0": _Integers(Q5, 22, _codes_q5(2), _one_scale(0), _planes_q5(2)),
+    "Q5_1": _Integers(Q5_MINIMUM, 24, _codes_q5(4), _scale_and_minimum, _planes_q5(4)),
+    "Q8_0": _Integers(Q8, 34, _codes_q8_0, _one_scale(0), _planes_q8_0),
+    "Q2_K": _Integers(WeightKind("q2", _NESTED16_MINIMUM), 84, _pairs(16), _scales_q2_k, _pair_planes(16)),
+    "Q3_K": _Integers(WeightKind("q3", _NESTED16), 110, _codes_q3_k, _scales_q3_k, _planes_q3_k),
+    "Q4_K": _Integers(WeightKind("q4", _NESTED_MINIMUM), 144, _nibbles(16, 32), _scales_and_minima, _planes_q4_k),
+    "Q5_K": _Integers(WeightKind("q5", _NESTED_MINIMUM), 176, _codes_q5_k, _scales_and_minima, _planes_q5_k),
+    "Q6_K": _Integers(WeightKind("q6", _NESTED16), 210, _codes_q6_k, _scales_q6_k, _planes_q6_k),
+    "IQ1_S": _Grid(WeightKind("q8", _NESTED), 50, iq1_s),
+    "IQ1_M": _Grid(WeightKind("q8", _NESTED16), 56, iq1_m),
+    "IQ2_XXS": _Grid(WeightKind("q8", _NESTED), 66, iq2_xxs),
+    "IQ2_XS": _Grid(WeightKind("q8", _NESTED16), 74, iq2_xs),
+    "IQ2_S": _Grid(WeightKind("q8", _NESTED16), 82, iq2_s),
+    "IQ3_XXS": _Grid(WeightKind("q8", _NESTED), 98, iq3_xxs),
+    "IQ3_S": _Grid(WeightKind("q8", _NESTED), 110, iq3_s),
+    "IQ4_NL": _Integers(WeightKind("iq4", Scales(32)), 18, _nibbles(2, 16), _one_scale(0), _nibble_planes(2)),
+    "IQ4_XS": _Integers(WeightKind("iq4", _NESTED), 136, _nibbles(8, 16), _scales_iq4_xs, _nibble_planes(8)),
+    "MXFP4": _Integers(
+        WeightKind("fp4", Scales(32, dtype="e8m0")),
+        17,
+        _nibbles(1, 16),
+        _scales_mxfp4,
+        _nibble_planes(1),
+        _is_exact_mxfp4,
+    ),
+    "NVFP4": _Integers(
+        WeightKind("fp4", Scales(16, dtype="e4m3")),
+        36,
+        _nibbles(4, 8),
+        _scales_nvfp4,
+        lambda blocks: (nibble_words(blocks[:, 4:]),),
+    ),
+    "TQ1_0": _Integers(WeightKind("q2", Scales(128)), 54, _codes_tq1_0, _one_scale(52, groups=2)),
+    "TQ2_0": _Integers(WeightKind("q2", Scales(128)), 66, _pairs(0), _one_scale(64, groups=2), _pair_planes(0)),
 }
 PLAIN_TYPES = frozenset(_PLAIN)
 BLOCK_TYPES = PLAIN_TYPES | frozenset(_BLOCKS)

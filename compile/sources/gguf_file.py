@@ -6,6 +6,7 @@ Arrays are read at once instead of element by element: SmolLM2's 49,152 tokens t
 
 from __future__ import annotations
 
+import mmap
 import struct
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,14 @@ class GGUFFile:
         at = tensor.data_offset
         data = self.data[at : at + tensor.n_bytes]
         return data if len(tensor.shape) == 1 else data.reshape(int(np.prod(tensor.shape[1:])), -1)
+
+    def release(self) -> None:
+        """Let go of the pages that have been read; they are read again when they are asked for."""
+        memory = getattr(self.data, "base", None)
+        while isinstance(memory, np.ndarray):
+            memory = memory.base
+        if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         """Drop the mapping; arrays that came from it keep it alive until they go."""

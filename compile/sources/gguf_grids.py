@@ -13,7 +13,7 @@ import numpy as np
 from gguf import quants
 from numpy.typing import NDArray
 
-from .gguf_bits import Bytes, Parts, fields, half, signed_codes, single_bits, words
+from .gguf_bits import Bytes, Parts, Scaling, fields, half, signed_codes, single_bits, words
 
 Indices = NDArray[np.unsignedinteger[Any]]
 
@@ -97,7 +97,7 @@ def _with_high_bits(low: Bytes, high: Indices) -> Indices:
 def _odd_parts(codes: Bytes, scale: NDArray[np.float16], sub_scales: Indices, divisor: int) -> Parts:
     """Codes whose scale is `scale * (2 * sub_scale + 1) / divisor`."""
     odd = (2 * sub_scales + 1).astype(np.int8)
-    return Parts(codes, scale.astype(np.float32) / np.float32(divisor), sub_scales=odd)
+    return Parts(codes, Scaling(scale.astype(np.float32) / np.float32(divisor), sub_scales=odd))
 
 
 def _packed_signs(of_groups: Indices) -> Bytes:

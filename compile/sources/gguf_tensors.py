@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..weights.kinds import Scales, WeightKind
-from ..weights.quantization import Float32, Weight, scale_values
+from ..weights.quantization import Float32, Weight, WeightPlanes, scale_values
 from ..weights.view import Rows
-from .gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, weight_from_blocks
+from .gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, planes_from_blocks, weight_from_blocks
 from .gguf_file import NOT_READ, GGUFFile
 from .source import TensorInfo
 
@@ -45,20 +45,33 @@ class GGUFTensors:
         if factor is not None and weight.scales is not None:
             with np.errstate(over="ignore"):
                 scales = (scale_values(weight.kind, weight.scales) * factor).astype(np.float16)
-            weight = replace(weight, kind=WeightKind(weight.kind.codes, Scales(weight.kind.group)), scales=scales)
-        for parts in (weight.scales, weight.minima):
-            if parts is not None and not np.isfinite(parts).all():
-                raise CorruptSource(
-                    f"{self._file.path}: {name} ({self._type_of(name)}) has scales that are no numbers or larger than "
-                    "float16 holds; fetch it again, or take a Q8_0 or F16 file of the same model"
-                )
+            kind = WeightKind(weight.kind.codes, Scales(weight.kind.group))
+            weight = replace(weight, kind=kind, scales=scales, is_exact=False)
+        self._check_scales(name, weight)
         return weight
+
+    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
+        """See `StoredTensors`. Raises CorruptSource where scales are not finite."""
+        if name in self._factors:
+            return None
+        planes = planes_from_blocks(self._type_of(name), self._blocks(name, rows))
+        if planes is not None:
+            self._check_scales(name, planes)
+        return planes
 
     def read_float32(self, name: str, rows: Rows) -> Float32:
         """The same numbers in float32, before any rounding by `read`."""
         values: Float32 = dequantize(self._blocks(name, rows), GGMLQuantizationType[self._type_of(name)])
         factor = self._factors.get(name)
         return values if factor is None else values * factor
+
+    def _check_scales(self, name: str, weight: Weight | WeightPlanes) -> None:
+        for parts in (weight.scales, weight.minima):
+            if parts is not None and not np.isfinite(parts).all():
+                raise CorruptSource(
+                    f"{self._file.path}: {name} ({self._type_of(name)}) has scales that are no numbers or larger than "
+                    "float16 holds; fetch it again, or take a Q8_0 or F16 file of the same model"
+                )
 
     def check_type(self, name: str) -> None:
         """Raise UnsupportedTensor where a tensor's type cannot be read."""

@@ -18,7 +18,7 @@ from radixlm.runtime.errors import UnsupportedTensor
 
 from ..families.registry import FAMILIES, model_config
 from ..layers.converted_names import parts_of
-from ..weights.quantization import Float32, Weight
+from ..weights.quantization import Float32, Weight, WeightPlanes
 from .checkpoint import checked
 from .checkpoint_tensors import CheckpointTensors, reshaped, separated, with_hub_names, with_usual_prefixes
 from .huggingface_config import huggingface_settings
@@ -68,8 +68,14 @@ class HuggingFaceSource:
     def read(self, name: str, rows: slice | None = None) -> Weight:
         return self._tensors.read(name, rows)
 
+    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
+        return self._tensors.read_planes(name, rows)
+
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
         return self._tensors.read_float32(name, rows)
+
+    def release(self) -> None:
+        """Nothing: what was read are copies."""
 
     def close(self) -> None:
         self._files.close()

@@ -23,7 +23,7 @@ from ..layers.latent_attention import LatentSelfAttention
 from ..layers.part_names import KEYS_AND_VALUES
 from ..weights.kinds import F32
 from ..weights.layout import GROUP
-from ..weights.quantization import Float32, Weight, joined, requantize
+from ..weights.quantization import Float32, Weight, WeightPlanes, joined, requantize
 from ..weights.view import Piece, Rows, View, pieces
 from .source import TensorInfo
 
@@ -39,6 +39,9 @@ class StoredTensors(Protocol):
 
     def read(self, name: str, rows: Rows) -> Weight:
         """Rows of a tensor as the kernels can hold them."""
+
+    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
+        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
 
     def read_float32(self, name: str, rows: Rows) -> Float32:
         """The same numbers in float32, before any rounding by `read`."""
@@ -91,6 +94,14 @@ class ModelTensors:
         """A tensor, or the rows `[start, stop)` of one."""
         parts = [_plus(self._stored.read(view.name, rows), view) for view, rows in self._pieces(name, rows)]
         return parts[0] if len(parts) == 1 else joined(parts)
+
+    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
+        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        found = self._pieces(name, rows)
+        if len(found) > 1:
+            return None
+        ((view, stored_rows),) = found
+        return None if view.plus or view.minus_exp else self._stored.read_planes(view.name, stored_rows)
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
         """The same numbers in float32, before any rounding by `read`."""
@@ -204,6 +215,13 @@ class _HeadsApart:
             return requantize(self.read_float32(name, rows), "f16" if size % GROUP else "q8")
         width = first.shape[-1]
         return Weight(first.kind, part.turned(rows, width, lambda stored: self.stored.read(part.joined, stored).codes))
+
+    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
+        """See `StoredTensors`."""
+        part = self.parts.get(name)
+        if part is None:
+            return self.stored.read_planes(name, rows)
+        return None if part.is_turned else self.stored.read_planes(part.joined, part.stored_rows(rows))
 
     def read_float32(self, name: str, rows: Rows) -> Float32:
         """See `StoredTensors`."""

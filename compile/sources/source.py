@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
 from radixlm.runtime.artifact.model_config import ModelConfig
 
-from ..weights.quantization import Float32, Weight
+from ..weights.quantization import Float32, Weight, WeightPlanes
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,16 @@ class Source(Protocol):
         """
         ...
 
+    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
+        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        ...
+
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
         """The same numbers in float32, before any rounding by `read`: what `rounding_error` compares."""
+        ...
+
+    def release(self) -> None:
+        """Let go of the memory that mapped files take; what is read later comes from the files again."""
         ...
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from .codes import CODES
 from .kinds import DTYPES, SUPER_GROUP, WeightKind
-from .layout import CHUNKS, GROUP, ROW_BLOCK, round_up
-from .quantization import Weight
+from .layout import CHUNK, CHUNKS, GROUP, ROW_BLOCK, round_up
+from .quantization import Weight, WeightPlanes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -73,6 +73,31 @@ def pack(weight: Weight) -> PackedWeight:
     groups = -(-inputs // kind.group)
     offsets = weight.minima if kind.has_minimum else weight.zeros
     return PackedWeight(packed, _by_block(weight.scales, groups), _by_block(offsets, groups))
+
+
+def pack_planes(weight: WeightPlanes, num_inputs: int) -> PackedWeight:
+    """The same as `pack`, of codes that need only their rows side by side: one copy of every plane."""
+    kind, groups = weight.kind, num_inputs // GROUP
+    blocks = round_up(weight.num_rows, ROW_BLOCK) // ROW_BLOCK
+    whole = weight.num_rows // ROW_BLOCK
+    words = np.empty((blocks, groups, CODES[kind.codes].group_bytes // CHUNK, ROW_BLOCK), np.uint32)
+    words[whole:] = 0
+    first = 0
+    for plane in weight.planes:
+        last = first + plane[0].size // groups
+        shape = (blocks, *plane.shape[1:], ROW_BLOCK)
+        stored = words[:, :, first:last].reshape(shape)
+        assert np.may_share_memory(stored, words), f"a plane of {shape} cuts through groups of words"
+        in_blocks = plane[: whole * ROW_BLOCK].reshape(whole, ROW_BLOCK, *plane.shape[1:])
+        stored[:whole] = np.moveaxis(in_blocks, 1, -1)
+        stored[whole:, ..., : weight.num_rows % ROW_BLOCK] = np.moveaxis(plane[None, whole * ROW_BLOCK :], 1, -1)
+        first = last
+    codes = words.view(np.uint8).reshape(blocks, groups, -1)
+    if kind.is_nested:
+        scales = _nest(weight.scales, weight.sub_scales, num_inputs)
+        return PackedWeight(codes, scales, _nest(weight.minima, weight.sub_minima, num_inputs))
+    num_scales = num_inputs // kind.group
+    return PackedWeight(codes, _by_block(weight.scales, num_scales), _by_block(weight.minima, num_scales))
 
 
 def _padded(matrix: npt.NDArray[Any], outputs: int, inputs: int) -> npt.NDArray[Any]:

@@ -32,6 +32,7 @@ class Weight:
     their bits, uint8), `zeros` in uint8. Where scales are nested, `scales` and `minima` are `[N, K / 256]`, and
     `sub_scales` and `sub_minima`, int8 `[N, K / group]`, what each group multiplies them with.
     `input_order`: int32 `[K]`, which of the model's inputs each column multiplies; None where column `k` is input `k`.
+    `is_exact`: whether these are known to be the source's numbers, with nothing rounded.
     """
 
     kind: WeightKind
@@ -42,6 +43,7 @@ class Weight:
     sub_scales: NDArray[np.int8] | None = None
     sub_minima: NDArray[np.int8] | None = None
     input_order: NDArray[np.int32] | None = None
+    is_exact: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,14 +84,35 @@ class Weight:
         return (numbers.repeat(SUPER_GROUP // self.kind.group, axis=-1) if self.kind.is_nested else numbers)[..., None]
 
 
-_OF_ALL_ROWS = ("kind", "input_order")
+_OF_ALL_ROWS = ("kind", "input_order", "is_exact")
+
+
+@dataclass(frozen=True)
+class WeightPlanes:
+    """Rows of a quantized matrix as `Weight` has them, codes in the bit planes of their kind, and nothing rounded.
+
+    A plane holds 1, 2, 4 or 8 bits of each code. A group of 32 codes is 8 chunks of 4 neighbours. A word of a plane
+    has a byte for each code of a chunk, and in that byte the bits of as many chunks as fit, the first lowest.
+    `planes`: of each plane, the lowest bits first, uint32 `[N, ...]`; the other axes together are `[K / 32, words]`.
+    """
+
+    kind: WeightKind
+    planes: tuple[NDArray[np.uint32], ...]
+    scales: NDArray[Any]
+    minima: NDArray[np.float16] | None = None
+    sub_scales: NDArray[np.int8] | None = None
+    sub_minima: NDArray[np.int8] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.scales)
 
 
 def joined(parts: Sequence[Weight]) -> Weight:
     """Weights of one kind and width, one below the other."""
     arrays = [part._arrays() for part in parts]
     together: dict[str, Any] = {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
-    return replace(parts[0], **together)
+    return replace(parts[0], **together, is_exact=all(part.is_exact for part in parts))
 
 
 def levels(kind: WeightKind, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -116,13 +139,18 @@ def requantize(weight: Weight | NDArray[Any], mode: Mode) -> Weight:
     """
     if isinstance(weight, np.ndarray):
         weight = Weight(_KIND_OF_DTYPE[weight.dtype], weight)
-    if weight.kind.codes == mode or (mode == "q4" and weight.kind.codes in _AT_MOST_4_BITS):
+    if keeps(weight.kind, mode):
         return weight
     if mode in DTYPES:
         return Weight(WeightKind(mode), _narrow(weight.dequantize(), DTYPES[mode]))
     if mode == "q8" and weight.kind.is_quantized:
         return _widen(weight)
     return _quantize(weight, mode)
+
+
+def keeps(kind: WeightKind, mode: Mode) -> bool:
+    """Whether `requantize` leaves weights of a kind as they are."""
+    return kind.codes == mode or (mode == "q4" and kind.codes in _AT_MOST_4_BITS)
 
 
 def rounding_error(source: Float32, weight: Weight) -> tuple[float, float]:

@@ -43,8 +43,11 @@ class Artifact:
     manifest: Manifest
 
     @classmethod
-    def open(cls, path: str | Path) -> Artifact:
+    def open(cls, path: str | Path, *, check_weights: bool = True) -> Artifact:
         """Read and check the artifact at `path`.
+
+        Args:
+            check_weights: whether the weights' digest is checked, unless it is remembered.
 
         Raises:
             ArtifactNotFound: there is no manifest.
@@ -55,7 +58,8 @@ class Artifact:
         artifact._check_sizes()
         for name in sorted(artifact.manifest.files.keys() - {WEIGHTS}):
             artifact._check_digest(name)
-        artifact._check_weights_once()
+        if check_weights:
+            artifact._check_weights_once()
         artifact.data_offset()
         return artifact
 
@@ -165,22 +169,31 @@ class Artifact:
                 f"{self.path / name} has sha256 {found[:16]}..., the manifest says {expected[:16]}...; compile it again"
             )
 
+    def remember_weights(self) -> None:
+        """Have the next `open` take the weights' digest as checked: what wrote the file has just made it."""
+        memory, checked = self._remembered_weights()
+        try:
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            memory.write_text(checked)
+        except OSError:
+            pass  # a read-only home: the next open reads the weights again
+
     def _check_weights_once(self) -> None:
-        status = self.weights_path.stat()
-        digest = self.manifest.files[WEIGHTS].sha256
-        checked = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{digest}"
-        memory = cache_dir() / "verified" / hashlib.sha256(str(self.weights_path.resolve()).encode()).hexdigest()
+        memory, checked = self._remembered_weights()
         try:
             if memory.read_bytes() == checked.encode():
                 return
         except OSError:
             pass
         self._check_digest(WEIGHTS)
-        try:
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            memory.write_text(checked)
-        except OSError:
-            pass  # a read-only home: the next open reads the weights again
+        self.remember_weights()
+
+    def _remembered_weights(self) -> tuple[Path, str]:
+        """The file that remembers a check, and what it says of weights that are as they were then."""
+        status = self.weights_path.stat()
+        digest = self.manifest.files[WEIGHTS].sha256
+        checked = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{digest}"
+        return cache_dir() / "verified" / hashlib.sha256(str(self.weights_path.resolve()).encode()).hexdigest(), checked
 
 
 def cache_dir() -> Path:

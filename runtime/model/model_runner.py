@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..artifact import Artifact
 from ..artifact.cpu import default_num_threads
@@ -39,6 +40,7 @@ class ModelRunner:
         num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
             is given stays the default of later runners.
         keep_scores: have `attention_sums` beside the pool, for `forward_scored`.
+        weights: instead of the artifact's own; uint8, aligned to 64 bytes.
         num_state_slots: of models that keep states, two at least; others have none, whatever it is.
 
     Attributes:
@@ -66,6 +68,7 @@ class ModelRunner:
         num_threads: int | None = None,
         keep_scores: bool = False,
         num_state_slots: int = 0,
+        weights: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         if num_pages < 1:
             raise InvalidParameter(f"num_pages is {num_pages}, must be at least 1")
@@ -83,8 +86,9 @@ class ModelRunner:
                 f"num_state_slots is {num_state_slots}, and {manifest.name} keeps a state of each sequence: 2 at least"
             )
         self._functions = _load_functions(artifact, num_threads)
-        weights = map_weights(artifact)
-        threading.Thread(target=map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
+        if weights is None:
+            weights = map_weights(artifact)
+            threading.Thread(target=map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
         pool_shape = (num_pages, layout.page_items)
         heads = manifest.model.num_attention_heads
         scores_shapes: tuple[tuple[tuple[int, ...], type], ...] = ()

@@ -134,7 +134,7 @@ def permuted(config: ModelConfig, name: str, weight: np.ndarray) -> np.ndarray:
 
 def gguf_name(name: str) -> str:
     stem, _, suffix = name.rpartition(".")
-    return f"{gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3).get_name(stem)}.{suffix}"
+    return f"{gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 8).get_name(stem)}.{suffix}"
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from radixlm.compile.sources.gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, weight_from_blocks
-from radixlm.compile.weights.packing import packed_shape
+from radixlm.compile.sources.gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, planes_from_blocks, weight_from_blocks
+from radixlm.compile.weights.packing import pack, pack_planes, packed_shape
 from radixlm.compile.weights.quantization import Weight, rounding_error
 
 from .kernels.random_weights import num_codes
@@ -133,3 +133,43 @@ def test_every_byte_is_a_scale_of_nvfp4() -> None:
 def test_a_vector_of_plain_values_stays_a_vector() -> None:
     values = np.arange(8, dtype=np.float32)
     np.testing.assert_array_equal(weight_from_blocks("F32", values.view(np.uint8)).codes, values)
+
+
+@every_quantized_type
+@pytest.mark.parametrize("num_rows", [1, 16, 37])
+def test_planes_are_packed_to_the_same_bytes_as_codes_one_by_one(type_name: str, num_rows: int) -> None:
+    rng = np.random.default_rng(num_rows)
+    blocks = random_blocks(type_name, rng, num_rows, ROW)
+    set_scales(
+        type_name, blocks, rng.choice([-1, 1], (*blocks.shape[:2], 2)) * rng.uniform(0.01, 2, (*blocks.shape[:2], 2))
+    )
+    data = blocks.reshape(num_rows, -1)
+    planes = planes_from_blocks(type_name, data)
+    if planes is None:
+        assert type_name.startswith(("IQ1", "IQ2", "IQ3", "TQ1"))
+        return
+    expected, found = pack(weight_from_blocks(type_name, data)), pack_planes(planes, ROW)
+    for array in ("codes", "scales", "offsets"):
+        ours, theirs = getattr(found, array), getattr(expected, array)
+        assert (ours is None) == (theirs is None)
+        assert ours is None or (ours.shape == theirs.shape and ours.tobytes() == theirs.tobytes())
+
+
+@every_quantized_type
+def test_what_is_called_exact_is_the_references(type_name: str) -> None:
+    blocks = random_blocks(type_name, np.random.default_rng(7), 8, ROW)
+    set_scales(type_name, blocks, np.full((*blocks.shape[:2], 2), 2.0**-24))  # a subnormal float16
+    weight, theirs = both(type_name, blocks)
+    if weight.is_exact:
+        assert_same_bits(weight.dequantize(), theirs)
+    assert weight.is_exact or planes_from_blocks(type_name, blocks.reshape(8, -1)) is None
+
+
+@pytest.mark.parametrize(("exponent", "is_exact"), [(0, False), (1, False), (2, True)])
+def test_powers_of_two_that_become_zero_are_not_exact(exponent: int, is_exact: bool) -> None:
+    blocks = random_blocks("MXFP4", np.random.default_rng(6), 1, 256)
+    blocks[0, 3, 0] = exponent
+    data = blocks.reshape(1, -1)
+    blocks[0, :3, 0], blocks[0, 4:, 0] = 100, 100
+    assert weight_from_blocks("MXFP4", data).is_exact is is_exact
+    assert (planes_from_blocks("MXFP4", data) is not None) is is_exact

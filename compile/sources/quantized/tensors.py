@@ -61,7 +61,7 @@ class PlainTensor:
     def read(self, rows: slice | None = None) -> Weight:
         rows = rows or slice(None)
         values = self.array[rows] if self.array.shape else self.array[:].reshape(1)[rows]
-        return Weight(KINDS[self.array.dtype], values)
+        return Weight(KINDS[self.array.dtype], values, is_exact=True)
 
     def read_float32(self, rows: slice | None = None) -> Float32:
         return self.read(rows).dequantize()

@@ -1,0 +1,94 @@
+"""Deep models are verified at the cost of one layer of each kind, and what is wrong with them is found all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from radixlm.compile import compile_model, compiler, verification, weights_file
+from radixlm.compile.ops import functions
+from radixlm.compile.verification import Verification
+from radixlm.runtime.errors import VerificationFailed
+
+from .conftest import TinyModel
+from .test_mixed_gguf import write
+
+MakeTiny = Callable[..., TinyModel]
+NUM_LAYERS = 7
+
+
+def q4_and_q6(name: str) -> str:
+    """Down-projections of layers 1 and 4 are Q6_K, all else is Q4_K."""
+    return "Q6_K" if "down_proj" in name and name.split(".")[2] in "14" else "Q4_K"
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory, make_tiny: MakeTiny) -> Path:
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
+    tiny = make_tiny(num_hidden_layers=NUM_LAYERS, **sizes)
+    return write(tmp_path_factory.mktemp("deep") / "deep.gguf", tiny, q4_and_q6)
+
+
+def compiled(source: Path, folder: Path, **options: Any) -> Verification:
+    return compile_model(source, folder / "deep.radixlm", **options).verification
+
+
+def test_the_last_layer_of_each_kind_is_computed(deep: Path, tmp_path: Path) -> None:
+    found = compiled(deep, tmp_path)
+    assert found.layers == (4, 6)
+    assert found.num_rows >= 7 * NUM_LAYERS
+    assert found.median_difference < found.tolerance / 2
+
+
+def test_layers_that_are_left_out_add_nothing(deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the module without them and the reference without them are the same model, in parts or at once."""
+    monkeypatch.setattr(verification, "_MOST_LAYERS", 1)
+    found = compiled(deep, tmp_path, quantize="f32", kv_dtype="f32")
+    assert found.layers == (6,)
+    assert found.worst_difference < 1e-5
+    monkeypatch.setattr(verification, "_FEW_LAYERS", NUM_LAYERS)
+    assert compiled(deep, tmp_path, quantize="f32", kv_dtype="f32").layers == tuple(range(NUM_LAYERS))
+
+
+@pytest.mark.parametrize("layer", [0, 4, 6])
+def test_a_tensor_of_another_layer_is_found_in_any_layer(
+    deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: int
+) -> None:
+    """The writer takes one layer's output matrix for another's, which has the same shape and type."""
+    name, other = (f"model.layers.{index}.self_attn.o_proj.weight" for index in (layer, (layer + 2) % NUM_LAYERS))
+    real = weights_file.WeightsWriter._packed
+
+    def packed(self: Any, strip: Any) -> Any:
+        return real(self, replace(strip, name=other) if strip.name == name else strip)
+
+    monkeypatch.setattr(weights_file.WeightsWriter, "_packed", packed)
+    with pytest.raises(VerificationFailed, match=rf"layers\.{layer}\.self_attn\.o_proj\.weight .* differs"):
+        compiled(deep, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kernel_that_computes_something_else_is_found(
+    deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference takes another function than the kernels of every layer were built with."""
+    real = compiler.verify_artifact
+
+    def verify(*args: Any) -> Any:
+        monkeypatch.setitem(functions.GATED_FUNCTIONS, "silu_mul", lambda gate, up: gate * up)
+        return real(*args)
+
+    monkeypatch.setattr(compiler, "verify_artifact", verify)
+    with pytest.raises(VerificationFailed, match="logits after layers 6 differ from the NumPy evaluation"):
+        compiled(deep, tmp_path, quantize="f32", kv_dtype="f32")
+
+
+def test_a_large_vocabulary_is_compared_in_runs() -> None:
+    runs = verification._vocabulary(151_936)
+    assert runs is not None and len(runs) == 64
+    assert all(run.stop - run.start == 64 for run in runs) and runs[0].start >= 0 and runs[-1].stop <= 151_936
+    assert all(run.stop <= after.start for run, after in pairwise(runs))
+    assert verification._vocabulary(8192) is None
