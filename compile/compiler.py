@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -148,10 +149,14 @@ def compile_model(
         else:
             check_space(output.parent, plan.num_bytes)
             directory = stack.enter_context(unpublished(output))
-        stages = expected_stages(
-            weights_bytes=plan.num_bytes, num_kernels=len(ops.program.kernels), received_bytes=received_bytes
-        )
+        expected = partial(expected_stages, weights_bytes=plan.num_bytes, received_bytes=received_bytes)
+        stages = expected(num_kernels=len(ops.program.kernels))
         report("read", 1, 1)
+
+        def compiled(done: int, missing: int) -> None:
+            nonlocal stages
+            stages = expected(num_kernels=missing)
+            report("build", done, missing + 1)
 
         library = build_module(
             ops.program,
@@ -161,10 +166,10 @@ def compile_model(
             limits.num_tokens,
             chosen_target,
             KernelCache.of_user(),
-            lambda done, total: report("build", done, total + 1),
+            compiled,
         )
         library.export(directory / MODULE)
-        report("build", len(library.objects) + 1, len(library.objects) + 1)
+        report("build", 1, 1)
 
         writer = WeightsWriter(weights, plan, config.ropes)
         file = stack.enter_context((directory / WEIGHTS).open("wb", buffering=0)).fileno()

@@ -41,7 +41,7 @@ def build_module(
     cache: KernelCache,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> Library:
-    """The compiled library with `entry_points`, ready to export; `report(done, total)` counts its functions."""
+    """The compiled library with `entry_points`, ready to export; `report(done, total)` counts what is compiled."""
     symbols = {key: kernel_symbol(kernel, target) for key, kernel in program.kernels.items()}
     functions = list(program.kernels.values())
     for name in ("forward", SCORED) if SCORED in entry_points(config) else ("forward",):

@@ -74,19 +74,19 @@ def build_library(
 
     Args:
         functions: PrimFuncs; equal ones are compiled once.
-        report: called with the number of functions that are done, and of all.
+        report: called with the number of functions that were compiled, and of those that `cache` lacks.
     """
     by_key = {_key(function, target): function for function in functions}
     objects = {key: cache.get(key) for key in by_key}
     missing = [key for key, found in objects.items() if found is None]
-    report(len(by_key) - len(missing), len(by_key))
+    report(0, len(missing))
     pool = ThreadPoolExecutor(default_num_threads())
     try:
         compiled = pool.map(lambda key: _compile(key, by_key[key], target), missing)
         for num_compiled, (key, content) in enumerate(zip(missing, compiled, strict=True), 1):
             cache.put(key, content)
             objects[key] = content
-            report(len(by_key) - len(missing) + num_compiled, len(by_key))
+            report(num_compiled, len(missing))
     finally:  # an interrupt does not wait for what has not begun
         pool.shutdown(cancel_futures=True)
     if missing:
