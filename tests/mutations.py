@@ -21,6 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# A failure that Hypothesis makes smaller is the same failure, and each try may build a kernel.
+NO_SHRINKING = """\
+from hypothesis import Phase, settings
+
+settings.register_profile("planted", phases=[Phase.explicit, Phase.generate])
+settings.load_profile("planted")
+"""
 PRODUCT = ("cli", "compile", "runtime", "tokenizer_fix", ".types", "bench", "examples", "pyproject.toml", "Makefile")
 
 
@@ -151,6 +158,7 @@ def main() -> int:
         copy = Path(name)
         _copy_product(copy)
         _copy_tests(copy, options.tests)
+        (copy / "conftest.py").write_text(NO_SHRINKING, encoding="utf-8")
         for fault in FAULTS:
             if options.only in fault.name:
                 start = time.monotonic()
