@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -116,6 +116,11 @@ peers: .cache/ik_llama.cpp/.built .venv-openvino/.suite .venv-vllm/.made $(PEER_
 # More and more streams against a small pool, and the run of llmperf in mlc-llm #2766; ADMISSION=conservative reserves.
 bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.load.ladder $(ARTIFACT) $(if $(ADMISSION),--admission $(ADMISSION))
+	$(BIN)/python -m bench.report
+
+# Compiling a model file, and the first start of a server, beside llama.cpp's; MODEL is a GGUF file, SmolLM2 by default.
+bench-first-start: $(VENV)/.bench .cache/llama.cpp/.built
+	$(BIN)/python -m bench.first_start $(MODEL)
 	$(BIN)/python -m bench.report
 
 # How cost grows with contexts and batches.

@@ -191,6 +191,7 @@ def _compile_once(
                 kv_dtype=kv_dtype,
                 context_length=context_length,
                 target=machine.name,
+                name=source.stem,
             )
         os.utime(artifact)  # it is in use: no run beside this one drops it
     return artifact

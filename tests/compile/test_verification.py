@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 from radixlm.compile import compile_model, compiler, verification, weights_file
 from radixlm.compile.ops import functions
+from radixlm.compile.ops.program import Stored
 from radixlm.compile.verification import Verification
 from radixlm.runtime.errors import VerificationFailed
 
+from ..goldens.families import FAMILIES
 from .conftest import TinyModel
 from .test_mixed_gguf import write
 
 MakeTiny = Callable[..., TinyModel]
 NUM_LAYERS = 7
+TIED = Stored("model.embed_tokens.weight.codes")
+OTHER = Stored("model.layers.0.self_attn.o_proj.weight.codes")
 
 
 def q4_and_q6(name: str) -> str:
@@ -92,3 +96,45 @@ def test_a_large_vocabulary_is_compared_in_runs() -> None:
     assert all(run.stop - run.start == 64 for run in runs) and runs[0].start >= 0 and runs[-1].stop <= 151_936
     assert all(run.stop <= after.start for run, after in pairwise(runs))
     assert verification._vocabulary(8192) is None
+
+
+@pytest.mark.parametrize("quantize", ["keep", "q8"])
+@pytest.mark.parametrize("expert", [0, 3])
+def test_one_bad_expert_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantize: str, expert: int) -> None:
+    """The writer takes another expert's rows for those of one expert in one layer."""
+    source = FAMILIES["qwen3_moe"].write(tmp_path / "source")
+    name = "model.layers.1.mlp.experts.down_proj.weight"
+    real, seen = weights_file.WeightsWriter._packed, []
+
+    def packed(self: Any, strip: Any) -> Any:
+        size = strip.matrix.parts[0][1]
+        if strip.name == name and strip.rows.start // size == expert:
+            seen.append(strip)
+            other = (expert + 1) % strip.matrix.num_experts
+            moved = (other - expert) * size
+            strip = replace(strip, rows=slice(strip.rows.start + moved, strip.rows.stop + moved))
+        return real(self, strip)
+
+    monkeypatch.setattr(weights_file.WeightsWriter, "_packed", packed)
+    with pytest.raises(VerificationFailed, match=rf"{name}.* differs"):
+        compiled(source, tmp_path, quantize=quantize)
+    assert seen
+
+
+def test_an_output_matrix_that_is_not_the_embeddings_is_found(
+    tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tied model multiplies its last rows with a matrix of a layer instead."""
+    real = compiler.build_module
+
+    def build(program: Any, *args: Any) -> Any:
+        places = [index for index, call in enumerate(program.calls) if TIED in call.arguments]
+        assert len(places) >= 2  # the lookup, and the output matrix
+        head = program.calls[places[-1]]
+        wrong = tuple(OTHER if argument == TIED else argument for argument in head.arguments)
+        program.calls[places[-1]] = replace(head, arguments=wrong)
+        return real(program, *args)
+
+    monkeypatch.setattr(compiler, "build_module", build)
+    with pytest.raises(VerificationFailed, match="logits differ from the NumPy evaluation"):
+        compiled(tiny_source, tmp_path, quantize="f32", kv_dtype="f32")

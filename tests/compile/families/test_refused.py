@@ -19,7 +19,7 @@ def refusal(source: Path, output: Path) -> str:
     done = CliRunner().invoke(cli, ["compile", str(source), "-o", str(output)])
     assert done.exit_code == 2
     assert not list(output.parent.iterdir())
-    (line,) = [line for line in done.stderr.splitlines() if line != "read"]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("read: ")]
     assert line.startswith("Error: ")
     return line
 
