@@ -10,18 +10,18 @@ from typing import Literal
 
 Unit = Literal["bytes", "received bytes", "kernels", "tokens", "steps"]
 
-_READ_S = 1.0
+_READ_S = 2.0
 _PUBLISH_S = 0.1
-_KERNEL_S = 0.35
+_KERNEL_S = 0.27
 _TYPICAL_NUM_KERNELS = 25
 _RECEIVED_BYTES_PER_S = 50e6
-_WRITTEN_BYTES_PER_S = 100e6
-_VERIFIED_BYTES_PER_S = 40e6
+_WRITTEN_BYTES_PER_S = 450e6
+_VERIFIED_BYTES_PER_S = 450e6
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a compile, what its progress counts, and the seconds it takes on two cores of a Zen 4 server.
+    """A stage of a compile, what its progress counts, and the seconds it takes on two cores of a Xeon server.
 
     Another machine takes longer or shorter. The seconds say how much of the compile a stage is, not when it ends.
     """

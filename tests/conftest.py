@@ -18,6 +18,7 @@ from radixlm.compile.sources import default_model
 
 from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
+from .slowest_files import slowest_files
 from .target_report import target_lines
 
 if TYPE_CHECKING:
@@ -32,8 +33,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """After the list of skips, name the targets that were executed on this machine, and those that were not."""
+    """After the list of skips, name the slowest files, and the targets that were executed, and those that were not."""
     yield
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "duration")]
+    if lines := slowest_files((report.nodeid, report.duration) for report in reports):
+        terminalreporter.section("slowest files")
+        for line in lines:
+            terminalreporter.line(line)
     executed = [report.nodeid for key in ("passed", "failed") for report in terminalreporter.getreports(key)]
     skipped = [report.nodeid for report in terminalreporter.getreports("skipped")]
     if not any("x86-64" in test for test in [*executed, *skipped]):

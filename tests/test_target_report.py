@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 
-from . import target_report
+from . import slowest_files, target_report
 from .target_report import target_lines
 
 TARGETS = {"x86-64-v4-vnni": ("avx2", "avx512f"), "x86-64-v3": ("avx2",), "x86-64": ()}
@@ -12,6 +12,7 @@ TARGETS = {"x86-64-v4-vnni": ("avx2", "avx512f"), "x86-64-v3": ("avx2",), "x86-6
 
 def test_examples_are_true() -> None:
     assert doctest.testmod(target_report).failed == 0
+    assert doctest.testmod(slowest_files).failed == 0
 
 
 def test_a_machine_without_avx_512_names_what_it_did_not_execute() -> None:
