@@ -1,6 +1,6 @@
 """How long a model file takes to become an artifact, and a server that has never seen it to answer.
 
-    python -m bench.first_start [MODEL.gguf ...] [--rounds 3] [--folder DIR] [--llama-server FILE]
+    python -m bench.first_start [MODEL.gguf ...] [--rounds 3] [--folder DIR] [--llama-server FILE | --wheel]
 
 Without a model: SmolLM2-135M in Q4_1. `--folder` takes copies and artifacts: a folder of the disk in question, or of a
 tmpfs. Each round begins with the file out of the page cache, if it is on a disk. A cold start has an empty kernel
@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -42,18 +43,22 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".cache"))
     parser.add_argument("--disk", default="disk", help="what the folder is called in the table")
     parser.add_argument("--llama-server", type=Path, default=Path(".cache/llama.cpp/llama-server"))
+    parser.add_argument("--wheel", action="store_true", help="take llama.cpp as the wheel `xllamacpp` has it, for AVX2")
     options = parser.parse_args()
+    llama_cpp: Sequence[str] = (str(options.llama_server.resolve()),) if options.llama_server.exists() else ()
+    if options.wheel:
+        llama_cpp = (sys.executable, "-m", "bench.peers.wheel_server")
     for gguf in [path.resolve() for path in options.models] or [default_model.download()]:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             values: Values = defaultdict(list)
             for _ in range(options.rounds):
-                measure(gguf, Path(folder), options.llama_server.resolve(), values)
+                measure(gguf, Path(folder), llama_cpp, values)
         figures = {"model": gguf.name, "bytes": gguf.stat().st_size, "disk": options.disk, "values": dict(values)}
         publish("first_start", figures, run=f"{gguf.name}, {options.disk}")
 
 
-def measure(gguf: Path, folder: Path, llama_server: Path, values: Values) -> None:
-    """Add a round to `values`: seconds, but for `*_mib`."""
+def measure(gguf: Path, folder: Path, llama_cpp: Sequence[str], values: Values) -> None:
+    """Add a round to `values`: seconds, but for `*_mib`. `llama_cpp` is the command of a server, or empty."""
 
     def add(**figures: float) -> None:
         for name, figure in figures.items():
@@ -78,10 +83,11 @@ def measure(gguf: Path, folder: Path, llama_server: Path, values: Values) -> Non
     for name, change in (("context", ("--context-length", "2048")), ("kv", ("--kv-dtype", "f16"))):
         add(**{f"build_{name}": compiled(gguf, folder, kernels, *change)[3]})
 
-    if llama_server.exists():
+    if llama_cpp:
         forget(gguf)
-        threads = ("--threads", str(default_num_threads()))
-        add(llama_cpp=first_token((str(llama_server), "--model", str(gguf), "--ctx-size", "4096", *threads), {})[0])
+        settings = ("--ctx-size", "4096", "--parallel", "1", "--flash-attn", "on", "--cache-ram", "0")
+        command = (*llama_cpp, "--model", str(gguf), "--threads", str(default_num_threads()), *settings)
+        add(llama_cpp=first_token(command, {})[0])
     serve = (RADIXLM, "serve", str(gguf))
     for state in ("cold", "warm", "second"):
         cache, place = folder / "cache", folder / "cache" / "radixlm"
