@@ -87,7 +87,7 @@ def artifact_of(
     if _is_whole(path):
         return path
     tell = say or (lambda text: click.echo(text, err=True))
-    arguments = [model, "-o", str(path), "--name", name, *_arguments(options)]
+    arguments = ["-o", str(path), "--name", name, *_arguments(options)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         waits = f"another process compiles {model}, or writes it to the disk; waiting for it"
@@ -96,15 +96,15 @@ def artifact_of(
                 return path
             tell(f"compiling {model}, once; it is kept in {path}")
             if on_disk:
-                _compile(arguments, [lock.descriptor], say)
+                _compile([*arguments, "--", model], [lock.descriptor], say)
                 return path
             with _in_memory(path) as memory:
                 place = ("--in-memory", str(memory.directory), str(memory.weights_fd), str(memory.limit_bytes))
-                _compile([*arguments, *place], [lock.descriptor, memory.weights_fd], say)
+                _compile([*arguments, *place, "--", model], [lock.descriptor, memory.weights_fd], say)
                 if not memory.is_used:  # too large for the memory
                     return path
-                lock.hand_over()
                 _write_in_background(memory, path, lock, kept)
+                lock.hand_over()
                 return memory.directory
     except OSError as error:
         raise CompileError(
@@ -236,24 +236,33 @@ def _in_memory(path: Path) -> Iterator[InMemory]:
         yield memory
         is_left = memory.is_used
     finally:
-        if is_left:
-            atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        else:
+        if not is_left:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(weights_fd)
 
 
 def _write_in_background(memory: InMemory, path: Path, lock: _Lock, kept: Say | None) -> None:
-    """Start the process that writes an artifact to the cache folder; `kept` gets what it says at its end."""
+    """Start the process that writes an artifact to the cache folder; `kept` gets what it says at its end.
+
+    The directory is removed when this process ends, but not before the writer has opened what is in it.
+    """
+    ready, when_ready = os.pipe()
     process = subprocess.Popen(
-        [*_WRITER, str(memory.directory), str(path), str(lock.path)],
+        [*_WRITER, str(memory.directory), str(path), str(lock.path), str(when_ready)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL if kept is None else subprocess.PIPE,
         text=True,
-        pass_fds=(lock.descriptor, memory.weights_fd),
+        pass_fds=(lock.descriptor, memory.weights_fd, when_ready),
         start_new_session=True,
     )
+    os.close(when_ready)
+
+    def remove() -> None:
+        os.read(ready, 1)  # its end, for nothing is written
+        shutil.rmtree(memory.directory, ignore_errors=True)
+
+    atexit.register(remove)
 
     def tell() -> None:
         for line in process.stderr or ():

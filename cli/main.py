@@ -19,7 +19,7 @@ COMMANDS = (
 )
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-EXIT_TERMINATED = 143  # 128 + SIGTERM
+_SIGNALLED = 128  # and the signal's number, as shells have it: 143 for SIGTERM
 
 
 class BadInput(click.ClickException):
@@ -67,13 +67,15 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """The console script. Exit code 2 is bad input, 130 an interrupt."""
-    # What a context manager cleans up, it cleans up on SIGTERM too.
+    # What a context manager cleans up, it cleans up on SIGTERM too, and when the terminal closes, but for nohup.
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminate)
     cli()
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    sys.exit(EXIT_TERMINATED)
+    sys.exit(_SIGNALLED + signum)
 
 
 def is_foreseen(error: Exception) -> bool:

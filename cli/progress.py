@@ -6,12 +6,14 @@ Knows streams and clocks; not what is compiled.
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
@@ -49,15 +51,17 @@ class ProgressDisplay:
 
     def __init__(
         self,
-        stream: TextIO,
+        stream: TextIO | None,
         *,
         clock: Callable[[], float] = time.monotonic,
         columns: Callable[[], int] | None = None,
         ticks: bool = True,
     ) -> None:
         self._clock = clock
+        self._is_read = stream is not None  # until writing to it fails: nothing fails for progress
+        stream = stream or io.StringIO()
         self._output: _Output = (
-            _TerminalLine(stream, columns or (lambda: _columns_of(stream))) if stream.isatty() else _Lines(stream)
+            _TerminalLine(stream, columns or partial(_columns_of, stream)) if stream.isatty() else _Lines(stream)
         )
         self._pace = _Pace()
         self._progress: Progress | None = None
@@ -105,24 +109,32 @@ class ProgressDisplay:
             now = self._clock()
             if error is None:
                 self._end_stage(now)
-            self._output.close(self._status(now), is_done=error is None)
+            status = self._status(now)
+            self._write(lambda: self._output.close(status, is_done=error is None))
 
     def _run(self) -> None:
         while not self._ended.wait(_TICK_S):
-            try:
-                self.tick()
-            except (OSError, ValueError):  # nobody reads the stream any more
-                return
+            self.tick()
 
     def _show(self, now: float) -> None:
         self._shown = now
-        self._output.show(self._status(now))
+        status = self._status(now)
+        self._write(lambda: self._output.show(status))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Write to the stream; once that fails, no more."""
+        if self._is_read:
+            try:
+                write()
+            except (OSError, ValueError):
+                self._is_read = False
 
     def _end_stage(self, now: float) -> None:
         if self._progress is not None:
             self._progress = dataclasses.replace(self._progress, done=self._progress.total)
             self._shown = now
-            self._output.end_stage(dataclasses.replace(self._status(now), bytes_per_s=self._pace.mean_bytes_per_s(now)))
+            status = dataclasses.replace(self._status(now), bytes_per_s=self._pace.mean_bytes_per_s(now))
+            self._write(lambda: self._output.end_stage(status))
 
     def _status(self, now: float) -> _Status:
         progress = self._progress

@@ -175,6 +175,7 @@ def compile_model(
         file = stack.enter_context((directory / WEIGHTS).open("wb", buffering=0)).fileno()
         wait_for_disk = stack.enter_context(written_back(file))
         digest = writer.write(file, lambda done, total: report("weights", done, total))
+        writer.check_rounding()
         (directory / TOKENIZER).write_text(compact_tokenizer(opened.tokenizer_json), encoding="utf-8")
         if opened.chat_template is not None:
             (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")

@@ -10,11 +10,12 @@ import ctypes
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from radixlm.runtime.artifact import MANIFEST, WEIGHTS, Artifact
-from radixlm.runtime.errors import RadixLMError
 
 from .preflight import check_space
 from .publish import publish, unpublished
@@ -51,8 +52,11 @@ class InMemory:
         return (self.directory / MANIFEST).is_file()
 
 
-def write_to_disk(directory: Path, output: Path) -> None:
+def write_to_disk(directory: Path, output: Path, opened: Callable[[], None] = lambda: None) -> None:
     """Copy the artifact in `directory`, whose weights are in memory, to `output`, check the copy and publish it.
+
+    Args:
+        opened: called once `directory` is needed no more.
 
     Raises:
         CompileError: the disk is too full.
@@ -63,15 +67,17 @@ def write_to_disk(directory: Path, output: Path) -> None:
         for file in directory.iterdir():
             if file.name != WEIGHTS:
                 shutil.copy(file, copy)
-        _copy_slowly(directory / WEIGHTS, copy / WEIGHTS)
+        with (directory / WEIGHTS).open("rb") as weights:
+            opened()
+            _copy_slowly(weights, copy / WEIGHTS)
         manifest = Artifact.open(copy).manifest  # reads it all, which the next start need not do
         publish(copy, output)
         Artifact(output, manifest).remember_weights()
 
 
-def _copy_slowly(source: Path, destination: Path) -> None:
+def _copy_slowly(reader: BinaryIO, destination: Path) -> None:
     """Copy a file, and wait for the disk now and then, so that other writers do not wait for this one's bytes."""
-    with source.open("rb") as reader, destination.open("wb") as writer:
+    with destination.open("wb") as writer:
         offset = 0
         while count := os.sendfile(writer.fileno(), reader.fileno(), offset, _COPIED_AT_A_TIME):
             os.fdatasync(writer.fileno())
@@ -91,19 +97,27 @@ def be_idle() -> None:
         ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)  # 1: a process, 0: this one
 
 
-def main(directory: str, output: str, lock: str) -> None:
+def main(directory: str, output: str, lock: str, ready: str) -> None:
     """Write an artifact at idle priority, print one line about it, and remove the file `lock`.
 
-    The program of a process that holds the lock and the weights' descriptor, and that outlives its parent.
+    The program of a process that holds the lock and the weights' descriptor, and that outlives its parent. It closes
+    the descriptor `ready` when its parent may remove `directory`, and removes it itself if the parent has ended.
     """
-    be_idle()
+    parent = os.getppid()
+
+    def opened() -> None:
+        os.close(int(ready))
+        be_idle()
+
     try:
-        write_to_disk(Path(directory), Path(output))
+        write_to_disk(Path(directory), Path(output), opened)
         said = f"kept in {output}; the next start takes it from there"
-    except (RadixLMError, OSError) as error:
+    except Exception as error:  # a server that runs has one line of it, whatever it is
         said = f"not kept, so that the next start compiles again: {error}"
     finally:
         with contextlib.suppress(OSError):
             os.unlink(lock)
+    if os.getppid() != parent:
+        shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):  # the parent has ended
         print(said, file=sys.stderr, flush=True)

@@ -54,22 +54,29 @@ def written_back(file: int) -> Iterator[Callable[[], None]]:
     A slow disk takes longer to write weights than the processor to make them, and the system waits half a minute before
     it begins by itself.
     """
-    ended, copy = threading.Event(), os.dup(file)
+    ended, errors = threading.Event(), list[OSError]()
 
     def write_back() -> None:
         try:
             while not ended.wait(_WRITE_BACK_S):
-                os.fdatasync(copy)
-        except OSError:
-            pass  # the last `fsync` says what is wrong
-        finally:
-            os.close(copy)
+                os.fdatasync(file)
+        except OSError as error:  # the system tells it once: the next `fsync` would say that all is well
+            errors.append(error)
 
-    threading.Thread(target=write_back, name="radixlm-write-back", daemon=True).start()
+    def wait() -> None:
+        ended.set()
+        thread.join()
+        if errors:
+            raise errors[0]
+        os.fsync(file)
+
+    thread = threading.Thread(target=write_back, name="radixlm-write-back", daemon=True)
+    thread.start()
     try:
-        yield lambda: os.fsync(file)
+        yield wait
     finally:
         ended.set()
+        thread.join()
 
 
 def publish(directory: Path, output: Path) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact.manifest import TensorKindInfo
 from radixlm.runtime.artifact.model_config import Rope
+from radixlm.runtime.errors import VerificationFailed
 
 from .in_order import in_order
 from .ops.rope_frequencies import rope_frequencies
@@ -33,6 +34,7 @@ from .weights.plan import Array, Matrix, Vector, WeightPlan
 from .weights.quantization import Float32, Weight, rounding_error
 
 _STRIP_NUMBERS = 1 << 20  # numbers of a matrix that a worker has in memory at once
+_MOST_ROUNDING = 0.5  # relative error of a matrix: 4 bits have 0.1, codes in another order 1.4
 _RELEASED_BYTES = 64 << 20  # after so many written ones, the pages of the source are let go
 
 
@@ -137,6 +139,15 @@ class WeightsWriter:
             )
             for label, tensors in sorted(kinds.items())
         }
+
+    def check_rounding(self) -> None:
+        """Raise VerificationFailed if a matrix lost what it says: it was misread, or its numbers fit no kind."""
+        for tensor in self.rounded():
+            if not tensor.relative_error <= _MOST_ROUNDING:
+                raise VerificationFailed(
+                    f"{tensor.name} ({tensor.type}) as {tensor.kind} has a relative error of "
+                    f"{tensor.relative_error:.2g}, at most {_MOST_ROUNDING} is rounding; nothing was published"
+                )
 
     def rounded(self) -> tuple[RoundedTensor, ...]:
         """The matrices whose numbers are not the source's."""

@@ -94,15 +94,15 @@ class KernelCache:
         """Remove the least recently used objects beyond `limit_bytes`. Returns what was removed."""
         for written, path, _ in list(self._files(_TEMPORARY)):
             if written < time.time() - _ABANDONED_S:
-                path.unlink(missing_ok=True)
+                _is_removed(path)
         objects = sorted(self._files(_KEY))
         excess = sum(size for _, _, size in objects) - self.limit_bytes
         num_removed = num_bytes = 0
         for _, path, size in objects:
             if num_bytes >= excess:
                 break
-            path.unlink(missing_ok=True)
-            num_removed, num_bytes = num_removed + 1, num_bytes + size
+            if _is_removed(path):
+                num_removed, num_bytes = num_removed + 1, num_bytes + size
         return CacheStats(num_removed, num_bytes)
 
     def clear(self) -> CacheStats:
@@ -121,3 +121,12 @@ class KernelCache:
                     if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                         status = entry.stat(follow_symlinks=False)
                         yield status.st_mtime, Path(entry.path), status.st_size
+
+
+def _is_removed(path: Path) -> bool:
+    """Remove a file. Returns whether this process did; another may, or the folder may be read-only."""
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True

@@ -95,8 +95,12 @@ def build_library(
 
 
 def _key(function: Any, target: Target) -> str:
-    """Hash all that decides the object: the function's TIR, the target, TVM's version and ours."""
-    decides = [_structural_hash(function, False, False), target.llvm_options, _MAKER]
+    """Hash all that decides the object: the function's TIR, the target, TVM's version and ours.
+
+    The names of an entry point's arguments are in its errors, and not in the structural hash.
+    """
+    names = [parameter.name for parameter in function.params] if _SYMBOL in function.attrs else []
+    decides = [_structural_hash(function, False, False), names, target.llvm_options, _MAKER]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
 

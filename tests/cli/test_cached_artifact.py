@@ -105,6 +105,18 @@ def test_a_server_answers_503_while_it_compiles_and_then_serves(source: Path, ca
     _kept(cache)
 
 
+def test_a_command_that_ends_before_its_writer_has_begun_keeps_the_artifact(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow").mkdir()
+    slow = "import sys, time\nif 'radixlm.compile.in_memory' in ' '.join(sys.orig_argv): time.sleep(2)\n"
+    (tmp_path / "slow" / "sitecustomize.py").write_text(slow)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "slow"))
+    assert _run("generate", source, *ARGUMENTS).returncode == 0
+    assert cached_artifact._is_whole(_kept(cache))
+    assert len(list(cache.iterdir())) == 1
+
+
 def test_a_server_says_when_its_model_is_kept(source: Path, cache: Path) -> None:
     process = _start("serve", source, "--port", "0")
     assert process.stderr is not None

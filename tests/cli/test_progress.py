@@ -236,3 +236,19 @@ def test_a_compile_on_a_real_terminal_is_one_line(tiny_source: Path, tmp_path: P
         *("start", "read", "build", "weights", "verify", "publish", "done")
     ]
     assert "100%" in drawn[-1]
+
+
+@pytest.mark.parametrize("fails", [OSError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
+def test_a_stream_that_nobody_reads_ends_the_display_and_not_the_work(fails: Exception) -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise fails
+
+    with ProgressDisplay(Broken()) as display:
+        display(Progress("read", 0, 1))
+        display(Progress("build", 0, 1, STAGES))
+
+
+def test_without_a_stream_nothing_is_shown() -> None:
+    with ProgressDisplay(None) as display:
+        display(Progress("read", 0, 1))

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ def test_a_full_disk_is_told_and_left_as_it_was(
     lock = output.with_suffix(".lock")
     lock.touch()
     monkeypatch.setattr(in_memory, "be_idle", lambda: None)
-    in_memory.main(str(place.directory), str(output), str(lock))
+    _, writer = os.pipe()
+    in_memory.main(str(place.directory), str(output), str(lock), str(writer))
     assert "not kept, so that the next start compiles again" in capsys.readouterr().err
     assert not lock.exists()
 
@@ -86,8 +88,8 @@ def test_a_copy_that_differs_is_not_published(
 ) -> None:
     compile_model(tiny_source, output, quantize="q4", in_memory=place)
 
-    def broken(source: Path, destination: Path) -> None:
-        data = bytearray(source.read_bytes())
+    def broken(weights: BinaryIO, destination: Path) -> None:
+        data = bytearray(weights.read())
         data[-1000] ^= 1
         destination.write_bytes(data)
 

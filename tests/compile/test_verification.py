@@ -8,10 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from radixlm.compile import compile_model, compiler, verification, weights_file
 from radixlm.compile.ops import functions
 from radixlm.compile.ops.program import Stored
+from radixlm.compile.sources import gguf_blocks
 from radixlm.compile.verification import Verification
 from radixlm.runtime.errors import VerificationFailed
 
@@ -138,3 +140,21 @@ def test_an_output_matrix_that_is_not_the_embeddings_is_found(
     monkeypatch.setattr(compiler, "build_module", build)
     with pytest.raises(VerificationFailed, match="logits differ from the NumPy evaluation"):
         compiled(tiny_source, tmp_path, quantize="f32", kv_dtype="f32")
+
+
+def test_codes_that_are_decoded_in_another_order_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_tiny: MakeTiny
+) -> None:
+    """The decoder writes the file and is the reference, too: only the format's own formula shows its faults."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_attention_heads": 4}
+    source = write(tmp_path / "grid.gguf", make_tiny(num_hidden_layers=2, **sizes), lambda name: "IQ3_S")
+    blocks = gguf_blocks._BLOCKS["IQ3_S"]
+    assert isinstance(blocks, gguf_blocks._Grid)
+
+    def reversed_codes(data: Any) -> Any:
+        parts = blocks.parts(data)
+        return replace(parts, codes=np.ascontiguousarray(parts.codes[:, ::-1]))
+
+    monkeypatch.setitem(gguf_blocks._BLOCKS, "IQ3_S", replace(blocks, parts=reversed_codes))
+    with pytest.raises(VerificationFailed, match=r"IQ3_S.* has a relative error of 1\.4"):
+        compiled(source, tmp_path)

@@ -95,6 +95,20 @@ def test_a_folder_that_cannot_be_written_is_an_empty_cache(tmp_path: Path) -> No
     assert cache.stats() == cache.prune() == cache.clear() == CacheStats(0, 0)
 
 
+def test_a_folder_that_became_read_only_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KernelCache(tmp_path, limit_bytes=0)
+    cache.put(KEYS[0], b"object")
+    (tmp_path / ".new-killed").write_bytes(b"half")
+    os.utime(tmp_path / ".new-killed", (0, 0))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert cache.prune() == CacheStats(0, 0)
+    assert cache.get(KEYS[0]) == b"object"
+
+
 def _hammer(directory: Path, seed: int) -> None:
     cache = KernelCache(directory, limit_bytes=3 * 1032)
     for round_ in range(150):
