@@ -205,9 +205,7 @@ def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[_Lock]:
             except BlockingIOError:
                 when_busy()
                 fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
-            if (
-                os.fstat(lock.descriptor).st_nlink == 0
-            ):  # the process that held it has removed it: others lock a new file
+            if os.fstat(lock.descriptor).st_nlink == 0:  # its last owner removed the file: others lock a new one
                 continue
             try:
                 yield lock
