@@ -50,8 +50,8 @@ def specs() -> list[dict[str, Any]]:
     rows = [{"features": "none", "shape": SHAPES[0], "target": target} for target in TARGETS.values()]
     others = [target for target in TARGETS.values() if target is not NATIVE]
     for number, name in enumerate(FEATURES):
-        # The soft cap keeps the shape it always had. At three others up to 0.2 % of the numbers are off by at most 9e-4,
-        # alike on two targets, as if a weight's code were rounded the other way than NumPy's. That was not traced.
+        # The soft cap keeps the shape it always had. At three others up to 0.2 % of the numbers are off by at most
+        # 9e-4, alike on two targets, as if a code were rounded the other way than NumPy's. That was not traced.
         shape = SHAPES[0] if name == "soft cap" else SHAPES[(number + 7) % len(SHAPES)]
         rows.append({"features": name, "shape": shape, "target": NATIVE})
         rows.append({"features": name, "shape": SHAPES[0], "target": others[number % len(others)]})
