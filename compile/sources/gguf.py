@@ -26,6 +26,7 @@ from .model_tensors import ModelTensors
 from .source import TensorInfo
 
 _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
+_EXPECTED_BYTES = 16 << 10  # of each tensor, which begin it: a row says how a matrix is stored
 
 
 class GGUFSource:
@@ -88,9 +89,10 @@ class GGUFSource:
         """Over the header, the file's size and the beginning of each tensor."""
         digest = hashlib.sha256(self._file.data[: self._file.header_bytes].data)
         digest.update(len(self._file.data).to_bytes(8, "little"))
-        for tensor in self._file.tensors.values():
-            start = self._file.data[tensor.data_offset :][: min(tensor.n_bytes, _SAMPLE_BYTES)]
-            digest.update(start.data)
+        samples = [(tensor.data_offset, min(tensor.n_bytes, _SAMPLE_BYTES)) for tensor in self._file.tensors.values()]
+        self._file.expect((start, _EXPECTED_BYTES) for start, _ in samples)
+        for start, size in samples:
+            digest.update(self._file.data[start:][:size].data)
         return digest.hexdigest()
 
 

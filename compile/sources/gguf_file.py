@@ -7,7 +7,9 @@ Arrays are read at once instead of element by element: SmolLM2's 49,152 tokens t
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from .checkpoint import one_line
 
 MAX_STRINGS = 1 << 22  # in one array: the largest vocabulary that a manifest may have
 NOT_READ = "which cannot be read here; take a Q4_K_M, Q8_0 or F16 file of the same model"  # said of a tensor's type
+_LENGTH = struct.Struct("<Q").unpack_from  # of a string
 _TYPE_IDS = frozenset(gguf.GGML_QUANT_SIZES)
 
 
@@ -32,7 +35,7 @@ class GGUFFile:
         try:
             with np.errstate(over="raise"):
                 reader = _BoundedReader(path)
-                self.metadata = {key: field.contents() for key, field in reader.fields.items()}
+                self.metadata = {key: _contents(field) for key, field in reader.fields.items()}
         except OSError as error:
             raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
         except SourceError:
@@ -51,6 +54,13 @@ class GGUFFile:
         data = self.data[at : at + tensor.n_bytes]
         return data if len(tensor.shape) == 1 else data.reshape(int(np.prod(tensor.shape[1:])), -1)
 
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Have the disk read ranges of bytes, `(start, size)`, all at once rather than each when it is needed."""
+        if hasattr(os, "posix_fadvise"):
+            with self.path.open("rb") as file:
+                for start, size in ranges:
+                    os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+
     def release(self) -> None:
         """Let go of the pages that have been read; they are read again when they are asked for."""
         memory = getattr(self.data, "base", None)
@@ -63,6 +73,13 @@ class GGUFFile:
         """Drop the mapping; arrays that came from it keep it alive until they go."""
         self.tensors = {}
         self.data = np.empty(0, np.uint8)
+
+
+def _contents(field: gguf.ReaderField) -> Any:
+    """The value of a field; strings of an array are decoded here, since the package takes a microsecond for each."""
+    if field.types != [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING]:
+        return field.contents()
+    return [bytes(field.parts[index]).decode() for index in field.data]
 
 
 class _BoundedReader(gguf.GGUFReader):
@@ -111,9 +128,9 @@ class _BoundedReader(gguf.GGUFReader):
         for _ in range(count):
             if at + 8 > end:
                 raise EOFError(f"truncated: it has {end} bytes and needs {at + 8} at least")
-            (length,) = struct.unpack_from("<Q", data, at)
-            at += 8 + length
+            begin = at + 8
+            at = begin + _LENGTH(data, at)[0]
             if at > end:
                 raise EOFError(f"truncated: it has {end} bytes and needs {at} at least")
-            strings.append(data[at - length : at])
+            strings.append(data[begin:at])
         return at - start, strings

@@ -7,12 +7,12 @@ Knows three kinds of tokenizer: byte-level BPE (`gpt2`), whose way of cutting te
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import msgspec
 from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
@@ -107,7 +107,7 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
         "post_processor": _post_processor(vocabulary),
         **parts,
     }
-    text = json.dumps(whole, ensure_ascii=False)
+    text = msgspec.json.encode(whole).decode()
     try:
         Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
