@@ -23,7 +23,7 @@ def in_order(work: Callable[[T], R], items: Iterable[T]) -> Generator[tuple[T, R
     try:
         for item in items:
             waiting.append((item, pool.submit(work, item)))
-            if len(waiting) > 2 * num_workers:
+            if len(waiting) > num_workers + 1:
                 first, future = waiting.popleft()
                 yield first, future.result()
         while waiting:

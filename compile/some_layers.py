@@ -22,6 +22,7 @@ from .weights.plan import WeightPlan
 Weights = npt.NDArray[np.uint8]
 
 _MAP_FIXED = 0x10
+_MADV_HUGEPAGE = 14
 
 
 @contextmanager
@@ -78,5 +79,8 @@ def _clear(memory: Weights) -> None:
     flags, target = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, address + first
     if libc.mmap(target, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != target:
         raise CompileError(f"{size} bytes of zeros cannot be mapped (errno {ctypes.get_errno()})")
+    libc.madvise(
+        ctypes.c_void_p(target), ctypes.c_size_t(size), _MADV_HUGEPAGE
+    )  # a page fault for 2 MiB, not for 4 KiB
     memory[:first] = 0
     memory[first + size :] = 0

@@ -33,7 +33,7 @@ from .weights.packing import PackedWeight, pack, pack_planes
 from .weights.plan import Array, Matrix, Vector, WeightPlan
 from .weights.quantization import Float32, Weight, rounding_error
 
-_STRIP_NUMBERS = 1 << 20  # numbers of a matrix that a worker has in memory at once
+_STRIP_NUMBERS = 1 << 21  # numbers of a matrix that a worker has in memory at once
 _MOST_ROUNDING = 0.5  # relative error of a matrix: 4 bits have 0.1, codes in another order 1.4
 _RELEASED_BYTES = 64 << 20  # after so many written ones, the pages of the source are let go
 
