@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from radixlm.compile.sources import default_model
+from radixlm.runtime.artifact import cache_dir
 
 from .goldens.tiny_models import TINY_MODELS
 from .real_models import GEMMA_3_270M, QWEN_2_5_CODER, real_model
@@ -52,6 +53,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         terminalreporter.section("compilation targets")
         for line in lines:
             terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def share_kernels() -> None:
+    """Tests that choose a cache folder, and the commands that they start, take kernels from the user's all the same."""
+    os.environ.setdefault("RADIXLM_KERNEL_CACHE", str(cache_dir() / "kernels"))
 
 
 @pytest.fixture(scope="session", autouse=True)
