@@ -2,7 +2,8 @@
 
 Knows keys, the cache folder, its locks and the command that compiles. That command is a process of its own, so that
 what serves has the same memory the first time as later, and never loads the compiler. It leaves the artifact in memory,
-where it is used at once. Another process writes it to the cache folder meanwhile, and goes on when this one ends.
+where it is used at once. Meanwhile it compares the weights with the source and writes the artifact to the cache folder,
+and goes on when this process ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 from radixlm.runtime.artifact import MANIFEST, Artifact, cache_dir
@@ -40,9 +42,7 @@ _MODEL_FILES = {".json", ".safetensors", ".model", ".jinja", ".bin"}  # of a dir
 _PACKAGE = Path(__file__).resolve().parent.parent
 _COMPILER = ("compile", "tokenizer_fix", "runtime/artifact")
 _KEY_DIGITS = 16
-_PYTHON = (sys.executable, "-P", "-c")
-_RADIXLM = (*_PYTHON, "from radixlm.cli.main import main; main()")
-_WRITER = (*_PYTHON, "import sys; from radixlm.compile.in_memory import main; main(*sys.argv[1:])")
+_RADIXLM = (sys.executable, "-P", "-c", "from radixlm.cli.main import main; main()")
 _SHARE_OF_MEMORY = 0.6  # of what is available, for weights in memory: unlike a mapped file they cannot be dropped
 _SMALL_FILES_BYTES = 64 << 20  # at most, all but the weights
 
@@ -60,8 +60,8 @@ def artifact_of(
 ) -> Path:
     """Return the artifact of `model`. It is compiled first if the cache folder has none of this source.
 
-    A fresh artifact is in memory: this process can open it until it ends. It is written to the cache folder meanwhile,
-    at idle priority.
+    A fresh artifact is in memory: this process can open it until it ends. At idle priority its weights are compared
+    with the source, and it is written to the cache folder. Should they differ, this process ends by SIGTERM.
 
     Args:
         model: an artifact, or what `radixlm compile` takes.
@@ -99,12 +99,14 @@ def artifact_of(
                 _compile([*arguments, "--", model], [lock.descriptor], say)
                 return path
             with _in_memory(path) as memory:
-                place = ("--in-memory", str(memory.directory), str(memory.weights_fd), str(memory.limit_bytes))
-                _compile([*arguments, *place, "--", model], [lock.descriptor, memory.weights_fd], say)
+                status = _Pipe()
+                numbers = (memory.weights_fd, memory.limit_bytes, status.writer.fileno())
+                place = ("--in-memory", str(memory.directory), *map(str, numbers), str(lock.path))
+                process = _compile([*arguments, *place, "--", model], [lock.descriptor, memory.weights_fd], say, status)
                 if not memory.is_used:  # too large for the memory
                     return path
-                _write_in_background(memory, path, lock, kept)
                 lock.hand_over()
+                _watch(process, status.reader, kept)
                 return memory.directory
     except OSError as error:
         raise CompileError(
@@ -234,66 +236,79 @@ def _in_memory(path: Path) -> Iterator[InMemory]:
         yield memory
         is_left = memory.is_used
     finally:
-        if not is_left:
+        if is_left:
+            atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        else:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(weights_fd)
 
 
-def _write_in_background(memory: InMemory, path: Path, lock: _Lock, kept: Say | None) -> None:
-    """Start the process that writes an artifact to the cache folder; `kept` gets what it says at its end.
+class _Pipe:
+    """Both ends of a pipe; lines are read one by one, and no more than a line at once."""
 
-    The directory is removed when this process ends, but not before the writer has opened what is in it.
-    """
-    ready, when_ready = os.pipe()
-    process = subprocess.Popen(
-        [*_WRITER, str(memory.directory), str(path), str(lock.path), str(when_ready)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL if kept is None else subprocess.PIPE,
-        text=True,
-        pass_fds=(lock.descriptor, memory.weights_fd, when_ready),
-        start_new_session=True,
-    )
-    os.close(when_ready)
+    def __init__(self) -> None:
+        reader, writer = os.pipe()
+        self.reader = os.fdopen(reader, "rb", buffering=0)
+        self.writer = os.fdopen(writer, "wb", buffering=0)
 
-    def remove() -> None:
-        os.read(ready, 1)  # its end, for nothing is written
-        shutil.rmtree(memory.directory, ignore_errors=True)
 
-    atexit.register(remove)
+def _watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) -> None:
+    """Have a thread tell `kept` whether the artifact is in the cache folder. Wrong weights end this process."""
+    from radixlm.compile.in_memory import NOT_KEPT, WRONG
 
-    def tell() -> None:
-        for line in process.stderr or ():
-            if kept is not None:
-                kept(line.rstrip())
+    def watch() -> None:
+        with status:
+            said = (
+                status.readline().decode().rstrip() or f"{NOT_KEPT}: the process that writes it to the disk was killed"
+            )
         process.wait()
+        if said.startswith(WRONG):
+            click.echo(f"Error: {said.removeprefix(WRONG).lstrip()}", err=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif kept is not None:
+            kept(said)
 
-    threading.Thread(target=tell, name="radixlm-kept", daemon=True).start()
+    threading.Thread(target=watch, name="radixlm-kept", daemon=True).start()
 
 
-def _compile(arguments: Sequence[str], descriptors: Sequence[int], say: Say | None) -> None:
-    """Run `radixlm compile`. It has `descriptors` while it runs, and ends with this process, but for a SIGKILL."""
+def _compile(
+    arguments: Sequence[str],
+    descriptors: Sequence[int],
+    say: Say | None,
+    status: _Pipe | None = None,
+) -> subprocess.Popen[str]:
+    """Run `radixlm compile` to its end, or until it says that the artifact can be used.
+
+    Until then it ends with this process, but for a SIGKILL.
+
+    Args:
+        descriptors: which it has while it runs.
+        status: through which it says that.
+    """
     debug = click.get_current_context().find_root().params.get("debug")
     command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
-    # In a process group of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
+    # In a session of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None if say is None else subprocess.PIPE,
         text=True,
-        pass_fds=tuple(descriptors),
-        process_group=0,
+        pass_fds=(*descriptors, *([] if status is None else [status.writer.fileno()])),
+        start_new_session=True,
     )
-    said = ""
+    said, is_ready = "", False
     try:
+        if status is not None:
+            status.writer.close()
         for line in process.stderr or ():
             said = line.rstrip()
             if say is not None and not said.startswith("Error: "):
                 say(said)
-        code = process.wait()
+        is_ready = status is not None and status.reader.readline() != b""
+        code = 0 if is_ready else process.wait()
     finally:
-        if process.poll() is None:
+        if not is_ready and process.poll() is None:
             process.terminate()
             process.wait()
     if code < 0:
@@ -302,3 +317,4 @@ def _compile(arguments: Sequence[str], descriptors: Sequence[int], say: Say | No
         raise CompileError(said.removeprefix("Error: "))
     if code:
         raise click.exceptions.Exit(code)
+    return process

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from radixlm.compile.compiler import CompileReport
     from radixlm.compile.kv_layout import KVChoice
     from radixlm.compile.stored_weights import Quantize
 
@@ -53,7 +54,11 @@ if TYPE_CHECKING:
 )
 @click.option("--name", help="What servers call the model.  [default: the output's]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
-@click.option("--in-memory", type=(click.Path(path_type=Path), int, int), hidden=True)  # what `InMemory` takes
+@click.option(
+    "--in-memory",
+    type=(click.Path(path_type=Path), int, int, int, click.Path(path_type=Path)),  # of `InMemory`, and of its `keep`
+    hidden=True,
+)
 def command(
     source: str,
     output: Path,
@@ -63,7 +68,7 @@ def command(
     context_length: int | None,
     name: str | None,
     as_json: bool,
-    in_memory: tuple[Path, int, int] | None,
+    in_memory: tuple[Path, int, int, int, Path] | None,
 ) -> None:
     """Compile SOURCE into an artifact.
 
@@ -75,28 +80,26 @@ def command(
     radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
-    from radixlm.compile.in_memory import InMemory
+    from radixlm.compile.in_memory import InMemory, keep
     from radixlm.compile.preflight import check_ready
 
     from .progress import ProgressDisplay
 
-    place = None if in_memory is None else InMemory(*in_memory)
+    place = None if in_memory is None else InMemory(*in_memory[:3])
     check_ready(source, output, quantize, needs_space=place is None)
-    with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
-        from radixlm.compile import compile_model  # a second and a half: the clock ticks meanwhile
+    with ExitStack() as stack:
+        with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
+            from radixlm.compile.compiler import CompileOptions, fresh_artifact  # a second: the clock ticks meanwhile
 
-        report = compile_model(
-            source,
-            output,
-            quantize=quantize,
-            target=target,
-            kv_dtype=kv_dtype,
-            context_length=context_length,
-            name=name,
-            progress=progress,
-            in_memory=place,
-        )
+            options = CompileOptions(quantize, target, kv_dtype, context_length, name)
+            fresh = stack.enter_context(fresh_artifact(source, output, options, progress=progress, in_memory=place))
+            report = fresh.report if fresh.is_in_memory else fresh.publish()
+        _tell(report, quantize, as_json=as_json)
+        if place is not None and in_memory is not None and fresh.is_in_memory:
+            keep(place, output, fresh.check_weights, status_fd=in_memory[3], lock=in_memory[4])
 
+
+def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
     import msgspec
 
     from .inspect import appended_suffix
@@ -112,4 +115,4 @@ def command(
             click.secho(f"{change}: relative error {tensor.relative_error:.2g}", err=True)
     use = "chat" if report.template_fault is None else "serve"
     click.echo(f"appended suffix: {appended_suffix(report.manifest)}")
-    click.echo(f"{output} is ready: radixlm {use} {output}")
+    click.echo(f"{report.path} is ready: radixlm {use} {report.path}")

@@ -1,14 +1,15 @@
-"""A model source becomes an artifact: plan, build, write, run it against plain NumPy, publish.
+"""A model source becomes an artifact: read, build, write, compare with plain NumPy, publish.
 
 Nothing appears at the destination before the fresh artifact has agreed with the reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -24,17 +25,20 @@ from radixlm.runtime.artifact import (
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     FileInfo,
+    KVLayout,
     Manifest,
     ModuleInfo,
     QuantizationInfo,
     TargetInfo,
     TokenizerInfo,
 )
+from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.tokenizer_fix import profile_tokenizer
 
 from .codegen.kernel_cache import KernelCache
+from .codegen.library import Library
 from .codegen.targets import TRIPLE, Target, find_target
 from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
@@ -51,12 +55,13 @@ from .ops.rows import Limits
 from .preflight import check_ready, check_space
 from .progress import Progress, Stage, expected_stages
 from .publish import publish, unpublished, written_back
-from .sources import open_source
+from .sources import Source, open_source
 from .stored_weights import Quantize, StoredWeights
 from .token_bytes import artifact_token_bytes, source_token_bytes
-from .verification import Verification, verify_artifact
+from .verification import Verification, check_logits
 from .weights.plan import WeightPlan
 from .weights_file import RoundedTensor, WeightsWriter
+from .written_weights import WrittenWeights
 
 MAX_NUM_TOKENS = 512  # of one forward
 MAX_NUM_LOGITS = 64
@@ -88,7 +93,6 @@ def compile_model(
     context_length: int | None = None,
     name: str | None = None,
     progress: Callable[[Progress], None] | None = None,
-    in_memory: InMemory | None = None,
 ) -> CompileReport:
     """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing one that is there.
 
@@ -98,7 +102,6 @@ def compile_model(
         target: a name of `codegen.targets.TARGETS`, or `native`.
         context_length: most tokens of a sequence; by default as many as the model was trained for.
         name: what servers call the model; by default the output's.
-        in_memory: takes the artifact instead of `output`, unless its weights are too large for it.
 
     Raises:
         SourceError: the source cannot be used.
@@ -106,125 +109,261 @@ def compile_model(
         CompileError: there is no C compiler, the disk is too full, or the build failed.
         VerificationFailed: the artifact disagrees with the reference.
     """
-    _check_choice("quantize", quantize, get_args(Quantize))
-    _check_choice("kv_dtype", kv_dtype, get_args(KVChoice))
-    if name is not None and not 1 <= len(name) <= 256:
-        raise InvalidParameter(f"name has {len(name)} characters; it may have 1 to 256")
-    output, chosen_target = Path(output), find_target(target)
-    check_ready(source, output, quantize, needs_space=in_memory is None)
+    options = CompileOptions(quantize, target, kv_dtype, context_length, name)
+    with fresh_artifact(source, output, options, progress=progress) as fresh:
+        return fresh.publish()
 
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The arguments of `compile_model` that decide what is compiled."""
+
+    quantize: Quantize = "keep"
+    target: str = "native"
+    kv_dtype: KVChoice = "auto"
+    context_length: int | None = None
+    name: str | None = None
+
+    def check(self) -> None:
+        """Raise InvalidParameter if a field is out of range."""
+        _check_choice("quantize", self.quantize, get_args(Quantize))
+        _check_choice("kv_dtype", self.kv_dtype, get_args(KVChoice))
+        if self.name is not None and not 1 <= len(self.name) <= 256:
+            raise InvalidParameter(f"name has {len(self.name)} characters; it may have 1 to 256")
+
+
+@dataclass(frozen=True)
+class FreshArtifact:
+    """A complete artifact that is not published. It agrees with the reference, in memory as far as its logits show.
+
+    Attributes:
+        artifact: in a directory that is removed with the context of `fresh_artifact`, or in memory.
+        report: of the compile, as if it were published.
+        is_in_memory: its weights were not compared yet.
+    """
+
+    artifact: Artifact
+    report: CompileReport
+    is_in_memory: bool
+    _weights: WrittenWeights
+    _progress: _Reporter
+    _wait_for_disk: Callable[[], None]
+
+    def check_weights(self) -> int:
+        """Compare all weights with the source; return how many rows were compared by the source's own formula.
+
+        Raises:
+            VerificationFailed: they differ.
+        """
+        return self._weights.check(lambda compared, total: None)
+
+    def publish(self) -> CompileReport:
+        """Put the artifact, which is on the disk, in its place."""
+        self._progress("publish", 0, 1)
+        self._wait_for_disk()
+        publish(self.artifact.path, self.report.path)
+        Artifact(self.report.path, self.artifact.manifest).remember_weights()
+        self._progress("publish", 1, 1)
+        return self.report
+
+
+@contextmanager
+def fresh_artifact(
+    source: str | Path,
+    output: str | Path,
+    options: CompileOptions,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    in_memory: InMemory | None = None,
+) -> Iterator[FreshArtifact]:
+    """Compile `source`, and give the artifact before it is published at `output`. Raises as `compile_model` does.
+
+    Args:
+        in_memory: takes the artifact, unless its weights are too large for it.
+    """
+    options.check()
+    output, target = Path(output), find_target(options.target)
+    check_ready(source, output, options.quantize, needs_space=in_memory is None)
     with ExitStack() as stack:
-        check_interrupted = stack.enter_context(interrupts_kept())
-        stages: tuple[Stage, ...] = ()  # until the source was read
-
-        def report(stage: str, done: int, total: int) -> None:
-            check_interrupted()
-            if progress is not None:
-                progress(Progress(stage, done, total, stages))
-
-        received_bytes = 0
-
-        def downloaded(done: int, total: int) -> None:  # in threads of its own, where no signal arrives
-            nonlocal received_bytes
-            received_bytes = total
-            if progress is not None:
-                progress(Progress("download", done, total, expected_stages(weights_bytes=total, received_bytes=total)))
-
+        stack.enter_context(_without_collections())
+        reporter = _Reporter(progress, stack.enter_context(interrupts_kept()))
         if Path(source).exists():
-            report("read", 0, 1)
-        opened = stack.enter_context(open_source(source, progress=downloaded))
-        report("read", 0, 1)
-        length = chosen_context_length(opened.config, context_length)
-        config = resolved(opened.config, length)
-        check_implemented(str(source), config)
-        template_fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
-        layout = kv_layout(config, kv_dtype, chosen_target)
-        weights = StoredWeights(opened, quantize)
-        plan = WeightPlan(weights.kinds, weights.sorted_inputs)
-        limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
-        ops = Ops(config, layout, limits, chosen_target, plan)
-        decoder_of(config).forward(ops)
-        if in_memory is not None and plan.num_bytes <= in_memory.limit_bytes:
-            output = directory = in_memory.prepare()
+            reporter("read", 0, 1)
+        opened = stack.enter_context(open_source(source, progress=reporter.downloaded))
+        reporter("read", 0, 1)
+        planned = _planned(str(source), opened, options, target)
+        is_in_memory = in_memory is not None and planned.plan.num_bytes <= in_memory.limit_bytes
+        if in_memory is not None and is_in_memory:
+            directory = in_memory.prepare()
         else:
-            check_space(output.parent, plan.num_bytes)
+            check_space(output.parent, planned.plan.num_bytes)
             directory = stack.enter_context(unpublished(output))
-        expected = partial(expected_stages, weights_bytes=plan.num_bytes, received_bytes=received_bytes)
-        stages = expected(num_kernels=len(ops.program.kernels))
-        report("read", 1, 1)
+        reporter.weights_bytes = planned.plan.num_bytes
+        reporter.expect(num_kernels=len(planned.ops.program.kernels))
+        reporter("read", 1, 1)
+        planned.build(reporter.built).export(directory / MODULE)
+        reporter("build", 1, 1)
 
-        def compiled(done: int, missing: int) -> None:
-            nonlocal stages
-            stages = expected(num_kernels=missing)
-            report("build", done, missing + 1)
-
-        library = build_module(
-            ops.program,
-            plan,
-            config,
-            layout,
-            limits.num_tokens,
-            chosen_target,
-            KernelCache.of_user(),
-            compiled,
-        )
-        library.export(directory / MODULE)
-        report("build", 1, 1)
-
-        writer = WeightsWriter(weights, plan, config.ropes)
-        file = stack.enter_context((directory / WEIGHTS).open("wb", buffering=0)).fileno()
+        tokenizer = stack.enter_context(ThreadPoolExecutor(1)).submit(_tokenizer, opened.tokenizer_json)
+        file = stack.enter_context((directory / WEIGHTS).open("w+b", buffering=0)).fileno()
         wait_for_disk = stack.enter_context(written_back(file))
-        digest = writer.write(file, lambda done, total: report("weights", done, total))
+        writer = WeightsWriter(planned.weights, planned.plan, planned.config.ropes)
+        digest = writer.write(file, lambda done, total: reporter("weights", done, total))
         writer.check_rounding()
-        (directory / TOKENIZER).write_text(compact_tokenizer(opened.tokenizer_json), encoding="utf-8")
+        text, profile = tokenizer.result()
+        (directory / TOKENIZER).write_text(text, encoding="utf-8")
         if opened.chat_template is not None:
             (directory / CHAT_TEMPLATE).write_text(opened.chat_template, encoding="utf-8")
-        manifest = Manifest(
+        infos = _file_infos(directory, {WEIGHTS: digest})
+        name = _name(output) if options.name is None else options.name
+        write_manifest(directory, planned.manifest(name, writer, profile, infos))
+        artifact = Artifact.open(directory, check_weights=False)  # their digest was made while they were written
+        written = WrittenWeights(file, artifact.data_offset(), planned.plan, planned.weights)
+        num_rows, half = 0, reporter.part_of("verify", 0, 0.5)
+        if not is_in_memory:  # at first, because it names the tensor that is wrong
+            num_rows = written.check(lambda compared, total: half(compared / total))
+        done = reporter.part_of("verify", 0 if is_in_memory else 0.5, 1)
+        verification = check_logits(artifact, planned.plan, planned.weights, planned.ops.rounded_inputs, done)
+        verification = replace(verification, num_rows=num_rows)
+        if is_in_memory:
+            artifact.remember_weights()  # it is opened where it is
+        fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
+        report = CompileReport(output, artifact.manifest, verification, fault, writer.rounded())
+        yield FreshArtifact(artifact, report, is_in_memory, written, reporter, wait_for_disk)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Have Python not look for unused cycles: expressions of TIR are many, live long, and make it look often."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Reporter:
+    """Passes on the progress, with the stages that are expected by now, and lets a signal end the compile."""
+
+    def __init__(self, progress: Callable[[Progress], None] | None, check_interrupted: Callable[[], None]) -> None:
+        self._progress, self._check_interrupted = progress, check_interrupted
+        self._stages: tuple[Stage, ...] = ()  # until the source was read
+        self._received_bytes = 0
+        self.weights_bytes = 0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        self._check_interrupted()
+        if self._progress is not None:
+            self._progress(Progress(stage, done, total, self._stages))
+
+    def expect(self, *, num_kernels: int) -> None:
+        """Expect so many kernels to be compiled."""
+        self._stages = expected_stages(
+            weights_bytes=self.weights_bytes, received_bytes=self._received_bytes, num_kernels=num_kernels
+        )
+
+    def downloaded(self, done: int, total: int) -> None:
+        """So many bytes of a source are here. Called in other threads, where no signal arrives."""
+        self._received_bytes = total
+        if self._progress is not None:
+            stages = expected_stages(weights_bytes=total, received_bytes=total)
+            self._progress(Progress("download", done, total, stages))
+
+    def built(self, done: int, missing: int) -> None:
+        """So many of the kernels that the cache did not have are compiled."""
+        self.expect(num_kernels=missing)
+        self("build", done, missing + 1)
+
+    def part_of(self, stage: str, begin: float, end: float) -> Callable[[float], None]:
+        """A function of the share of a part of a stage that is done. It is counted as bytes of the artifact."""
+        total = self.weights_bytes
+        return lambda share: self(stage, int(total * (begin + (end - begin) * share)), total)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What will be in an artifact: the configuration, where each weight lies, and the program in kernels."""
+
+    source: Source
+    options: CompileOptions
+    target: Target
+    config: ModelConfig
+    layout: KVLayout
+    weights: StoredWeights
+    plan: WeightPlan
+    limits: Limits
+    ops: Ops
+
+    def build(self, report: Callable[[int, int], None]) -> Library:
+        """Compile the kernels that the cache does not have; `report` gets how many of how many."""
+        return build_module(
+            self.ops.program,
+            self.plan,
+            self.config,
+            self.layout,
+            self.limits.num_tokens,
+            self.target,
+            KernelCache.of_user(),
+            report,
+        )
+
+    def manifest(
+        self, name: str, writer: WeightsWriter, profile: dict[str, object], files: dict[str, FileInfo]
+    ) -> Manifest:
+        """The manifest, once the weights are written."""
+        source, target = self.source, self.target
+        return Manifest(
             format_version=FORMAT_VERSION,
-            name=_name(output) if name is None else name,
-            model=config,
-            context_length=length,
+            name=name,
+            model=self.config,
+            context_length=self.limits.context_length,
             quantization=QuantizationInfo(
-                mode=quantize,
+                mode=self.options.quantize,
                 kinds=writer.kind_infos(),
-                token_bytes=artifact_token_bytes(weights),
-                source_token_bytes=source_token_bytes(opened),
+                token_bytes=artifact_token_bytes(self.weights),
+                source_token_bytes=source_token_bytes(source),
             ),
-            kv=layout,
-            target=_target_info(chosen_target),
+            kv=self.layout,
+            target=TargetInfo(name=target.name, triple=TRIPLE, mcpu=target.mcpu, features=target.features),
             module=ModuleInfo(
-                entry_points=entry_points(config),
-                max_num_tokens=limits.num_tokens,
-                max_num_logits=limits.num_logits,
-                workspace_bytes=ops.program.workspace_bytes,
-                top_logits_scratch=num_maxima(config.vocab_size),
-                weights_bytes=plan.num_bytes,
+                entry_points=entry_points(self.config),
+                max_num_tokens=self.limits.num_tokens,
+                max_num_logits=self.limits.num_logits,
+                workspace_bytes=self.ops.program.workspace_bytes,
+                top_logits_scratch=num_maxima(self.config.vocab_size),
+                weights_bytes=self.plan.num_bytes,
             ),
             tokenizer=TokenizerInfo(
-                bos_token_id=opened.bos_token_id,
-                eos_token_ids=opened.eos_token_ids,
-                add_bos_token=opened.add_bos_token,
-                profile=profile_tokenizer(opened.tokenizer_json).to_dict(),
+                bos_token_id=source.bos_token_id,
+                eos_token_ids=source.eos_token_ids,
+                add_bos_token=source.add_bos_token,
+                profile=profile,
             ),
-            sampling=opened.sampling,
-            source=opened.info,
-            files=_file_infos(directory, {WEIGHTS: digest}),
+            sampling=source.sampling,
+            source=source.info,
+            files=files,
         )
-        write_manifest(directory, manifest)
 
-        def verified(stage: str, done: int, total: int) -> None:
-            report(stage, plan.num_bytes * done // total, plan.num_bytes)  # as bytes of the artifact, like "weights"
 
-        verified("verify", 0, 1)
-        artifact = Artifact.open(directory, check_weights=False)  # their digest was made while they were written
-        verification = verify_artifact(artifact, plan, weights, ops.rounded_inputs, verified)
-        report("publish", 0, 1)
-        if directory != output:
-            wait_for_disk()
-            publish(directory, output)
-        Artifact(output, artifact.manifest).remember_weights()
-        report("publish", 1, 1)
-    return CompileReport(output, artifact.manifest, verification, template_fault, writer.rounded())
+def _planned(name: str, source: Source, options: CompileOptions, target: Target) -> _Planned:
+    """Lay out the weights, and run the model's definition to get its program. `name` is what errors call the source."""
+    length = chosen_context_length(source.config, options.context_length)
+    config = resolved(source.config, length)
+    check_implemented(name, config)
+    layout = kv_layout(config, options.kv_dtype, target)
+    weights = StoredWeights(source, options.quantize)
+    plan = WeightPlan(weights.kinds, weights.sorted_inputs)
+    limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
+    ops = Ops(config, layout, limits, target, plan)
+    decoder_of(config).forward(ops)
+    return _Planned(source, options, target, config, layout, weights, plan, limits, ops)
+
+
+def _tokenizer(text: str) -> tuple[str, dict[str, object]]:
+    """A tokenizer.json without what is not used, and what is known of it."""
+    return compact_tokenizer(text), profile_tokenizer(text).to_dict()
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -234,10 +373,6 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 def _name(output: Path) -> str:
     return output.resolve().name.removesuffix(".radixlm")
-
-
-def _target_info(target: Target) -> TargetInfo:
-    return TargetInfo(name=target.name, triple=TRIPLE, mcpu=target.mcpu, features=target.features)
 
 
 def _file_infos(directory: Path, known: Mapping[str, str]) -> dict[str, FileInfo]:

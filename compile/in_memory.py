@@ -1,4 +1,4 @@
-"""An artifact that is used before it is on disk: its weights are in memory, and a process of its own writes them later.
+"""An artifact that is used before it is on disk: its weights are in memory, and are written later.
 
 Knows files and descriptors, not models. Imports no TVM.
 """
@@ -10,16 +10,19 @@ import ctypes
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from radixlm.runtime.artifact import MANIFEST, WEIGHTS, Artifact
+from radixlm.runtime.errors import CompileError, VerificationFailed
 
 from .preflight import check_space
 from .publish import publish, unpublished
 
+READY, KEPT, NOT_KEPT, WRONG = "ready", "kept", "not kept", "wrong"  # what lines to `InMemory.status_fd` begin with
 _COPIED_AT_A_TIME = 16 << 20  # bytes; so much waits for the disk at most
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13  # the class of those that get the disk when no other process wants it
@@ -52,27 +55,87 @@ class InMemory:
         return (self.directory / MANIFEST).is_file()
 
 
-def write_to_disk(directory: Path, output: Path, opened: Callable[[], None] = lambda: None) -> None:
-    """Copy the artifact in `directory`, whose weights are in memory, to `output`, check the copy and publish it.
+def keep(place: InMemory, output: Path, check_weights: Callable[[], object], *, status_fd: int, lock: Path) -> None:
+    """Let the parent use the artifact in `place`; then check its weights, write it to `output`, and remove `lock`.
+
+    That is done at idle priority, and also if the parent has ended. The parent may remove the directory as soon as it
+    was told READY. At last it is told KEPT, NOT_KEPT or WRONG, and a text. Nothing else is said from then on.
 
     Args:
-        opened: called once `directory` is needed no more.
-
-    Raises:
-        CompileError: the disk is too full.
-        OSError: the disk failed.
+        check_weights: raises VerificationFailed if the weights are wrong; then nothing is published.
+        status_fd: a pipe to the parent, which takes lines.
     """
-    check_space(output.parent, (directory / WEIGHTS).stat().st_size)
-    with unpublished(output) as copy:
-        for file in directory.iterdir():
-            if file.name != WEIGHTS:
-                shutil.copy(file, copy)
-        with (directory / WEIGHTS).open("rb") as weights:
-            opened()
-            _copy_slowly(weights, copy / WEIGHTS)
-        manifest = Artifact.open(copy).manifest  # reads it all, which the next start need not do
-        publish(copy, output)
-        Artifact(output, manifest).remember_weights()
+    parent = os.getppid()
+
+    def tell(status: str, text: str = "") -> None:
+        with contextlib.suppress(OSError):  # the parent has ended
+            os.write(status_fd, f"{status} {text}".rstrip().encode() + b"\n")
+
+    try:
+        with _copied(place.directory, output) as copy:
+            _be_silent()
+            tell(READY)
+            be_idle()
+            check_weights()
+            copy.finish()
+        outcome = KEPT, f"in {output}; the next start takes it from there"
+    except VerificationFailed as error:
+        outcome = WRONG, str(error)
+    except Exception as error:  # a server that runs has one line of it, whatever it is
+        outcome = NOT_KEPT, f"so that the next start compiles again: {error}"
+    with contextlib.suppress(OSError):
+        lock.unlink()
+    if os.getppid() != parent:
+        shutil.rmtree(place.directory, ignore_errors=True)
+    tell(*outcome)
+
+
+@dataclass
+class _Copy:
+    """A copy of an artifact in memory, which lacks its weights; or why there is none."""
+
+    output: Path
+    weights: BinaryIO
+    directory: Path | None = None
+    error: Exception | None = None
+
+    def finish(self) -> None:
+        """Copy the weights, check the copy and publish it.
+
+        Raises:
+            CompileError: the disk is too full.
+            OSError: the disk failed.
+        """
+        if self.directory is None:
+            raise self.error or AssertionError
+        _copy_slowly(self.weights, self.directory / WEIGHTS)
+        manifest = Artifact.open(self.directory).manifest  # reads it all, which the next start need not do
+        publish(self.directory, self.output)
+        Artifact(self.output, manifest).remember_weights()
+
+
+@contextmanager
+def _copied(directory: Path, output: Path) -> Iterator[_Copy]:
+    """All files of the artifact but the weights, copied beside `output`; gone afterwards unless they are published."""
+    with (directory / WEIGHTS).open("rb") as weights, contextlib.ExitStack() as stack:
+        copy = _Copy(output, weights)
+        try:
+            check_space(output.parent, os.fstat(weights.fileno()).st_size)
+            copy.directory = stack.enter_context(unpublished(output))
+            for file in directory.iterdir():
+                if file.name != WEIGHTS:
+                    shutil.copy(file, copy.directory)
+        except (CompileError, OSError) as error:  # the artifact can be used all the same
+            copy.directory, copy.error = None, error
+        yield copy
+
+
+def _be_silent() -> None:
+    """Close the error stream, which is the parent's from now on."""
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
 
 
 def _copy_slowly(reader: BinaryIO, destination: Path) -> None:
@@ -95,29 +158,3 @@ def be_idle() -> None:
     number = _SYS_IOPRIO_SET.get(os.uname().machine)
     if number is not None:
         ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)  # 1: a process, 0: this one
-
-
-def main(directory: str, output: str, lock: str, ready: str) -> None:
-    """Write an artifact at idle priority, print one line about it, and remove the file `lock`.
-
-    The program of a process that holds the lock and the weights' descriptor, and that outlives its parent. It closes
-    the descriptor `ready` when its parent may remove `directory`, and removes it itself if the parent has ended.
-    """
-    parent = os.getppid()
-
-    def opened() -> None:
-        os.close(int(ready))
-        be_idle()
-
-    try:
-        write_to_disk(Path(directory), Path(output), opened)
-        said = f"kept in {output}; the next start takes it from there"
-    except Exception as error:  # a server that runs has one line of it, whatever it is
-        said = f"not kept, so that the next start compiles again: {error}"
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(lock)
-    if os.getppid() != parent:
-        shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):  # the parent has ended
-        print(said, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""Compare a fresh artifact with its source: the weights as they are written, and logits with plain NumPy.
+"""Compare a fresh artifact's logits with plain NumPy.
 
-Every matrix and vector is compared with the source (`written_weights.py`). Logits are compared after one layer of each
+The weights themselves are compared in `written_weights.py`, all of them. Logits are compared after one layer of each
 kind: what is repeated is computed by the same kernels, and errors of many layers in a row grow until they show nothing.
 The module computes all layers in any case; those that are left out get weights of zeros, and add nothing.
 """
@@ -24,7 +24,6 @@ from .reference import reference_logits
 from .some_layers import Weights, weights_of_layers
 from .stored_weights import StoredWeights
 from .weights.plan import WeightPlan
-from .written_weights import WrittenWeights
 
 NUM_TOKENS = 20  # two pages, the second partly filled
 NUM_DECODED = 3  # of them, one at a time
@@ -35,7 +34,6 @@ _MOST_LAYERS = 8  # at once
 _MOST_LAYERS_WITH_EXPERTS = 2  # a router that is near a tie makes all that follows another computation
 _MANY_LOGITS = 8192  # of a vocabulary that is larger, some runs of tokens are compared
 _RUNS, _RUN = 64, 64
-_PROGRESS = 1000  # of each half of the work
 
 # Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
 # Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
@@ -70,35 +68,32 @@ class Verification:
     num_rows: int = 0
 
 
-def verify_artifact(
+def check_logits(
     artifact: Artifact,
     plan: WeightPlan,
     weights: StoredWeights,
     rounded_inputs: Set[str],
-    report: Callable[[str, int, int], None],
+    done: Callable[[float], None],
 ) -> Verification:
-    """Compare the weights, and logits of random tokens, prefilled and then decoded one by one.
+    """Compare logits of random tokens, prefilled and then decoded one by one.
 
     Args:
         plan: where the weights are in their file.
         weights: the numbers that the artifact stores.
         rounded_inputs: names of the matrices whose inputs the kernels round to 8 bits; the reference rounds them too.
-        report: called with the stage "verify" and how much of it is done.
+        done: called with the share that is done.
 
     Raises:
         VerificationFailed: they differ by more than rounding explains.
     """
     config = artifact.manifest.model
-    with artifact.weights_path.open("rb") as file:
-        written = WrittenWeights(file.fileno(), artifact.data_offset(), plan, weights)
-        num_rows = written.check(lambda done, total: report("verify", _PROGRESS * done // total, 2 * _PROGRESS))
     groups = _layers_apart(config, weights)
     of_floats = _TOLERANCE_CODES if artifact.manifest.kv.has_codes else _TOLERANCE_FLOAT
-    found = Verification(0.0, 0.0, _TOLERANCE_ROUNDED if rounded_inputs else of_floats, 0, num_rows=num_rows)
+    found = Verification(0.0, 0.0, _TOLERANCE_ROUNDED if rounded_inputs else of_floats, 0)
     for index, layers in enumerate(groups):
 
         def part_done(share: float, index: int = index) -> None:
-            report("verify", _PROGRESS + int(_PROGRESS * (index + share) / len(groups)), 2 * _PROGRESS)
+            done((index + share) / len(groups))
 
         check = _LogitsCheck(artifact, plan, weights, rounded_inputs, layers)
         median, worst, num_tokens = check.differences(part_done)

@@ -26,7 +26,7 @@ from .weights.quantization import Float32
 from .weights.unpacking import Blocks
 
 _ROWS_PER_SAMPLE = 1024  # of so many rows of a matrix, one is compared
-_STRIP_NUMBERS = 1 << 20  # numbers of a matrix that a worker compares at once
+_STRIP_NUMBERS = 1 << 22  # numbers of a matrix that a worker compares at once
 _SEED = 0
 
 

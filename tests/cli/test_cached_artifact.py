@@ -108,13 +108,37 @@ def test_a_server_answers_503_while_it_compiles_and_then_serves(source: Path, ca
 def test_a_command_that_ends_before_its_writer_has_begun_keeps_the_artifact(
     source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "slow").mkdir()
-    slow = "import sys, time\nif 'radixlm.compile.in_memory' in ' '.join(sys.orig_argv): time.sleep(2)\n"
-    (tmp_path / "slow" / "sitecustomize.py").write_text(slow)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "slow"))
+    slow = """
+        from radixlm.compile import in_memory
+        in_memory.be_idle = lambda: __import__("time").sleep(2)"""
+    _change_compiler(monkeypatch, tmp_path, slow)
     assert _run("generate", source, *ARGUMENTS).returncode == 0
     assert cached_artifact._is_whole(_kept(cache))
     assert len(list(cache.iterdir())) == 1
+
+
+def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of all bytes become wrong once logits were compared. All bytes are compared when the server is ready."""
+    wrong = """
+        from radixlm.compile import compiler, in_memory
+        real = compiler.check_logits
+        def check(artifact, *args):
+            found = real(artifact, *args)
+            with artifact.weights_path.open("r+b") as file:
+                file.seek(artifact.data_offset())
+                file.write(bytes([37]) * (artifact.manifest.module.weights_bytes // 2))
+            return found
+        compiler.check_logits = check
+        in_memory.be_idle = lambda: __import__("time").sleep(1)"""
+    _change_compiler(monkeypatch, tmp_path, wrong)
+    process = _start("serve", source, "--port", "0")
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 143
+    assert "serving " in said
+    assert "Error: model." in said and "differs from the source in the numbers of rows" in said
+    assert list(cache.iterdir()) == []
 
 
 def test_a_server_says_when_its_model_is_kept(source: Path, cache: Path) -> None:
@@ -231,6 +255,14 @@ def _error(done: subprocess.CompletedProcess[str]) -> str:
     [line] = done.stderr.splitlines()
     assert line.startswith("Error: ")
     return line
+
+
+def _change_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
+    """Have processes that compile into memory begin with `code`."""
+    (folder / "site").mkdir()
+    text = f"import sys\nif '--in-memory' in sys.orig_argv:{code}\n"
+    (folder / "site" / "sitecustomize.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"))
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -81,13 +81,13 @@ def test_a_kernel_that_computes_something_else_is_found(
     deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference takes another function than the kernels of every layer were built with."""
-    real = compiler.verify_artifact
+    real = compiler.check_logits
 
-    def verify(*args: Any) -> Any:
+    def check(*args: Any) -> Any:
         monkeypatch.setitem(functions.GATED_FUNCTIONS, "silu_mul", lambda gate, up: gate * up)
         return real(*args)
 
-    monkeypatch.setattr(compiler, "verify_artifact", verify)
+    monkeypatch.setattr(compiler, "check_logits", check)
     with pytest.raises(VerificationFailed, match="logits after layers 6 differ from the NumPy evaluation"):
         compiled(deep, tmp_path, quantize="f32", kv_dtype="f32")
 
