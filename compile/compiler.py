@@ -199,6 +199,7 @@ def fresh_artifact(
             check_space(output.parent, planned.plan.num_bytes)
             directory = stack.enter_context(unpublished(output))
         reporter.weights_bytes = planned.plan.num_bytes
+        reporter.compares_weights = not is_in_memory
         reporter.expect(num_kernels=len(planned.ops.program.kernels))
         reporter("read", 1, 1)
         planned.build(reporter.built).export(directory / MODULE)
@@ -252,6 +253,7 @@ class _Reporter:
         self._stages: tuple[Stage, ...] = ()  # until the source was read
         self._received_bytes = 0
         self.weights_bytes = 0
+        self.compares_weights = True
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         self._check_interrupted()
@@ -261,7 +263,10 @@ class _Reporter:
     def expect(self, *, num_kernels: int) -> None:
         """Expect so many kernels to be compiled."""
         self._stages = expected_stages(
-            weights_bytes=self.weights_bytes, received_bytes=self._received_bytes, num_kernels=num_kernels
+            weights_bytes=self.weights_bytes,
+            received_bytes=self._received_bytes,
+            num_kernels=num_kernels,
+            compares_weights=self.compares_weights,
         )
 
     def downloaded(self, done: int, total: int) -> None:

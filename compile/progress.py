@@ -15,8 +15,9 @@ _PUBLISH_S = 0.1
 _KERNEL_S = 0.27
 _TYPICAL_NUM_KERNELS = 25
 _RECEIVED_BYTES_PER_S = 50e6
-_WRITTEN_BYTES_PER_S = 450e6
-_VERIFIED_BYTES_PER_S = 450e6
+_WRITTEN_BYTES_PER_S = 600e6
+_COMPARED_BYTES_PER_S = 1200e6
+_EVALUATED_BYTES_PER_S = 1800e6
 
 
 @dataclass(frozen=True)
@@ -71,15 +72,24 @@ class Progress:
 
 
 def expected_stages(
-    *, weights_bytes: int, num_kernels: int = _TYPICAL_NUM_KERNELS, received_bytes: int = 0
+    *,
+    weights_bytes: int,
+    num_kernels: int = _TYPICAL_NUM_KERNELS,
+    received_bytes: int = 0,
+    compares_weights: bool = True,
 ) -> tuple[Stage, ...]:
-    """Return the stages of a compile that downloads, builds and writes so much."""
+    """Return the stages of a compile that downloads, builds and writes so much.
+
+    Args:
+        compares_weights: whether "verify" is more than logits.
+    """
+    verify_s = weights_bytes / _EVALUATED_BYTES_PER_S + compares_weights * weights_bytes / _COMPARED_BYTES_PER_S
     stages = (
         Stage("download", "received bytes", received_bytes / _RECEIVED_BYTES_PER_S),
         Stage("read", "steps", _READ_S),
         Stage("build", "kernels", _KERNEL_S * num_kernels),
         Stage("weights", "bytes", weights_bytes / _WRITTEN_BYTES_PER_S),
-        Stage("verify", "bytes", weights_bytes / _VERIFIED_BYTES_PER_S),
+        Stage("verify", "bytes", verify_s),
         Stage("publish", "steps", _PUBLISH_S),
     )
     return stages if received_bytes else stages[1:]
