@@ -33,7 +33,7 @@ class Cohere2(Family):
     def config(self, c: Settings) -> ModelConfig:
         """Logits are multiplied with `logit_scale`."""
         return c.model(
-            lambda index: self.layer(c, index),
+            self.layer,
             norm="layer",
             norm_eps=c("layer_norm_eps", 1e-5),
             logits_factor=c.number("logit_scale", 0.0625),

@@ -23,7 +23,7 @@ from ..layers.decoder import Decoder
 from ..layers.feed_forward import ExpertsFeedForward
 from ..ops.rope_frequencies import MAGNITUDE, yarn_magnitude
 from .family import Family, Format, Views, experts_gates_beside_up
-from .mistral import Mistral3, temperature
+from .mistral import temperature
 from .settings import Settings
 
 _SIGMOID = 2  # `expert_gating_func` of GGUF
@@ -146,7 +146,6 @@ class Mistral4(DeepSeekV3):
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
     }
-    ignored = Mistral3.ignored
     has_extra_layers = False
 
     def router(self, c: Settings) -> Router:

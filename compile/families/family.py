@@ -68,7 +68,7 @@ class Family:
 
     def config(self, c: Settings) -> ModelConfig:
         """The model, by the settings of a source; their keys are config.json's, whatever the source."""
-        return c.model(lambda index: self.layer(c, index))
+        return c.model(self.layer)
 
     def decoder(self, config: ModelConfig) -> Decoder:
         """The model's parts, and how they are joined."""

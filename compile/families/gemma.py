@@ -59,7 +59,7 @@ class Gemma2(Family):
     def config(self, c: Settings) -> ModelConfig:
         """Embeddings are multiplied with the root of their width."""
         return c.model(
-            lambda index: self.layer(c, index),
+            self.layer,
             embedding_factor=c.number("hidden_size") ** 0.5,
             logits_soft_cap=c("final_logit_softcapping"),
         )
@@ -79,9 +79,6 @@ class Gemma3(Gemma2):
     huggingface = {"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"}
     gguf = ("gemma3",)
     defaults = {**_SIZES, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6}
-    ignored = tuple(
-        f"{before}{part}.*" for before in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
-    )
     full_every, layers_of_27b = 6, 62
     qk_norm = QKNorm()
 

@@ -26,7 +26,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 from ..layers.decoder import Decoder
 from ..layers.feed_forward import DenseAndExpertsFeedForward
 from .family import Family, Format, Views, experts_gates_beside_up
-from .settings import Settings
+from .settings import PER_LAYER, Settings
 
 _NEVER = 1e20  # a frequency that is divided by so much does not turn
 _OF_KV = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.[kv]_(?:proj|norm)|attn_[kv](?:_norm)?)\.weight")
@@ -69,11 +69,6 @@ class Gemma4(Family):
         "expert_up": "experts.up_proj.weight",
         "expert_down": "experts.down_proj.weight",
     }
-    ignored = tuple(
-        f"{before}{part}.*"
-        for before in ("", "model.")
-        for part in ("vision_tower", "audio_tower", "vision_embedder", "embed_vision", "embed_audio")
-    )
 
     def config(self, c: Settings) -> ModelConfig:
         """Embeddings are multiplied with the root of their width."""
@@ -92,7 +87,7 @@ class Gemma4(Family):
                 "the configuration cannot be right"
             )
         return c.model(
-            lambda index: self.layer(c, index),
+            self.layer,
             embedding_factor=c.number("hidden_size") ** 0.5,
             logits_soft_cap=c("final_logit_softcapping"),
             layer_inputs=inputs if inputs.size else None,
@@ -155,7 +150,8 @@ def _attention(c: Settings, index: int) -> Attention:
         keys_are_values = f"blk.{index}.attn_v.weight" not in c.stored
     else:
         keys_are_values = bool(c("attention_k_eq_v")) and not slides
-        num_kv_heads = c("num_global_key_value_heads", num_kv_heads) if keys_are_values else num_kv_heads
+        if keys_are_values and not _is_by_layer(c):
+            num_kv_heads = c("num_global_key_value_heads", num_kv_heads)
     return c.attention(
         head_dim=head_dim,
         num_kv_heads=num_kv_heads,
@@ -175,10 +171,18 @@ def _slides(c: Settings, index: int) -> bool:
 
 
 def _head_dim(c: Settings, *, slides: bool) -> int:
-    """config.json has that of layers that slide under the usual key, llama.cpp that of the others."""
+    """config.json has that of layers that slide under the usual key, llama.cpp that of the others.
+
+    transformers 5 writes what is other in a layer as it does for all classes, and no key for those that do not slide.
+    """
     if c.format == "gguf":
         return int(c.number("attention.key_length_swa" if slides else "head_dim"))
-    return int(c.number("head_dim" if slides else "global_head_dim"))
+    return int(c.number("head_dim" if slides or _is_by_layer(c) else "global_head_dim"))
+
+
+def _is_by_layer(c: Settings) -> bool:
+    """Whether the source says of each layer what is other there."""
+    return PER_LAYER in c.values
 
 
 def _rope(c: Settings, head_dim: int, *, slides: bool) -> Rope:

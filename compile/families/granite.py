@@ -36,7 +36,7 @@ class Granite(Family):
     def config(self, c: Settings) -> ModelConfig:
         """With the other three multipliers."""
         return c.model(
-            lambda index: self.layer(c, index),
+            self.layer,
             embedding_factor=c.number("embedding_multiplier", 1.0),
             residual_factor=c.number("residual_multiplier", 1.0),
             logits_factor=1 / (c.number("logits_scaling", 1.0) or 1.0),

@@ -41,16 +41,13 @@ class Llama4(Family):
         **{f"expert_{role}": f"feed_forward.experts.{part}.weight" for role, part in _PARTS.items()},
         **{f"shared_{role}": f"feed_forward.shared_expert.{part}.weight" for role, part in _PARTS.items()},
     }
-    ignored = tuple(
-        f"{before}{part}.*" for before in ("", "model.") for part in ("vision_model", "multi_modal_projector")
-    )
     transposed = ("*.experts.gate_up_proj", "*.experts.down_proj")
     neighbouring_pairs = ("huggingface", "gguf")
 
     def config(self, c: Settings) -> ModelConfig:
         """Scout says 10,485,760 positions; the most that are compiled are 4,194,304."""
         length = min(c.number("max_position_embeddings"), _MOST_POSITIONS)
-        return c.model(lambda index: self.layer(c, index), max_position_embeddings=length)
+        return c.model(self.layer, max_position_embeddings=length)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
         """Every `interleave_moe_layer_step`th layer has experts, unless `moe_layers` lists them."""
@@ -123,7 +120,6 @@ class MuseGlimmer(Family):
         "sliding_window": 2048,
     }
     names = {"ffn_norm": "pre_feedforward_layernorm.weight"}
-    ignored = tuple(f"{before}{part}.*" for before in ("", "model.") for part in ("vision_tower", "mm_projector"))
     neighbouring_pairs = ("gguf",)
     gains_minus_one = ("huggingface",)
     plain_gains = ("model.norm.weight",)
@@ -151,7 +147,7 @@ class MuseGlimmer(Family):
     def config(self, c: Settings) -> ModelConfig:
         """Embeddings are normalized, logits multiplied and soft-capped."""
         return c.model(
-            lambda index: self.layer(c, index),
+            self.layer,
             embedding_norm=True,
             logits_factor=c("output_multiplier", c("logits_scaling", _LOGITS_FACTOR)),
             logits_soft_cap=c("final_logit_softcapping", _SOFT_CAP),

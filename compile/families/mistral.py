@@ -21,9 +21,6 @@ class Mistral3(Family):
     }
     gguf = ("mistral3",)
     defaults = {"rms_norm_eps": 1e-5}
-    ignored = tuple(
-        f"{before}{part}.*" for before in ("", "model.") for part in ("vision_tower", "multi_modal_projector")
-    )
     neighbouring_pairs = ("gguf",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:

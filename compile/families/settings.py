@@ -6,7 +6,7 @@ A family reads both config.json and GGUF's metadata by it. Knows keys and defaul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +27,7 @@ from .rope_scaling import rope_scaling
 
 LayerType = Literal["full_attention", "sliding_attention"]  # as transformers calls them
 
+PER_LAYER = "per_layer_config"  # by the layer's number, what is other there: of transformers 5
 _MOST_LAYERS = 1024  # as manifests have them
 _ROPE_THETA = 10000.0  # what all classes take where the configuration has none
 _FUNCTIONS: Mapping[str, Function] = {
@@ -63,6 +64,31 @@ class Settings:
         """The value of a key, or the default where it is missing or null."""
         value = self.values.get(key)
         return default if value is None else value
+
+    def at(self, index: int) -> Settings:
+        """The settings of one layer, where transformers 5 says that some are not those of all.
+
+        Raises:
+            CorruptSource: it says so of a layer that there is not.
+            UnsupportedArchitecture: a layer leaves parts out.
+        """
+        own = self._per_layer.get(index)
+        if not own:
+            return self
+        if own.get("skip"):
+            raise UnsupportedArchitecture(
+                f"{self.label}: {PER_LAYER} has layer {index} skip {own['skip']}, which is not supported"
+            )
+        return replace(self, values={**self.values, **own})
+
+    @property
+    def _per_layer(self) -> Mapping[int, Mapping[str, Any]]:
+        declared = self(PER_LAYER, {})
+        layers = {int(key): own for key, own in declared.items()}
+        wrong = next((key for key in layers if not 0 <= key < int(self.number("num_hidden_layers"))), None)
+        if wrong is not None:
+            raise CorruptSource(f"{self.label}: {PER_LAYER} has layer {wrong}; the configuration cannot be right")
+        return layers
 
     def number(self, key: str, default: float | None = None) -> Any:
         """The same, which must be a number.
@@ -249,8 +275,10 @@ class Settings:
             raise CorruptSource(f"{self.label}: {missing} of experts is not given; the configuration cannot be right")
         return Experts(**fields)
 
-    def model(self, layer: Callable[[int], LayerConfig], **changes: Any) -> ModelConfig:
-        """The model of `layer(0)`, `layer(1)`, ...; keyword arguments replace its fields. Every number is checked.
+    def model(self, layer: Callable[[Settings, int], LayerConfig], **changes: Any) -> ModelConfig:
+        """The model whose layers `layer` makes of their settings and numbers; keyword arguments replace its fields.
+
+        Every number is checked.
 
         Raises:
             CorruptSource: a number is out of its range, or heads do not divide.
@@ -259,7 +287,7 @@ class Settings:
             "architecture": self.architecture,
             "vocab_size": self("vocab_size"),
             "hidden_size": self("hidden_size"),
-            "layers": tuple(layer(index) for index in range(self.num_layers)),
+            "layers": tuple(layer(self.at(index), index) for index in range(self.num_layers)),
             "norm_eps": self("rms_norm_eps", self("layer_norm_eps", self("norm_eps", 1e-6))),
             "max_position_embeddings": self("max_position_embeddings"),
             "tie_word_embeddings": self("tie_word_embeddings", False),

@@ -40,7 +40,7 @@ class StableLM(Family):
 
     def config(self, c: Settings) -> ModelConfig:
         """With LayerNorm."""
-        return c.model(lambda index: self.layer(c, index), norm="layer_bias", norm_eps=c("layer_norm_eps", 1e-5))
+        return c.model(self.layer, norm="layer_bias", norm_eps=c("layer_norm_eps", 1e-5))
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """A checkpoint has the gains of each head as a tensor."""

@@ -6,15 +6,18 @@ Knows names alone: a name is only taken for another if the model has a place for
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
+# What names begin with that were saved of a model inside a wrapper of PyTorch.
+_WRAPPERS = ("_orig_mod.", "module.")
 # Beginnings of names in checkpoints that hold more than a language model, and what they are here.
-PREFIXES: Mapping[str, str] = {
+_NESTED: Mapping[str, str] = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
-    "backbone.": "model.",
 }
+_USUAL: Mapping[str, str] = {**_NESTED, "backbone.": "model."}
+_OUTPUT = "lm_head."
 # Matrices that some checkpoints, and mlc-llm of all, keep as one, whose rows lie one below the other.
 _QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
 _JOINED: Mapping[str, tuple[str, ...]] = {
@@ -57,6 +60,31 @@ _RENAMED = [
         (r"\.mlp\.", ".shared_mlp."),
     )
 ]
+
+
+def language_names(names: Iterable[str]) -> dict[str, str]:
+    """The usual names of the language model's tensors, by those that a checkpoint has.
+
+    Where some begin as in a class that holds more, all that do not are of what sees and hears.
+
+    >>> language_names(["model.language_model.norm.weight", "lm_head.weight", "model.vision_adapter.fc1.weight"])
+    {'model.language_model.norm.weight': 'model.norm.weight', 'lm_head.weight': 'lm_head.weight'}
+    """
+    bare = {name: _unwrapped(name) for name in names}
+    is_nested = any(name.startswith(tuple(_NESTED)) for name in bare.values())
+    kept = (*_NESTED, _OUTPUT) if is_nested else ("",)
+    return {name: _with_usual_prefix(each) for name, each in bare.items() if each.startswith(kept)}
+
+
+def _unwrapped(name: str) -> str:
+    while wrapper := next((wrapper for wrapper in _WRAPPERS if name.startswith(wrapper)), ""):
+        name = name.removeprefix(wrapper)
+    return name
+
+
+def _with_usual_prefix(name: str) -> str:
+    prefix = next((prefix for prefix in _USUAL if name.startswith(prefix)), "")
+    return _USUAL.get(prefix, "") + name.removeprefix(prefix)
 
 
 def hub_name(name: str, known: Container[str]) -> str:

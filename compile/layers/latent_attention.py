@@ -15,6 +15,8 @@ from .part_names import PartNames
 R = TypeVar("R")
 A = TypeVar("A")
 
+_LATENT_EPS = 1e-6  # of the norms of latent vectors in all classes of transformers, whatever their `rms_norm_eps`
+
 
 class LatentSelfAttention:
     """Latent attention of layer `index`; its output still has to pass `o_proj`."""
@@ -27,7 +29,7 @@ class LatentSelfAttention:
             return Linear(names.layer(index, role), num_outputs, num_inputs, bias, sensitive=True)
 
         def norm(role: str, size: int) -> Norm:
-            return Norm(names.layer(index, role), size, config.norm_eps)
+            return Norm(names.layer(index, role), size, _LATENT_EPS)
 
         self.q_a_proj = None if narrow is None else linear("q_a", narrow, hidden, bias=bias)
         self.q_a_norm = None if narrow is None else norm("q_a_norm", narrow)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource
 
-from ..layers.converted_names import PREFIXES, hub_name, parts_of
+from ..layers.converted_names import hub_name, language_names, parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
 from ..weights.view import Rows
 from .quantized.tensors import KINDS, Array, Index, PlainTensor, RowsOf, Tensor
@@ -51,13 +51,9 @@ class CheckpointTensors:
         return tensor.read_float32(between)[chosen]
 
 
-def with_usual_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without the prefixes of models that see and hear, too: `model.language_model.` is `model.`."""
-    found = {}
-    for name, tensor in tensors.items():
-        prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")
-        found[PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = tensor
-    return found
+def of_language_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the language model alone, under names without the prefixes of models that see and hear, too."""
+    return {usual: tensors[name] for name, usual in language_names(tensors).items()}
 
 
 def with_hub_names(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:

@@ -13,14 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from msgspec.structs import replace
 from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
-from radixlm.runtime.errors import UnsupportedTensor
+from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..families.registry import FAMILIES, model_config
 from ..layers.converted_names import parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
 from .checkpoint import checked
-from .checkpoint_tensors import CheckpointTensors, reshaped, separated, with_hub_names, with_usual_prefixes
+from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, separated, with_hub_names
 from .huggingface_config import huggingface_settings
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
@@ -29,6 +31,8 @@ from .quantized.tensors import KINDS, Array, PlainTensor, Tensor, first_bytes, t
 from .source import TensorInfo
 
 _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
+_OUTPUT = "lm_head"
+_COMPARED_ROWS = 1024  # at once
 
 
 class HuggingFaceSource:
@@ -39,14 +43,18 @@ class HuggingFaceSource:
         self._files = files = open_files(path)
         self.name = name or path.resolve().name
         settings = huggingface_settings(str(path), files.config)
-        self.config = model_config(settings)
-        self._arrays = _without_extras(files.arrays, tied=self.config.tie_word_embeddings)
-        stored = tensors(str(path), self._arrays, files.format_for(self._arrays))
+        described = model_config(settings)
+        self._arrays = _without_old_frequencies(files.arrays)
+        stored = of_language_model(tensors(str(path), self._arrays, files.format_for(self._arrays)))
         family = FAMILIES[settings.architecture]
-        usual = reshaped(with_usual_prefixes(stored), family.transposed, family.flat)
+        decoder = family.decoder(described)
+        rows = family.checkpoint_rows(decoder)
+        usual = with_hub_names(reshaped(stored, family.transposed, family.flat), rows)
+        is_tied = _is_tied(str(path), usual, decoder.embed_tokens.name, said=described.tie_word_embeddings)
+        self.config = replace(described, tie_word_embeddings=is_tied)
         rows = family.checkpoint_rows(family.decoder(self.config))
-        named = separated(_without_idle_biases(with_hub_names(usual, rows), rows), rows)
-        ignored = ("lm_head.*",) if self.config.tie_word_embeddings else ()
+        named = separated(_without_idle_biases(usual, rows), rows)
+        ignored = (f"{_OUTPUT}.*",) if is_tied else ()
         checkpoint = CheckpointTensors(named)
         whole_gains = files.layout == "mlc" or _has_taps_of_mlx(self._arrays)  # both add what the hub leaves out
         self._tensors = ModelTensors(
@@ -113,16 +121,34 @@ def _has_taps_of_mlx(arrays: Mapping[str, Array]) -> bool:
     return any(len(shape) == 3 and shape[-1] == 1 for shape in shapes)
 
 
-def _without_extras(arrays: Mapping[str, Array], *, tied: bool) -> dict[str, Array]:
-    """The arrays without those that carry no weight of their own.
+def _without_old_frequencies(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays without RoPE's frequencies, which old checkpoints store."""
+    return {name: array for name, array in arrays.items() if not name.endswith(".rotary_emb.inv_freq")}
 
-    Old checkpoints store RoPE's frequencies; some store a tied output matrix, which transformers ignores too.
+
+def _is_tied(label: str, named: Mapping[str, Tensor], embedding: str, *, said: bool) -> bool:
+    """Whether the output matrix is the embedding: if it is stored and is another, it is not, whatever is `said`.
+
+    Raises CorruptSource where none is stored and none is said to be the embedding.
     """
-    return {
-        name: array
-        for name, array in arrays.items()
-        if not name.endswith(".rotary_emb.inv_freq") and not (tied and name.startswith("lm_head."))
-    }
+    output = named.get(f"{_OUTPUT}.weight")
+    if output is None:
+        if not said:
+            raise CorruptSource(
+                f"{label}: {_OUTPUT}.weight is missing, and the configuration does not say that it is the embedding; "
+                'add "tie_word_embeddings": true if it is, else fetch the file again'
+            )
+        return True
+    return said and embedding in named and _are_alike(output, named[embedding])
+
+
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether two matrices have the same numbers; reading ends where they do not."""
+    if one.info.shape != other.info.shape:
+        return False
+    starts = range(0, one.info.shape[0], _COMPARED_ROWS)
+    blocks = (slice(start, min(start + _COMPARED_ROWS, one.info.shape[0])) for start in starts)
+    return all(np.array_equal(one.read_float32(rows), other.read_float32(rows)) for rows in blocks)
 
 
 def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> dict[str, Tensor]:

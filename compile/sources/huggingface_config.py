@@ -12,6 +12,10 @@ from ..families.registry import FAMILIES, unsupported
 from ..families.settings import Settings
 
 Json = Mapping[str, Any]
+TIED = "tie_word_embeddings"
+
+# Where null is as if the key were not there. Of all others it is a value: no soft cap, no window, no head_dim.
+_POSITIONS = ("rope_parameters", "rope_scaling")
 
 _CLASSES = {name: key for key, family in FAMILIES.items() for name in family.huggingface}
 _NESTED = {type_: key for key, family in FAMILIES.items() for type_ in family.nested}
@@ -22,10 +26,12 @@ def huggingface_settings(label: str, config: Json) -> Settings:
     """Raises UnsupportedArchitecture for a family that is not known."""
     class_name = _class_name(label, config)
     text = config.get("text_config")
-    values = {**config, **text} if isinstance(text, Mapping) else config
-    given = {key: value for key, value in values.items() if value is not None}
-    architecture = _NESTED.get(str(values.get("model_type")), _CLASSES[class_name])
+    said = [config, text] if isinstance(text, Mapping) else [config]
+    given = {key: value for part in said for key, value in part.items() if value is not None or key not in _POSITIONS}
+    architecture = _NESTED.get(str(given.get("model_type")), _CLASSES[class_name])
     values = {**FAMILIES[architecture].defaults, **given}
+    if any(part.get(TIED) for part in said):  # which of the two counts was not the same in all versions
+        values[TIED] = True
     return Settings(label, "huggingface", architecture, class_name, values)
 
 

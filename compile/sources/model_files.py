@@ -6,6 +6,7 @@ Knows which file holds what, and turns MLC's configuration into Hugging Face's k
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -160,7 +161,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_untagged)
     except OSError as error:
         raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -168,6 +169,15 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptSource(f"{path} holds no JSON object; fetch it again")
     return value
+
+
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  # no JSON, so that transformers 5 tags them
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    """An object of a JSON file, or the number that it stands for: `{"__float__": "Infinity"}`."""
+    tag = value.get("__float__") if len(value) == 1 else None
+    return _FLOATS.get(tag, value) if isinstance(tag, str) else value
 
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:

@@ -124,6 +124,48 @@ def test_a_tied_models_output_matrix_and_old_frequencies_are_left_out(make_tiny:
     assert open_source(write_huggingface(tiny)).tensors().keys() == names
 
 
+@pytest.mark.parametrize("said", [{}, {"tie_word_embeddings": True}])
+def test_a_stored_output_matrix_that_is_not_the_embedding_is_used(
+    said: dict[str, Any], make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny()
+    with open_source(write_huggingface(tiny, **said)) as source:
+        assert not source.config.tie_word_embeddings
+        np.testing.assert_array_equal(source.read_float32("lm_head.weight"), tiny.weights["lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("outer", "text"), [(True, False), (False, True), (True, None), (None, True), (True, True)], ids=str
+)
+def test_an_output_matrix_is_the_embedding_where_either_level_says_so_and_none_is_stored(
+    outer: bool | None, text: bool | None, make_tiny: Make, write_huggingface: Make
+) -> None:
+    """transformers 5 goes by the outer one, other versions by the inner one."""
+    path = write_huggingface(make_tiny(tie_word_embeddings=True))
+    config = json.loads((path / "config.json").read_text())
+    nested = {**config, "model_type": "mistral", "tie_word_embeddings": text}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": nested, "tie_word_embeddings": outer}
+    (path / "config.json").write_text(json.dumps(whole))
+    assert open_source(path).config.tie_word_embeddings
+
+
+def test_an_output_matrix_that_is_missing_says_how_to_tie_it(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny(tie_word_embeddings=True), tie_word_embeddings=False)
+    with pytest.raises(CorruptSource, match=r'lm_head.weight is missing.*add "tie_word_embeddings": true if it is'):
+        open_source(path)
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_names_that_a_wrapper_of_pytorch_begins_are_the_models_own(
+    wrapper: str, make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny()
+    path = write_huggingface(tiny)
+    tiny.weights = {f"{wrapper}{name}": array for name, array in tiny.weights.items()}
+    write_huggingface(tiny)
+    assert open_source(path).config == make_tiny().config
+
+
 def test_the_first_end_is_the_tokenizers_own_whatever_generation_config_names_first(
     make_tiny: Make, write_huggingface: Make
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.sources.checkpoint_tensors import CheckpointTensors, with_usual_prefixes
+from radixlm.compile.sources.checkpoint_tensors import CheckpointTensors, of_language_model
 from radixlm.compile.sources.quantized.tensors import tensors
 from radixlm.compile.sources.safetensors_file import SafetensorsFile
 from radixlm.compile.weights.view import Pairs, View, pieces
@@ -52,7 +52,7 @@ def stack(tmp_path: Path) -> CheckpointTensors:
     weights = np.arange(3 * 4 * 2, dtype=np.float32).reshape(3, 4, 2)
     save_file({"model.language_model.layers.0.experts.up": weights}, tmp_path / "model.safetensors")
     file = SafetensorsFile(tmp_path / "model.safetensors")
-    return CheckpointTensors(with_usual_prefixes(tensors("tiny", file.tensors, None)))
+    return CheckpointTensors(of_language_model(tensors("tiny", file.tensors, None)))
 
 
 def test_a_stack_of_matrices_is_read_by_rows(stack: CheckpointTensors) -> None:

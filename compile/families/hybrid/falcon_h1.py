@@ -52,7 +52,7 @@ class FalconH1(Family):
         """With multipliers of embeddings and logits."""
         c.refuse("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias")
         return c.model(
-            lambda index: self.layer(c, index),
+            self.layer,
             embedding_factor=c.number("embedding_multiplier", 1.0),
             logits_factor=c.number("lm_head_multiplier", 1.0),
         )

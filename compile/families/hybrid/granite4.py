@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from radixlm.runtime.artifact.model_config import Dense, Experts, LayerConfig, Mamba2, Mixer, Router, SharedExpert
@@ -16,7 +17,6 @@ from ..settings import Settings
 
 # Whether it is attention: of older files, and of newer ones.
 _KINDS = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False}
-_NO_LIMIT = (0.0, float("inf"))
 
 
 class Granite4H(Granite):
@@ -108,7 +108,8 @@ class Granite4H(Granite):
 
 def mamba(c: Settings) -> Mamba2:
     """Mamba-2 of these sizes."""
-    if tuple(c("time_step_limit", _NO_LIMIT)) != _NO_LIMIT:
+    lowest, highest = c("time_step_limit") or (None, None)
+    if (lowest or 0.0) > 0.0 or highest not in (None, math.inf):  # steps are a softplus, and so above zero
         c.refuse("time_step_limit")
     heads = c.number("mamba_n_heads", c("ssm.time_step_rank"))
     inner = c("ssm.inner_size", c.number("mamba_expand", 2) * c.number("hidden_size"))

@@ -50,7 +50,7 @@ class Lfm2(Family):
     def config(self, c: Settings) -> ModelConfig:
         """Llama's but for an older name of one setting."""
         tied = bool(c("tie_embedding", c("tie_word_embeddings")))
-        return c.model(lambda index: self.layer(c, index), tie_word_embeddings=tied)
+        return c.model(self.layer, tie_word_embeddings=tied)
 
     def mixer(self, c: Settings, index: int) -> Mixer:
         """A GGUF file gives layers without attention no KV heads."""

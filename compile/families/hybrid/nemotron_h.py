@@ -20,7 +20,7 @@ from ...layers.part_names import PartNames
 from ...weights.view import View
 from ..deepseek import grouped_router
 from ..family import Family, Format, Views, parts_of
-from ..settings import Settings
+from ..settings import PER_LAYER, Settings
 from .granite4 import mamba
 
 _KINDS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
@@ -103,8 +103,10 @@ class NemotronH(Family):
             )
         mixers = [index for index, kind in enumerate(pattern) if kind in "M*"]
         eps = c("rms_norm_eps", c("layer_norm_eps")) if c.format == "gguf" else c("layer_norm_epsilon")
-        changed = replace(c, values={**c.values, "num_hidden_layers": len(mixers), "nextn_predict_layers": 0})
-        return changed.model(lambda index: self._layer(c, pattern, mixers[index]), norm_eps=eps)
+        # a file counts its layers otherwise, and says by its own numbers what is other in one
+        joined = {"num_hidden_layers": len(mixers), "nextn_predict_layers": 0, PER_LAYER: None}
+        changed = replace(c, values={**c.values, **joined})
+        return changed.model(lambda _, index: self._layer(c, pattern, mixers[index]), norm_eps=eps)
 
     def decoder(self, config: ModelConfig) -> Decoder:
         """Layers with a feed-forward layer are two of a file's."""
@@ -128,9 +130,9 @@ class NemotronH(Family):
         return views
 
     def _layer(self, c: Settings, pattern: str, index: int) -> LayerConfig:
-        behind = pattern[index + 1 : index + 2]
-        ffn = _mlp(c, index + 1) if behind == "-" else _experts(c) if behind == "E" else None
-        return LayerConfig(mixer=_mixer(c, pattern, index), ffn=ffn)
+        behind, after = pattern[index + 1 : index + 2], index + 1
+        ffn = _mlp(c.at(after), after) if behind == "-" else _experts(c.at(after)) if behind == "E" else None
+        return LayerConfig(mixer=_mixer(c.at(index), pattern, index), ffn=ffn)
 
 
 def _pattern(c: Settings) -> str:

@@ -44,7 +44,7 @@ class Qwen35(Family):
         "linear_num_value_heads": 32,
     }
     gguf_names = {"ffn_norm": "post_attention_norm.weight"}
-    ignored = ("model.visual.*", "vision_tower.*", "mtp.*")
+    ignored = ("mtp.*",)
     has_extra_layers = True
     gains_minus_one = ("huggingface",)
     plain_gains = ("linear_attn.norm.weight",)

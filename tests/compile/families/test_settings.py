@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from radixlm.compile.families.registry import FAMILIES
+from radixlm.compile.families.registry import FAMILIES, model_config
 from radixlm.compile.families.settings import Settings
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.sources.gguf import GGUFSource
 from radixlm.compile.sources.huggingface import HuggingFaceSource
 from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.model_files import read_json
 from radixlm.runtime.artifact.model_config import (
     Dense,
     Experts,
@@ -26,7 +30,7 @@ from radixlm.runtime.artifact.model_config import (
     SharedExpert,
     Temperature,
 )
-from radixlm.runtime.errors import UnsupportedArchitecture
+from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 from safetensors.numpy import save_file
 
 from ...goldens import families, tiny_gguf
@@ -61,6 +65,103 @@ def test_a_config_that_sees_leaves_sizes_to_the_class() -> None:
     assert windows[:7] == [1024] * 5 + [None, 1024] and windows.count(None) == 5
     local, whole = config.ropes
     assert (local.theta, local.scaling, whole.theta, whole.scaling) == (1e4, None, 1e6, LinearScaling(factor=8.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "same_as"),
+    [
+        ("gemma2", "attn_logit_softcapping", None),
+        ("gemma2", "final_logit_softcapping", None),
+        ("gemma4", "final_logit_softcapping", None),
+        ("gemma2", "sliding_window", None),
+        ("cohere2", "sliding_window", None),
+        ("gpt_oss", "sliding_window", None),
+        ("exaone4", "sliding_window", None),
+        ("deepseek_v3", "q_lora_rank", None),
+        ("ernie4_5", "head_dim", 16),
+        ("seed_oss", "head_dim", 16),
+        ("gpt_oss", "head_dim", 16),
+        ("qwen3", "num_key_value_heads", 4),
+        ("smollm3", "num_key_value_heads", 4),
+    ],
+)
+def test_null_is_no_default_of_the_class(name: str, key: str, same_as: int | None) -> None:
+    """It is none, as a soft cap of None, or what the class makes of None, such as a head for each head of queries."""
+    heads = {"hidden_size": 64, "num_attention_heads": 4}
+    whole = {**families.FAMILIES[name].config, **heads}
+    text = whole.get("text_config", whole)
+    text |= {**heads, key: None}  # type: ignore[operator]
+    found = json.loads(msgspec.json.encode(config_of(whole)))
+    layer = found["layers"][0]["mixer"]
+    field = {
+        "attn_logit_softcapping": layer.get("soft_cap"),
+        "final_logit_softcapping": found.get("logits_soft_cap"),
+        "sliding_window": layer.get("window"),
+        "q_lora_rank": layer.get("query_dim"),
+        "head_dim": layer.get("head_dim"),
+        "num_key_value_heads": layer.get("num_kv_heads"),
+    }[key]
+    assert field == same_as
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma4"])
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_null_positions_are_those_of_the_class(name: str, key: str) -> None:
+    whole = json.loads(json.dumps(families.FAMILIES[name].config))
+    text = whole.get("text_config", whole)
+    for each in ("rope_parameters", "rope_scaling"):
+        text.pop(each, None)
+    expected = config_of(whole)
+    text[key] = None
+    assert config_of(whole) == expected
+
+
+def test_a_layer_may_have_settings_of_its_own() -> None:
+    """As transformers 5 saves them for any class."""
+    config = {**families.FAMILIES["qwen3"].config, "num_hidden_layers": 3}
+    own = {"1": {"intermediate_size": 48, "num_key_value_heads": 1}, "2": {"head_dim": 8}}
+    first, second, third = config_of({**config, "per_layer_config": own}).layers
+    plain = config_of(config).layers[0]
+    assert first == plain and second.ffn == Dense(intermediate_size=48)
+    assert (second.mixer.num_kv_heads, third.mixer.head_dim) == (1, 8)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"7": {"head_dim": 8}}, "per_layer_config has layer 7"),
+        ({"0": {"skip": ["mlp"]}}, "skip"),
+        ({"x": {}}, "cannot be right"),
+    ],
+)
+def test_settings_of_a_layer_that_cannot_be_are_named(own: dict[str, Any], said: str) -> None:
+    config = {**families.FAMILIES["qwen3"].config, "per_layer_config": own}
+    with pytest.raises((CorruptSource, UnsupportedArchitecture), match=said):
+        model_config(huggingface_settings("tiny", config))
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_taken"),
+    [
+        ([0.0, math.inf], True),
+        ([0, None], True),
+        ([None, None], True),
+        (None, True),
+        ([0.0, 0.1], False),
+        ([0.001, math.inf], False),
+    ],
+)
+@pytest.mark.parametrize("name", ["granite4_h", "nemotron_h", "falcon_h1"])
+def test_only_a_limit_of_steps_that_limits_is_refused(name: str, limit: Any, is_taken: bool) -> None:
+    config = {**families.FAMILIES[name].config, "time_step_limit": limit}
+    with nullcontext() if is_taken else pytest.raises(UnsupportedArchitecture, match="time_step_limit"):
+        config_of(config)
+
+
+def test_numbers_that_no_json_has_are_read_as_transformers_tags_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": [0.0, {"__float__": "Infinity"}], "b": {"c": {"__float__": "-Infinity"}}, "d": Infinity}')
+    assert read_json(path) == {"a": [0.0, math.inf], "b": {"c": -math.inf}, "d": math.inf}
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
