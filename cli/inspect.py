@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import CompileOptions, compile_options
-from .tables import conversations, layer_rows, print_rows, size, token_bytes
+from .tables import conversations, layer_rows, print_rows, sampling, size, token_bytes
 
 if TYPE_CHECKING:
     from radixlm.runtime.artifact import Artifact
@@ -148,6 +148,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "architecture", model.architecture
     yield from layer_rows(model)
     yield "conversations", conversations(CHAT_TEMPLATE in manifest.files)
+    yield "sampling", sampling(manifest.sampling)
     yield "appended suffix", appended_suffix(manifest)
     yield "context", f"{manifest.context_length:,} tokens"
     yield "quantization", manifest.quantization.mode

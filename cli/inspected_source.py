@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .tables import conversations, layer_rows, size, token_bytes
+from .tables import conversations, layer_rows, sampling, size, token_bytes
 
 if TYPE_CHECKING:
     from radixlm.compile.inspection import Inspection
@@ -28,6 +28,7 @@ def source_rows(found: Inspection) -> Iterator[tuple[str, str]]:
     yield "tokenizer", found.tokenizer or _LATER
     has_template = found.has_chat_template
     yield "conversations", _LATER if has_template is None else conversations(has_template)
+    yield "sampling", sampling(found.sampling)
     yield "file", _LATER if found.file_bytes is None else size(found.file_bytes)
     if found.artifact_bytes is None:
         yield "artifact", _LATER

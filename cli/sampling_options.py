@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from radixlm.runtime.artifact.manifest import USUAL_SAMPLING
 
 if TYPE_CHECKING:
     from radixlm.runtime import SamplingParams
@@ -40,6 +41,13 @@ class SamplingOptions:
         return dataclasses.replace(defaults, **{k: v for k, v in wishes.items() if v not in (None, ())})
 
 
+def _defaulted(name: str, about: str) -> Callable[[F], F]:
+    """An option whose default the model's makers recommend, or is the usual one."""
+    usual = getattr(USUAL_SAMPLING, name)
+    text = f"{about}  [default: the model's, else {usual:g}]"
+    return click.option(f"--{name.replace('_', '-')}", type=type(usual), help=text)
+
+
 def sampling_options(function: F) -> F:
     """Add the fields of `SamplingOptions` as options; the function gets them as keyword arguments."""
     for option in (
@@ -58,11 +66,11 @@ def sampling_options(function: F) -> F:
             help="Have the reply go on without this, in whatever case; repeatable.",
         ),
         click.option("--seed", type=int, help="Make sampling repeatable."),
-        click.option("--repetition-penalty", type=float, help="Above 1, repeat less."),
-        click.option("--min-p", type=float, help="Drop tokens below this share of the best one's probability."),
-        click.option("--top-p", type=float, help="Sample from the tokens that make up this probability."),
-        click.option("--top-k", type=int, help="Sample from this many tokens; 0 is all."),
-        click.option("--temperature", type=float, help="0 always takes the most likely token."),
+        _defaulted("repetition_penalty", "Above 1, repeat less."),
+        _defaulted("min_p", "Drop tokens below this share of the best one's probability."),
+        _defaulted("top_p", "Sample from the tokens that make up this probability."),
+        _defaulted("top_k", "Sample from this many tokens; 0 is all."),
+        _defaulted("temperature", "0 always takes the most likely token."),
         click.option("--max-tokens", type=int, help="Most tokens of a reply."),
     ):
         function = option(function)

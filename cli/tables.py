@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from radixlm.runtime.artifact.manifest import SamplingDefaults
     from radixlm.runtime.artifact.model_config import AnyAttention, ModelConfig
 
 
@@ -48,6 +49,17 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
 def conversations(has_template: bool) -> str:
     """Whether a model takes chats."""
     return "yes" if has_template else "no: it has no chat template, and answers completions"
+
+
+def sampling(defaults: SamplingDefaults) -> str:
+    """How tokens are chosen where a request does not say it.
+
+    >>> from radixlm.runtime.artifact.manifest import USUAL_SAMPLING
+    >>> sampling(USUAL_SAMPLING)
+    'temperature 0.8, top-p 0.95, top-k 40, min-p 0.05, repetition-penalty 1, where a request does not say it'
+    """
+    told = (f"{name.replace('_', '-')} {getattr(defaults, name):g}" for name in defaults.__struct_fields__)
+    return f"{', '.join(told)}, where a request does not say it"
 
 
 def _heads(mixer: AnyAttention) -> str:

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.artifact.manifest import KVDType, SamplingDefaults
 from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
 
@@ -22,8 +22,9 @@ from .families.registry import FAMILIES, model_config, weight_shapes
 from .kv_layout import KVChoice, kv_layout
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
+from .sources.checkpoint import sampling_of_generation_config
 from .sources.huggingface_config import huggingface_settings
-from .sources.model_files import CONFIG, INDEX, MLC_CONFIG, open_files, read_json
+from .sources.model_files import CONFIG, GENERATION, INDEX, MLC_CONFIG, open_files, read_json
 from .sources.quantized.registry import BESIDE
 from .stored_weights import Quantize, StoredWeights
 from .token_bytes import artifact_bytes, artifact_token_bytes, source_token_bytes
@@ -37,6 +38,7 @@ class Inspection:
         refusal: why it cannot be compiled; None if nothing is known against it.
         file_bytes: all files of weights. artifact_bytes: the artifact's weights, which is also their memory.
         file_token_bytes, artifact_token_bytes: what is read of them for each decoded token.
+        sampling: how tokens are chosen where a request does not say it.
         kv_dtype, kv_bytes: how keys and values are kept where it is compiled for this machine, and of 1,000 tokens.
         context_length: tokens that it is compiled for unless told otherwise.
     """
@@ -47,6 +49,7 @@ class Inspection:
     model: ModelConfig
     refusal: str | None
     num_parameters: int
+    sampling: SamplingDefaults
     context_length: int | None
     kv_dtype: KVDType
     kv_bytes: int
@@ -73,14 +76,16 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
 
 
 def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
-    directory = hub.download_files(reference, (CONFIG, MLC_CONFIG, INDEX, *BESIDE))
+    directory = hub.download_files(reference, (CONFIG, GENERATION, MLC_CONFIG, INDEX, *BESIDE))
     files = open_files(directory, reference)
     config = model_config(huggingface_settings(reference, files.config))
     index = read_json(directory / INDEX, optional=True)
     names, metadata = index.get("weight_map"), index.get("metadata")
     files.format_for(names if isinstance(names, Mapping) else ())  # refuses what is not read
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return _described(reference, files.layout, config, kv_dtype, file_bytes=total if isinstance(total, int) else None)
+    sampling = sampling_of_generation_config(files.generation)
+    file_bytes = total if isinstance(total, int) else None
+    return _described(reference, files.layout, config, sampling, kv_dtype, file_bytes=file_bytes)
 
 
 def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:
@@ -90,6 +95,7 @@ def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoic
         label,
         source.info.format,
         config,
+        source.sampling,
         kv_dtype,
         file_bytes=_file_bytes(label),
         artifact_bytes=artifact_bytes(weights),
@@ -100,7 +106,9 @@ def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoic
     )
 
 
-def _described(label: str, format_: str, config: ModelConfig, kv_dtype: KVChoice, **sizes: Any) -> Inspection:
+def _described(
+    label: str, format_: str, config: ModelConfig, sampling: SamplingDefaults, kv_dtype: KVChoice, **sizes: Any
+) -> Inspection:
     refusal, length = None, None
     try:
         length = context_length(config, None)
@@ -115,6 +123,7 @@ def _described(label: str, format_: str, config: ModelConfig, kv_dtype: KVChoice
         model=config,
         refusal=refusal,
         num_parameters=sum(map(prod, weight_shapes(config).values())),
+        sampling=sampling,
         context_length=length,
         kv_dtype=layout.dtype,
         kv_bytes=layout.page_bytes * 1000 // layout.page_size,

@@ -140,6 +140,7 @@ class Clients:
     async def _arrivals(self, prompt: Sequence[int], max_tokens: int, temperature: float) -> AsyncIterator[float]:
         """When each token of a reply comes."""
         fixed = {"seed": 1, "ignore_eos": True, "stream": True, "return_token_ids": True}
+        fixed |= {"top_k": 0, "top_p": 1, "min_p": 0}  # of all tokens, as the temperature means it
         body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, **fixed})
         connection = Connection(self._port)
         try:

@@ -1,4 +1,4 @@
-"""What several file formats share: ends of replies, values held to their ranges, errors of one line."""
+"""What several file formats share: ends of replies, sampling defaults, checked values, errors of one line."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from radixlm.runtime.artifact.manifest import USUAL_SAMPLING, SamplingDefaults
 from radixlm.runtime.errors import CorruptSource
 
 # Texts of tokens that end a reply, whatever the metadata declares (llama.cpp's end-of-generation list).
@@ -35,6 +36,17 @@ END_OF_REPLY = (
 
 _ENDS_OF_PARTS = ("<|return|>", "<|call|>")  # gpt-oss has both: there `<|end|>` ends a part of a reply, as a thought is
 
+# Our names, by GGUF's behind `general.sampling.`; of those, its names in a sequence of samplers.
+_GGUF: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "temperature": ("temp", ("temperature", "temp")),
+    "top_k": ("top_k", ("top_k", "top-k")),
+    "top_p": ("top_p", ("top_p", "top-p", "nucleus")),
+    "min_p": ("min_p", ("min_p", "min-p")),
+    "repetition_penalty": ("penalty_repeat", ("penalties",)),
+}
+_NONE = SamplingDefaults()
+_DIGITS = 7  # of a float32, which is what GGUF stores
+
 T = TypeVar("T")
 
 
@@ -46,6 +58,58 @@ def ends_of_reply(texts: Container[str]) -> list[str]:
     """
     has_parts = all(text in texts for text in _ENDS_OF_PARTS)
     return [text for text in END_OF_REPLY if text in texts and not (has_parts and text == "<|end|>")]
+
+
+def sampling_of_generation_config(generation: Mapping[str, Any]) -> SamplingDefaults:
+    """What transformers would do, but that keys which are missing or null are not said.
+
+    >>> sampling_of_generation_config({"do_sample": False, "temperature": 0.6}).temperature
+    0.0
+    """
+    said = {name: generation.get(name) for name in SamplingDefaults.__struct_fields__}
+    if generation.get("do_sample") is False:
+        said["temperature"] = 0.0
+    return _with_usual(said)
+
+
+def sampling_of_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
+    """What llama.cpp would do, of the samplers that are known here; one that a sequence leaves out does nothing.
+
+    >>> sampling_of_gguf({"general.sampling.temp": 0.6, "general.sampling.sequence": "top_k;temperature"}).top_p
+    1.0
+    """
+    said = {name: _short(metadata.get(f"general.sampling.{stored}")) for name, (stored, _) in _GGUF.items()}
+    if metadata.get("general.sampling.penalty_last_n") == 0:
+        said["repetition_penalty"] = _NONE.repetition_penalty
+    sequence = metadata.get("general.sampling.sequence")
+    if isinstance(sequence, str) and sequence:
+        listed = {part.strip() for part in sequence.split(";")}
+        left_out = [name for name, (_, names) in _GGUF.items() if listed.isdisjoint(names)]
+        said |= {name: getattr(_NONE, name) for name in left_out}
+    return _with_usual(said)
+
+
+def _with_usual(said: Mapping[str, Any]) -> SamplingDefaults:
+    """A value that no sampler can have is as if it were not said: it is no part of the model."""
+    fields = msgspec.to_builtins(USUAL_SAMPLING)
+    for name, value in said.items():
+        own = max(value, 0) if name == "top_k" and type(value) is int else value  # -1 is all elsewhere
+        if own is not None and _is_valid(name, own):
+            fields[name] = own
+    return msgspec.convert(fields, SamplingDefaults)
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    try:
+        msgspec.convert({name: value}, SamplingDefaults)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _short(value: Any) -> Any:
+    """A float32 as people write it."""
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def checked(label: str, values: Mapping[str, Any], type_: type[T]) -> T:

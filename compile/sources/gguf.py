@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
+from radixlm.runtime.artifact.manifest import SourceInfo
 from radixlm.runtime.errors import CorruptSource, SourceError
 
 from ..families.registry import model_config
 from ..weights.quantization import Float32, Weight, WeightPlanes
-from .checkpoint import END_OF_REPLY, ends_of_reply
+from .checkpoint import END_OF_REPLY, ends_of_reply, sampling_of_gguf
 from .gguf_file import GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tensors import GGUFTensors
@@ -56,7 +56,7 @@ class GGUFSource:
         self.bos_token_id = vocabulary.bos_token_id
         self.add_bos_token = vocabulary.add_bos_token and vocabulary.bos_token_id is not None
         self.eos_token_ids = _eos_token_ids(metadata, vocabulary.tokens)
-        self.sampling = SamplingDefaults()
+        self.sampling = sampling_of_gguf(metadata)
         self.info = SourceInfo(format="gguf", name=self.name, fingerprint=self._fingerprint())
 
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import numpy as np
 from msgspec.structs import replace
-from radixlm.runtime.artifact.manifest import SamplingDefaults, SourceInfo
+from radixlm.runtime.artifact.manifest import SourceInfo
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..families.registry import FAMILIES, model_config
 from ..layers.converted_names import parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
-from .checkpoint import checked
+from .checkpoint import sampling_of_generation_config
 from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, separated, with_hub_names
 from .huggingface_config import huggingface_settings
 from .huggingface_tokenizer import HuggingFaceTokenizer
@@ -67,7 +67,7 @@ class HuggingFaceSource:
         self.bos_token_id = tokenizer.bos_token_id
         self.eos_token_ids = tokenizer.eos_token_ids
         self.add_bos_token = tokenizer.add_bos_token
-        self.sampling = _sampling(str(files.generation_file), files.generation)
+        self.sampling = sampling_of_generation_config(files.generation)
         self.info = SourceInfo(format=files.layout, name=self.name, fingerprint=self._fingerprint(files.config))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -163,9 +163,3 @@ def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> 
         return found[name].info.type in KINDS and not found[name].read_float32().any()
 
     return {name: tensor for name, tensor in found.items() if not is_idle(name)}
-
-
-def _sampling(label: str, generation: Mapping[str, Any]) -> SamplingDefaults:
-    keys = ("temperature", "top_p", "top_k", "repetition_penalty")
-    given = {key: generation[key] for key in keys if generation.get(key) is not None}
-    return checked(label, given, SamplingDefaults)

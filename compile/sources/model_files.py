@@ -20,7 +20,7 @@ from .quantized.tensors import Array, Format
 from .safetensors_file import SafetensorsFile
 from .tensor_cache import INDEXES, cached_arrays
 
-CONFIG, MLC_CONFIG = "config.json", "mlc-chat-config.json"
+CONFIG, GENERATION, MLC_CONFIG = "config.json", "generation_config.json", "mlc-chat-config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Json = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ class ModelFiles(Protocol):
     Attributes:
         layout: which tool's directory it is.
         config: the configuration under the keys of a `config.json`.
-        generation: the same of a `generation_config.json`, out of `generation_file`.
+        generation: the same of a `generation_config.json`.
         arrays: by name; asking for them opens their files, which raises SourceNotFound and CorruptSource.
         headers: what identifies the arrays beside their beginnings: headers, and sizes in bytes.
     """
@@ -39,7 +39,6 @@ class ModelFiles(Protocol):
     layout: Literal["huggingface", "mlc"]
     config: Json
     generation: Json
-    generation_file: Path
 
     @property
     def arrays(self) -> Mapping[str, Array]: ...
@@ -72,8 +71,7 @@ class HuggingFaceFiles:
     def __init__(self, path: Path, label: str) -> None:
         self._path, self._label = path, label
         self.config: Json = read_json(path / CONFIG)
-        self.generation_file = path / "generation_config.json"
-        self.generation: Json = read_json(self.generation_file, optional=True)
+        self.generation: Json = read_json(path / GENERATION, optional=True)
 
     @cached_property
     def _files(self) -> list[SafetensorsFile]:
@@ -102,9 +100,9 @@ class MLCFiles:
     layout: Literal["huggingface", "mlc"] = "mlc"
 
     def __init__(self, path: Path, label: str) -> None:
-        self._path, self._label, self.generation_file = path, label, path / MLC_CONFIG
-        self.generation: Json = read_json(self.generation_file)
-        self.config: Json = _huggingface_config(self.generation_file, self.generation)
+        self._path, self._label = path, label
+        self.generation: Json = read_json(path / MLC_CONFIG)
+        self.config: Json = _huggingface_config(path / MLC_CONFIG, self.generation)
 
     @cached_property
     def _index(self) -> Path:

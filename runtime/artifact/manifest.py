@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Positive, Strict
+from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Strict
 
 FORMAT_VERSION: Final = 4
 PAGE_SIZE: Final = 16  # tokens in a page of KV
@@ -238,12 +238,20 @@ class QuantizationInfo(Strict, frozen=True, kw_only=True):
 
 
 class SamplingDefaults(Strict, frozen=True, kw_only=True):
-    """What the model's makers recommend (generation_config.json)."""
+    """How tokens are chosen where a request does not say it. The default of each field does nothing.
+
+    An artifact has what the model's makers recommend, and what they do not say of `USUAL_SAMPLING`. Those that were
+    compiled before there was `min_p` have none.
+    """
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 1.0
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
-    repetition_penalty: Positive = 1.0
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100.0)] = 1.0
+
+
+USUAL_SAMPLING: Final = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)  # as in llama.cpp
 
 
 class TokenizerInfo(Strict, frozen=True, kw_only=True):

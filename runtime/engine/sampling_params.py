@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ..artifact.manifest import SamplingDefaults
 from ..chat.text_rules.pattern import automaton_of
 from ..errors import InvalidParameter
@@ -97,13 +99,13 @@ class SamplingParams:
 
     @classmethod
     def recommended(cls, defaults: SamplingDefaults) -> SamplingParams:
-        """What the makers of a model recommend."""
-        return cls(
-            temperature=defaults.temperature,
-            top_p=defaults.top_p,
-            top_k=defaults.top_k,
-            repetition_penalty=defaults.repetition_penalty,
-        )
+        """What an artifact has for requests that do not say it."""
+        return cls(**msgspec.structs.asdict(defaults))
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """Of these, what an artifact may have."""
+        return SamplingDefaults(**{name: getattr(self, name) for name in SamplingDefaults.__struct_fields__})
 
     @property
     def greedy(self) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..artifact.manifest import SamplingDefaults
 from .app_state import AppState, json_response
 from .errors import HTTPError
 from .truncation import Truncation
@@ -47,7 +48,8 @@ class About:
     def _model(self, name: str) -> ModelReply:
         created = datetime.fromtimestamp(self.state.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         most = self.state.engine.context_length
-        return ModelReply(name, self.state.created, name, created, max_model_len=most, max_input_tokens=most)
+        sampling = self.state.engine.default_params.defaults
+        return ModelReply(name, self.state.created, name, created, most, max_model_len=most, default_sampling=sampling)
 
 
 class ModelReply(msgspec.Struct):
@@ -63,6 +65,7 @@ class ModelReply(msgspec.Struct):
     object: str = "model"
     owned_by: str = "radixlm"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: tokens of prompt and reply together
+    default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # ours: what a request has that says nothing
 
 
 class ModelList(msgspec.Struct):

@@ -41,6 +41,8 @@ def test_the_table_says_whether_it_can_be_compiled(runner: CliRunner, tiny_sourc
     rows = dict(line.split("  ", 1) for line in result.output.splitlines())
     assert rows["can be compiled"].strip() == "yes"
     assert "times the file's" in rows["read per decoded token"]
+    usual = "temperature 0.8, top-p 0.95, top-k 40, min-p 0.05, repetition-penalty 1"
+    assert rows["sampling"].strip() == f"{usual}, where a request does not say it"
 
 
 @pytest.mark.parametrize(("drops", "says"), [((), "yes"), (("chat_template",), "no: it has no chat template")])
@@ -172,7 +174,9 @@ def test_windows_and_experts_are_told(runner: CliRunner, tmp_path: Path) -> None
     values = {**FAMILIES["qwen3"].config, "rope_parameters": None}
     c = Settings("x", "huggingface", "qwen3", "Qwen3ForCausalLM", values)
     experts = Experts(num_experts=8, num_active=2, intermediate_size=32)
-    model = c.model(lambda i: LayerConfig(mixer=c.attention(window=32 if i else None), ffn=experts if i else c.dense()))
+    model = c.model(
+        lambda _, i: LayerConfig(mixer=c.attention(window=32 if i else None), ffn=experts if i else c.dense())
+    )
     rows = dict(layer_rows(model))
     others = c.num_layers - 1
     assert rows["windows"] == f"{others} layers see 32 tokens"

@@ -25,6 +25,13 @@ def test_an_unknown_command_is_bad_input(runner: CliRunner) -> None:
     assert "No such command 'fly'" in result.output
 
 
+def test_the_help_of_sampling_says_what_is_usual(runner: CliRunner) -> None:
+    for command in ("chat", "generate"):
+        said = " ".join(runner.invoke(main.cli, [command, "--help"]).output.split())
+        for usual in ("0.8", "40", "0.95", "0.05"):
+            assert f"[default: the model's, else {usual}]" in said
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["compile", "--help"], ["chat", "--help"], ["chat", "no"]])
 def test_neither_help_nor_chat_loads_the_compiler(arguments: list[str]) -> None:
     code = (

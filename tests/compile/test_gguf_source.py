@@ -16,9 +16,11 @@ from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Type
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from radixlm.cli.main import cli
 from radixlm.compile.sources import GGUFSource, open_source
 from radixlm.compile.weights.kinds import Q8
+from radixlm.runtime.artifact.manifest import USUAL_SAMPLING
 from radixlm.runtime.artifact.model_config import FactorsScaling, LinearScaling, YarnScaling
 from radixlm.runtime.errors import (
     CorruptSource,
@@ -64,6 +66,30 @@ def test_names_ids_and_template_come_from_the_metadata(make_tiny: Make, write_gg
         assert source.bos_token_id == 1 and not source.add_bos_token
         assert source.eos_token_ids == (2, 0)  # <|im_end|> as declared, <|endoftext|> as known
         assert source.chat_template == "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ({}, {}),
+        ({"temp": 0.05, "top_k": 1, "top_p": 0.5}, {"temperature": 0.05, "top_k": 1, "top_p": 0.5}),
+        ({"min_p": 0.1, "penalty_repeat": 1.1}, {"min_p": 0.1, "repetition_penalty": 1.1}),
+        ({"penalty_repeat": 1.1, "penalty_last_n": 0}, {}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"sequence": "top_k;temperature"}, {"top_p": 1.0, "min_p": 0.0}),
+        ({"temp": -1.0, "top_p": 7.0}, {}),
+    ],
+)
+def test_the_metadata_says_how_to_sample_and_the_rest_is_as_usual(
+    said: dict[str, Any], changes: dict[str, Any], make_tiny: Make, write_gguf: Make
+) -> None:
+    def edit(writer: gguf.GGUFWriter) -> None:
+        add = {int: writer.add_int32, float: writer.add_float32, str: writer.add_string}
+        for key, value in said.items():
+            add[type(value)](f"general.sampling.{key}", value)
+
+    with open_source(write_gguf(make_tiny(), edit=edit)) as source:
+        assert source.sampling == replace(USUAL_SAMPLING, **changes)
 
 
 def test_llama3s_stored_frequencies_become_factors(make_tiny: Make, write_gguf: Make) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from radixlm.compile.sources import open_source
-from radixlm.runtime.artifact.manifest import SamplingDefaults
+from radixlm.runtime.artifact.manifest import USUAL_SAMPLING, SamplingDefaults
 from radixlm.runtime.artifact.model_config import LinearScaling, Llama3Scaling, Rope
 from radixlm.runtime.errors import (
     CorruptSource,
@@ -43,13 +44,36 @@ def test_every_tensor_is_read_as_it_was_written(
 def test_ids_template_and_name_come_from_their_files(make_tiny: Make, write_huggingface: Make) -> None:
     path = write_huggingface(make_tiny())
     (path / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": [2, 0], "temperature": 0.7, "top_p": 0.8, "top_k": 20})
+        json.dumps({"eos_token_id": [2, 0], "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.01})
     )
     with open_source(path) as source:
         assert (source.name, source.bos_token_id, source.eos_token_ids) == ("tiny-hf", 1, (2, 0))
         assert source.chat_template == "{% for m in messages %}{{ m.content }}{% endfor %}"
-        assert source.sampling == SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20)
+        assert source.sampling == SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, min_p=0.01)
         assert not source.add_bos_token
+
+
+@pytest.mark.parametrize(
+    ("said", "changes"),
+    [
+        ({}, {}),
+        ({"temperature": None, "max_new_tokens": 7}, {}),
+        ({"temperature": 0.6}, {"temperature": 0.6}),
+        ({"temperature": 1, "top_k": 0, "top_p": 1.0}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
+        ({"min_p": 0.0, "repetition_penalty": 1.1}, {"min_p": 0.0, "repetition_penalty": 1.1}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"do_sample": True}, {}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"temperature": -5, "top_k": "many", "top_p": 2, "repetition_penalty": 0, "min_p": [0.1]}, {}),
+    ],
+)
+def test_what_generation_config_does_not_say_of_sampling_is_as_usual(
+    said: dict[str, Any], changes: dict[str, Any], make_tiny: Make, write_huggingface: Make
+) -> None:
+    path = write_huggingface(make_tiny())
+    (path / "generation_config.json").write_text(json.dumps(said))
+    with open_source(path) as source:
+        assert source.sampling == replace(USUAL_SAMPLING, **changes)
 
 
 def test_a_template_file_wins_over_the_one_in_the_configuration(make_tiny: Make, write_huggingface: Make) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from radixlm.compile import compile_model
 from radixlm.compile.sources import open_source
 from radixlm.compile.sources.safetensors_file import SafetensorsFile
 from radixlm.compile.stored_weights import StoredWeights
-from radixlm.runtime.artifact.manifest import SamplingDefaults
+from radixlm.runtime.artifact.manifest import USUAL_SAMPLING
 from radixlm.runtime.errors import SourceError, UnsupportedArchitecture
 
 from ..conftest import write_safetensors
@@ -120,7 +121,7 @@ def test_mlc_opens_and_compiles(make_tiny: Make, write_huggingface: Make, tmp_pa
         assert source.config == tiny.config
         assert source.tensors().keys() == tiny.weights.keys()
         assert (source.info.format, source.bos_token_id, source.eos_token_ids) == ("mlc", 1, (2, 0))
-        assert source.sampling == SamplingDefaults(temperature=0.5)
+        assert source.sampling == replace(USUAL_SAMPLING, temperature=0.5)
         parts = [source.read_float32(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
         np.testing.assert_array_equal(np.concatenate(parts), numbers["model.layers.0.self_attn.qkv_proj.weight"])
         up = source.read_float32("model.layers.0.mlp.up_proj.weight", slice(16, 40))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import FORMAT_VERSION, KVLayer, KVLayout, Manifest
+from radixlm.runtime.artifact.manifest import FORMAT_VERSION, KVLayer, KVLayout, Manifest, SamplingDefaults
 
 MAX_TOKENS = 1 << 22
 
@@ -86,6 +86,11 @@ def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) ->
     for path in ("mixer", "mixer.head_dim", "mixer.rope.theta", "ffn.intermediate_size"):
         with pytest.raises(msgspec.ValidationError, match="missing required field"):
             _decode(_with(fields, f"model.layers.0.{path}", None, remove=True))
+
+
+def test_an_artifact_of_before_there_was_min_p_samples_as_it_did(fields: dict[str, object]) -> None:
+    older = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    assert _decode(_with(fields, "sampling", older)).sampling == SamplingDefaults()
 
 
 @pytest.mark.parametrize("path", ["extra", "model.extra", "kv.extra", "module.extra", "sampling.extra", "source.extra"])

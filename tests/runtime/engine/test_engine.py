@@ -49,7 +49,7 @@ def artifact() -> FakeArtifact:
         vocab_size=VOCAB_SIZE,
         bos_token_id=1,
         eos_token_id=END_OF_TURN,
-        sampling=SamplingDefaults(temperature=0.2, top_p=0.9),
+        sampling=SamplingDefaults(temperature=0.2, top_p=0.9, top_k=40, min_p=0.05),
     )
 
 
@@ -271,7 +271,8 @@ def test_model_without_a_chat_template_refuses_to_chat(artifact: FakeArtifact) -
 
 
 def test_defaults_are_those_of_the_manifest(engine: Engine) -> None:
-    assert (engine.default_params.temperature, engine.default_params.top_p) == (0.2, 0.9)
+    params = engine.default_params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.2, 0.9, 40, 0.05)
 
 
 @pytest.mark.parametrize(

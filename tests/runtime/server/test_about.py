@@ -6,7 +6,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
+from radixlm.runtime.artifact.manifest import SamplingDefaults
+from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
@@ -56,5 +59,25 @@ def test_the_model_is_described_in_both_dialects(client: TestClient) -> None:
     assert (listed["object"], model["object"], model["max_model_len"]) == ("list", "model", 512)
     assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "fake", "fake")
     assert (model["type"], model["display_name"], model["max_input_tokens"]) == ("model", "fake", 512)
+    none = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert model["default_sampling"] == {"temperature": 0.3, **none}
     created = datetime.strptime(model["created_at"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     assert created.timestamp() == model["created"]
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
+    ],
+)
+def test_a_request_that_says_one_number_keeps_the_other_defaults(
+    engine: FakeEngine, client: TestClient, path: str, asked: dict[str, Any]
+) -> None:
+    defaults = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repetition_penalty=1.1)
+    engine.default_params = SamplingParams.recommended(defaults)
+    assert client.post(path, json={"model": "fake", "temperature": 0.5, **asked}).status_code == 200
+    assert engine.asked[-1][1].defaults == msgspec.structs.replace(defaults, temperature=0.5)
