@@ -182,7 +182,7 @@ def latent_attention(c: Settings) -> LatentAttention:
         scale=scale,
         rope=rope,
         query_dim=c("q_lora_rank"),
-        neighbours=bool(c("rope_interleave", True)),
+        neighbours=bool(c.values.get("rope_interleave", True)),
         bias=bias,
         output_bias=bias,
         temperature=temperature(c),

@@ -43,13 +43,14 @@ _LLAMA4 = {
 }
 _AUDIO = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 32}
 _GEMMA4 = {"vision_config": {**_LAYER, "num_key_value_heads": 2, "head_dim": 16}, "audio_config": _AUDIO}
+_UNIFIED = {"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16}}
 
 # By family, other classes that hold it, and what config.json says beside the language model.
 INSIDE: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "gemma3": {"Gemma3ForConditionalGeneration": {"vision_config": _SMALL, "mm_tokens_per_image": 4}},
     "gemma4": {"Gemma4ForCausalLM": {}, "Gemma4ForConditionalGeneration": _GEMMA4},
     "gemma4-moe": {"Gemma4ForCausalLM": {}, "Gemma4ForConditionalGeneration": _GEMMA4},
-    "gemma4-unified": {"Gemma4UnifiedForCausalLM": {}},
+    "gemma4-unified": {"Gemma4UnifiedForCausalLM": {}, "Gemma4UnifiedForConditionalGeneration": _UNIFIED},
     "mistral": {"Mistral3ForConditionalGeneration": {"vision_config": _SMALL}},
     "ministral3": {"Mistral3ForConditionalGeneration": {"vision_config": _SMALL}},
     "mistral4": {"Mistral3ForConditionalGeneration": {"vision_config": _SMALL}},

@@ -157,6 +157,7 @@ LATENT = (
             norm_topk_prob=True,
             num_nextn_predict_layers=0,
             partial_rotary_factor=1.0,
+            rms_norm_eps=3e-4,  # shows that latent norms have another, and llama.cpp, which has none, is not far
             rope_scaling=None,
             routed_scaling_factor=1.8,
             topk_group=1,
