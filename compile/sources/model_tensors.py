@@ -27,6 +27,8 @@ from ..weights.quantization import Float32, Weight, WeightPlanes, joined, requan
 from ..weights.view import Piece, Rows, View, pieces
 from .source import TensorInfo
 
+_LARGEST = 1e30  # of a weight; products of larger ones with a few thousand inputs may leave float32
+
 
 class StoredTensors(Protocol):
     """The tensors of a file, under its own names.
@@ -92,7 +94,7 @@ class ModelTensors:
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         """A tensor, or the rows `[start, stop)` of one."""
-        parts = [_plus(self._stored.read(view.name, rows), view) for view, rows in self._pieces(name, rows)]
+        parts = [self._read(view, rows) for view, rows in self._pieces(name, rows)]
         return parts[0] if len(parts) == 1 else joined(parts)
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
@@ -109,8 +111,33 @@ class ModelTensors:
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return values.reshape(self._tensors[name].shape) if rows is None else values
 
+    def _read(self, view: View, rows: Rows) -> Weight:
+        weight = self._stored.read(view.name, rows)
+        if weight.scales is not None:
+            return _plus(weight, view)
+        self._check_numbers(view, weight.codes)
+        changed = _plus(weight, view)
+        if changed is not weight:
+            self._check_numbers(view, changed.codes)
+        return changed
+
     def _read_float32(self, view: View, rows: Rows) -> Float32:
-        return _changed(self._stored.read_float32(view.name, rows), view)
+        values = self._stored.read_float32(view.name, rows)
+        self._check_numbers(view, values)
+        changed = _changed(values, view)
+        if changed is not values:
+            self._check_numbers(view, changed)
+        return changed
+
+    def _check_numbers(self, view: View, values: NDArray[Any]) -> None:
+        """Raise CorruptSource where one is NaN, infinite, or so large that sums of it would be."""
+        largest = _largest(values)
+        if not largest <= _LARGEST:
+            type_ = self._infos[view.name].type
+            raise CorruptSource(
+                f"{self._label}: {view.name} ({type_}) has numbers of {largest:g}, which no weight can have; "
+                "the file is damaged, fetch it again or take another conversion"
+            )
 
     def _pieces(self, name: str, rows: slice | None) -> list[tuple[View, Rows]]:
         views = self._views[name]
@@ -266,6 +293,15 @@ def _num_rows(shape: tuple[int, ...]) -> int:
 
 def _width(shape: tuple[int, ...]) -> int:
     return 1 if len(shape) == 1 else shape[-1]
+
+
+def _largest(values: NDArray[Any]) -> float:
+    """The largest magnitude, by the bits without a sign, which have the order of what they stand for; NaN is beyond."""
+    if not values.size:
+        return 0.0
+    bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+    sign = bits.dtype.type(1 << (8 * values.dtype.itemsize - 1))
+    return float((bits & ~sign).max(keepdims=True).view(values.dtype).reshape(-1)[0])
 
 
 def _plus(weight: Weight, view: View) -> Weight:

@@ -45,6 +45,23 @@ def written(folder: Path, name: str, edit: Edit | None = None, **changes: Any) -
     return source
 
 
+def with_nan(name: str) -> Edit:
+    def edit(arrays: dict[str, np.ndarray]) -> None:
+        arrays[name].reshape(-1)[-1] = np.nan
+
+    return edit
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
+def test_a_weight_that_is_no_number_is_named(name: str, tmp_path: Path) -> None:
+    """And neither the manifest nor the verification is blamed."""
+    source, output = written(tmp_path, "qwen3", with_nan(name)), tmp_path / "out" / "x.radixlm"
+    output.parent.mkdir()
+    done = CliRunner().invoke(cli, ["compile", str(source), "-o", str(output)])
+    assert (done.exit_code, list(output.parent.iterdir())) == (2, [])
+    assert f"Error: {source}: {name} (F32) has numbers of nan" in done.stderr
+
+
 def without(name: str) -> Edit:
     def edit(arrays: dict[str, np.ndarray]) -> None:
         del arrays[name]

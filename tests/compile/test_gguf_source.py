@@ -92,6 +92,22 @@ def test_the_metadata_says_how_to_sample_and_the_rest_is_as_usual(
         assert source.sampling == replace(USUAL_SAMPLING, **changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "stored"), [("model.norm.weight", "output_norm.weight"), (QUERY, "blk.1.attn_q.weight")]
+)
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_number_that_no_weight_can_have_is_named_as_the_file_names_it(
+    name: str, stored: str, number: float, make_tiny: Make, write_gguf: Make
+) -> None:
+    tiny = make_tiny()
+    tiny.weights[name].reshape(-1)[5] = number
+    with (
+        open_source(write_gguf(tiny)) as source,
+        pytest.raises(CorruptSource, match=rf"tiny.gguf: {stored} \(F32\) has"),
+    ):
+        source.read(name)
+
+
 def test_llama3s_stored_frequencies_become_factors(make_tiny: Make, write_gguf: Make) -> None:
     factors = np.linspace(1, 8, 8, dtype=np.float32)
     path = write_gguf(make_tiny(), edit=lambda writer: writer.add_tensor("rope_freqs.weight", factors))

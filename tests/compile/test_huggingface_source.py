@@ -348,6 +348,20 @@ def test_a_file_that_begins_with_something_else_is_corrupt(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_number_that_no_weight_can_have_is_found_where_it_is_read(
+    dtype: Any, name: str, number: float, make_tiny: Make, write_huggingface: Make
+) -> None:
+    tiny = make_tiny()
+    tiny.weights[name].reshape(-1)[-1] = number
+    with np.errstate(over="ignore"), open_source(write_huggingface(tiny, dtype)) as source:
+        for read in (source.read, source.read_float32):
+            with pytest.raises(CorruptSource, match=rf"{name} \((F32|F16|BF16)\) has numbers of (nan|inf|3)"):
+                read(name)
+
+
 def test_a_missing_shard_is_named(make_tiny: Make, write_huggingface: Make) -> None:
     path = write_huggingface(make_tiny(), num_shards=2)
     (path / "model-00002-of-00002.safetensors").unlink()
