@@ -1,4 +1,4 @@
-"""Let Ctrl-C and SIGTERM end a compile soon, with their own exceptions. Knows signals, nothing else."""
+"""Let Ctrl-C, SIGTERM and SIGHUP end a compile soon, with their own exceptions. Knows signals, nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager

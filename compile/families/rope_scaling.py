@@ -74,7 +74,8 @@ def _scaling(
         case "yarn":
             more = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
             given = {key: rope[key] for key in more if rope.get(key) is not None}
-            return YarnScaling(factor=rope["factor"], original_max_position_embeddings=original, **given)
+            factor = max_positions / original if rope["factor"] is None else rope["factor"]
+            return YarnScaling(factor=factor, original_max_position_embeddings=original, **given)
         case "longrope" | "su":
             factor = rope.get("factor") or max_positions / original
             attention = rope.get("attention_factor") or _longrope_factor(factor, original)

@@ -1,13 +1,14 @@
-"""What several file formats share: ends of replies, sampling defaults, checked values, errors of one line."""
+"""What several file formats share: texts, ends of replies, sampling defaults, checked values, errors of one line."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from radixlm.runtime.artifact.manifest import USUAL_SAMPLING, SamplingDefaults
-from radixlm.runtime.errors import CorruptSource
+from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 # Texts of tokens that end a reply, whatever the metadata declares (llama.cpp's end-of-generation list).
 END_OF_REPLY = (
@@ -34,6 +35,7 @@ END_OF_REPLY = (
     "[e~[",  # MiniMax M2
 )
 
+_POINTER = b"version https://git-lfs"  # how the file begins that stands for another one in git
 _ENDS_OF_PARTS = ("<|return|>", "<|call|>")  # gpt-oss has both: there `<|end|>` ends a part of a reply, as a thought is
 
 # Our names, by GGUF's behind `general.sampling.`; of those, its names in a sequence of samplers.
@@ -48,6 +50,33 @@ _NONE = SamplingDefaults()
 _DIGITS = 7  # of a float32, which is what GGUF stores
 
 T = TypeVar("T")
+
+
+def require_content(path: Path) -> None:
+    """Raise SourceNotFound for a file that cannot be read, CorruptSource where git has only a pointer to it."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(len(_POINTER))
+    except OSError as error:
+        raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
+    if begin == _POINTER:
+        raise CorruptSource(
+            f"{path} is a Git LFS pointer, not the file that it stands for; run git lfs pull in {path.parent}"
+        )
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8, without a byte order mark; raises as `require_content`, and where it is none."""
+    require_content(path)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorruptSource(f"{path} is no text in UTF-8 ({error}); fetch it again") from error
+
+
+def usable_template(template: object) -> str | None:
+    """A chat template; None for one that is missing or renders nothing, so that the model has none."""
+    return template if isinstance(template, str) and template.strip() else None
 
 
 def ends_of_reply(texts: Container[str]) -> list[str]:

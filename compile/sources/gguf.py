@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from radixlm.runtime.artifact.manifest import SourceInfo
-from radixlm.runtime.errors import CorruptSource, SourceError
+from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedTokenizer
 
 from ..families.registry import model_config
 from ..weights.quantization import Float32, Weight, WeightPlanes
-from .checkpoint import END_OF_REPLY, ends_of_reply, sampling_of_gguf
+from .checkpoint import END_OF_REPLY, ends_of_reply, sampling_of_gguf, usable_template
 from .gguf_file import GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tensors import GGUFTensors
@@ -44,15 +44,15 @@ class GGUFSource:
         self._tensors = ModelTensors(str(path), self.config, "gguf", stored, ROPE_FACTORS)
         for name in sorted(self._tensors.used):
             stored.check_type(name)
-        vocabulary = vocabulary_from_gguf(metadata)
-        if len(vocabulary.tokens) > self.config.vocab_size:
-            raise CorruptSource(
-                f"{path}: the tokenizer has {len(vocabulary.tokens)} tokens, "
-                f"the embedding {self.config.vocab_size} rows"
-            )
-        self.tokenizer_json = build_tokenizer_json(vocabulary)
-        template = metadata.get("tokenizer.chat_template")
-        self.chat_template = template if isinstance(template, str) else None
+        try:
+            vocabulary = vocabulary_from_gguf(metadata)
+            num_tokens, num_rows = len(vocabulary.tokens), self.config.vocab_size
+            if num_tokens > num_rows:
+                raise CorruptSource(f"the tokenizer has {num_tokens} tokens, the embedding {num_rows} rows")
+            self.tokenizer_json = build_tokenizer_json(vocabulary)
+        except (CorruptSource, UnsupportedTokenizer) as error:
+            raise type(error)(f"{path}: {error}") from error
+        self.chat_template = usable_template(metadata.get("tokenizer.chat_template"))
         self.bos_token_id = vocabulary.bos_token_id
         self.add_bos_token = vocabulary.add_bos_token and vocabulary.bos_token_id is not None
         self.eos_token_ids = _eos_token_ids(metadata, vocabulary.tokens)

@@ -18,11 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceError, SourceNotFound, UnsupportedTensor
 
-from .checkpoint import one_line
+from .checkpoint import one_line, require_content
 
-MAX_STRINGS = 1 << 22  # in one array: the largest vocabulary that a manifest may have
+MAX_STRINGS = 1 << 20  # in one array: twice as many as the merges of the largest vocabulary, Gemma's
+MAX_TENSORS = 1 << 16
 NOT_READ = "which cannot be read here; take a Q4_K_M, Q8_0 or F16 file of the same model"  # said of a tensor's type
 _LENGTH = struct.Struct("<Q").unpack_from  # of a string
+_MAGIC = b"GGUF"
+_OF_DIRECTORIES = (".safetensors", ".json", ".bin", ".model")  # files that make a model together
 _TYPE_IDS = frozenset(gguf.GGML_QUANT_SIZES)
 
 
@@ -32,6 +35,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         """Raises SourceNotFound for a file that cannot be read, CorruptSource for one that makes no sense, and
         UnsupportedTensor for a type of tensor that the `gguf` package does not know."""
+        _require_gguf(path)
         try:
             with np.errstate(over="raise"):
                 reader = _BoundedReader(path)
@@ -82,6 +86,20 @@ def _contents(field: gguf.ReaderField) -> Any:
     return [bytes(field.parts[index]).decode() for index in field.data]
 
 
+def _require_gguf(path: Path) -> None:
+    """Raise SourceNotFound for a file of another kind, CorruptSource for a version that is not read."""
+    require_content(path)
+    with path.open("rb") as file:
+        magic, version = file.read(4), int.from_bytes(file.read(4), "little")
+    if not _MAGIC.startswith(magic):
+        whole = f"give its directory, {path.parent}" if path.suffix in _OF_DIRECTORIES else "give a .gguf file"
+        raise SourceNotFound(f"{path} is no valid GGUF file (it begins with {magic!r}); {whole}, or a model directory")
+    # one with nothing below is of a big-endian file
+    if version & 0xFFFF and version not in gguf.gguf_reader.READER_SUPPORTED_VERSIONS:
+        known = " and ".join(map(str, gguf.gguf_reader.READER_SUPPORTED_VERSIONS))
+        raise CorruptSource(f"{path} is GGUF version {version}, read are {known}; take a newer conversion of the model")
+
+
 class _BoundedReader(gguf.GGUFReader):
     """The package's reader, with every read checked against the file's end and every tensor's type named."""
 
@@ -89,9 +107,17 @@ class _BoundedReader(gguf.GGUFReader):
         self._path = path
         super().__init__(path)
 
+    def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[gguf.ReaderField]]:
+        if count > MAX_TENSORS:
+            raise ValueError(f"{count} tensors; {MAX_TENSORS} at most are read")
+        found: tuple[int, list[gguf.ReaderField]] = super()._build_tensor_info(offs, count)
+        return found
+
     def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
         for field in fields:
-            type_id = int(field.parts[4][0])  # after the name's length, the name, the number of dimensions, and those
+            _, _, num_dimensions, _, (type_id, *_), *_ = field.parts  # after the name's length and the name
+            if not num_dimensions[0]:
+                raise ValueError(f"{field.name!r} has no dimensions")
             if type_id not in _TYPE_IDS:
                 raise UnsupportedTensor(f"{self._path}: {field.name!r} is stored as type {type_id}, {NOT_READ}")
         super()._build_tensors(start_offs, fields)

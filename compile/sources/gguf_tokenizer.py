@@ -21,6 +21,7 @@ from .pre_tokenizers import PRE_TOKENIZERS
 
 Json = dict[str, Any]
 
+_WITH_MERGES = frozenset({"gpt2", "gemma4"})
 _SPACES_AS_LETTERS = frozenset({"llama", "gemma4"})  # kinds whose tokens have "▁" for a space
 
 
@@ -54,15 +55,19 @@ class Vocabulary:
 def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary in a GGUF file's metadata, with llama.cpp's defaults for what it leaves out.
 
-    Raises CorruptSource where tokens are missing or arrays disagree in length.
+    Raises CorruptSource where tokens or merges are missing.
     """
     key = "tokenizer.ggml."
     model = metadata.get(key + "model")
     tokens = metadata.get(key + "tokens")
     if not model or not tokens:
-        raise CorruptSource("the GGUF file has no tokenizer; convert the model again, with its tokenizer")
+        raise CorruptSource("it has no tokenizer; convert the model again, with its tokenizer")
     if not isinstance(tokens, list):
         raise CorruptSource("tokenizer.ggml.tokens is no list; fetch the file again")
+    if model in _WITH_MERGES and not metadata.get(key + "merges"):
+        raise CorruptSource(
+            "the tokenizer has no merges, and would cut all text into letters; take a newer conversion of the model"
+        )
     pre = metadata.get(key + "pre", "default")
     is_spm, way = model == "llama", PRE_TOKENIZERS.get(str(pre))
     defaults = {

@@ -29,6 +29,8 @@ FILES = (
     "tokenizer.model",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
     "quantize_config.json",
     "quant_config.json",
     "hf_quant_config.json",

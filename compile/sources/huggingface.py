@@ -101,7 +101,7 @@ class HuggingFaceSource:
             if isinstance(tensor, PlainTensor) and tensor.info.type not in KINDS:
                 raise UnsupportedTensor(
                     f"{path}: {name} is stored as {tensor.info.type}, supported are {', '.join(KINDS)}; "
-                    "take the original model, or a GGUF file"
+                    "convert it to one of these, or take a GGUF file"
                 )
 
     def _fingerprint(self, config: Mapping[str, Any]) -> str:

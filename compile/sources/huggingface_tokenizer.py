@@ -6,7 +6,6 @@ them has the last word.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Any
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 from tokenizers import Tokenizer
 
-from .checkpoint import ends_of_reply
+from .checkpoint import ends_of_reply, read_text, require_content, usable_template
 from .gguf_tokenizer import TokenType, Vocabulary, build_tokenizer_json
+from .model_files import read_json
 from .sentencepiece_model import vocabulary_from_sentencepiece
 
 Json = Mapping[str, Any]
+_OF_PROCESSORS = ("chat_template.json", "processor_config.json")  # of models that see, such as Mistral Small 3.1
 
 
 class HuggingFaceTokenizer:
@@ -28,7 +29,7 @@ class HuggingFaceTokenizer:
     def __init__(self, path: Path, config: Json, generation: Json, *, vocab_size: int) -> None:
         """Raises SourceNotFound without a tokenizer, CorruptSource for a damaged one or too large ids."""
         self._path = path
-        self._settings = _read_settings(path / "tokenizer_config.json")
+        self._settings = read_json(path / "tokenizer_config.json", optional=True)
         self._bos_of_pieces: int | None = None  # what tokenizer.model says, if that is the tokenizer
         self.json = self._read_tokenizer()
         try:
@@ -46,16 +47,14 @@ class HuggingFaceTokenizer:
 
     def _read_tokenizer(self) -> str:
         model = self._path / "tokenizer.model"
-        try:
-            if (self._path / "tokenizer.json").is_file():
-                return (self._path / "tokenizer.json").read_text(encoding="utf-8")
-            if not model.is_file():
-                raise SourceNotFound(f"{self._path} has neither tokenizer.json nor tokenizer.model; add one of them")
-            adds_bos = bool(self._settings.get("add_bos_token", True))
-            vocabulary = vocabulary_from_sentencepiece(model.read_bytes(), add_bos_token=adds_bos)
-            self._bos_of_pieces = vocabulary.bos_token_id
-        except (OSError, UnicodeDecodeError) as error:
-            raise CorruptSource(f"{self._path}: the tokenizer cannot be read ({error}); fetch it again") from error
+        if (self._path / "tokenizer.json").is_file():
+            return read_text(self._path / "tokenizer.json")
+        if not model.is_file():
+            raise SourceNotFound(f"{self._path} has neither tokenizer.json nor tokenizer.model; add one of them")
+        require_content(model)
+        adds_bos = bool(self._settings.get("add_bos_token", True))
+        vocabulary = vocabulary_from_sentencepiece(model.read_bytes(), add_bos_token=adds_bos)
+        self._bos_of_pieces = vocabulary.bos_token_id
         return build_tokenizer_json(_with_added(vocabulary, self._settings.get("added_tokens_decoder") or {}))
 
     def _bos_token_id(self, config: Json, generation: Json) -> int | None:
@@ -80,24 +79,20 @@ class HuggingFaceTokenizer:
         return bool(declared) if declared is not None else self._tokenizer.encode("").ids[:1] == [self.bos_token_id]
 
     def _read_chat_template(self) -> str | None:
+        """A file of its own, then what the tokenizer says, then what files say that only processors read."""
         file = self._path / "chat_template.jinja"
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
-        template = self._settings.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
-        return template if isinstance(template, str) else None
+        said = [read_text(file) if file.is_file() else None, self._settings.get("chat_template")]
+        said += [read_json(self._path / name, optional=True).get("chat_template") for name in _OF_PROCESSORS]
+        return next((template for template in map(_usual_template, said) if template is not None), None)
 
 
-def _read_settings(path: Path) -> Json:
-    if not path.is_file():
-        return {}
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptSource(f"{path} is no JSON ({error}); fetch it again") from error
-    return settings if isinstance(settings, dict) else {}
+def _usual_template(said: Any) -> str | None:
+    """The template, or of several by name the one that is used by default; None where it would say nothing."""
+    if isinstance(said, list):
+        said = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
+    if isinstance(said, dict):
+        said = said.get("default")
+    return usable_template(said)
 
 
 def _with_added(vocabulary: Vocabulary, added: Json) -> Vocabulary:

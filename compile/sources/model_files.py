@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
+from .checkpoint import read_text
 from .quantized.mlc import MLC
 from .quantized.registry import BESIDE, find_format
 from .quantized.tensors import Array, Format
@@ -22,6 +23,7 @@ from .tensor_cache import INDEXES, cached_arrays
 
 CONFIG, GENERATION, MLC_CONFIG = "config.json", "generation_config.json", "mlc-chat-config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_ADAPTER, _MANIFEST = "adapter_config.json", "manifest.json"  # of what is no model
 Json = Mapping[str, Any]
 
 
@@ -60,6 +62,10 @@ def open_files(path: Path, label: str | None = None) -> ModelFiles:
         return HuggingFaceFiles(path, label or str(path))
     if (path / MLC_CONFIG).is_file():
         return MLCFiles(path, label or str(path))
+    if (path / _ADAPTER).is_file():
+        raise SourceNotFound(f"{path} is an adapter (LoRA), and no model; merge it into its model, and give that")
+    if (path / _MANIFEST).is_file():
+        raise SourceNotFound(f"{path} is an artifact: it is compiled already; radixlm chat {path} runs it")
     raise SourceNotFound(f"{path} is no model: it has no {CONFIG}; give a .gguf file or a model directory")
 
 
@@ -159,9 +165,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_untagged)
-    except OSError as error:
-        raise SourceNotFound(f"{path} cannot be read: {error.strerror or error}") from error
+        value = json.loads(read_text(path), object_hook=_untagged)
     except (ValueError, RecursionError) as error:
         raise CorruptSource(f"{path} is no JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 from safetensors import SafetensorError, safe_open
 
-from .checkpoint import one_line
+from .checkpoint import one_line, require_content
 
 _open: Any = safe_open  # whose methods have no types
 _FLOAT8 = {  # which the library does not make arrays of
@@ -48,6 +48,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         """Raises SourceNotFound for a file that cannot be read, CorruptSource where header and size disagree."""
         self.path = path
+        require_content(path)
         try:
             self._file = _open(path, framework="np")
             self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118

@@ -16,7 +16,7 @@ from .gguf_tokenizer import TokenType, Vocabulary
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE_TEXT, _PIECE_SCORE, _PIECE_TYPE = 1, 2, 3
 _MODEL_TYPE, _UNKNOWN_ID, _BOS_ID = 3, 40, 41
-_ADD_DUMMY_PREFIX = 3
+_PRECOMPILED_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 2, 3, 4
 _BPE = 2
 
 Value = int | bytes
@@ -25,7 +25,7 @@ Value = int | bytes
 def vocabulary_from_sentencepiece(data: bytes, *, add_bos_token: bool = True) -> Vocabulary:
     """The pieces, scores and types of a serialized ModelProto.
 
-    Raises CorruptSource where `data` is none, UnsupportedTokenizer for a unigram model.
+    Raises CorruptSource where `data` is none, UnsupportedTokenizer for a unigram model, and one that normalizes texts.
     """
     try:
         tokens, scores, types = [], [], []
@@ -45,11 +45,18 @@ def vocabulary_from_sentencepiece(data: bytes, *, add_bos_token: bool = True) ->
             raise ValueError("no pieces")
         model_type = _int(trainer.get(_MODEL_TYPE, 1))
         add_space_prefix = bool(normalizer.get(_ADD_DUMMY_PREFIX, 1))
+        drops_spaces = bool(normalizer) and bool(normalizer.get(_REMOVE_EXTRA_WHITESPACES, 1))
+        changes_text = bool(normalizer.get(_PRECOMPILED_CHARSMAP)) or drops_spaces
         bos_id, unknown_id = _id(trainer.get(_BOS_ID, 1)), _id(trainer.get(_UNKNOWN_ID, 0))
     except (ValueError, KeyError, IndexError, struct.error) as error:
         raise CorruptSource(f"tokenizer.model is no SentencePiece model ({error}); fetch it again") from error
     if model_type != _BPE:
         raise UnsupportedTokenizer("tokenizer.model is a unigram model; only SentencePiece BPE can be rebuilt")
+    if changes_text:
+        raise UnsupportedTokenizer(
+            "tokenizer.model changes texts before it cuts them (it normalizes letters or drops spaces), which cannot "
+            "be rebuilt; add the tokenizer.json of the model"
+        )
     return Vocabulary(
         model="llama",
         tokens=tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -157,6 +158,54 @@ def test_the_fingerprint_is_stable_and_sees_other_weights(make_tiny: Make, write
 
 
 # What cannot be used.
+
+
+@pytest.mark.parametrize("template", ["", " \n"])
+def test_a_template_that_renders_nothing_is_none(template: str, make_tiny: Make, write_gguf: Make) -> None:
+    def edit(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["tokenizer.chat_template"]
+        writer.add_chat_template(template)
+
+    assert open_source(write_gguf(make_tiny(), edit=edit)).chat_template is None
+
+
+def test_a_tokenizer_without_merges_is_refused(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.kv_data[0].pop("tokenizer.ggml.merges"))
+    with pytest.raises(CorruptSource, match=r"tiny\.gguf: the tokenizer has no merges"):
+        open_source(path)
+
+
+def test_a_tensor_without_dimensions_is_corrupt(make_tiny: Make, write_gguf: Make) -> None:
+    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_tensor("zero", np.float32(1.0).reshape(())))
+    with pytest.raises(CorruptSource, match="'zero' has no dimensions"):
+        open_source(path)
+
+
+def test_more_tensors_than_any_model_has_are_not_looked_for(tmp_path: Path) -> None:
+    """A file with holes holds as many as a number says."""
+    path = tmp_path / "many.gguf"
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0))
+        file.truncate(1 << 30)
+    with pytest.raises(CorruptSource, match=r"1152921504606846976 tensors; 65536 at most"):
+        open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "said"),
+    [
+        ("old.gguf", b"GGUF" + struct.pack("<I", 1), "is GGUF version 1, read are 2 and 3; take a newer conversion"),
+        ("new.gguf", b"GGUF" + struct.pack("<I", 77), "is GGUF version 77"),
+        ("model.safetensors", b"\x80\x01\x00\x00\x00\x00\x00\x00{", "give its directory"),
+        ("config.json", b"{}", "give its directory"),
+        ("model.onnx", b"\x08\x07\x12\x07", "give a .gguf file, or a model directory"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_apart(name: str, begin: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(begin)
+    with pytest.raises(SourceError, match=re.escape(said)) as caught:
+        open_source(tmp_path / name)
+    assert "fetch it again" not in str(caught.value)
 
 
 def test_a_scaling_that_is_not_known_is_refused(make_tiny: Make, write_gguf: Make) -> None:

@@ -201,7 +201,10 @@ def proto_field(number: int, payload: bytes | int) -> bytes:
     return bytes([number << 3 | 2]) + bytes([len(payload)]) + payload
 
 
-def serialized_model(vocabulary: Vocabulary, model_type: int = 2) -> bytes:
+KEEPS_TEXT = proto_field(3, 1) + proto_field(4, 0)  # a space before it, and none taken out
+
+
+def serialized_model(vocabulary: Vocabulary, model_type: int = 2, normalizer: bytes = KEEPS_TEXT) -> bytes:
     """A ModelProto with the fields that a vocabulary needs."""
     pieces = b"".join(
         proto_field(
@@ -210,7 +213,7 @@ def serialized_model(vocabulary: Vocabulary, model_type: int = 2) -> bytes:
         )
         for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
     )
-    return pieces + proto_field(2, proto_field(3, model_type)) + proto_field(3, proto_field(3, 1))
+    return pieces + proto_field(2, proto_field(3, model_type)) + proto_field(3, normalizer)
 
 
 def test_a_sentencepiece_file_is_read_back() -> None:
@@ -220,6 +223,13 @@ def test_a_sentencepiece_file_is_read_back() -> None:
 def test_a_unigram_model_is_refused() -> None:
     with pytest.raises(UnsupportedTokenizer, match="unigram"):
         vocabulary_from_sentencepiece(serialized_model(tiny_vocabulary(), model_type=1))
+
+
+@pytest.mark.parametrize("normalizer", [KEEPS_TEXT + proto_field(2, b"charsmap"), proto_field(3, 1), proto_field(4, 1)])
+def test_a_model_that_normalizes_texts_is_refused(normalizer: bytes) -> None:
+    """Taking spaces out is SentencePiece's default."""
+    with pytest.raises(UnsupportedTokenizer, match=r"changes texts .* add the tokenizer\.json"):
+        vocabulary_from_sentencepiece(serialized_model(tiny_vocabulary(), normalizer=normalizer))
 
 
 def test_a_truncated_sentencepiece_file_is_corrupt() -> None:

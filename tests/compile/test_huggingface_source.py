@@ -82,6 +82,71 @@ def test_a_template_file_wins_over_the_one_in_the_configuration(make_tiny: Make,
     assert open_source(path).chat_template == "from the file"
 
 
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"chat_template.json": {"chat_template": "seen"}}, "seen"),
+        ({"processor_config.json": {"chat_template": "seen"}}, "seen"),
+        ({"processor_config.json": {"image_seq_length": 64}}, None),
+        ({"chat_template.json": {"chat_template": [{"name": "default", "template": "a"}]}}, "a"),
+        ({"tokenizer_config.json": {"chat_template": {"tool_use": "b", "default": "a"}}}, "a"),
+        ({"tokenizer_config.json": {"chat_template": ""}, "chat_template.json": {"chat_template": "seen"}}, "seen"),
+        ({"tokenizer_config.json": {"chat_template": "own"}, "chat_template.json": {"chat_template": "seen"}}, "own"),
+        ({"tokenizer_config.json": {"chat_template": " "}}, None),
+    ],
+)
+def test_a_chat_template_is_found_where_repositories_put_it(
+    files: dict[str, Any], expected: str | None, make_tiny: Make, write_huggingface: Make
+) -> None:
+    path = write_huggingface(make_tiny())
+    for name, said in {"tokenizer_config.json": {}, **files}.items():
+        (path / name).write_text(json.dumps(said))
+    assert open_source(path).chat_template == expected
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny())
+    expected = open_source(path)
+    (path / "chat_template.jinja").write_text(str(expected.chat_template))
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (path / name).write_bytes(b"\xef\xbb\xbf" + (path / name).read_bytes())
+    found = open_source(path)
+    assert (found.config, found.tokenizer_json) == (expected.config, expected.tokenizer_json)
+    assert found.chat_template == expected.chat_template
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_a_pointer_of_git_says_how_to_get_the_file(name: str, make_tiny: Make, write_huggingface: Make) -> None:
+    path = write_huggingface(make_tiny())
+    (path / name).write_text(POINTER)
+    with pytest.raises(CorruptSource, match=rf"{name} is a Git LFS pointer.* run git lfs pull in {path}"):
+        open_source(path)
+
+
+def test_a_pointer_of_git_in_place_of_weights_says_how_to_get_them(
+    tmp_path: Path, make_tiny: Make, write_huggingface: Make
+) -> None:
+    path = write_huggingface(make_tiny())
+    for file in (path / "model.safetensors", tmp_path / "model.gguf"):
+        file.write_text(POINTER)
+        with pytest.raises(CorruptSource, match="run git lfs pull"):
+            open_source(path if file.parent == path else file)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("adapter_config.json", "an adapter .LoRA."), ("manifest.json", "an artifact: it is compiled")]
+)
+def test_a_directory_of_another_kind_is_told_apart(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(SourceNotFound, match=said):
+        open_source(tmp_path)
+
+
 def test_bos_is_added_where_the_post_processor_adds_it(make_tiny: Make, write_huggingface: Make) -> None:
     path = write_huggingface(make_tiny())
     tokenizer = json.loads((path / "tokenizer.json").read_text())

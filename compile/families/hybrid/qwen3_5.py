@@ -62,7 +62,8 @@ class Qwen35(Family):
             has_attention = (index + 1) % int(c.number("full_attention_interval", 4)) == 0
         if has_attention:
             bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
-            return c.attention(qk_norm=QKNorm(), gate=Gate(), bias=bias)
+            output_bias = c.has_bias("attn_output", otherwise=bias)
+            return c.attention(qk_norm=QKNorm(), gate=Gate(), bias=bias, output_bias=output_bias)
         return delta(c, tiled=self.is_tiled and c.format == "gguf")
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:

@@ -29,6 +29,7 @@ from radixlm.runtime.artifact.model_config import (
     Rope,
     SharedExpert,
     Temperature,
+    YarnScaling,
 )
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 from safetensors.numpy import save_file
@@ -156,6 +157,18 @@ def test_only_a_limit_of_steps_that_limits_is_refused(name: str, limit: Any, is_
     config = {**families.FAMILIES[name].config, "time_step_limit": limit}
     with nullcontext() if is_taken else pytest.raises(UnsupportedArchitecture, match="time_step_limit"):
         config_of(config)
+
+
+def test_a_factor_of_yarn_that_is_null_is_that_of_the_lengths() -> None:
+    rope = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}
+    config = {**families.FAMILIES["qwen3"].config, "rope_scaling": rope, "max_position_embeddings": 512}
+    (found,) = config_of(config).ropes
+    assert found.scaling == YarnScaling(factor=8.0, original_max_position_embeddings=64)
+
+
+def test_biases_of_qwen3_5_are_of_the_output_too() -> None:
+    layers = config_of({**families.FAMILIES["qwen3_5"].config, "attention_bias": True}).attentions
+    assert all(layer.bias and layer.output_bias for layer in layers)  # type: ignore[union-attr]
 
 
 def test_numbers_that_no_json_has_are_read_as_transformers_tags_them(tmp_path: Path) -> None:
