@@ -19,11 +19,18 @@ from radixlm.runtime.artifact import MANIFEST
 from radixlm.runtime.errors import InvalidParameter
 
 _WRITE_BACK_S = 0.25  # between two times that the disk is asked to
+_LONGEST_NAME = 255  # bytes, on all usual file systems
+_NAME_MARGIN = len("..xxxxxxxx.tmp")  # that the name has more while it is written
 _ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
 
 
 def check_output(output: Path) -> None:
     """Raise InvalidParameter where no artifact can be put."""
+    if not output.name:
+        raise InvalidParameter(f"-o {str(output)!r} is no name of an artifact; give one such as model.radixlm")
+    if len(os.fsencode(output.name)) + _NAME_MARGIN > _LONGEST_NAME:
+        longest = _LONGEST_NAME - _NAME_MARGIN
+        raise InvalidParameter(f"{output.name[:20]}... has more than {longest} bytes; give a shorter -o")
     if output.exists() and not (output / MANIFEST).is_file():
         raise InvalidParameter(f"{output} exists and is no artifact; choose another -o, or remove it")
     if not output.parent.is_dir():

@@ -6,8 +6,10 @@ library's entry points. Knows no model.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +60,9 @@ class Library:
                     file.write_bytes(content)
                 cc.create_shared(str(path), [str(file) for file in files])
             except (RuntimeError, OSError, ValueError) as error:
+                if os.strerror(errno.ENOSPC) in str(error):
+                    full = f"{path.parent} or {folder} has no room left"
+                    raise CompileError(f"the module cannot be linked: {full}; make room, or set TMPDIR") from None
                 reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
                 raise CompileError(f"the module cannot be linked ({reason}); is gcc installed?") from None
 
