@@ -17,6 +17,8 @@ GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
 
 MAX_GRAMMAR_LENGTH = 1 << 17  # characters; OpenAI's schemas may have 120,000
 MAX_CHOICES = 1000
+OVER = "over"
+"""The rule of a grammar that a reply has followed where it is over: what comes is no part of it, and is dropped."""
 _NOUNS: dict[GrammarKind, str] = {
     "json_schema": "JSON schema",
     "regex": "regular expression",

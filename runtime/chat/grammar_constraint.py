@@ -1,7 +1,8 @@
 """A reply that follows a grammar, token by token.
 
 The work for a mask is limited in steps, not in seconds: a grammar that is too much work fails on the same token on
-every machine, however busy. Knows the library's matcher, not where its grammar comes from.
+every machine, however busy. A grammar may end a reply by what comes behind it: see `grammar.OVER`. Knows the library's
+matcher, not where its grammar comes from.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from ..errors import ConstraintFailed
 from ..model.batch import Int32Array
+from .grammar import OVER
 
 
 class GrammarConstraint:
@@ -25,14 +27,16 @@ class GrammarConstraint:
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
+        self._begun = matcher.deep_copy()
+        self._token_ids: list[int] = []
+        self._is_over = False
         self._mask: Int32Array = np.zeros(-(-vocab_size // 32), np.int32)
         self._is_filled = False
-        self._num_accepted = 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing can follow."""
-        return self._matcher.is_stopped()
+        """Whether nothing can follow, or what does is no part of the reply."""
+        return self._is_over or self._matcher.is_stopped()
 
     def mask(self) -> Int32Array:
         """Which tokens may come next, `[ceil(vocab / 32)]`.
@@ -58,11 +62,12 @@ class GrammarConstraint:
         self._is_filled = False
         if not self._matcher.consume_token(token_id):
             raise self._failure()
-        self._num_accepted += 1
+        self._token_ids.append(token_id)
+        self._is_over = self._is_over or self._matcher.get_capture(OVER) is not None
 
     def state(self) -> int:
         """See `Rewindable`."""
-        return self._num_accepted
+        return len(self._token_ids)
 
     def restore(self, state: int) -> None:
         """See `Rewindable`.
@@ -71,9 +76,14 @@ class GrammarConstraint:
             ConstraintFailed: the library cannot.
         """
         self._is_filled = False
-        if not self._matcher.rollback(self._num_accepted - state):
+        if self._is_over:  # the library would remember
+            self._matcher, self._is_over = self._begun.deep_copy(), False
+            is_back = not state or self._matcher.consume_tokens(self._token_ids[:state])
+        else:
+            is_back = self._matcher.rollback(len(self._token_ids) - state)
+        if not is_back:
             raise self._failure()
-        self._num_accepted = state
+        del self._token_ids[state:]
 
     def forced(self) -> tuple[int, ...]:
         """Tokens of the only text that may come next; see `Foresight`. What is too much work is not known."""
@@ -89,7 +99,9 @@ class GrammarConstraint:
 
     def fork(self) -> GrammarConstraint:
         """A constraint that goes on from here by itself."""
-        return GrammarConstraint(self._matcher.deep_copy(), 32 * len(self._mask))
+        forked = GrammarConstraint(self._matcher.deep_copy(), 32 * len(self._mask))
+        forked._is_over = self._is_over
+        return forked
 
     def _failure(self) -> ConstraintFailed:
         reason = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())

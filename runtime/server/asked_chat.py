@@ -73,7 +73,7 @@ class AskedChat:
     def reader(self, state: AppState, choices: Choices, index: int = 0) -> ToolCallReader | None:
         """Finds the calls in a reply, each of which is known when it comes back; None where none can be."""
         note = partial(state.engine.note_call, options=self.options, stream=choices.stream(index))
-        return self.use.reader(state.engine.tool_format, note)
+        return self.use.reader(state.engine.tool_format, note, has_schema=self.content() is not None)
 
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():

@@ -5,7 +5,7 @@ Knows arguments, not the texts around them. Clients get arguments as JSON, whate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from .lark import Specials, json_rule
@@ -18,7 +18,7 @@ class ArgumentStyle(Protocol):
 
     @property
     def opener(self) -> str:
-        """What all arguments begin with."""
+        """What all arguments begin with, or what ends the call where there are none."""
         ...
 
     @property
@@ -30,8 +30,12 @@ class ArgumentStyle(Protocol):
         """Arguments, a JSON object, as a model writes them."""
         ...
 
-    def reader(self, schema: Schema) -> ArgumentsReader:
-        """Reads the arguments of one call, which fit a schema."""
+    def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
+        """Reads the arguments of one call, which fit a schema.
+
+        Args:
+            ends: tags of which one stands behind the arguments, if any does.
+        """
         ...
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
@@ -71,7 +75,7 @@ class _JsonArguments:
     def written(self, arguments: str) -> str:
         return arguments
 
-    def reader(self, schema: Schema) -> ArgumentsReader:
+    def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return _JsonReader()
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:

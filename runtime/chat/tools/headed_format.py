@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..grammar import Grammar
-from .lark import Rules
+from ..grammar import OVER, Grammar
+from .lark import Rules, escaped, quoted
+from .slots import BLANK
 from .tool_format import Tool, ToolChoice, ToolFormat
+from .tool_grammar import content_rule
 
 _RECIPIENT: Final = re.compile(r" to=functions\.([a-zA-Z0-9_.-]+)")
-_WHOLE: Final = {"none": "final", "required": "preamble? call", "auto": "(final | preamble? call)"}
 _PART_END: Final = "<|end|><|start|>assistant"
 
 
@@ -41,27 +42,36 @@ class HeadedFormat(ToolFormat):
     def grammar(
         self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
     ) -> Grammar | None:
-        """As `ToolFormat.grammar`, for all of a reply."""
-        answer = self._content_rules(content)[0].partition(": ")[2]
+        """As `ToolFormat.grammar`, for all of a reply. A part for a function that is not there is text."""
+        start = {"none": "final", "required": "call tail", "auto": "(final | unknown | call tail)"}[choice]
+        end, message = quoted(_PART_END, self.specials), quoted("<|message|>", self.specials)
         rules = Rules(
             [
-                "start: thought* "
-                + {"none": "final", "required": "preamble? call"}.get(choice, "(final | preamble? call)"),
-                f"thought: {self._part('analysis')} TEXT? {self._quoted(_PART_END)}",
-                f"preamble: {self._part('commentary')} TEXT? {self._quoted(_PART_END)}",
-                f"final: {self._part('final')} {'TEXT?' if content is None else answer}",
+                f"start: part* {start}",
+                f"part: ({self._part('analysis')} | {self._part('commentary')}) TEXT? {end}",
+                f"final: {self._part('final')} {'TEXT?' if content is None else content_rule(content)}",
                 "TEXT: /(.|\\n)+/",
             ]
         )
         if choice != "none":
-            kind = f'(" "? {self._quoted("<|constrain|>")} "json" | " json")? {self._quoted("<|message|>")}'
-            rules.add([f"channel: {self._quoted('<|channel|>commentary')}", f"kind: {kind}"])
+            kind = f'(" "? {quoted("<|constrain|>", self.specials)} "json" | " json")? {message}'
+            rules.add([f"channel: {quoted('<|channel|>commentary', self.specials)}", f"kind: {kind}"])
             rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))])
-            for number, (tool, (own, more)) in enumerate(zip(tools, self._arguments_rules(tools), strict=True)):
+            rules.add([f"tail: /{BLANK}/? | {OVER} TEXT?", f"{OVER}[capture, lazy]: TEXT & ~/{BLANK}/"])
+            for number, (tool, (own, more)) in enumerate(zip(tools, self.arguments_rules(tools), strict=True)):
                 name = f"to_{number}"
-                rules.add([f"{name}: {self._quoted(self.begin)} {self._quoted(tool.name)}"])
+                rules.add([f"{name}: {quoted(self.begin + tool.name)}"])
                 rules.add([f"call_{number}: ({name} channel | channel {name}) kind {own}", *more])
+        if choice == "auto":
+            known = "|".join(escaped(tool.name) for tool in tools)
+            rules.add(
+                [
+                    f"unknown: (RECIPIENT channel | channel RECIPIENT) (WORDS? {message}) TEXT?",
+                    "WORDS: /[^\\n]{1,32}/",
+                    f"RECIPIENT: / to=[^\\n]{{1,200}}/ & ~/{escaped(self.begin)}({known})( [^\\n]*)?/",
+                ]
+            )
         return Grammar("lark", "\n".join(rules) + "\n", holds_thoughts=True)
 
     def _part(self, channel: str) -> str:
-        return self._quoted(f"<|channel|>{channel}<|message|>")
+        return quoted(f"<|channel|>{channel}<|message|>", self.specials)

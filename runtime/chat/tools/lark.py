@@ -44,7 +44,10 @@ def cut_at_specials(text: str, specials: Specials) -> list[str]:
 
 def escaped(text: str) -> str:
     """A text in a regular expression."""
-    return "".join(char if char.isalnum() or char in "_<> " else f"\\{char}" for char in text)
+    return "".join(
+        "\\n" if char == "\n" else char if char.isalnum() or char in "_<> " or not char.isascii() else f"\\{char}"
+        for char in text
+    )
 
 
 class Rules(list[str]):

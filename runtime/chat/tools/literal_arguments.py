@@ -6,7 +6,7 @@ Knows one call: `(city='Oslo', days=3)`, or `{city:<|"|>Oslo<|"|>,days:3}`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ class LiteralArguments:
         values = self.in_order(json.loads(arguments))
         return self.opener + self.comma.join(f"{k}{self.assign}{self._value(v)}" for k, v in values) + self.closer
 
-    def reader(self, schema: Schema) -> ArgumentsReader:
+    def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
         return LiteralReader(self.quote)
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:

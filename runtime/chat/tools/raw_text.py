@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import InvalidGrammar
-from .lark import Specials, cut_at_specials, quoted
+from .lark import Specials, cut_at_specials, escaped, quoted
 from .schema_types import STRING, Types, looked_up, target, types_of
 
 _MAX_LENGTH: Final = 4096  # of a string that is held to its length
@@ -28,11 +28,15 @@ def text_rules(
     root: Mapping[str, Any],
     is_strict: bool,
     specials: Specials,
+    line: str = "",
+    goes_on: bool = False,
 ) -> list[str]:
     """A string that fits `asked`, or null if that is allowed, and `close`; any string where other types are allowed.
 
     Args:
         root: the schema that `asked` is a part of.
+        line: may be before `close`, and is no part of the string.
+        goes_on: any string may have `close` in it: what follows in the grammar says where it ends.
 
     Raises:
         InvalidGrammar: it is strict, and cannot be enforced.
@@ -45,18 +49,20 @@ def text_rules(
             "quotes; leave it out, or do not ask for strict"
         )
     if types - {"null"} != STRING:
-        return _until(name, "*", close, specials)
+        return _any_until(name, close, specials, goes_on=goes_on)
     nulls = _NULLS if "null" in types else ()
     values, times = values_of(asked, root), times_of(_of_strings(asked, root))
+    white = "WS? " if close in dict(specials) else "BLANK "
+    end = f"{white if line else ''}{quoted(close, specials)}"
     if values is not None:
         texts = [value for value in values if isinstance(value, str)]
-        return [
-            f"{name}: ({' | '.join(quoted(text, specials) for text in (*texts, *nulls))}) {quoted(close, specials)}"
-        ]
-    if not nulls or times == "*":
-        return _until(name, times, close, specials)
-    null = f"({' | '.join(map(quoted, nulls))}) {quoted(close, specials)}"
-    return [f"{name}: {name}_string | {null}", *_until(f"{name}_string", times, close, specials)]
+        return [f"{name}: ({' | '.join(quoted(text, specials) for text in (*texts, *nulls))}) {end}"]
+    if times == "*":
+        return _any_until(name, close, specials, goes_on=goes_on)
+    if not nulls:
+        return _until(name, times, close, specials, line)
+    null = f"({' | '.join(map(quoted, nulls))}) {end}"
+    return [f"{name}: {name}_string | {null}", *_until(f"{name}_string", times, close, specials, line)]
 
 
 def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[str]:
@@ -126,11 +132,19 @@ def times_of(asked: Mapping[str, Any]) -> str:
     return f"{{{least},{most}}}" if least or most != "" else "*"
 
 
-def _until(name: str, times: str, close: str, specials: Specials) -> list[str]:
+def _any_until(name: str, close: str, specials: Specials, *, goes_on: bool) -> list[str]:
+    """Any string."""
+    if not goes_on or close in dict(specials):
+        return _until(name, "*", close, specials)
+    return [f"{name}: {name}_part+", *_until(f"{name}_part", "*", close, specials)]
+
+
+def _until(name: str, times: str, close: str, specials: Specials, line: str = "") -> list[str]:
     first, *rest = cut_at_specials(close, specials)
     behind = " ".join(quoted(piece, specials) for piece in rest)
+    text = f"/(.|\\n){times}{f'({escaped(line)})?' if line else ''}/"
     if first in dict(specials):
-        return [f"{name}: (/(.|\\n){times}/)? {quoted(first, specials)} {behind}".rstrip()]
+        return [f"{name}: ({text})? {quoted(first, specials)} {behind}".rstrip()]
     if not rest:
-        return [f"{name}[lazy]: /(.|\\n){times}/ {quoted(first)}"]
-    return [f"{name}: {name}_lazy {behind}", f"{name}_lazy[lazy]: /(.|\\n){times}/ {quoted(first)}"]
+        return [f"{name}[lazy]: {text} {quoted(first)}"]
+    return [f"{name}: {name}_lazy {behind}", f"{name}_lazy[lazy]: {text} {quoted(first)}"]

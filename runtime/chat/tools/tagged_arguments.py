@@ -6,7 +6,7 @@ A string stands there as it is; other values are JSON, and the schema tells one 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from .arguments import ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, looked_up, string, types_of
-from .slots import overlap
+from .slots import WHITE, fit, lexemes, loose, loose_after_white, overlap
 
 MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
@@ -34,7 +34,7 @@ class TaggedArguments:
     close: str
     before_string: str | None = None
     is_python: bool = False
-    opener: str = ""
+    opener: str = "<"  # of an argument, or of the end of the call
 
     @property
     def texts(self) -> str:
@@ -43,8 +43,8 @@ class TaggedArguments:
     def written(self, arguments: str) -> str:
         return "".join(self._argument(key, value) for key, value in json.loads(arguments).items())
 
-    def reader(self, schema: Schema) -> ArgumentsReader:
-        return _TaggedReader(self, schema)
+    def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
+        return _TaggedReader(self, schema, [self.open.strip(), *ends])
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         return _TaggedRules(self, schema, is_strict, specials).rules(name)
@@ -59,10 +59,19 @@ class TaggedArguments:
 
 
 class _TaggedReader:
-    """Makes JSON of one call's arguments."""
+    """Makes JSON of one call's arguments.
 
-    def __init__(self, style: TaggedArguments, schema: Schema) -> None:
-        self._style, self._schema = style, schema
+    A value ends at its tag where the next argument or the end of the call stands behind that, but for white space. So a
+    value may have such a tag itself, and a line feed that the model left out before its tag loses nothing.
+
+    Args:
+        followers: what one of stands behind an argument.
+    """
+
+    def __init__(self, style: TaggedArguments, schema: Schema, followers: Sequence[str]) -> None:
+        self._style, self._schema, self._followers = style, schema, followers
+        self._open, self._close = style.open.strip(), style.close.strip()
+        self._line = style.close[: style.close.index(self._close)]  # before the tag, as the template writes it
         self._read = self._read_boundary
         self._before = "{"  # what JSON has before the next argument
         self._types, self._seen = ANY, dict[int, Types]()
@@ -81,7 +90,7 @@ class _TaggedReader:
     def finish(self, held: str) -> str:
         """As `ArgumentsReader` says; a tag that was cut is none of it."""
         if self._read == self._read_value:
-            value = _without_cut(held, self._style.close)
+            value = held[: self._end_of_value(held, is_cut=True)[0]]
             return string(value)[1:-1] if self._types == STRING else value
         if self._read != self._read_key:
             return ""
@@ -91,38 +100,56 @@ class _TaggedReader:
     # Each reads what it can of what is held, and returns JSON and the number of characters that were read.
 
     def _read_boundary(self, held: str) -> tuple[str, int]:
-        if held.startswith(self._style.open):
+        rest = held.lstrip(WHITE)
+        if rest.startswith(self._open):
             self._read = self._read_key
-            return "", len(self._style.open)
-        if self._style.open.startswith(held):
+            return "", len(held) - len(rest) + len(self._open)
+        if self._open.startswith(rest):
             return "", 0
         self.is_whole = True
         return ("{}" if self._before == "{" else "}"), 0
 
     def _read_key(self, held: str) -> tuple[str, int]:
-        marks = [mark for mark in (self._style.between, self._style.before_string) if mark is not None and mark in held]
-        if not marks:
+        marks = [mark for mark in (self._style.between, self._style.before_string) if mark is not None]
+        found = [(held.find(loose(mark)[0].text), mark) for mark in marks]
+        lengths = [(at, mark, _length_of(mark, held[at:])) for at, mark in found if at >= 0]
+        at, mark, length = next((each for each in lengths if each[2]), (0, "", 0))
+        if not length:
             return "", 0
-        mark = min(marks, key=held.index)
-        key = held[: held.index(mark)]
+        key = held[:at]
         if self._style.before_string is not None:
             self._types = STRING if mark == self._style.before_string else ANY - STRING
         else:
             self._types = types_of(_schema_of(self._schema, key), self._schema, self._seen)
         before, self._before, self._read = self._before, ", ", self._read_value
-        return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), len(key) + len(mark)
+        return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), at + length
 
     def _read_value(self, held: str) -> tuple[str, int]:
-        close = self._style.close
-        at = held.find(close)
-        if at >= 0:
+        end, length = self._end_of_value(held)
+        if length:
             self._read = self._read_boundary
-            value = string(held[:at])[1:] if self._types == STRING else as_json(held[:at], self._types)
-            return value, at + len(close)
+            value = string(held[:end])[1:] if self._types == STRING else as_json(held[:end], self._types)
+            return value, end + length
         if self._types != STRING:
             return "", 0
-        num_safe = len(held) - overlap(held, close)
-        return string(held[:num_safe])[1:-1], num_safe
+        return string(held[:end])[1:-1], end
+
+    def _end_of_value(self, held: str, *, is_cut: bool = False) -> tuple[int, int]:
+        """How much of what is held belongs to the value for certain, and the length of its tag, 0 if that is not there.
+
+        Args:
+            is_cut: no more comes.
+        """
+        at = held.find(self._close)
+        while at >= 0:
+            rest = held[at + len(self._close) :].lstrip(WHITE)
+            is_over = any(rest.startswith(follower) for follower in self._followers)
+            if is_over or any(follower.startswith(rest) for follower in self._followers):
+                end = at - len(self._line) if self._line and held.endswith(self._line, 0, at) else at
+                return end, at + len(self._close) - end if is_over or is_cut else 0
+            at = held.find(self._close, at + len(self._close))
+        end = len(held) - overlap(held, self._close)
+        return (end - overlap(held[:end], self._line) if self._line else end), 0
 
 
 @dataclass(frozen=True)
@@ -144,32 +171,37 @@ class _TaggedRules:
         parts, rules = list[str](), Rules()
         for number, (key, schema) in enumerate(properties.items()):
             parts.append(f"{name}_{number}" + ("" if key in required else "?"))
-            rules.add(self._argument(f"{name}_{number}", self._quoted(key), schema))
+            rules.add(self._argument(f"{name}_{number}", self._quoted(key), schema, f"{name}_open"))
         if extra is not False:
             parts.append(f"{name}_more{{0,{MAX_EXTRAS}}}")
             known = "".join(f" & ~/{_escaped(key)}/" for key in properties)
             rules.append(f"{name.upper()}_KEY: /[a-zA-Z0-9_.\\-]{{1,64}}/{known}")
-            rules.add(self._argument(f"{name}_more", f"{name.upper()}_KEY", extra))
-        return [f"{name}: " + (" ".join(parts) or quoted("", self.specials)), *rules]
+            rules.add(self._argument(f"{name}_more", f"{name.upper()}_KEY", extra, f"{name}_open"))
+        own = f"{name}: " + (" ".join(parts) or quoted("", self.specials))
+        return [own, *lexemes(f"{name}_open", loose_after_white(self.style.open), self.specials), *rules]
 
-    def _argument(self, name: str, key_rule: str, schema: object) -> list[str]:
+    def _argument(self, name: str, key_rule: str, schema: object, open: str) -> list[str]:
         types = types_of(schema, self.schema, self._seen)
         marks = (self.style.between, self.style.before_string or self.style.between)
-        other, text = (f"{self._quoted(self.style.open)} {key_rule} {self._quoted(mark)}" for mark in marks)
+        other, text = (f"{open} {key_rule} {self._quoted(mark)}" for mark in marks)
+        close = self.style.close.strip()
         ways, rules = [], []
         if "string" in types:
             ways.append(f"{text} {name}_text")
             asked = looked_up(schema, self.schema)
             own = types if self.style.before_string is None else types & STRING
             rules += text_rules(
-                *(f"{name}_text", own, asked, self.style.close),
+                *(f"{name}_text", own, asked, close),
                 root=self.schema,
                 is_strict=self.is_strict,
                 specials=self.specials,
+                line=self.style.close[: self.style.close.index(close)],
+                goes_on=True,
             )
         if "string" not in types or (self.style.before_string is not None and types != STRING):
-            ways.append(f"{other} {name}_value {self._quoted(self.style.close)}")
+            ways.append(f"{other} {name}_value {name}_close")
             rules.append(f"{name}_value: {self._value(types, schema)}")
+            rules += lexemes(f"{name}_close", loose_after_white(close), self.specials)
         return [f"{name}: {' | '.join(ways)}", *rules]
 
     def _value(self, types: Types, schema: object) -> str:
@@ -193,6 +225,15 @@ def _schema_of(schema: Schema, key: str) -> object:
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]
     return schema.get("additionalProperties", {})
+
+
+def _length_of(mark: str, held: str) -> int:
+    """How many characters of what is held are the mark before a value; 0: it is not there, or not certain."""
+    found = fit(held, loose(mark.rstrip()))
+    line = mark[len(mark.rstrip()) :]
+    if found is None or not found.is_whole or (line and found.length == len(held)):
+        return 0
+    return found.length + (len(line) if held.startswith(line, found.length) else 0)
 
 
 def _without_cut(text: str, tag: str) -> str:

@@ -1,18 +1,26 @@
 """Read the calls of tools out of a reply while it is generated.
 
-Knows how a format writes a call, not what the tools do. Text that only looks like the beginning of a call becomes
-content as soon as that is certain.
+Knows how a format writes a call, not what the tools do. Models write calls with other white space than templates do, and
+without one of several tags: these are calls. Text that only looks like the beginning of a call becomes content as soon
+as that is certain. Text behind a call is dropped: what the grammar ends a reply by.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from .arguments import ArgumentsReader, Schema
-from .slots import fit, overlap
+from .bare_calls import calls_in, may_be_calls
+from .slots import WHITE, fit, loose, loose_after_white, overlap
+from .slots import Piece as TextPiece
 from .tool_format import ToolFormat
+from .tool_grammar import MAX_CALLS
+
+_TAG: Final = re.compile(r"<[^<>]*>")
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class ToolCallReader:
         names: of the tools that may be called.
         schemas: of their arguments, where they are known, for formats that write values without their types.
         is_content: whether all of the reply is content, whatever it looks like.
+        max_bare_calls: how many calls a whole reply may be that is JSON without the format's texts.
         note: told of each whole call, before its last piece is returned.
     """
 
@@ -90,18 +99,26 @@ class ToolCallReader:
         *,
         schemas: Mapping[str, Schema] | None = None,
         is_content: bool = False,
+        max_bare_calls: int = MAX_CALLS,
         note: Callable[[ToolCall], None] | None = None,
     ) -> None:
         self._format, self._note = format, note
         self._so_far = ReadReply()
         self._num_noted = 0
         self._names, self._schemas = names, schemas or {}
+        self._max_bare_calls = max_bare_calls
         self._held = ""
-        self._blanks = ""  # before what may be a call: the format's if it is, else the reply's
-        self._read: Callable[[], list[Piece] | None] = self._read_rest if is_content else self._read_content
+        self._read: Callable[[], list[Piece] | None] = self._read_content if is_content else self._read_start
+        self._triggers = () if is_content or not format.is_tagged else _triggers(format)
+        self._behind_name = (
+            TextPiece("end of name"),
+            *loose(format.middle),
+            TextPiece("blank"),
+            TextPiece("text", format.arguments.opener),
+        )
         self._num_calls = 0
-        self._call_id = ""
         self._arguments: ArgumentsReader | None = None  # of the last call
+        self._has_whole_calls = False
 
     @property
     def num_calls(self) -> int:
@@ -111,7 +128,7 @@ class ToolCallReader:
     @property
     def has_whole_calls(self) -> bool:
         """True if there are calls, and the arguments of the last one are complete."""
-        return self._arguments is not None and self._arguments.is_whole
+        return self._has_whole_calls or (self._arguments is not None and self._arguments.is_whole)
 
     def push(self, text: str) -> list[Piece]:
         """Take the next text of the reply, and return the pieces that are certain."""
@@ -123,17 +140,22 @@ class ToolCallReader:
 
     def finish(self) -> list[Piece]:
         """The text that was held back, at the end of the reply. A call that was cut before its arguments is content."""
+        if self._read == self._read_start:
+            calls = calls_in(self._without_end(self._held), self._names)
+            if calls and len(calls) <= self._max_bare_calls:
+                self._held = ""
+                return self._noted([piece for name, arguments in calls for piece in self._bare_call(name, arguments)])
+            self._read = self._read_content
+            return [*self.push(""), *self.finish()]
         held, self._held = self._held, ""
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish(held)
             return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
-        is_closing = self._read == self._read_close and self._format.close.lstrip().startswith(held.lstrip())
-        if is_closing or self._read == self._read_tail:  # all of the call is said
-            return []
-        if self._read == self._read_head:
-            held = self._blanks + held
-        is_said = bool(held) if self._num_calls == 0 else bool(held.strip())
-        return [Content(held)] if is_said else []
+        is_begun = self._read == self._read_next and any(
+            found is not None and found.is_whole
+            for found in (fit(held, loose(opening)) for opening in self._format.later_openings if opening)
+        )
+        return [Content(held)] if held and (is_begun or self._read == self._read_content) else []
 
     def _noted(self, pieces: list[Piece]) -> list[Piece]:
         if self._note is not None:
@@ -147,47 +169,76 @@ class ToolCallReader:
 
     # Each reads what it can of what is held; None: it needs more.
 
-    def _read_content(self) -> list[Piece] | None:
-        trigger = self._format.trigger
+    def _read_start(self) -> list[Piece] | None:
+        """The beginning of a reply, which may be a call without tags, or JSON that is one as a whole."""
         if not self._format.is_tagged:
-            if not self._held:
-                return None
-            self._read = self._read_head if self._held.startswith(trigger) else self._read_rest
-            return []
-        at = self._held.find(trigger)
-        if at >= 0:
-            return self._release(at, self._read_head, is_before_call=True)
-        num_safe = len(self._held[: len(self._held) - overlap(self._held, trigger)].rstrip())
-        return self._release(num_safe, self._read_content) if num_safe else None
-
-    def _read_head(self) -> list[Piece] | None:
-        may_be = False
-        lead = self._format.open if self._num_calls == 0 else ""
-        for name in self._names:
-            head = lead + self._format.begin + name + self._format.middle
-            found = fit(self._held, head + self._format.arguments.opener)
-            if found is not None and found.is_whole and self._is_name_over(found.length):
-                return self._begin_call(name, found.length - len(self._format.arguments.opener), found.call_id)
-            may_be = may_be or found is not None
-        if may_be:
+            start = len(self._held) - len(self._held.lstrip(WHITE))
+            begun = self._begun(start, self._format.openings)
+            if begun is not None:
+                return self._begin_call(begun) if begun.is_whole else None
+        if self._max_bare_calls and may_be_calls(self._held, self._names):
             return None
-        self._held, self._blanks = self._blanks + self._held, ""
-        self._read = self._read_rest  # it only looked like a call
+        self._read = self._read_content
         return []
 
-    def _is_name_over(self, at: int) -> bool:
-        """Whether what is held from `at` on does not go on with a name, where nothing stands behind names."""
-        if self._format.middle or self._format.arguments.opener:
-            return True
-        return len(self._held) > at and not (self._held[at].isalnum() or self._held[at] in "_-.")
+    def _read_content(self) -> list[Piece] | None:
+        """Text, up to where a call begins or may begin."""
+        at = 0
+        while (at := self._candidate(at)) < len(self._held):
+            begun = self._begun(at, self._format.openings)
+            if begun is not None:
+                before = self._held[:at].rstrip()
+                said: list[Piece] = [Content(before)] if before else []
+                if begun.is_whole:
+                    return [*said, *self._begin_call(begun)]
+                self._held = self._held[len(before) :]
+                return said or None
+            at += 1
+        num_safe = len(self._held) if not self._triggers else len(self._held.rstrip())
+        said = [Content(self._held[:num_safe])] if num_safe else []
+        self._held = self._held[num_safe:]
+        return said or None
 
-    def _begin_call(self, name: str, head_length: int, call_id: str) -> list[Piece]:
-        self._held, self._blanks = self._held[head_length:], ""
-        self._arguments = self._format.arguments.reader(self._schemas.get(name, {}))
+    def _candidate(self, start: int) -> int:
+        """Where a call may begin, from `start` on; the length of what is held if nowhere."""
+        ends = (len(self._held) - overlap(self._held[start:], trigger) for trigger in self._triggers)
+        found = (self._held.find(trigger, start) for trigger in self._triggers)
+        return min((at for at in (*found, *ends) if at >= 0), default=len(self._held))
+
+    def _begun(self, at: int, openings: Sequence[str]) -> _Begun | None:
+        """The call that begins at a place of what is held, or one that may begin there; None if none does."""
+        may_be: _Begun | None = None
+        for opening in openings:
+            first = fit(self._held[at:], loose(opening))
+            if first is not None and not first.is_whole:
+                may_be = _Begun("", 0)
+            if first is None or not first.is_whole:
+                continue
+            rest = self._held[at + first.length :]
+            if not self._format.begin.strip():
+                rest = rest.lstrip(WHITE)
+            for name in self._names:
+                if not (rest.startswith(name) or name.startswith(rest)):
+                    continue
+                found = fit(rest, (TextPiece("text", name), *self._behind_name))
+                if found is not None and found.is_whole:
+                    length = len(self._held) - len(rest) + found.length - len(self._format.arguments.opener)
+                    return _Begun(name, length, found.call_id)
+                if found is not None:
+                    may_be = _Begun("", 0)
+        return may_be
+
+    def _begin_call(self, begun: _Begun) -> list[Piece]:
+        self._held = self._held[begun.length :]
+        schema, ends = self._schemas.get(begun.name, {}), self._format.end_tags
+        self._arguments = self._format.arguments.reader(schema, ends)
         self._read = self._read_arguments
+        return [self._call_start(begun.name, begun.call_id)]
+
+    def _call_start(self, name: str, call_id: str = "") -> CallStart:
         self._num_calls += 1
         digits = uuid.uuid4().hex[: 24 - len(call_id)] + call_id
-        return [CallStart(self._num_calls - 1, f"call_{digits}", name)]
+        return CallStart(self._num_calls - 1, f"call_{digits}", name)
 
     def _read_arguments(self) -> list[Piece] | None:
         if not self._held or self._arguments is None:
@@ -201,55 +252,63 @@ class ToolCallReader:
         return [Arguments(self._num_calls - 1, text)] if text else []
 
     def _read_tail(self) -> list[Piece] | None:
-        found = fit(self._held, self._format.end)
-        if found is not None and not found.is_whole:
-            return None
-        self._held = self._held[0 if found is None else found.length :]
-        self._read = self._read_close if self._format.close else self._read_next
+        """What ends a call: all of it, or those of its tags that are there."""
+        for text in self._format.end_tags or [self._format.end]:
+            found = fit(self._held, loose_after_white(text))
+            if found is not None and not found.is_whole:
+                return None
+            self._held = self._held[0 if found is None else found.length :]
+        self._read = self._read_next
         return []
 
     def _read_next(self) -> list[Piece] | None:
-        """What follows a call that nothing closes."""
-        rest = self._held.lstrip()
-        if rest.startswith(self._format.trigger):
-            self._held, self._read = rest, self._read_head
+        """What follows a call: what closes all of them, or another call. Anything else is no part of the reply."""
+        self._held = self._held.lstrip(WHITE)
+        close, separator = loose(self._format.close.strip()), (self._format.separator or "").strip()
+        closed = fit(self._held, close) if close else None
+        if closed is not None and closed.is_whole:
+            self._held = self._held[closed.length :]
             return []
-        if self._format.trigger.startswith(rest):
+        rest = self._held.removeprefix(separator).lstrip(WHITE) if separator else self._held
+        begun = self._begun(len(self._held) - len(rest), self._format.later_openings) if rest else None
+        if begun is not None and begun.is_whole and self._format.separator is not None:
+            return self._begin_call(begun)
+        if not rest or begun is not None or closed is not None or separator.startswith(self._held):
             return None
-        self._held, self._read = rest, self._read_rest
+        self._read = self._read_nothing
         return []
 
-    def _read_close(self) -> list[Piece] | None:
-        """What follows a call of those that are closed together."""
-        rest, close = self._held.lstrip(), self._format.close.strip()
-        separator = (self._format.separator or "").lstrip()
-        again = separator + self._format.begin if separator else self._format.begin.lstrip()
-        found = fit(rest, again) if again else None
-        if rest.startswith(close):
-            self._held, self._read = rest.removeprefix(close).lstrip(), self._read_rest
-        elif found is not None and found.is_whole:
-            begin = rest[len(separator) :]
-            blanks = self._format.begin[: len(self._format.begin) - len(self._format.begin.lstrip())]
-            self._held, self._read = begin if separator else blanks + begin, self._read_head
-        elif close.startswith(rest) or found is not None:
-            return None
-        elif not again:
-            self._held, self._read = rest, self._read_head
-        else:
-            self._held, self._read = rest, self._read_rest
-        return []
+    def _read_nothing(self) -> list[Piece] | None:
+        self._held = ""
+        return None
 
-    def _read_rest(self) -> list[Piece] | None:
-        return self._release(len(self._held), self._read_rest) if self._held else None
+    def _bare_call(self, name: str, arguments: str) -> list[Piece]:
+        start = self._call_start(name)
+        self._has_whole_calls = True
+        return [start, Arguments(start.index, arguments)]
 
-    def _release(
-        self, num_characters: int, then: Callable[[], list[Piece] | None], *, is_before_call: bool = False
-    ) -> list[Piece]:
-        text, self._held = self._held[:num_characters], self._held[num_characters:]
-        if is_before_call:
-            text, self._blanks = text.rstrip(), text[len(text.rstrip()) :]
-        self._read = then
-        return [Content(text)] if text else []
+    def _without_end(self, text: str) -> str:
+        """A reply without the tag that ends a call: models may write this one alone."""
+        tags = _TAG.findall(self._format.end)
+        return text.rstrip().removesuffix(tags[-1]) if tags else text
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A call whose arguments come next, behind so many characters; without a name, one that may begin."""
+
+    name: str
+    length: int
+    call_id: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.name)
+
+
+def _triggers(format: ToolFormat) -> tuple[str, ...]:
+    """The texts that calls begin with."""
+    return tuple(dict.fromkeys(loose(opening)[0].text for opening in format.openings))
 
 
 def read_whole(text: str, reader: ToolCallReader) -> ReadReply:

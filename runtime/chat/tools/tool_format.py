@@ -1,7 +1,8 @@
 """How a model writes the call of a tool.
 
 A format is a few literal texts around names and arguments; `arguments.py` has the ways to write these,
-`known_formats.py` the formats of models. Knows texts and grammars, not requests; `tool_calls.py` reads replies back.
+`known_formats.py` the formats of models. Knows texts, not requests; `tool_grammar.py` holds replies to a format, and
+`tool_calls.py` reads them back.
 """
 
 from __future__ import annotations
@@ -9,19 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from ..grammar import Grammar
 from .arguments import JSON, ArgumentStyle
-from .lark import AS_TEMPLATES_WRITE, Rules, Specials, escaped, quoted, with_options
-from .slots import cut_at_slots, filled
+from .lark import Specials, escaped
+from .slots import filled
+from .tool_grammar import ToolGrammar
 
 ToolChoice = Literal["auto", "none", "required"]
-MAX_CALLS = 64  # of one reply
 
 _NO_ID = "a" * 9
 _BARE = ("{", "[")  # what other replies begin with, too
+_TAG = re.compile(r"<[^<>]*>")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ToolFormat:
     and, not in `begin`, `{id}`, which the model thinks of.
 
     Args:
-        trigger: the beginning of a call. No other text of a reply contains it; if it is `{`, none begins with it.
+        trigger: the beginning of a call; `{` if a call can only be a reply's beginning.
         separator: between two calls; None: a reply has one call at most.
         is_native: the template renders tools and calls itself.
         is_content: the template renders tools itself, and of calls what stands in a message's content.
@@ -89,6 +91,30 @@ class ToolFormat:
         """Whether a call has an id that the model writes."""
         return "{id}" in self.middle + self.end
 
+    @cached_property
+    def openings(self) -> tuple[str, ...]:
+        """What a reply's first call may have before its name: all of it, or what is left from the last tag on, for
+        models leave out the tags before.
+
+        >>> ToolFormat("<tool_call>\\n<function=", ">", "</function>\\n</tool_call>", "<tool_call>", "").openings
+        ('<tool_call>\\n<function=', '<function=')
+        """
+        whole = self.open + self.begin
+        core = whole[max(whole.rfind("<"), 0) :]
+        return (whole,) if core == whole else (whole, core)
+
+    @cached_property
+    def later_openings(self) -> tuple[str, ...]:
+        """What a later call may have there."""
+        core = self.openings[-1]
+        return tuple(dict.fromkeys([self.begin, *([core] if self.begin.endswith(core) else []), self.openings[0]]))
+
+    @cached_property
+    def end_tags(self) -> tuple[str, ...]:
+        """The tags that end a call, if it ends with tags alone: models leave out one of several."""
+        tags = _TAG.findall(self.end)
+        return tuple(tags) if "".join(tags) == "".join(self.end.split()) else ()
+
     def of_model(self, special_ids: Mapping[str, int]) -> ToolFormat:
         """The format where some of its texts are special tokens; itself where none is."""
         specials = tuple((text, token_id) for text, token_id in special_ids.items() if text in self.texts)
@@ -124,33 +150,22 @@ class ToolFormat:
         Raises:
             InvalidGrammar: `content` is not a JSON object, or all of them together are too long.
         """
-        text = self._content_rules(content)
         if choice == "none":
             if content is not None or not self.is_tagged:
                 return content
             return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
-        first = quoted(self.trigger, self.specials)
-        if choice == "auto":
-            rules = Rules(["start: calls | content"])
-            if self.is_tagged and content is None:
-                rules.add([f"said: TEXT? {first}" if self._has_special_trigger else f"said[lazy]: TEXT {first}"])
-                first = "said"
-            rules.add(text)
-        else:
-            rules = Rules(["start: calls"])
-        calls = "call: " + " | ".join(f"call_{number}" for number in range(len(tools)))
-        rules.add([self._calls_rule(first, is_parallel=is_parallel), calls])
-        end, arguments = self._slotted(self.end), self._arguments_rules(tools)
-        for number, (tool, (own, more)) in enumerate(zip(tools, arguments, strict=True)):
-            rules.add([f"call_{number}: {self._head_rule(tool.name)} {own} {end}".rstrip(), *more])
-        return Grammar("lark", "\n".join(rules) + "\n")
+        names = [tool.name for tool in tools]
+        rules = ToolGrammar(self, names, self.arguments_rules(tools), is_parallel=is_parallel)
+        if choice == "required":
+            return rules.required()
+        return rules.or_text() if content is None else rules.or_content(content)
 
     def length_of_arguments(self, tool: Tool) -> int:
         """The characters that the arguments of a tool take in a grammar, or a few more."""
-        [(_, rules)] = self._arguments_rules([tool])
+        [(_, rules)] = self.arguments_rules([tool])
         return sum(len(rule) + 2 * rule.lower().count("arguments_0") + 1 for rule in rules)
 
-    def _arguments_rules(self, tools: Sequence[Tool]) -> Iterator[tuple[str, list[str]]]:
+    def arguments_rules(self, tools: Sequence[Tool]) -> Iterator[tuple[str, list[str]]]:
         """For each tool the rule of its arguments, by name, and rules that are not there yet: those of one and the same
         schema are shared.
         """
@@ -161,59 +176,11 @@ class ToolFormat:
             rules = partial(self.arguments.rules, own, tool.parameters, specials=self.specials)
             yield name, rules(is_strict=tool.is_strict) if name == own else []
 
-    @property
-    def _has_special_trigger(self) -> bool:
-        return self.trigger in dict(self.specials)
-
     def _no_trigger(self) -> str:
         """A regular expression for text that begins no call."""
-        if self._has_special_trigger:
+        if self.trigger in dict(self.specials):
             return "/(.|\\n)+/"  # it has no special tokens at all
         return f"/(.|\\n)+/ & ~/(.|\\n)*{escaped(self.trigger)}(.|\\n)*/"
-
-    def _calls_rule(self, first: str, *, is_parallel: bool) -> str:
-        """All calls of a reply, the first of which begins with what the rule `first` has."""
-        opening = self._quoted(self.open.removeprefix(self.trigger))
-        again = "" if self.open else self.trigger
-        more = ""
-        if is_parallel and self.separator is not None:
-            between = self._quoted(self.separator + again)
-            more = f"({between} call){{0,{MAX_CALLS - 1}}}".replace("( ", "(")
-        return " ".join(part for part in ("calls:", first, opening, "call", more, self._quoted(self.close)) if part)
-
-    def _head_rule(self, name: str) -> str:
-        """The text between the trigger and the arguments, cut as the library cuts JSON.
-
-        The library takes the longest lexeme. If the head were one, a reply that begins with `{"name": ` could only be a
-        call.
-        """
-        begin = self.begin if self.open else self.begin.removeprefix(self.trigger)
-        if self.arguments is not JSON:
-            return self._slotted(begin + name + self.middle)
-        text = begin + name + self.middle
-        pieces = re.findall(r'"[^"]*"|[^"]+', text)
-        return " ".join(self._slotted(piece) for piece in pieces)
-
-    def _slotted(self, text: str) -> str:
-        rules = [(self._quoted(piece), f"/{slot}/" if slot else "") for piece, slot in cut_at_slots(text)]
-        return " ".join(rule for pair in rules for rule in pair if rule)
-
-    def _quoted(self, text: str) -> str:
-        return quoted(text, self.specials) if text else ""
-
-    def _content_rules(self, content: Grammar | None) -> list[str]:
-        if content is not None:
-            # Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the
-            # call as well, and it would not be recognised.
-            schema = with_options(content.schema(), is_strict=content.is_strict, **AS_TEMPLATES_WRITE)
-            return [f"content: %json {schema}"]
-        if self.is_tagged:
-            return (
-                ["content: TEXT?", "TEXT: /(.|\\n)+/"]
-                if self._has_special_trigger
-                else ["content: TEXT", "TEXT: /(.|\\n)*/"]
-            )
-        return ["content: TEXT?", f"TEXT: /[^{escaped(self.trigger)}](.|\\n)*/"]
 
 
 def tool_at(grammar: Grammar, line: int) -> int | None:

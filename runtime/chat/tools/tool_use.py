@@ -16,6 +16,7 @@ from ..grammar import Grammar
 from .held_tools import HeldTools
 from .tool_calls import ToolCall, ToolCallReader
 from .tool_format import Tool, ToolChoice, ToolFormat
+from .tool_grammar import MAX_CALLS
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,18 @@ class ToolUse:
             field_of=lambda place: parameters_field(self.tools.index(self.callable[place])),
         )
 
-    def reader(self, format: ToolFormat, note: Callable[[ToolCall], None] | None = None) -> ToolCallReader | None:
-        """Finds the calls in a reply, and tells `note` of them; None where none can be."""
+    def reader(
+        self, format: ToolFormat, note: Callable[[ToolCall], None] | None = None, *, has_schema: bool = False
+    ) -> ToolCallReader | None:
+        """Finds the calls in a reply, and tells `note` of them; None where none can be.
+
+        Args:
+            has_schema: whether a reply that is no call keeps to a schema: then all JSON is such a reply.
+        """
         if not self.callable:
             return None
         schemas = {tool.name: tool.parameters for tool in self.callable}
-        return ToolCallReader(format, list(schemas), schemas=schemas, note=note)
+        most = MAX_CALLS if self.is_parallel and format.separator is not None else 1
+        return ToolCallReader(
+            format, list(schemas), schemas=schemas, max_bare_calls=0 if has_schema else most, note=note
+        )

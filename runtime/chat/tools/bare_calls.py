@@ -1,0 +1,83 @@
+"""Calls that are all of a reply, as JSON without the format's tags: bare, or in a fence.
+
+Models do this that were trained on other formats than their template's: `{"name": "now", "arguments": {}}`, with the
+arguments under `parameters`, in OpenAI's shape, in a list, or one call behind the other. JSON among words is no call,
+and neither is an object with more than a call has. Knows JSON and the names of tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any, Final
+
+_FENCE: Final = re.compile(r"\s*```[a-zA-Z_]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
+_LEAD: Final = re.compile(r"\s*(```[a-zA-Z_]*[ \t]*\n)?\s*(\[\s*)?")
+_KEY: Final = re.compile(r'\{\s*"(name|function|type)"\s*:\s*(?:"([^"]*)(")?|(\{))?')
+_BEGINNINGS: Final = ('{"name":', '{"function":', '{"type":')
+_BESIDE: Final = frozenset(("id", "type", "index"))
+_MAX_CALLS: Final = 64
+
+
+def may_be_calls(text: str, names: Collection[str]) -> bool:
+    """Whether a reply that begins so may turn out to be calls.
+
+    >>> [may_be_calls(text, ["now"]) for text in ("```js", '{"name": "no', '{"name": "Al', "[1", "Hm")]
+    [True, True, False, False, False]
+    """
+    lead = _LEAD.match(text)
+    rest = text[lead.end() :] if lead is not None else text
+    if rest.startswith("`") or not rest:
+        return not rest or "```".startswith(rest) or re.fullmatch(r"```[a-zA-Z_]*[ \t]*", rest) is not None
+    found = _KEY.match(rest)
+    if found is None:
+        squeezed = "".join(rest.split())
+        return any(beginning.startswith(squeezed) for beginning in _BEGINNINGS)
+    key, value, is_whole, is_object = found.groups()
+    if is_object or value is None:
+        return key == "function" or not is_object
+    known = ("function",) if key == "type" else names
+    return value in known if is_whole else any(each.startswith(value) for each in known)
+
+
+def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
+    """The calls that a whole reply is, each a name and its arguments as JSON; none if it is anything else.
+
+    >>> calls_in('```json\\n{"name": "now", "arguments": {"a": 1}}\\n```', ["now"])
+    [('now', '{"a": 1}')]
+    """
+    fenced = _FENCE.fullmatch(text)
+    rest, found = (fenced[1] if fenced is not None else text).strip(), list[Any]()
+    decoder = json.JSONDecoder(parse_constant=_refuse)
+    while rest:
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            return []
+        found += value if isinstance(value, list) else [value]
+        rest = rest[end:].lstrip(" \t\r\n,;")
+    calls = [_call(each, names) for each in found]
+    return [call for call in calls if call is not None] if None not in calls and len(calls) <= _MAX_CALLS else []
+
+
+def _call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict) and value.keys() - _BESIDE == {"function"}:
+        value = value["function"]
+    if not isinstance(value, dict):
+        return None
+    name = value.get("name", value.get("function"))
+    keys = value.keys() - _BESIDE - {"name", "function"}
+    if name not in names or len(keys) != 1 or not keys <= {"arguments", "parameters"}:
+        return None
+    arguments = value[keys.pop()]
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return None
+    return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")

@@ -1,0 +1,287 @@
+"""The grammar of a reply that may call tools.
+
+Where a reply may call and need not, it is free text until it can be nothing but a call: until the format's texts and the
+name of a tool are there, and in JSON the key of its arguments, too. From there on it keeps to the tool's schema to the
+end of the call. Behind a call may stand white space and further calls. Anything else that the model wants to say ends
+the reply, by `OVER`, and is dropped: it is never made to call again. Knows texts, not tools.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from ..grammar import OVER, Grammar
+from .arguments import JSON, ArgumentStyle
+from .lark import AS_TEMPLATES_WRITE, Rules, Specials, cut_at_specials, escaped, quoted, with_options
+from .slots import BLANK, Piece, cut_at_slots, lexemes, loose, loose_after_white, pattern_of, prefix_pattern
+
+MAX_CALLS: Final = 64  # of one reply
+_NAME_LETTERS: Final = "[a-zA-Z0-9_.\\-]*"
+_NOTHING: Final = '""'
+_BLANK: Final = Piece("blank")
+_TERMINALS: Final = ("TEXT: /(.|\\n)+/", f"BLANK: /{BLANK}/", "WS: /[ \\t\\r\\n]{1,16}/")
+
+
+class CallTexts(Protocol):
+    """What a format writes; `ToolFormat` says what each is."""
+
+    @property
+    def begin(self) -> str: ...
+    @property
+    def middle(self) -> str: ...
+    @property
+    def end(self) -> str: ...
+    @property
+    def open(self) -> str: ...
+    @property
+    def close(self) -> str: ...
+    @property
+    def separator(self) -> str | None: ...
+    @property
+    def arguments(self) -> ArgumentStyle: ...
+    @property
+    def specials(self) -> Specials: ...
+    @property
+    def is_tagged(self) -> bool: ...
+    @property
+    def openings(self) -> tuple[str, ...]: ...
+    @property
+    def later_openings(self) -> tuple[str, ...]: ...
+    @property
+    def end_tags(self) -> tuple[str, ...]: ...
+
+
+def content_rule(content: Grammar) -> str:
+    """A JSON schema for replies that are no call.
+
+    Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the call as well,
+    and it would not be recognised.
+    """
+    return f"%json {with_options(content.schema(), is_strict=content.is_strict, **AS_TEMPLATES_WRITE)}"
+
+
+class ToolGrammar:
+    """Writes the grammar of replies in one format.
+
+    Args:
+        names: of the tools that may be called.
+        arguments: for each the rule of its arguments, by name, and rules that are not there yet.
+        is_parallel: whether one reply may have several calls.
+    """
+
+    def __init__(
+        self,
+        format: CallTexts,
+        names: Sequence[str],
+        arguments: Iterable[tuple[str, list[str]]],
+        *,
+        is_parallel: bool,
+    ) -> None:
+        self._format, self._names, self._arguments = format, names, arguments
+        self._max_more = MAX_CALLS - 1 if is_parallel and format.separator is not None else 0
+        self._specials = format.specials
+        self._named = _NameRules(format, names)
+
+    def required(self) -> Grammar:
+        """A reply that calls, the first time as the template writes calls."""
+        return self._grammar(["start: first after"], has_first=True)
+
+    def or_content(self, content: Grammar) -> Grammar:
+        """A reply that calls, or keeps to a JSON schema.
+
+        Raises:
+            InvalidGrammar: that is no object.
+        """
+        return self._grammar(["start: first after | content", f"content: {content_rule(content)}"], has_first=True)
+
+    def or_text(self) -> Grammar:
+        """A reply that says what it wants, and calls or does not."""
+        named, core = ["call after"], self._format.openings[-1]
+        if self._named.has_key:
+            named.append("name text")
+        if not self._format.is_tagged:
+            rules = ["start: begun named | TEXT?", f"begun[lazy]: BLANK /{pattern_of(loose(core))}/", "text: TEXT?"]
+            return self._grammar([*rules, f"named: {' | '.join(named)} | text"])
+        first, *others = cut_at_specials(core, self._specials)
+        is_special = first in dict(self._specials)
+        lead = "".join(others) if is_special else ""
+        core = quoted(first, self._specials) if is_special else f"/{pattern_of(loose(core))}/"
+        rules = ["start: text", *([f"lead[lazy]: BLANK /{pattern_of(loose(lead))}/"] if lead else [])]
+        for suffix in ("", "_n") if self._named.excluded else ("",):
+            text, before = f"TEXT{suffix.upper()}", f"SAID{suffix.upper()}"
+            rules += [f"said{suffix}: {text}? {core}" if is_special else f"said{suffix}[lazy]: {before}"]
+            rules += [f"text{suffix}: said{suffix} {'(lead named | text)' if lead else 'named'} | {text}?"]
+        if not is_special:
+            rules += [f"SAID: /(.|\\n)*/ {core}", *(["SAID_N: SAID & ~NAMED"] if self._named.excluded else [])]
+        named.append("text_n" if self._named.excluded else "text")
+        return self._grammar([*rules, f"named: {' | '.join(named)}"])
+
+    def _grammar(self, start: list[str], *, has_first: bool = False) -> Grammar:
+        numbers = range(len(self._names))
+        rules = Rules([*start, *_TERMINALS, *self._named.rules, *self._end_rules(), *self._after_rules()])
+        rules.add(["call: " + " | ".join(f"call_{number}" for number in numbers)])
+        if self._named.has_key and not has_first:
+            rules.add(["name: " + " | ".join(f"name_{number}" for number in numbers)])
+        begin, quote = self._format.openings[0], ""
+        if self._format.arguments is JSON and begin.endswith('"'):
+            begin, quote = begin[:-1], '"'
+        if has_first:
+            rules.add([f"first: {self._exact(begin)} ({' | '.join(f'first_{number}' for number in numbers)})"])
+        for number, (name, (arguments, more)) in enumerate(zip(self._names, self._arguments, strict=True)):
+            rules.add([f"call_{number}: name_{number} {self._named.behind} {arguments} end"])
+            rules.add(self._named.rules_of(number, name))
+            if has_first:
+                head = self._exact(quote + name + self._format.middle)
+                rules.add([f"first_{number}: {head} {arguments} end"])
+            rules.add(more)
+        return Grammar("lark", "\n".join(rules) + "\n")
+
+    def _exact(self, text: str) -> str:
+        """A text as it is, cut as the library cuts JSON.
+
+        The library takes the longest lexeme. If the head of a call were one, a reply that begins with `{"name": ` could
+        only be a call.
+        """
+        pieces = re.findall(r'"[^"]*"|[^"]+', text) if self._format.arguments is JSON else [text]
+        return " ".join(slotted(piece, self._specials) for piece in pieces)
+
+    def _end_rules(self) -> list[str]:
+        """What ends a call: the end as the template writes it, or, of tags, one of them."""
+        tags = self._format.end_tags
+        if not tags:
+            return [f"end: {slotted(self._format.end, self._specials) or _NOTHING}"]
+        first = lexemes("end_first", loose_after_white(tags[0]), self._specials)
+        if len(tags) == 1:
+            return [*first, "end: end_first"]
+        last = lexemes("end_last", loose_after_white("".join(tags[1:])), self._specials)
+        return [*first, *last, "end: end_first end_last? | end_last"]
+
+    def _after_rules(self) -> list[str]:
+        """What stands behind a call: white space, what closes all calls, more calls, or anything else."""
+        again, format = self._again(), self._format
+        expected = [*again, *(loose_after_white("".join(tags)) for tags in [format.end_tags[1:]] if tags)]
+        text = "TEXT_N" if self._named.excluded else "TEXT"
+        rules, close = list[str](), ""
+        if format.close:
+            closing = loose_after_white(format.close.strip())
+            rules, close = lexemes("close", closing, self._specials), "close? "
+            expected.append(closing)
+        if not self._max_more:
+            rules.append("after: tail")
+        elif not again:
+            rules.append(f"after: call{{0,{self._max_more}}} tail")
+        else:
+            rules += [f"again: {' | '.join(f'again_{number}' for number in range(len(again)))}"]
+            for number, pieces in enumerate(again):
+                rules += lexemes(f"again_{number}", pieces, self._specials)
+            more = "again?" if self._is_bare else "again"
+            rules.append(f"after: ({more} call){{0,{self._max_more}}} (tail | again {text}?)")
+        prefixes = [prefix_pattern(_before_specials(pieces, self._specials)) for pieces in expected]
+        if self._max_more and self._is_bare:
+            prefixes.append(f"{BLANK}{_NAME_LETTERS}")
+        awaited = "|".join(prefix for prefix in [*prefixes, BLANK] if prefix)
+        return [
+            *rules,
+            f"AWAITED: /{awaited}/",
+            f"tail: {close}(AWAITED? | over TEXT?)",
+            f"{OVER}[capture, lazy]: OTHER",
+            f"OTHER: {text} & ~/{awaited}/",
+        ]
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether a later call may begin with its name."""
+        return not (self._format.begin + (self._format.separator or "")).strip()
+
+    def _again(self) -> list[tuple[Piece, ...]]:
+        """What may stand before the name of a later call."""
+        if not self._max_more:
+            return []
+        separator = loose((self._format.separator or "").strip())
+        found = []
+        for opening in self._format.later_openings:
+            is_section = bool(self._format.open) and opening == self._format.openings[0]
+            pieces = (_BLANK, *(() if is_section or not separator else (*separator, _BLANK)), *loose(opening))
+            if any(piece.kind == "text" for piece in pieces):
+                found.append(pieces)
+        return found
+
+
+class _NameRules:
+    """Rules for the name of a tool behind what begins a call, and for what follows it up to the arguments.
+
+    A name must be over: `now` does not begin `nowhere`. So the rule for a name has the first letter behind it, too. That
+    cannot be where arguments begin with this letter: then text behind the beginning of a call is text that does not
+    begin with a name and this letter, which `excluded` says.
+
+    Attributes:
+        has_key: JSON's key of the arguments, or the like, stands behind the name: what has the name alone is text.
+        behind: rules for what stands between the name and the arguments.
+        rules: that these need.
+    """
+
+    def __init__(self, format: CallTexts, names: Sequence[str]) -> None:
+        self.excluded, self.has_key = False, False
+        self.rules = list[str]()
+        self._blank = "" if format.begin.strip() else "BLANK "
+        pieces = loose(format.middle)
+        blank = " BLANK" if pieces and pieces[0] == _BLANK else ""
+        texts = pieces[1:] if blank else pieces
+        specials = [special for special, _ in format.specials]
+        is_special_next = (
+            any(texts[0].text.startswith(special) for special in specials)
+            if texts
+            else (format.arguments.opener == "<" and any(special in format.arguments.texts for special in specials))
+        )
+        self._is_over_by_itself = bool(texts) and not is_special_next
+        self._behind_name = blank
+        before_arguments = "WS?" if format.arguments is JSON else ""
+        self.behind = before_arguments
+        if is_special_next:
+            self.behind = slotted(format.middle.lstrip(), format.specials)
+        elif not texts:
+            self.excluded = True
+            known = " | ".join(f"NAME_{number}" for number in range(len(names)))
+            self.rules += [
+                f"NAMED: ({known}) BLANK /{escaped(format.arguments.opener)}(.|\\n)*/",
+                "TEXT_N: TEXT & ~NAMED",
+            ]
+        else:
+            first = texts[0].text
+            self._behind_name += f" {quoted(first[0])}"
+            rest = (Piece("text", first[1:]), *texts[1:]) if first[1:] else texts[1:]
+            if any(special in format.middle for special in specials):
+                self.behind = slotted(format.middle.lstrip()[1:], format.specials)
+            elif any(piece.kind != "blank" for piece in rest):
+                self.has_key, self.behind = True, f"key {before_arguments}"
+                self.rules.append(f"key[lazy]: /{pattern_of(rest[:-1] if rest[-1] == _BLANK else rest)}/")
+
+    def rules_of(self, number: int, name: str) -> list[str]:
+        """What `name_0` is."""
+        text = f"{self._blank}{quoted(name)}{self._behind_name}"
+        if self._is_over_by_itself:
+            return [f"name_{number}[lazy]: {text}"]
+        return [f"name_{number}: NAME_{number}", f"NAME_{number}: {text}"]
+
+
+def slotted(text: str, specials: Specials) -> str:
+    """A text as it is, with anything that may be in its slots."""
+    rules = [
+        (quoted(piece, specials) if piece else "", f"/{slot}/" if slot else "") for piece, slot in cut_at_slots(text)
+    ]
+    return " ".join(rule for pair in rules for rule in pair if rule)
+
+
+def _before_specials(pieces: tuple[Piece, ...], specials: Specials) -> tuple[Piece, ...]:
+    """Those of the pieces that stand before the first special token."""
+    found = []
+    for piece in pieces:
+        texts = cut_at_specials(piece.text, specials) if piece.text else [""]
+        if texts[0] in dict(specials):
+            break
+        found.append(piece._replace(text=texts[0]))
+        if len(texts) > 1:
+            break
+    return tuple(found)
