@@ -38,7 +38,6 @@ class ThoughtTokens:
         white_ids: the tokens of all pieces of it that are one.
         last_tag: what stands right before the answer, but for white space.
         spilling: the tokens that write what is left of `last_tag`, and words behind it; by what is left.
-        end_ids: the tokens that end a reply.
         decoder: makes a function that spells a reply token by token.
     """
 
@@ -49,13 +48,12 @@ class ThoughtTokens:
     white_ids: Mapping[str, int]
     last_tag: str
     spilling: Mapping[str, Sequence[int]]
-    end_ids: frozenset[int]
     vocab_size: int
     decoder: Callable[[], Callable[[int], str]]
 
 
 class ThoughtFirst:
-    """Lets a thought be as it is, but for the end of the reply in it, and holds what follows to a constraint.
+    """Lets a thought be as it is, and holds what follows to a constraint. A reply may end inside its thought.
 
     Where tags are ordinary text, a token may have a tag's end and the answer's beginning, which no constraint could be
     held to: it may not come.
@@ -146,12 +144,12 @@ class ThoughtFirst:
         return None if self._is_inside or self._gap or self._begin else self._inner
 
     def _thinking_mask(self) -> Int32Array:
-        """Any token but the ends of a reply, and those that spill from a thought into the answer."""
+        """Any token but those that spill from a thought into the answer."""
         tag = self._tokens.last_tag
         lefts = (tag[size:] for size in range(len(tag)) if self._written.endswith(tag[:size]))
         key = tuple(left for left in lefts if left in self._tokens.spilling)
         if key not in self._thinking_masks:
-            unwanted = [*self._tokens.end_ids, *(each for left in key for each in self._tokens.spilling[left])]
+            unwanted = [each for left in key for each in self._tokens.spilling[left]]
             self._thinking_masks[key] = mask_of(~np.isin(np.arange(self._tokens.vocab_size), unwanted))
         return self._thinking_masks[key]
 

@@ -87,8 +87,8 @@ class _TaggedThought:
         self.is_thinking = format.is_opened_by(prompt)
         self._read: Callable[[], Said | None] = self._read_begin
         if self.is_thinking:
-            is_led = prompt.endswith(format.begin) and not format.is_loose
-            self._read = self._read_thought if is_led else self._read_lead
+            self._lead = "" if prompt.endswith(format.begin) and not format.is_loose else self._begin.after
+            self._read = self._read_again
 
     @property
     def is_answering(self) -> bool:
@@ -108,7 +108,7 @@ class _TaggedThought:
 
     def finish(self) -> Said:
         held, self._held = self._held, ""
-        if self._read == self._read_thought:
+        if self._read == self._read_thought or (self._read == self._read_again and held.strip()):
             return Said(thought=held)
         return Said(answer=held) if self._read in (self._read_begin, self._read_answer) else Said()
 
@@ -125,6 +125,17 @@ class _TaggedThought:
             return None
         else:
             self._read = self._read_answer
+        return Said()
+
+    def _read_again(self) -> Said | None:
+        """The tag that the prompt has already, which some models write once more."""
+        rest = self._held.lstrip()
+        if rest.startswith(self._begin.core):
+            self._held, self._read = rest.removeprefix(self._begin.core), self._read_lead
+        elif self._begin.core.startswith(rest):
+            return None
+        else:
+            self._read = self._read_lead if self._lead or self._is_loose else self._read_thought
         return Said()
 
     def _read_lead(self) -> Said | None:

@@ -55,7 +55,6 @@ class Thoughts:
         constraint: ConstraintSource,
         prompt: str,
         *,
-        end_ids: frozenset[int],
         decoder: Callable[[], Callable[[int], str]],
     ) -> TokenConstraint:
         """A constraint that holds the reply to a prompt behind its thought.
@@ -63,7 +62,6 @@ class Thoughts:
         Where each part of a reply has a header, it holds the first part that is no thought.
 
         Args:
-            end_ids: the tokens that end a reply.
             decoder: makes a function that spells a reply token by token.
         """
         if self.format is None:
@@ -82,7 +80,6 @@ class Thoughts:
             white_ids,
             self._last_tag,
             self._spilling,
-            end_ids,
             self._vocab_size,
             decoder,
         )

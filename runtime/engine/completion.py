@@ -204,6 +204,11 @@ class Completion:
     thought: str = ""
     prompt_logprobs: PromptLogprobs | None = None  # None: not asked for, or the request was cancelled before
 
+    @property
+    def ended_in_reasoning(self) -> bool:
+        """Whether the reply ended by itself and is nothing but reasoning."""
+        return self.finish_reason == "stop" and bool(self.thought) and not self.text.strip()
+
 
 class RequestOutput(NamedTuple):
     """What a step brought for one request. The last one has a `completion` or an `error`."""

@@ -276,8 +276,7 @@ class Prompts:
         if constraint is not None and (not is_chat or getattr(constraint, "holds_thoughts", False)):
             begun = constraint.start()
         elif constraint is not None:
-            end_ids = params.end_ids(self._eos_token_ids)
-            begun = self.thoughts.before(constraint, text, end_ids=end_ids, decoder=lambda: decoder().push)
+            begun = self.thoughts.before(constraint, text, decoder=lambda: decoder().push)
         return Reply(
             params,
             prompt.ids,

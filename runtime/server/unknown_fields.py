@@ -14,9 +14,11 @@ import msgspec
 from msgspec import inspect
 
 from .field_policy import HARMLESS, IgnoredFields, asks_for_nothing
-from .http.request_body import decode_json
+from .http.request_body import decode_json, without_lone_surrogates
 
 T = TypeVar("T")
+SURROGATES = "surrogates"
+"""Listed where halves of characters were replaced."""
 
 
 class LeaveOut(Protocol):
@@ -40,7 +42,7 @@ def decode_body(
     """
     ignored = IgnoredFields()
     try:
-        value = decode_json(body, type)
+        value = _decoded(body, type, ignored, is_strict)
     except msgspec.ValidationError as error:
         if leave_out is None and (is_strict or "unknown field" not in str(error)):
             raise
@@ -52,12 +54,24 @@ def decode_body(
     return value, ignored
 
 
+def _decoded(body: bytes | bytearray, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
+    """JSON as a type, in which halves of characters become U+FFFD."""
+    try:
+        return decode_json(body, type)
+    except msgspec.DecodeError as error:
+        whole = body if is_strict or isinstance(error, msgspec.ValidationError) else without_lone_surrogates(body)
+        if whole == body:
+            raise
+        ignored.harmless.add(SURROGATES)
+        return decode_json(whole, type)
+
+
 def _without_unknown(
     body: bytes | bytearray, type: type[Any], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool
 ) -> bytes:
     """The same JSON without them: decoding it again costs less than to look at each value of every body in Python."""
     try:
-        value = decode_json(body, object)
+        value = _decoded(body, object, ignored, is_strict)
         if leave_out is not None:
             leave_out(value, ignored, is_strict=is_strict)
         if not is_strict:

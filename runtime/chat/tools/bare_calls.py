@@ -76,7 +76,7 @@ def _call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
             arguments = json.loads(arguments, parse_constant=_refuse)
         except (ValueError, RecursionError):
             return None
-    return (name, json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return (str(name), json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
 
 
 def _refuse(word: str) -> Any:

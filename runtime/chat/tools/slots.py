@@ -132,7 +132,7 @@ def lexemes(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[st
             if text in dict(specials):
                 parts += [text, ()]
             else:
-                parts[-1] = (*parts[-1], piece._replace(text=text))  # type: ignore[assignment]
+                parts[-1] = (*parts[-1], piece._replace(text=text))
     if len(parts) == 1:
         pattern = pattern_of(pieces)
         return [f"{name}[lazy]: /{pattern}/" if pattern else f'{name}: ""']

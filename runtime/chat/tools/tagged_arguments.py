@@ -14,7 +14,7 @@ from .arguments import ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, looked_up, string, types_of
-from .slots import WHITE, fit, lexemes, loose, loose_after_white, overlap
+from .slots import fit, lexemes, loose, loose_after_white, overlap
 
 MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
@@ -44,7 +44,7 @@ class TaggedArguments:
         return "".join(self._argument(key, value) for key, value in json.loads(arguments).items())
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
-        return _TaggedReader(self, schema, [self.open.strip(), *ends])
+        return _TaggedReader(self, schema, [self.open, *ends])
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
         return _TaggedRules(self, schema, is_strict, specials).rules(name)
@@ -69,8 +69,9 @@ class _TaggedReader:
     """
 
     def __init__(self, style: TaggedArguments, schema: Schema, followers: Sequence[str]) -> None:
-        self._style, self._schema, self._followers = style, schema, followers
-        self._open, self._close = style.open.strip(), style.close.strip()
+        self._style, self._schema = style, schema
+        self._followers = [loose_after_white(follower) for follower in followers]
+        self._close = style.close.strip()
         self._line = style.close[: style.close.index(self._close)]  # before the tag, as the template writes it
         self._read = self._read_boundary
         self._before = "{"  # what JSON has before the next argument
@@ -100,12 +101,11 @@ class _TaggedReader:
     # Each reads what it can of what is held, and returns JSON and the number of characters that were read.
 
     def _read_boundary(self, held: str) -> tuple[str, int]:
-        rest = held.lstrip(WHITE)
-        if rest.startswith(self._open):
-            self._read = self._read_key
-            return "", len(held) - len(rest) + len(self._open)
-        if self._open.startswith(rest):
-            return "", 0
+        found = fit(held, loose_after_white(self._style.open))
+        if found is not None:
+            if found.is_whole:
+                self._read = self._read_key
+            return "", found.length if found.is_whole else 0
         self.is_whole = True
         return ("{}" if self._before == "{" else "}"), 0
 
@@ -142,9 +142,10 @@ class _TaggedReader:
         """
         at = held.find(self._close)
         while at >= 0:
-            rest = held[at + len(self._close) :].lstrip(WHITE)
-            is_over = any(rest.startswith(follower) for follower in self._followers)
-            if is_over or any(follower.startswith(rest) for follower in self._followers):
+            rest = held[at + len(self._close) :]
+            found = [each for each in (fit(rest, follower) for follower in self._followers) if each is not None]
+            is_over = any(each.is_whole for each in found)
+            if found:
                 end = at - len(self._line) if self._line and held.endswith(self._line, 0, at) else at
                 return end, at + len(self._close) - end if is_over or is_cut else 0
             at = held.find(self._close, at + len(self._close))

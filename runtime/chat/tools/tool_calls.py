@@ -1,8 +1,8 @@
 """Read the calls of tools out of a reply while it is generated.
 
-Knows how a format writes a call, not what the tools do. Models write calls with other white space than templates do, and
-without one of several tags: these are calls. Text that only looks like the beginning of a call becomes content as soon
-as that is certain. Text behind a call is dropped: what the grammar ends a reply by.
+Knows how a format writes a call, not what the tools do. Models write calls with other white space than templates do,
+and without one of several tags: these are calls, too. Text that only looks like the beginning of a call becomes content
+as soon as that is certain. Text behind a call is dropped: the grammar ends a reply by it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The grammar of a reply that may call tools.
 
-Where a reply may call and need not, it is free text until it can be nothing but a call: until the format's texts and the
-name of a tool are there, and in JSON the key of its arguments, too. From there on it keeps to the tool's schema to the
-end of the call. Behind a call may stand white space and further calls. Anything else that the model wants to say ends
-the reply, by `OVER`, and is dropped: it is never made to call again. Knows texts, not tools.
+Where a reply may call and need not, it is free text until it can be nothing but a call: until the format's texts and
+the name of a tool are there, and in JSON the key of its arguments, too. From there on it keeps to the tool's schema to
+the end of the call. White space and further calls may follow a call. Anything else that the model wants to say ends the
+reply, by `OVER`, and is dropped: no model is made to call again. Knows texts, not tools.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class CallTexts(Protocol):
 def content_rule(content: Grammar) -> str:
     """A JSON schema for replies that are no call.
 
-    Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the call as well,
-    and it would not be recognised.
+    Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the call as
+    well, and it would not be recognised.
     """
     return f"%json {with_options(content.schema(), is_strict=content.is_strict, **AS_TEMPLATES_WRITE)}"
 
@@ -212,9 +212,9 @@ class ToolGrammar:
 class _NameRules:
     """Rules for the name of a tool behind what begins a call, and for what follows it up to the arguments.
 
-    A name must be over: `now` does not begin `nowhere`. So the rule for a name has the first letter behind it, too. That
-    cannot be where arguments begin with this letter: then text behind the beginning of a call is text that does not
-    begin with a name and this letter, which `excluded` says.
+    A name must be over: `now` does not begin `nowhere`. So the rule for a name has the first letter behind it, too.
+    That cannot be where arguments begin with this letter: then text behind the beginning of a call is text that does
+    not begin with a name and this letter, which `excluded` says.
 
     Attributes:
         has_key: JSON's key of the arguments, or the like, stands behind the name: what has the name alone is text.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ...errors import InvalidParameter
@@ -66,6 +66,18 @@ class ToolUse:
         if not called:
             raise InvalidParameter(f"tool_choice names {chosen!r:.80}; tools has {', '.join(names)}")
         return cls(tuple(tools), called, "required", is_parallel=False)
+
+    def limited_to(self, names: Collection[str]) -> Self:
+        """The same, where only the tools of these names may be called.
+
+        Raises:
+            InvalidParameter: there is none of them.
+        """
+        called = tuple(tool for tool in self.callable if tool.name in names)
+        if not called:
+            known = ", ".join(tool.name for tool in self.tools)
+            raise InvalidParameter(f"tool_choice allows {', '.join(sorted(names))!r:.80}; tools has {known}")
+        return replace(self, callable=called)
 
     def held(self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]) -> HeldTools:
         """What a reply must keep to, where what is no call must keep to `content`.

@@ -19,6 +19,7 @@ from ..asked_chat import AskedChat, OpenedChat
 from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
+from ..lenient_shapes import MESSAGES, relaxing
 from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
@@ -50,7 +51,7 @@ class Messages:
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, MessagesRequest)
+        body = await self.state.read(request, MessagesRequest, leave_out=relaxing(MESSAGES))
         self.state.models.named(body.model)
         conversation = self._conversation(request, body)
         options = self.state.options(request, body)
@@ -78,7 +79,7 @@ class Messages:
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
         body = await self.state.read(
-            request, CountTokensRequest, max_bytes=MAX_BODY_BYTES, leave_out=leave_out_of_counting
+            request, CountTokensRequest, max_bytes=MAX_BODY_BYTES, leave_out=relaxing(MESSAGES, leave_out_of_counting)
         )
         self.state.models.named(body.model)
         conversation, use = self._conversation(request, body), body.tool_use()
@@ -122,6 +123,7 @@ class _Message:
             usage=self._usage(completion),
             stop_reason=end.stop_reason,
             stop_sequence=end.stop_sequence,
+            ended_in_reasoning=end.ended_in_reasoning,
         )
 
     async def events(self, choices: Choices) -> AsyncGenerator[msgspec.Struct]:
@@ -149,7 +151,9 @@ class _Message:
             is_full = most is not None and len(completion.token_ids) < most
             reason: StopReason = "model_context_window_exceeded" if is_full else "max_tokens"
             return StopDelta(reason)
-        return StopDelta("tool_use" if reader is not None and reader.has_whole_calls else "end_turn")
+        is_call = reader is not None and reader.has_whole_calls
+        ended_in_reasoning = completion.ended_in_reasoning or msgspec.UNSET
+        return StopDelta("tool_use" if is_call else "end_turn", ended_in_reasoning=ended_in_reasoning)
 
     def _usage(self, completion: Completion) -> MessagesUsage:
         usage = completion.usage

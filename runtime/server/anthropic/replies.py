@@ -63,6 +63,7 @@ class MessageReply(msgspec.Struct, kw_only=True):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not
 
 
 class CountTokensReply(msgspec.Struct):
@@ -119,6 +120,7 @@ class BlockStop(msgspec.Struct):
 class StopDelta(msgspec.Struct):
     stop_reason: StopReason
     stop_sequence: str | None = None
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours, as of the whole message
 
 
 class MessageDelta(msgspec.Struct):

@@ -31,17 +31,15 @@ from ..limits import (
     require_at_most,
 )
 from ..openai.requests import CacheText, ReturnProgress, require_stream, several, wished
-from ..openai.tools import MAX_TOOLS
+from ..openai.tools import MAX_TOOLS, FunctionName
 from ..truncation import Truncation
 from .blocks import InputMessages, System
-
-ToolName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,128}$(?!\n)")]
 
 
 class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
     """A tool of the client's. One of another type is Anthropic's own, and nothing here runs it or knows its schema."""
 
-    name: ToolName
+    name: FunctionName
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None

@@ -6,6 +6,7 @@ Knows bytes and headers, not what is asked.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +22,12 @@ DEADLINE_S = 60.0  # for a whole body: a client that sends a byte now and then c
 # curl sends JSON as a form unless told otherwise. A body of any other type is not meant as JSON.
 _TYPES = ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded")
 
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_HALVES = (
+    re.compile(rb"(?<!\\)((?:\\\\)*)" + _HIGH + rb"(?!" + _LOW + rb")"),
+    re.compile(rb"(?<!" + _HIGH + rb")(?<!\\)((?:\\\\)*)" + _LOW),
+)
+_ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _BORDERS = b",[{"  # a value that is not the first of an array or an object stands behind one of these
 
 
@@ -74,6 +81,18 @@ def decode_json(body: bytes | bytearray, type: type[T]) -> T:
         raise msgspec.DecodeError(f"it is not UTF-8: {error.reason}") from error
     except RecursionError as error:
         raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
+
+
+def without_lone_surrogates(body: bytes | bytearray) -> bytes | bytearray:
+    """JSON with U+FFFD in place of halves of characters, which clients make that cut texts between them; itself if it
+    has none.
+
+    >>> without_lone_surrogates(rb'"a \\ud83d b \\ud83d\\ude00 \\\\ud83d"')
+    b'"a \\\\ufffd b \\\\ud83d\\\\ude00 \\\\\\\\ud83d"'
+    """
+    for half in _LONE_HALVES:
+        body = half.sub(rb"\1\\ufffd", body)
+    return _ENCODED_HALF.sub("\ufffd".encode(), body)
 
 
 async def _read(request: Request, max_bytes: int) -> bytearray:

@@ -19,6 +19,7 @@ from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
+from ..lenient_shapes import CHAT, relaxing
 from ..request_log import new_id
 from .chat_request import ChatRequest
 from .legacy_functions import legacy_delta, legacy_message, legacy_reason
@@ -44,7 +45,7 @@ class ChatCompletions:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, ChatRequest)
+        body = await self.state.read(request, ChatRequest, leave_out=relaxing(CHAT))
         model = self.state.models.named(body.model)
         self.state.leave_out(request, unread=body.unread, others=body.left_out)
         asked = AskedChat(
@@ -109,6 +110,7 @@ class ChatCompletions:
             index,
             token_ids=completion.token_ids if body.return_token_ids else msgspec.UNSET,
             stop_reason=completion.stop_reason,
+            ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
         )
 
     async def _chunks(
@@ -160,9 +162,12 @@ class ChatCompletions:
             if delta.finish_reason:
                 reason = finish_reason_of(delta.finish_reason, readers[index])
                 reason = legacy_reason(reason) if body.is_legacy else reason
-                last = chunk(ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason))
+                completion = await choices.result(index)
+                end = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
+                end.ended_in_reasoning = completion.ended_in_reasoning or msgspec.UNSET
+                last = chunk(end)
                 if has_ids:
-                    last.prompt_token_ids = (await choices.result(index)).prompt_token_ids
+                    last.prompt_token_ids = completion.prompt_token_ids
                 yield last
         if body.include_usage:
             yield start(choices=[], usage=self._usage(await choices.results(), body.num_choices))

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...chat.tools.tool_format import ToolChoice
 from ...chat.tools.tool_use import ToolUse
 from ...errors import InvalidParameter
 from ..limits import MaxTokens, NumLogprobs
 from .legacy_functions import FunctionChoice, function_use, functions_field
 from .messages import Conversation
 from .requests import ReasoningEffort, SamplingRequest, effort_kwargs, thinking_kwargs
-from .tools import FunctionDefinition, FunctionTool, NamedChoice, parameters_field, tool_use
+from .tools import AnyChoice, FunctionDefinition, FunctionTool, parameters_field, tool_use
 
 
 class ChatReasoning(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,7 +40,7 @@ class ChatRequest(SamplingRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: ToolChoice | NamedChoice | None = None  # None: auto
+    tool_choice: AnyChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
     functions: list[FunctionDefinition] | None = None  # OpenAI's older name of tools, one call a reply,
     function_call: FunctionChoice | None = None  # and of tool_choice

@@ -168,6 +168,7 @@ class ChatChoice(msgspec.Struct):
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
     stop_reason: StopReasonReply = None
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not
 
 
 class FunctionCallDelta(msgspec.Struct):
@@ -200,6 +201,7 @@ class ChatChunkChoice(msgspec.Struct):
     token_ids: TokenIds = msgspec.UNSET
     stop_reason: StopReasonReply = msgspec.UNSET
     guessed: Guessed = msgspec.UNSET
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not, or goes on
 
 
 class TextLogprobs(msgspec.Struct):

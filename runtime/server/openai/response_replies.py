@@ -124,6 +124,7 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] = "disabled"
     prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in events before a reply, if asked for
     truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours: what became of the input, with auto
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not, or goes on
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):

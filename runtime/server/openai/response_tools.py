@@ -115,10 +115,7 @@ def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *,
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
         named = [each for each in choice["tools"] if isinstance(each, dict)]
         allowed = {full_name(str(each.get("name")), each.get("namespace")) for each in named}
-        use = of("required" if choice.get("mode") == "required" else "auto")
-        called = tuple(tool for tool in use.tools if tool.name in allowed)
-        if called:
-            return ToolUse(use.tools, called, use.choice, is_parallel)
+        return of("required" if choice.get("mode") == "required" else "auto").limited_to(allowed)
     message = f'tool_choice is {choice!r:.80}; send "auto", "none", "required", or the type and name of a tool'
     raise InvalidParameter(message, param="tool_choice")
 

@@ -25,6 +25,7 @@ from ..errors import HTTPError, describe
 from ..field_policy import IgnoredFields
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
+from ..lenient_shapes import RESPONSES, relax, relaxing
 from ..request_log import RequestRecord, new_id, record_of
 from ..truncation import Truncation
 from .foreign_items import leave_out_foreign
@@ -56,7 +57,7 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, ResponseRequest, leave_out=leave_out_foreign)
+        body = await self.state.read(request, ResponseRequest, leave_out=relaxing(RESPONSES, leave_out_foreign))
         self.state.models.named(body.model)
         if body.previous_response_id is not None:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
@@ -64,12 +65,15 @@ class Responses:
         history = body.history()
         self.state.leave_out(request, unread=history.unread, others=body.left_out)
         ignored = record_of(request).ignored or IgnoredFields()
-        tools = offered(body.tools, ignored, is_strict=self.state.is_strict)
+        raw: dict[str, Any] = {"tools": body.tools, "tool_choice": body.tool_choice}  # which have any shape so far
+        if not self.state.is_strict:
+            ignored.harmless |= relax(raw, RESPONSES)
+        tools = offered(raw["tools"], ignored, is_strict=self.state.is_strict)
         asked = AskedChat(
             history.messages,
             body.sampling_params(self.state.engine.default_params),
             self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
-            use=response_tool_use(tools, body.tool_choice, is_parallel=body.parallel_tool_calls is not False),
+            use=response_tool_use(tools, raw["tool_choice"], is_parallel=body.parallel_tool_calls is not False),
             parameters_field=lambda place: tools[place].field,
             content=body.grammar,
             naming=partial(named_grammar, "text.format.schema"),
@@ -178,6 +182,7 @@ class _Response:
             output=self._output.items,
             usage=self._usage(completion),
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
         )
 
     def _failed(self, error: Exception) -> ResponseReply:

@@ -18,7 +18,8 @@ from ..limits import require_at_most
 MAX_TOOLS = 512  # several MCP servers of an agent have more than OpenAI's 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$(?!\n)")]  # as `SchemaName`
+# As `SchemaName`; clients join the names of servers, plugins and tools, and OpenAI's 64 characters do not hold these.
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,256}$(?!\n)")]
 
 
 class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,9 +43,30 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+class NamedChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """The one tool that is called."""
+
     function: NamedFunction
-    type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    tools: list[dict[str, Any]]
+    mode: Literal["auto", "required"] = "auto"
+
+    @property
+    def names(self) -> set[str]:
+        """Of the tools that may be called."""
+        named = [each["function"] if isinstance(each.get("function"), dict) else each for each in self.tools]
+        return {str(each.get("name")) for each in named}
+
+
+class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    """Some of the tools, of which the model is told all."""
+
+    allowed_tools: AllowedTools
+
+
+AnyChoice = ToolChoice | NamedChoice | AllowedChoice
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,9 +89,7 @@ class CallOfMessage(msgspec.Struct, forbid_unknown_fields=True):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-def tool_use(
-    asked: Sequence[FunctionTool] | None, tool_choice: ToolChoice | NamedChoice | None, *, is_parallel: bool
-) -> ToolUse:
+def tool_use(asked: Sequence[FunctionTool] | None, tool_choice: AnyChoice | None, *, is_parallel: bool) -> ToolUse:
     """What the model is told, and what it may do.
 
     Raises:
@@ -81,6 +101,8 @@ def tool_use(
     of = partial(ToolUse.of, tools, is_parallel=is_parallel, parameters_field=parameters_field)
     if isinstance(tool_choice, NamedChoice):
         return of("required", tool_choice.function.name)
+    if isinstance(tool_choice, AllowedChoice):
+        return of(tool_choice.allowed_tools.mode).limited_to(tool_choice.allowed_tools.names)
     return of(tool_choice or "auto")
 
 

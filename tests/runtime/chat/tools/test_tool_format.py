@@ -110,11 +110,14 @@ def wanted(format: ToolFormat, *args: object, **options: object) -> Grammar:
 
 
 def as_templates_write(format: ToolFormat, reply: ReadReply, text: str) -> bool:
-    """Whether the calls of a reply are written as templates write them later, but for what the model thinks of, for white
-    space around tags and calls, and for what ends the reply.
+    """Whether the calls of a reply are written as templates write them later.
+
+    What the model thinks of may differ, white space around tags and calls, and what ends the reply.
     """
     written = format.text_of([(call.name, call.arguments) for call in reply.calls])
-    if format in (LFM, OLMO):  # a string has several ways to be written
+    if format in (LFM, OLMO) or isinstance(
+        format.arguments, TaggedArguments
+    ):  # a string has several ways to be written
         again = read_whole(written, ToolCallReader(format, list(SCHEMAS)))
         return [(c.name, c.arguments) for c in again.calls] == [(c.name, c.arguments) for c in reply.calls]
     written = written.removesuffix(format.close)
@@ -216,6 +219,14 @@ def test_auto_allows_words_or_calls_and_no_broken_call(bench: Bench, format: Too
     assert not bench.follows(wanted(format, [WEATHER, NOW], "auto", is_parallel=False), two)
     if format.is_tagged:
         assert not bench.follows(grammar, f"Let me see.\n{call.replace('days', 'weeks')}")
+
+
+NO_CALLS = (
+    *('{"names": ["a"]}', '{"person": {"name": "x"}}', '{ "name": "Alice", "age": 3}', '{"name": "now", "at": 3}'),
+    '{"name": "nothing", "arguments": {}}',
+    'As in {"name": "now", "arguments": {}}.',
+    '```json\n{"name": "now", "arguments": {}}\n```\nThis is how a call looks.',
+)
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
@@ -533,9 +544,8 @@ def test_calls_are_whole_when_the_last_ones_arguments_are(format: ToolFormat) ->
     assert whole_at == list(range(whole_at[0], len(text) + 1))
     written = format.arguments.written(arguments)
     num_more = whole_at[0] - text.index(written) - len(written)
-    assert num_more == (
-        2 if isinstance(format.arguments, TaggedArguments) else 0
-    )  # with tags, `</` begins no further argument
+    # With tags, what ends the call says that the last value is over.
+    assert num_more == (len(format.end_tags[0]) if isinstance(format.arguments, TaggedArguments) else 0)
 
 
 def read(format: ToolFormat, text: str) -> ToolCallReader:
