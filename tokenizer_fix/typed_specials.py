@@ -28,6 +28,10 @@ _PART = 1 << 16  # characters that are searched in a millisecond or ten
 _SYMBOL = re.compile(r"[^\w\s]")
 
 
+def _without_marks(text: str) -> str:
+    return text.replace(BEGIN, "").replace(END, "").replace(QUOTE, "")
+
+
 def written_ids(added_tokens: Iterable[AddedToken], template_texts: Iterable[str]) -> frozenset[int]:
     """The added tokens that a template writes, but for white space and words: those are text wherever they stand.
 
@@ -78,10 +82,10 @@ class TypedSpecials:
 
     def mark(self, value: object) -> object:
         """`value` with marks around each control token in its texts, which may lie in lists and mappings; `value`
-        itself where there is none.
+        itself where there is none. Characters that marks are made of are left out beside one.
 
         Raises:
-            InvalidText: there is one, and beside it a character that marks are made of; or it is nested too deeply.
+            InvalidText: it is nested too deeply.
         """
         try:
             return self._marked(value)
@@ -160,11 +164,12 @@ class TypedSpecials:
         texts = list(_texts(value))
         if not any(map(self._has_control, texts)):
             return value
-        for mark in (BEGIN, END, QUOTE):
-            if any(mark in text for text in texts):
-                raise InvalidText(f"the text holds a control token and the noncharacter U+{ord(mark):04X}; remove one")
+        # Texts have no use for noncharacters: those that marks are made of go, so that no web page that a tool has
+        # read ends the conversation.
         # Of `sub` only a function lets other threads go on between two places.
-        return _map_texts(value, lambda text: self._control.sub(lambda found: f"{BEGIN}{found[0]}{END}", text))
+        return _map_texts(
+            value, lambda text: self._control.sub(lambda found: f"{BEGIN}{found[0]}{END}", _without_marks(text))
+        )
 
     def _has_control(self, text: str) -> bool:
         """Whether a control token is in the text; looked for in parts, between which other threads go on."""

@@ -6,7 +6,7 @@ Knows no API's shapes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,9 @@ from ..cache.cache_namespace import CacheScope
 from ..cache.prefix_match import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
+from ..chat.tools.held_tools import relaxed
 from ..engine.request_options import NO_OPTIONS, RequestOptions
+from ..errors import InvalidGrammar
 from .choices import Ask, Choices
 from .http.api_keys import api_key_of, client_of
 from .http.disconnect import while_connected
@@ -120,6 +122,30 @@ class AppState:
             return None
         compiling = self.engine.grammars.compile_on_loop(grammar, client=client_of(request))
         return await while_connected(request.receive, compiling)
+
+    async def as_far_as_followed(
+        self,
+        request: Request,
+        content: Grammar,
+        constrain: Callable[[Grammar], Awaitable[T]],
+        *,
+        field: str,
+    ) -> T:
+        """What `constrain` makes of a grammar, or of what of it can be followed; then its field is listed.
+
+        Raises:
+            InvalidGrammar: nothing of it can be.
+        """
+        first, *others = await self.lanes.submission.run(request, partial(relaxed, content))
+        try:
+            constraint, is_whole = await constrain(first[0]), first[1]
+        except InvalidGrammar:
+            if not others:
+                raise
+            constraint, is_whole = await constrain(others[0][0]), False
+        if not is_whole:
+            self.leave_out(request, unread=(), others=[field])
+        return constraint
 
     async def truncated(
         self,

@@ -36,6 +36,7 @@ class AskedChat:
         content: says what a reply that is no call must keep to; None: any text.
         parameters_field: names the field that has the parameters of a tool, in errors.
         naming: names the field that `content` is of, likewise.
+        content_field: its name, for the header that lists what is not followed whole.
         num_choices: replies; of a seed the n-th gets the n-th after it.
         truncates: leave out what does not fit.
     """
@@ -47,6 +48,7 @@ class AskedChat:
     parameters_field: Callable[[int], str]
     content: Callable[[], Grammar | None] = lambda: None
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
+    content_field: str = "response_format"
     num_choices: int = 1
     truncates: bool = False
 
@@ -78,16 +80,24 @@ class AskedChat:
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():
             content = self.content()
-            if not self.use.tools:
-                return await state.constraint(request, content)
-            run = partial(state.lanes.submission.run, request)  # to write the grammar of many tools takes a while
-            held = await run(partial(self.use.held, state.engine.tool_format, content, self.parameters_field))
-            while True:
-                try:
-                    constraint = await state.constraint(request, held.grammar)
-                    break
-                except InvalidGrammar as error:
-                    await run(partial(held.loosen, error))
+            if content is None:
+                return await self._held_to(state, request, None)
+            return await state.as_far_as_followed(
+                request, content, partial(self._held_to, state, request), field=self.content_field
+            )
+
+    async def _held_to(self, state: AppState, request: Request, content: Grammar | None) -> ConstraintSource | None:
+        """What replies keep to that say `content`, or call tools."""
+        if not self.use.tools:
+            return await state.constraint(request, content)
+        run = partial(state.lanes.submission.run, request)  # to write the grammar of many tools takes a while
+        held = await run(partial(self.use.held, state.engine.tool_format, content, self.parameters_field))
+        while True:
+            try:
+                constraint = await state.constraint(request, held.grammar)
+                break
+            except InvalidGrammar as error:
+                await run(partial(held.loosen, error))
         self._tell(request, [self.use.callable[place] for place in held.loose])
         return constraint
 

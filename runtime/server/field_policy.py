@@ -17,7 +17,7 @@ IGNORED_HEADER = "x-radixlm-ignored"
 MAX_HEADER_LENGTH = 2048  # characters; proxies refuse answers with headers of some kilobytes
 MAX_UNKNOWN = 64  # different fields of a body; each is compared with all that are known
 MAX_EDITS = 2
-_MIN_REFUSED = 5  # letters of a refused name that others are compared with: too many are near a shorter one
+_MIN_COMPARED = 5  # letters of a known name that others are compared with: too many are near a shorter one
 _NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
 _BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # between the words of a name
 
@@ -87,7 +87,7 @@ REFUSED: Mapping[str, Refused] = {
         "no_repeat_ngram_size",
     )},
     **{name: Refused(_NO_SAMPLER, (1,)) for name in (
-        "typical_p", "typical", "tfs_z", "repeat_penalty", "length_penalty",
+        "typical_p", "typ_p", "typical", "tfs_z", "repeat_penalty", "length_penalty",
     )},
     **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers", "logits_processors")},
     **{name: Refused(_OTHER_NAME) for name in (
@@ -101,6 +101,7 @@ REFUSED: Mapping[str, Refused] = {
         "strip_suffix", "prompt_logprobs", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking",
         "max_tool_calls", "banned_strings", "token_healing", "return_guesses",
     )},
+    **{name: Refused(_OTHER_NAME, (-1,)) for name in ("max_new_tokens", "num_predict", "n_predict")},
     **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
     "parallel_tool_calls": Refused(_OTHER_NAME, (True,)),
     "stream_options": Refused(
@@ -188,10 +189,10 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
         raise HTTPError(400, message, param=path)
-    near = next((each for each in sorted(known) if is_near(name, each)), None)
+    near = next((each for each in sorted(known) if len(each) >= _MIN_COMPARED and is_near(name, each)), None)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    near = next((each for each in REFUSED if len(each) > _MIN_REFUSED and is_near(name, each)), None)
+    near = next((each for each in REFUSED if len(each) > _MIN_COMPARED and is_near(name, each)), None)
     if near is not None and not parent:
         raise HTTPError(
             400, f"unknown field `{path}`; of `{near}`, if that is meant: {REFUSED[near].advice}", param=path

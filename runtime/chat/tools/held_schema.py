@@ -8,11 +8,12 @@ of them, not requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from .schema_types import ANY, resolved
+from ...errors import InvalidGrammar
+from .schema_types import ANY, resolved, target
 
 Schema = Mapping[str, Any]
 Hold = Literal["schema", "outline", "object"]
@@ -33,7 +34,8 @@ _LIMITS: Final = tuple(
 )
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _LOOKS_AROUND: Final = re.compile(r"\(\?(=|!|<=|<!)|\\[AZbBk1-9]")
-_DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
+_DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(?:19-09|20-12))/schema#?")
+_MAX_PASSES: Final = 64  # over schemas, to find those that have no end
 _NOTHING: Final = object()
 
 
@@ -55,13 +57,101 @@ def held(schema: Schema, hold: Hold = "schema") -> tuple[Schema, bool]:
     return (found if isinstance(kinds, str) else {**found, "type": "object"}), reading.is_whole
 
 
+def followed(schema: Schema) -> tuple[Schema, bool]:
+    """As `held`, of any JSON: what of a schema can be followed, and whether that is all of it."""
+    reading = _Reading(schema)
+    found = reading.read(schema)
+    if reading.num_schemas >= MAX_SCHEMAS:
+        return {"type": schema["type"]} if _is_type(schema.get("type"), schema) else {}, False
+    return found, reading.is_whole
+
+
 def without_words(schema: Schema) -> Schema:
     """A schema without what is said to the model alone.
+
+    Raises:
+        InvalidGrammar: no value fits it, but one without end.
 
     >>> without_words({"properties": {"title": {"title": "A", "pattern": "^(?!b)"}}})
     {'properties': {'title': {'pattern': '^(?!b)'}}}
     """
+    if id(schema) in endless_in(schema):
+        raise InvalidGrammar("a value would have to hold itself without end; leave what it requires of itself optional")
     return _Reading(schema, leaves_out=False).read(schema)
+
+
+def endless_in(root: Schema) -> set[int]:
+    """What `id` says of the schemas in one that only a value without end would fit: those that must hold themselves.
+
+    >>> node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    >>> id(node) in endless_in(node), endless_in({**node, "required": []})
+    (True, set())
+    """
+    schemas, waiting = dict[int, Schema](), [root]
+    while waiting and len(schemas) < MAX_SCHEMAS:
+        schema = waiting.pop()
+        if id(schema) in schemas:
+            continue
+        schemas[id(schema)] = schema
+        waiting += [
+            each for each in (*_within(schema), resolved(schema.get("$ref"), root)) if isinstance(each, Mapping)
+        ]
+    if not any("$ref" in schema for schema in schemas.values()):
+        return set()
+    endless = set(schemas)
+    for _ in range(_MAX_PASSES):
+        ended = {key for key in endless if _has_end(schemas[key], root, endless)}
+        endless -= ended
+        if not ended:
+            break
+    return endless
+
+
+def _within(schema: Schema) -> Iterable[Any]:
+    """The schemas that stand in one."""
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            yield from value.values()
+        elif key in _LISTS and isinstance(value, list):
+            yield from value
+        elif key in _ONE:
+            yield value
+
+
+def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
+    """Whether a value fits that has an end, if those are endless that are not known to have one."""
+
+    def ends(each: Any) -> bool:
+        return id(target(each, root)) not in endless
+
+    if "enum" in schema or "const" in schema:
+        return True
+    if "$ref" in schema and id(resolved(schema["$ref"], root)) in endless:
+        return False
+    ways = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    if not all(any(map(ends, way)) for way in ways):
+        return False
+    if not all(map(ends, schema["allOf"] if isinstance(schema.get("allOf"), list) else ())):
+        return False
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and not set(kinds) <= {"object", "array"}:
+        return True
+    named, required = schema.get("properties"), schema.get("required")
+    if kinds == "array" or not isinstance(named, Mapping) or not isinstance(required, list):
+        required, named = [], {}
+    if not all(ends(named[name]) for name in required if isinstance(name, str) and name in named):
+        return False
+    is_filled = kinds != "object" and isinstance(schema.get("minItems"), int) and schema["minItems"] > 0
+    return not is_filled or not isinstance(schema.get("items"), Mapping) or ends(schema["items"])
+
+
+def _draft_of(value: object) -> str | None:
+    """The name of a draft as the library knows it; None if it does not."""
+    found = _DRAFT.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    is_old = found[1].startswith("draft-")
+    return f"http://json-schema.org/{found[1]}/schema#" if is_old else f"https://json-schema.org/{found[1]}/schema"
 
 
 def _outline(schema: Schema) -> Schema:
@@ -89,17 +179,38 @@ class _Reading:
     is_whole: bool = True
     num_schemas: int = 0
     depth: int = 0
+    endless: set[int] | None = None  # what `id` says of schemas that no value fits, but one without end
 
     def read(self, schema: Schema) -> dict[str, Any]:
         """A schema in it, with all that stand in this one."""
         self.num_schemas += 1
         found = {key: self._value(key, value) for key, value in schema.items() if key not in _WORDS}
+        if "$schema" in found:  # with another one the library would look for it elsewhere
+            draft = _draft_of(found.pop("$schema"))
+            found |= {} if draft is None else {"$schema": draft}
+        if self.leaves_out:
+            self._cut_endless(schema, found)
         if self.leaves_out:
             self._leave_out(found, [key for key, value in found.items() if value is _NOTHING])
             for low, high in (*_LIMITS, *_COUNTS):
                 if _is_number(found.get(low)) and _is_number(found.get(high)) and found[low] > found[high]:
                     self._leave_out(found, (low, high))
         return found
+
+    def _cut_endless(self, schema: Schema, found: dict[str, Any]) -> None:
+        """Let go of what a value must have and cannot, for it would have to hold itself."""
+        if self.endless is None:
+            self.endless = endless_in(self.root)
+        if id(schema) not in self.endless:
+            return
+        named = schema.get("properties")
+        required, properties = schema.get("required"), named if isinstance(named, Mapping) else {}
+        if isinstance(found.get("required"), list) and isinstance(required, list):
+            kept = [name for name in required if id(target(properties.get(str(name)), self.root)) not in self.endless]
+            self.is_whole = self.is_whole and len(kept) == len(required)
+            found["required"] = kept
+        if found.pop("minItems", None) is not None:
+            self.is_whole = False
 
     def _leave_out(self, found: dict[str, Any], keys: Iterable[str]) -> None:
         for key in keys:
@@ -162,10 +273,6 @@ def _is_pattern(value: object, root: Schema) -> bool:
     return isinstance(value, str) and _LOOKS_AROUND.search(value) is None
 
 
-def _is_draft(value: object, root: Schema) -> bool:
-    return isinstance(value, str) and _DRAFT.fullmatch(value) is not None
-
-
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -199,7 +306,6 @@ _FITS: Final[Mapping[str, Callable[[object, Schema], bool]]] = {
     "format": _is_text,
     "multipleOf": _is_multiple,
     "$ref": _leads_somewhere,
-    "$schema": _is_draft,
     **{name: _is_limit for names in _LIMITS for name in names},
     **{name: _is_count for names in _COUNTS for name in names},
 }

@@ -13,11 +13,29 @@ from functools import partial
 
 from ...errors import InvalidGrammar, InvalidParameter
 from ..grammar import MAX_GRAMMAR_LENGTH, Grammar
-from .held_schema import Hold, Schema, held, without_words
+from .held_schema import Hold, Schema, followed, held, without_words
 from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
 
 _NEXT: dict[Hold, Hold] = {"schema": "outline", "outline": "object"}
 _MAX_TRIES = 6  # of grammars; the last asks for no more than objects, but of strict tools
+
+
+def relaxed(content: Grammar) -> list[tuple[Grammar, bool]]:
+    """What a reply may be held to in place of a grammar, most first, and whether that is all of it.
+
+    Of a schema that is not strict it is what can be followed, and then any JSON. All others are themselves alone.
+
+    Raises:
+        InvalidGrammar: it is not JSON, or strict, and no value with an end fits it.
+    """
+    if content.kind != "json_schema":
+        return [(content, True)]
+    schema = content.schema()
+    if content.is_strict:
+        return [(Grammar.json_schema(without_words(schema)), True)]
+    found, is_whole = followed(schema)
+    least = {"type": "object"} if found.get("type") == "object" else {}
+    return [(Grammar.json_schema(found, is_strict=False), is_whole), (Grammar.json_schema(least), False)]
 
 
 class HeldTools:
@@ -126,7 +144,10 @@ class HeldTools:
         """What arguments are held to, and whether that is their schema."""
         if (place, hold) not in self._schemas:
             tool = self._tools[place]
-            asked = (without_words(tool.parameters), True) if tool.is_strict else held(tool.parameters, hold)
+            try:
+                asked = (without_words(tool.parameters), True) if tool.is_strict else held(tool.parameters, hold)
+            except InvalidGrammar as error:
+                raise self._refusal(error, place) from error
             self._schemas[place, hold] = asked
         return self._schemas[place, hold]
 

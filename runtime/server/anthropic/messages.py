@@ -24,7 +24,7 @@ from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
 from ..openai.tokenize import MAX_BODY_BYTES
-from ..request_log import new_id
+from ..request_log import new_id, record_of
 from .conversation import Conversation
 from .replies import (
     PING,
@@ -63,12 +63,14 @@ class Messages:
             parameters_field=body.parameters_field,
             content=body.grammar,
             naming=partial(named_grammar, "output_config.format.schema"),
+            content_field="output_config.format.schema",
             truncates=self.state.truncates(body.truncation),
         )
         opened = await asked.open(self.state, request)
         choices = opened.choices
         blocks = ReplyBlocks(asked.reader(self.state, choices))
-        message = _Message(self.state, body, asked, blocks, _truncation(asked, opened, conversation))
+        truncation = _truncation(asked, opened, conversation)
+        message = _Message(self.state, body, asked, blocks, truncation, is_marked=_has_marks(request))
         if body.stream:
             events, keep_alive_s = message.events(choices), self.state.keep_alive_s
             return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
@@ -103,10 +105,12 @@ class _Message:
         asked: AskedChat,
         blocks: ReplyBlocks,
         truncation: TruncationReply | msgspec.UnsetType,
+        *,
+        is_marked: bool,
     ) -> None:
         self._state, self._asked, self._blocks = state, asked, blocks
         self._tells_progress = bool(body.return_progress)
-        self._is_kept = (asked.options.cache_match or state.engine.match) != "off"
+        self._is_kept = is_marked and (asked.options.cache_match or state.engine.match) != "off"
         self._reply = partial(
             MessageReply, id=new_id("msg_"), model=state.models.named(body.model), truncation=truncation
         )
@@ -172,7 +176,11 @@ class _Message:
 
 
 def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: bool) -> MessagesUsage:
-    """Anthropic's counts. What a prompt computes is all kept, or nothing of it."""
+    """Anthropic's counts.
+
+    Args:
+        is_kept: whether what is computed of the prompt counts as kept: where the client marks what is to be cached.
+    """
     num_computed = num_prompt - num_cached
     return MessagesUsage(
         input_tokens=0 if is_kept else num_computed,
@@ -180,6 +188,12 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: boo
         cache_read_input_tokens=num_cached,
         output_tokens=num_generated,
     )
+
+
+def _has_marks(request: Request) -> bool:
+    """Whether something in the body has `cache_control`, which nothing else is done with."""
+    ignored = record_of(request).ignored
+    return ignored is not None and any(name.rpartition(".")[2] == "cache_control" for name in ignored.harmless)
 
 
 def _truncation(

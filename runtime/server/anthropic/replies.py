@@ -39,8 +39,10 @@ class ThinkingTokens(msgspec.Struct):
 
 
 class MessagesUsage(msgspec.Struct, kw_only=True):
-    """Tokens. Those of the prompt are the sum of the first three: each was found, was computed and kept, or was only
-    computed."""
+    """Tokens. Those of the prompt are the sum of the first three.
+
+    Each was found, or computed. A request with `cache_control` counts what it computed as created, others as input.
+    """
 
     input_tokens: int
     cache_creation_input_tokens: int

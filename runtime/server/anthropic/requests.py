@@ -149,7 +149,7 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
             InvalidGrammar: it is too long.
         """
         asked = self.output_format or (self.output_config and self.output_config.format)
-        return None if not asked else Grammar.json_schema(asked.schema)
+        return None if not asked else Grammar.json_schema(asked.schema, is_strict=False)
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:

@@ -41,6 +41,7 @@ def cors(allowed: Sequence[str]) -> list[Middleware]:
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=_EXPOSED,
+        allow_private_network=True,  # a page of an origin that is let in may ask a server in a private network
     )
     return [answering] if allowed else []
 

@@ -54,7 +54,11 @@ class Completions:
         wishes = params_of_choices(params, body.num_choices) * len(asked)
         options = self.state.options(request, body).changed(token_healing=bool(body.token_healing))
         with body.naming():
-            options = options.changed(constraint=await self.state.constraint(request, body.grammar()))
+            content = body.grammar()
+            if content is not None:
+                constrain = partial(self.state.constraint, request)
+                held = self.state.as_far_as_followed(request, content, constrain, field="response_format")
+                options = options.changed(constraint=await held)
         is_whole = options.constraint is not None or params.prompt_logprobs is not None or options.token_healing
         strip_suffix = False if is_whole else body.strip_suffix
         fed = await self._fed(request, body, asked, params, strip_suffix)

@@ -7,7 +7,7 @@ refuses. Else the reply would answer a question that was not asked. Knows shapes
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -184,8 +184,10 @@ def require_stream(stream: bool | None, name: str, wanted: bool | None) -> None:
 
 
 def several(texts: str | list[str] | None) -> tuple[str, ...] | None:
-    """What a client may write as one text or as a list of them."""
-    return (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
+    """What a client may write as one text or as a list of them; an empty text is none."""
+    if not texts:
+        return None
+    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
@@ -195,8 +197,7 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
         InvalidParameter: a value is outside its range.
     """
     wishes = {name: value for name, value in wishes.items() if value is not None}
-    if wishes.get("top_k") == -1:  # as vLLM says that there is no limit
-        wishes["top_k"] = 0
+    wishes |= {name: off for name, (said, off) in _OFF.items() if wishes.get(name) in said}
     try:
         return dataclasses.replace(defaults, **wishes)
     except InvalidParameter as error:
@@ -206,6 +207,8 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
         raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
 
 
+_OFF: Mapping[str, tuple[Collection[int], object]] = {"top_k": ((-1,), 0), "max_tokens": ((-1, -2), None)}
+"""Values by which vLLM, LM Studio and llama.cpp say that there is no limit, and what `SamplingParams` has for it."""
 _TEXTS = ("stop", "stop_regex", "banned_strings")  # one or several
 # A field that has the name of one of `SamplingParams` sets it, as it is.
 _PLAIN_FIELDS = tuple(

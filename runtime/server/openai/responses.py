@@ -77,6 +77,7 @@ class Responses:
             parameters_field=lambda place: tools[place].field,
             content=body.grammar,
             naming=partial(named_grammar, "text.format.schema"),
+            content_field="text.format.schema",
             truncates=self.state.truncates(_TRUNCATION[body.truncation]),
         )
         opened = await asked.open(self.state, request)
