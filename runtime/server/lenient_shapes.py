@@ -242,6 +242,8 @@ def choice_of(value: Any) -> Any:
     >>> choice_of({"type": "any"}), choice_of({"type": "tool", "name": "now"}), choice_of({"type": "x"})
     ('required', ['now'], None)
     """
+    if isinstance(value, dict) and not value.keys() <= {"type", "name", "function", "disable_parallel_tool_use"}:
+        return None
     kind = value.get("type") if isinstance(value, dict) else value
     words = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
     if isinstance(kind, str) and kind in words:
@@ -249,7 +251,10 @@ def choice_of(value: Any) -> Any:
     if not isinstance(value, dict) or kind not in (None, "function", "tool"):
         return None
     function = value.get("function")
-    name = function.get("name") if isinstance(function, dict) else value.get("name", function)
+    if isinstance(function, dict):
+        name = function.get("name") if function.keys() == {"name"} else None
+    else:
+        name = value.get("name", function)
     return [name] if isinstance(name, str) else None
 
 
@@ -264,11 +269,18 @@ def _chat_choice(value: Any, body: Object) -> Any:
 
 def _message_choice(value: Any, body: Object) -> Any:
     def named(name: str) -> Object:
-        return {"type": "tool", "name": name}
+        return {**_parallel(value), "type": "tool", "name": name}
 
     meant = _chosen(value, named)
     word = {"required": "any"}.get(meant, meant) if isinstance(meant, str) else None
-    return {**(value if isinstance(value, dict) else {}), "type": word} if word in ("any", "auto", "none") else meant
+    if word not in ("any", "auto", "none"):
+        return meant
+    return value if isinstance(value, dict) and value["type"] == word else {**_parallel(value), "type": word}
+
+
+def _parallel(value: Any) -> Object:
+    name = "disable_parallel_tool_use"
+    return {name: value[name]} if isinstance(value, dict) and name in value else {}
 
 
 def _response_choice(value: Any, body: Object) -> Any:

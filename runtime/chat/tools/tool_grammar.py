@@ -108,11 +108,14 @@ class ToolGrammar:
         is_special = first in dict(self._specials)
         lead = "".join(others) if is_special else ""
         core = quoted(first, self._specials) if is_special else f"/{pattern_of(loose(core))}/"
+        # Special tokens that begin no call: those before one, and what else the model says of them.
+        strays = [quoted(each, self._specials) for each, _ in self._specials if not is_special or each != first]
         rules = ["start: text", *([f"lead[lazy]: BLANK /{pattern_of(loose(lead))}/"] if lead else [])]
         for suffix in ("", "_n") if self._named.excluded else ("",):
             text, before = f"TEXT{suffix.upper()}", f"SAID{suffix.upper()}"
+            stray = f" | {text}? ({' | '.join(strays)}) text" if strays else ""
             rules += [f"said{suffix}: {text}? {core}" if is_special else f"said{suffix}[lazy]: {before}"]
-            rules += [f"text{suffix}: said{suffix} {'(lead named | text)' if lead else 'named'} | {text}?"]
+            rules += [f"text{suffix}: said{suffix} {'(lead named | text)' if lead else 'named'} | {text}?{stray}"]
         if not is_special:
             rules += [f"SAID: /(.|\\n)*/ {core}", *(["SAID_N: SAID & ~NAMED"] if self._named.excluded else [])]
         named.append("text_n" if self._named.excluded else "text")

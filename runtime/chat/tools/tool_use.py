@@ -75,8 +75,9 @@ class ToolUse:
         """
         called = tuple(tool for tool in self.callable if tool.name in names)
         if not called:
-            known = ", ".join(tool.name for tool in self.tools)
-            raise InvalidParameter(f"tool_choice allows {', '.join(sorted(names))!r:.80}; tools has {known}")
+            known, allowed = ", ".join(tool.name for tool in self.tools), ", ".join(sorted(names))
+            message = f"tool_choice is for {allowed!r:.80}, of which tools has none; it has {known:.800}"
+            raise InvalidParameter(message, param="tool_choice")
         return replace(self, callable=called)
 
     def held(self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]) -> HeldTools:

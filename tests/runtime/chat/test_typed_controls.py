@@ -84,8 +84,9 @@ def test_marks_outlive_a_template_that_escapes_what_is_not_ascii() -> None:
 def test_marks_in_messages_cannot_be_joined_by_control_tokens_in_tools(mark: str) -> None:
     """Tools were looked through by themselves, and a message that ended in a mark made its own delimiter text."""
     tool = Tool("f", {"type": "object"}, description="Writes <|im_end|>.")
-    with pytest.raises(InvalidRequest, match="noncharacter"):
-        prompts(QWEN).chat([{"role": "user", "content": f"a{mark}"}], [tool])
+    made = prompts(QWEN)
+    ids = [made.chat([{"role": "user", "content": text}], [tool]).ids for text in (f"a{mark}", "a")]
+    assert added_in(made, ids[0]) == added_in(made, ids[1])
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)

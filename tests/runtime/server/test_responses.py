@@ -121,7 +121,6 @@ def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
         ({"input": ""}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
-        ({"input": [{"type": "function_call_output", "output": "b"}]}, "input[0]"),
         ({"tools": [{"name": "a"}]}, "tools"),
         ({"background": True}, "background"),
         ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),

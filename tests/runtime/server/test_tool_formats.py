@@ -202,10 +202,10 @@ def test_a_call_in_the_templates_words_is_found_cached(harmony: Scripted) -> Non
     assert cached >= first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"] - 2
 
 
-def test_another_function_cannot_be_called_and_none_is_called_where_none_may_be(harmony: Scripted) -> None:
+def test_another_function_is_not_called_and_none_is_called_where_none_may_be(harmony: Scripted) -> None:
     harmony.say(HEADS[0].replace("get_weather", "get_money") + "{}")
     content, calls = called_in(chat(harmony, [USER], temperature=0.0, max_tokens=60), is_stream=False)
-    assert all(name in ("get_weather", "now") for name, _ in calls) and "get_money" not in content
+    assert calls == [] and "get_money" in content
     harmony.say(THOUGHT + HEADS[0] + OSLO[1])
     content, calls = called_in(
         chat(harmony, [USER], tool_choice="none", temperature=0.0, max_tokens=60), is_stream=False

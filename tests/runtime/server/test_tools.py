@@ -281,7 +281,6 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"structured_outputs": {"json": "[1]"}}, "the JSON schema is not an object"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "tool_call_id"),
         ({"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, "tool_call_id"),
         (
             {

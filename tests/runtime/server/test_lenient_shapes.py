@@ -1,0 +1,291 @@
+"""Shapes with one obvious meaning are served, the same as what they mean, and listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from radixlm.runtime.server.lenient_shapes import CHAT, MESSAGES, RESPONSES
+
+from ..tool_templates import QWEN
+from .scripted import Scripted
+
+CALL: dict[str, Any] = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "x", "content": "2"}
+ADD: dict[str, Any] = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {}}}}
+TOOL: dict[str, Any] = {"type": "function", "function": ADD}
+HEADER = "x-radixlm-ignored"
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Scripted]:
+    with Scripted.serving(QWEN) as model:
+        yield model
+
+
+def talk(call: dict[str, Any] = CALL, result: dict[str, Any] = RESULT, **assistant: Any) -> list[dict[str, Any]]:
+    said = {"role": "assistant", "content": None, "tool_calls": [call], **assistant}
+    return [{"role": "user", "content": "add"}, said, result, {"role": "user", "content": "thanks"}]
+
+
+def without(value: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: each for key, each in value.items() if key != name}
+
+
+def asked(model: Scripted, path: str, **body: Any) -> Any:
+    model.say("Yes.")
+    response = model.client.post(path, json={"temperature": 0, **body})
+    assert response.status_code == 200, response.text
+    return response
+
+
+def prompt_of(model: Scripted, messages: list[Any], **body: Any) -> tuple[list[int], str]:
+    body = {"messages": messages, "tools": [TOOL], "max_tokens": 8, "return_token_ids": True, **body}
+    response = asked(model, "/v1/chat/completions", **body)
+    return response.json()["prompt_token_ids"], response.headers.get(HEADER, "")
+
+
+NONE = {"id": None}
+FUNCTION = {"name": "add", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant", "listed"),
+    [
+        (talk(without(CALL, "id")), talk(), "messages"),
+        (talk({**CALL, **NONE}), talk(), "messages"),
+        (talk(result=without(RESULT, "tool_call_id")), talk(), "messages"),
+        (talk({**CALL, **NONE}, {**RESULT, "tool_call_id": None}), talk(), "messages"),
+        (talk(result={**RESULT, "content": None}), talk(result={**RESULT, "content": ""}), "messages.content"),
+        (talk(result=without(RESULT, "content")), talk(result={**RESULT, "content": ""}), "messages.content"),
+        (talk(result={**RESULT, "content": 42}), talk(result={**RESULT, "content": "42"}), "messages.content"),
+        (
+            talk(result={**RESULT, "content": {"r": 2}}),
+            talk(result={**RESULT, "content": '{"r":2}'}),
+            "messages.content",
+        ),
+        (
+            talk(result={**RESULT, "content": ["a", "b"]}),
+            talk(result={**RESULT, "content": '["a","b"]'}),
+            "messages.content",
+        ),
+        (talk({**CALL, "function": FUNCTION}), talk(), "messages.tool_calls.function.arguments"),
+        (talk({"id": "x", **CALL["function"]}), talk(), "messages.tool_calls"),
+        (
+            [{"role": "system", "content": None}, {"role": "user", "content": "a"}],
+            [{"role": "system", "content": ""}, {"role": "user", "content": "a"}],
+            "messages.content",
+        ),
+        (
+            [*talk()[:1], {"role": "assistant", "content": None}, {"role": "user", "content": "a"}],
+            [*talk()[:1], {"role": "assistant", "content": ""}, {"role": "user", "content": "a"}],
+            "messages.content",
+        ),
+        (
+            [*talk()[:1], {"role": "assistant", "tool_calls": []}, {"role": "user", "content": "a"}],
+            [*talk()[:1], {"role": "assistant", "content": ""}, {"role": "user", "content": "a"}],
+            "messages.content",
+        ),
+        (
+            [{"role": "user", "content": ["a", "b"]}],
+            [{"role": "user", "content": "ab"}],
+            "messages.content",
+        ),
+    ],
+)
+def test_a_history_is_read_as_what_it_means(model: Scripted, sent: list[Any], meant: list[Any], listed: str) -> None:
+    ids, header = prompt_of(model, sent)
+    assert (ids, header.split(", ")) == (prompt_of(model, meant)[0], [listed])
+
+
+def test_results_without_ids_belong_to_calls_by_their_order(model: Scripted) -> None:
+    calls = [{"type": "function", "function": {"name": "add", "arguments": f'{{"a":{n}}}'}} for n in (1, 2)]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    sent = [*talk()[:1], said, without(RESULT, "tool_call_id"), {"role": "tool", "content": "3"}]
+    named = [{**call, "id": name} for call, name in zip(calls, "xy", strict=True)]
+    meant = [*talk()[:1], {**said, "tool_calls": named}, RESULT, {**RESULT, "tool_call_id": "y", "content": "3"}]
+    assert prompt_of(model, sent)[0] == prompt_of(model, meant)[0]
+
+
+CHOICES = [
+    ("any", "required"),
+    ({"type": "any"}, "required"),
+    ({"type": "auto"}, "auto"),
+    ({"type": "none"}, "none"),
+    ({"type": "tool", "name": "add"}, "add"),
+    ({"type": "function", "name": "add"}, "add"),
+    ({"type": "function", "function": {"name": "add"}}, "add"),
+]
+SHAPES_OF_TOOLS = [
+    TOOL,
+    {"type": "function", **ADD},
+    {"name": "add", "description": "Adds.", "input_schema": ADD["parameters"]},
+]
+
+
+@pytest.mark.parametrize(("choice", "meant"), CHOICES)
+@pytest.mark.parametrize("tool", SHAPES_OF_TOOLS, ids=["chat", "responses", "messages"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_tools_and_their_choice_may_have_the_shape_of_any_api(
+    model: Scripted, path: str, tool: Any, choice: Any, meant: str
+) -> None:
+    says = model.format.text_of([("add", "{}")])
+    model.say(says if meant in ("required", "add") else "Yes.")
+    said: dict[str, Any] = {"input": "add"} if path == "/v1/responses" else {"messages": talk()[:1]}
+    most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {**said, "tools": [tool], "tool_choice": choice, most: 60, "temperature": 0}
+    response = model.client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert ("Yes." in response.text) == (meant in ("auto", "none"))
+
+
+def test_only_some_tools_may_be_called_in_chats_too(model: Scripted) -> None:
+    tools = [TOOL, {"type": "function", "function": {"name": "now"}}]
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    for choice in ({"type": "allowed_tools", "allowed_tools": allowed}, {"type": "allowed_tools", **allowed}):
+        choice = model.reply(model.format.text_of([("now", "{}")]), tools=tools, tool_choice=choice)
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
+
+
+@pytest.mark.parametrize(
+    ("change", "listed"),
+    [
+        ({"call_id": None}, "input"),
+        ({"arguments": {"a": 1}}, "input.arguments"),
+        ({"output": None}, "input.output"),
+        ({"output": {"r": 2}}, "input.output"),
+    ],
+)
+def test_items_are_read_as_what_they_mean(model: Scripted, change: dict[str, Any], listed: str) -> None:
+    call = {"type": "function_call", "call_id": "x", "name": "add", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "x", "output": "2"}
+    items = [{**each, **{name: value for name, value in change.items() if name in each}} for each in (call, result)]
+    body = {"input": [{"role": "user", "content": "add"}, *items], "tools": [{"type": "function", **ADD}]}
+    assert asked(model, "/v1/responses", **body, max_output_tokens=8).headers[HEADER] == listed
+
+
+@pytest.mark.parametrize(
+    ("call", "result", "listed"),
+    [
+        ({"id": None}, {"tool_use_id": None}, "messages"),
+        ({"input": '{"a": 1}'}, {}, "messages.content.input"),
+        ({"input": None}, {}, "messages.content.input"),
+        ({}, {"content": {"r": 2}}, "messages.content.content"),
+        ({}, {"content": 2}, "messages.content.content"),
+    ],
+)
+def test_blocks_are_read_as_what_they_mean(
+    model: Scripted, call: dict[str, Any], result: dict[str, Any], listed: str
+) -> None:
+    messages = [
+        {"role": "user", "content": "add"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "add", "input": {}, **call}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "2", **result}]},
+    ]
+    tools = [{"name": "add", "input_schema": ADD["parameters"]}]
+    response = asked(model, "/v1/messages", messages=messages, tools=tools, max_tokens=8)
+    assert response.headers[HEADER] == listed
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\uD83D x \\ud83d", "\\\\\\ud83d"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions", "/tokenize"]
+)
+def test_half_an_emoji_is_a_replacement_character(model: Scripted, path: str, half: str) -> None:
+    """Clients cut texts by units of UTF-16, and send the half with every later request."""
+    words = f'"cut {half}"'
+    bodies = {"/v1/responses": '"input": ', "/v1/completions": '"prompt": ', "/tokenize": '"prompt": '}
+    said = bodies.get(path, '"messages": ') + (words if path in bodies else f'[{{"role": "user", "content": {words}}}]')
+    limit = {"/tokenize": "", "/v1/responses": ', "max_output_tokens": 4'}.get(path, ', "max_tokens": 4')
+    for text in (said, said + ', "of_mine": 1'):
+        response = model.client.post(path, content=f"{{{text}{limit}}}".encode())
+        assert response.status_code == 200, response.text
+        assert "surrogates" in response.headers[HEADER]
+    pair = model.client.post(
+        path, content=f"{{{said.replace(half, chr(92) + 'ud83d' + chr(92) + 'ude00')}{limit}}}".encode()
+    )
+    assert HEADER not in pair.headers
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_minus_one_is_no_limit(model: Scripted, name: str) -> None:
+    assert model.reply("Yes.", **{"max_tokens": None, name: -1})["message"]["content"] == "Yes."
+
+
+def test_long_names_of_tools_are_served(model: Scripted) -> None:
+    name = "mcp__plugin_chrome-devtools-mcp_chrome-devtools__get_console_message"
+    tools = [{"type": "function", "function": {"name": name}}]
+    choice = model.reply(model.format.text_of([(name, "{}")]), tools=tools)
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == name
+
+
+def test_new_tokens_are_input_where_nothing_is_marked(model: Scripted) -> None:
+    system = [{"type": "text", "text": "Count the tokens of this."}]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+    plain = asked(model, "/v1/messages", system=system, **body).json()["usage"]
+    assert plain["input_tokens"] > 0 and plain["cache_creation_input_tokens"] == 0
+    marked_system = [{**system[0], "text": "Another.", "cache_control": {"type": "ephemeral"}}]
+    marked = asked(model, "/v1/messages", system=marked_system, **body).json()["usage"]
+    assert marked["input_tokens"] == 0 and marked["cache_creation_input_tokens"] > 0
+
+
+DECIMAL = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}
+UNFOLLOWED = [
+    {"type": "object", "properties": {"x": DECIMAL}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {"$ref": "#/$defs/Nope"}}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {"$ref": "#foo"}}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {"type": "string", "minLength": 5, "maxLength": 2}}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+    {
+        "type": "object",
+        "properties": {"x": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}},
+        "required": ["x"],
+    },
+]
+
+
+@pytest.mark.parametrize("schema", UNFOLLOWED, ids=range(len(UNFOLLOWED)))
+def test_what_of_a_schema_cannot_be_followed_is_left_out_alike_everywhere(model: Scripted, schema: Any) -> None:
+    text = '{"x": 1}' if "$ref" not in str(schema["properties"]["x"]) else '{"x": {}}'
+    text = '{"x": []}' if "minItems" in str(schema) else text
+    format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    for body in ({"tools": None}, {}):
+        response = model.ask(text, response_format=format, **body)
+        assert response.status_code == 200, response.text
+        assert response.headers[HEADER] == "response_format"
+        assert json.loads(response.json()["choices"][0]["message"]["content"]).keys() <= {"x"}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    response = model.ask(model.format.text_of([("f", text)]), tools=tools, tool_choice="required")
+    assert response.status_code == 200, response.text
+    assert response.headers[HEADER] == "tools.f.function.parameters"
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_strict_schema_that_no_value_with_an_end_fits_is_refused(model: Scripted) -> None:
+    schema = UNFOLLOWED[4]
+    format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+    for body in ({"response_format": format}, {"tools": tools}):
+        response = model.ask("Hm.", **body)
+        assert response.status_code == 400 and "without end" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "draft", ["https://json-schema.org/draft-07/schema#", "http://json-schema.org/draft-07/schema", "x:y"]
+)
+def test_the_name_of_a_draft_decides_nothing(model: Scripted, draft: str) -> None:
+    schema = {"$schema": draft, "type": "object", "properties": {"x": {"const": 1}}, "required": ["x"]}
+    format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    response = model.ask('{"x": 1}', response_format=format, tools=None)
+    assert response.status_code == 200, response.text
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    assert HEADER not in model.ask("Hm.", tools=tools).headers
+
+
+def test_the_table_is_the_documentation() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "agents.md").read_text()
+    for shape in (*CHAT, *RESPONSES, *MESSAGES):
+        assert f"| `{shape.path}` | {shape.sent} | {shape.meaning} |" in page, shape

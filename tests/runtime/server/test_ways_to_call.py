@@ -1,0 +1,168 @@
+"""Replies that call, and replies that only look so, in every format: no call is lost, and none is invented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ..thought_templates import HYBRID, OPENED
+from ..tool_templates import CALLS, HARMONY, LLAMA, NO_TOOLS, QWEN, calling
+from .scripted import OSLO, USER, Scripted, events
+from .test_tool_formats import SPECIALS
+
+TEMPLATES = {name: calling(CALLS[name]) for name in CALLS} | {"hermes": QWEN, "llama3": LLAMA, "plain": NO_TOOLS}
+NOW = ("now", "{}")
+CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}'
+BARE = {
+    "bare": CALL,
+    "pretty": json.dumps(json.loads(CALL), indent=2),
+    "fenced": f"```json\n{CALL}\n```",
+    "fenced-without-a-language": f"```\n{CALL}\n```\n",
+    "parameters": CALL.replace("arguments", "parameters"),
+    "openai": f'{{"type": "function", "function": {CALL}}}',
+    "a list": f"[{CALL}]",
+    "white space": f"\n {CALL} \n",
+}
+NO_CALLS = (
+    '{"names": ["a"]}',
+    '{"person": {"name": "x"}}',
+    '{"name": "Alice", "age": 3}',
+    '{"name": "now", "age": 3}',
+    '{"name": "unknown", "arguments": {}}',
+    f'{CALL[:-1]}, "why": 1}}',
+    f"As in {CALL}",
+    f"```json\n{CALL}\n```\nThis is how a call looks.",
+    f"First:\n```json\n{CALL}\n```",
+    "```python\nprint(1)\n```",
+)
+BEHIND = ("", "\n", "\n\n", " ", "\n \t", "Done.", "\nDone", "\n<b>", '\n{"city": 1}', "\n```")
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def model(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    with Scripted.serving(TEMPLATES[request.param], SPECIALS.get(request.param, ())) as model:
+        yield model
+
+
+def calls_of(choice: Any) -> list[tuple[str, str]]:
+    calls = choice["message"].get("tool_calls", [])
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("behind", BEHIND)
+def test_what_stands_behind_a_call_makes_no_other(model: Scripted, behind: str, choice: str) -> None:
+    reply = model.reply(model.format.text_of([OSLO]) + behind, tool_choice=choice)
+    assert (calls_of(reply), reply["message"]["content"]) == ([OSLO], None)
+    assert reply["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_what_only_looks_like_a_call_is_text(model: Scripted, text: str) -> None:
+    reply = model.reply(text)
+    assert (reply["message"]["content"], reply["finish_reason"], calls_of(reply)) == (text, "stop", [])
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(model.ask(text, stream=True))]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+
+
+def test_what_begins_a_call_may_stand_among_words(model: Scripted) -> None:
+    if not model.format.is_tagged:
+        pytest.skip("a call can only be the beginning of a reply")
+    for opening in (*model.format.openings, model.format.trigger):
+        text = f"The tag {opening} begins a call."
+        assert model.reply(text)["message"]["content"] == text
+        called = model.reply(text + model.format.text_of([OSLO]))
+        assert (called["message"]["content"], calls_of(called)) == (text, [OSLO])
+
+
+@pytest.mark.parametrize("says", BARE.values(), ids=BARE)
+def test_a_whole_reply_that_is_a_call_in_json_is_one(model: Scripted, says: str) -> None:
+    assert calls_of(model.reply(says)) == [OSLO]
+    deltas = [chunk["choices"][0] for chunk in events(model.ask(says, stream=True))]
+    assert deltas[-1]["finish_reason"] == "tool_calls"
+    assert not any(each["delta"].get("content") for each in deltas)
+
+
+def test_json_is_no_call_where_replies_keep_to_a_schema(model: Scripted) -> None:
+    schema = {"type": "object", "properties": {"name": {}, "arguments": {}}, "required": ["name", "arguments"]}
+    format = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    text = f"{CALL[:-2]}}}}}" if model.format.is_tagged else '{"arguments": {}, "name": "now"}'
+    reply = model.reply(text, response_format=format)
+    assert model.format.trigger == "{" or (calls_of(reply) == [] and reply["message"]["content"] == text)
+
+
+def test_a_call_without_the_tags_before_it_is_one(model: Scripted) -> None:
+    whole = model.format.text_of([OSLO])
+    opening, *others = model.format.openings
+    for other in others:
+        says = f"I will look.\n\n{whole.replace(opening, other, 1)}"
+        reply = model.reply(says)
+        assert (reply["message"]["content"], calls_of(reply)) == ("I will look.", [OSLO])
+
+
+def test_a_value_ends_before_the_next_tag_without_a_line_feed() -> None:
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}},
+        },
+        {"type": "function", "function": {"name": "now"}},
+    ]
+    with Scripted.serving(calling(CALLS["qwen-coder"])) as model:
+        for command in ("ls", "echo '</parameter>'", "cat a.xml\n<a>\n</parameter>\n</a>", "a</parameter>\nb"):
+            says = (
+                f"<tool_call>\n<function=bash>\n<parameter=command>\n{command}</parameter>\n</function>\n</tool_call>\n"
+                "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+            )
+            calls = calls_of(model.reply(says, tools=tools))
+            assert [(name, json.loads(arguments)) for name, arguments in calls] == [
+                ("bash", {"command": command}),
+                ("now", {}),
+            ]
+
+
+def test_a_preamble_may_stand_before_an_answer_and_a_part_for_an_unknown_function_is_text() -> None:
+    specials = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+    with Scripted.serving(HARMONY, specials) as model:
+        between = "<|end|><|start|>assistant"
+        preamble = f"<|channel|>commentary<|message|>Let me see.{between}"
+        reply = model.reply(f"{preamble}<|channel|>final<|message|>It rains.")
+        assert (reply["message"]["content"], calls_of(reply)) == ("Let me see.It rains.", [])
+        head = "<|channel|>commentary to=functions.get_money <|constrain|>json<|message|>"
+        assert calls_of(model.reply(f"{head}{{}}")) == []
+        called = head.replace("get_money", "get_weather") + OSLO[1]
+        for behind in ("", "\n", "\nDone."):
+            assert calls_of(model.reply(called + behind)) == [OSLO]
+
+
+def test_a_reply_may_end_inside_its_reasoning_and_says_so() -> None:
+    with Scripted.serving(HYBRID) as model:
+        for fields in ({}, {"tool_choice": "none"}, {"tools": None}):
+            reply = model.reply("<think>\nhm.", **fields)
+            assert (reply["finish_reason"], reply["message"]["reasoning_content"]) == ("stop", "hm.")
+            assert reply["ended_in_reasoning"] is True
+        last = events(model.ask("<think>\nhm.", stream=True))[-1]["choices"][0]
+        assert last["ended_in_reasoning"] is True
+        assert "ended_in_reasoning" not in model.reply("<think>\nhm.\n</think>\n\nYes.")
+        cut = model.reply("<think>\nhm. hm. hm.", max_tokens=5)
+        assert cut["finish_reason"] == "length" and "ended_in_reasoning" not in cut
+
+
+def test_a_tag_that_the_prompt_has_is_dropped_where_the_model_writes_it_again() -> None:
+    with Scripted.serving(OPENED) as model:
+        reply = model.reply("<think>\nhm\n</think>\n\nYes.", tools=None)
+        assert (reply["message"]["reasoning_content"], reply["message"]["content"]) == ("hm", "Yes.")
+        assert model.reply("hm\n</think>\n\nYes.", [USER], tools=None)["message"]["reasoning_content"] == "hm"
+
+
+def test_a_message_that_ends_inside_its_reasoning_says_so_in_every_api() -> None:
+    with Scripted.serving(HYBRID) as model:
+        model.say("<think>\nhm.")
+        body = {"messages": [USER], "max_tokens": 50, "temperature": 0}
+        assert model.client.post("/v1/messages", json=body).json()["ended_in_reasoning"] is True
+        model.say("<think>\nhm.")
+        body = {"input": "Hi", "max_output_tokens": 50, "temperature": 0}
+        assert model.client.post("/v1/responses", json=body).json()["ended_in_reasoning"] is True
