@@ -219,6 +219,8 @@ def _response_tools(value: Any, body: Object) -> Any:
 
 def _message_tools(value: Any, body: Object) -> Any:
     def read(tool: Any) -> Any:
+        if isinstance(tool, dict) and "input_schema" in tool:
+            return tool
         flat = flat_tool(tool) if _kind(tool) else tool
         if not isinstance(flat, dict) or "input_schema" in flat or flat.get("type") not in (None, "function"):
             return tool

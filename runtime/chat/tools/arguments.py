@@ -67,10 +67,17 @@ class ArgumentsReader(Protocol):
 
 
 class _JsonArguments:
-    """A JSON object."""
+    """A JSON object.
+
+    Args:
+        is_loose: a grammar allows any white space that JSON may have, else that which templates write.
+    """
 
     opener: Final = "{"
     texts: Final = ""
+
+    def __init__(self, *, is_loose: bool = False) -> None:
+        self._is_loose = is_loose
 
     def written(self, arguments: str) -> str:
         return arguments
@@ -79,10 +86,13 @@ class _JsonArguments:
         return _JsonReader()
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
-        return [f"{name}: {json_rule({'type': 'object', **schema}, is_strict=is_strict)}"]
+        rule = json_rule({"type": "object", **schema}, is_strict=is_strict, is_loose=self._is_loose)
+        return [f"{name}: {rule}"]
 
 
 JSON: Final[ArgumentStyle] = _JsonArguments()
+LOOSE_JSON: Final[ArgumentStyle] = _JsonArguments(is_loose=True)
+"""For calls that have no tags: models write these as they write any JSON."""
 
 
 class _JsonReader:

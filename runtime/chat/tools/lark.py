@@ -73,9 +73,9 @@ class Rules(list[str]):
                 )
 
 
-def json_rule(schema: Mapping[str, Any], *, is_strict: bool) -> str:
-    """JSON that a schema describes, written as templates write it."""
-    return f"%json {with_options(schema, is_strict=is_strict, **AS_TEMPLATES_WRITE)}"
+def json_rule(schema: Mapping[str, Any], *, is_strict: bool, is_loose: bool = False) -> str:
+    """JSON that a schema describes, written as templates write it, or with any white space."""
+    return f"%json {with_options(schema, is_strict=is_strict, **({} if is_loose else AS_TEMPLATES_WRITE))}"
 
 
 def with_options(schema: Mapping[str, Any], *, is_strict: bool, **options: object) -> str:

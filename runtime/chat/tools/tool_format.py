@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from ..grammar import Grammar
-from .arguments import JSON, ArgumentStyle
+from .arguments import JSON, LOOSE_JSON, ArgumentStyle
 from .lark import Specials, escaped
 from .slots import filled
 from .tool_grammar import ToolGrammar
@@ -155,25 +155,33 @@ class ToolFormat:
                 return content
             return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
         names = [tool.name for tool in tools]
-        rules = ToolGrammar(self, names, self.arguments_rules(tools), is_parallel=is_parallel)
-        if choice == "required":
-            return rules.required()
-        return rules.or_text() if content is None else rules.or_content(content)
+        is_free = choice == "auto" and content is None
+        style = LOOSE_JSON if is_free and not self.is_tagged else self.arguments
+        rules = ToolGrammar(self, names, self.arguments_rules(tools, style), is_parallel=is_parallel)
+        if is_free:
+            return rules.or_text()
+        return rules.required() if content is None or choice == "required" else rules.or_content(content)
 
     def length_of_arguments(self, tool: Tool) -> int:
         """The characters that the arguments of a tool take in a grammar, or a few more."""
         [(_, rules)] = self.arguments_rules([tool])
         return sum(len(rule) + 2 * rule.lower().count("arguments_0") + 1 for rule in rules)
 
-    def arguments_rules(self, tools: Sequence[Tool]) -> Iterator[tuple[str, list[str]]]:
+    def arguments_rules(
+        self, tools: Sequence[Tool], style: ArgumentStyle | None = None
+    ) -> Iterator[tuple[str, list[str]]]:
         """For each tool the rule of its arguments, by name, and rules that are not there yet: those of one and the same
         schema are shared.
+
+        Args:
+            style: how they are written; None: as the format has it.
         """
+        style = style or self.arguments
         names: dict[tuple[int, bool], str] = {}
         for number, tool in enumerate(tools):
             own = f"arguments_{number}"
             name = names.setdefault((id(tool.parameters), tool.is_strict), own)
-            rules = partial(self.arguments.rules, own, tool.parameters, specials=self.specials)
+            rules = partial(style.rules, own, tool.parameters, specials=self.specials)
             yield name, rules(is_strict=tool.is_strict) if name == own else []
 
     def _no_trigger(self) -> str:

@@ -153,6 +153,8 @@ class ToolGrammar:
     def _end_rules(self) -> list[str]:
         """What ends a call: the end as the template writes it, or, of tags, one of them."""
         tags = self._format.end_tags
+        if not tags and not self._format.is_tagged:
+            return lexemes("end", loose_after_white(self._format.end), self._specials)
         if not tags:
             return [f"end: {slotted(self._format.end, self._specials) or _NOTHING}"]
         first = lexemes("end_first", loose_after_white(tags[0]), self._specials)

@@ -32,7 +32,7 @@ NO_CALLS = (
     '{"name": "Alice", "age": 3}',
     '{"name": "now", "age": 3}',
     '{"name": "unknown", "arguments": {}}',
-    f'{CALL[:-1]}, "why": 1}}',
+    f'[{CALL[:-1]}, "why": 1}}]',
     f"As in {CALL}",
     f"```json\n{CALL}\n```\nThis is how a call looks.",
     f"First:\n```json\n{CALL}\n```",
