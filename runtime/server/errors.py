@@ -131,6 +131,11 @@ def _reply(status: int, message: str, param: str | None = None, code: str | None
 
 
 def _param_of(message: str) -> str | None:
-    """The field that msgspec complains of: ``... - at `$.messages[0].role` ``, or ``unknown field `x` ``."""
-    found = re.search(r"(?:unknown|required) field `([^`]+)`", message) or re.search(r"at `\$\.([^`]+)`", message)
-    return found[1] if found else None
+    """The field that msgspec complains of: ``... - at `$.messages[0].role` ``, or ``unknown field `x` ``.
+
+    >>> _param_of("Object missing required field `content` - at `$.messages[0]`")
+    'messages[0].content'
+    """
+    name = re.search(r"(?:unknown|required) field `([^`]+)`", message)
+    place = re.search(r"at `\$\.([^`]+)`", message)
+    return ".".join(found[1] for found in (place, name) if found) or None

@@ -257,6 +257,18 @@ def test_no_unknown_wish_of_how_an_answer_looks_is_ignored(client: TestClient, f
     assert response.status_code == 400 and "would change the answer" in response.json()["error"]["message"]
 
 
+def test_no_guess_is_made_where_the_known_name_is_short(client: TestClient) -> None:
+    """Two letters make any name of up to three letters one of `n`'s."""
+    response = chat(client, id="abc", tag="b", m=1)
+    assert (response.status_code, response.headers[HEADER]) == (200, "id, m, tag")
+
+
+def test_what_is_missing_is_named_with_its_place(client: TestClient) -> None:
+    calls = [{"id": "a", "type": "function", "function": {}}]
+    error = chat(client, messages=[USER, {"role": "assistant", "tool_calls": calls}]).json()["error"]
+    assert error["param"] == "messages[1].tool_calls[0].function.name"
+
+
 def test_a_mistyped_field_is_found_in_a_message_too(client: TestClient) -> None:
     error = chat(client, messages=[USER | {"contnt": "x"}]).json()["error"]
     assert error["param"] == "messages.contnt" and "`content`" in error["message"]
@@ -269,7 +281,8 @@ def test_known_fields_that_nothing_is_done_with_are_listed_too(client: TestClien
 
 
 def test_what_asks_for_nothing_is_not_listed(client: TestClient) -> None:
-    response = chat(client, cache_control=None, mcp_servers=[], typical_p=1, provider={})
+    off = {"typical_p": 1, "typ_p": 1, "n_predict": -1, "num_predict": -1, "max_new_tokens": -1}
+    response = chat(client, cache_control=None, mcp_servers=[], provider={}, **off)
     assert response.status_code == 200 and HEADER not in response.headers
 
 

@@ -47,6 +47,8 @@ def test_an_origin_that_was_asked_in_may_send_and_read(engine: FakeEngine, allow
     assert preflight.status_code == 200, "it comes without a key"
     assert preflight.headers["access-control-allow-origin"] == allowed
     assert "authorization" in preflight.headers["access-control-allow-headers"]
+    private = client.options("/v1/completions", headers={**PREFLIGHT, "access-control-request-private-network": "true"})
+    assert (private.status_code, private.headers["access-control-allow-private-network"]) == (200, "true")
     headers = {"origin": SITE, "authorization": "Bearer sk-one"}
     response = client.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
     assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, allowed)

@@ -11,7 +11,7 @@ import pytest
 from ..thought_templates import HYBRID, OPENED
 from ..tool_templates import CALLS, HARMONY, LLAMA, NO_TOOLS, QWEN, calling
 from .scripted import OSLO, USER, Scripted, events
-from .test_tool_formats import SPECIALS
+from .test_tool_formats import SPECIALS, anthropic, called_in, chat, responses
 
 TEMPLATES = {name: calling(CALLS[name]) for name in CALLS} | {"hermes": QWEN, "llama3": LLAMA, "plain": NO_TOOLS}
 NOW = ("now", "{}")
@@ -166,3 +166,12 @@ def test_a_message_that_ends_inside_its_reasoning_says_so_in_every_api() -> None
         model.say("<think>\nhm.")
         body = {"input": "Hi", "max_output_tokens": 50, "temperature": 0}
         assert model.client.post("/v1/responses", json=body).json()["ended_in_reasoning"] is True
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", [chat, anthropic, responses])
+def test_a_call_in_a_fence_is_a_call_in_every_api(dialect: Any, stream: bool) -> None:
+    with Scripted.serving(QWEN) as model:
+        model.say(BARE["fenced"])
+        response = dialect(model, [USER], stream=stream, temperature=0.0, max_tokens=300)
+        assert called_in(response, is_stream=stream) == ("", [OSLO])
