@@ -92,7 +92,8 @@ REFUSED: Mapping[str, Refused] = {
     **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers", "logits_processors")},
     **{name: Refused(_OTHER_NAME) for name in (
         "messages", "prompt", "input", "system", "instructions", "tools", "tool_choice", "functions", "function_call",
-        "max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample", "stop", "stop_sequences", "stop_regex", "stop_token_ids", "logit_bias",
+        "max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample", "stop",
+        "stop_sequences", "stop_regex", "stop_token_ids", "logit_bias",
         "presence_penalty", "frequency_penalty", "repetition_penalty", "response_format", "output_format",
         "json_schema", "grammar", "ignore_eos", "suffix", "echo", "truncation", "guided_choice", "guided_grammar",
         "guided_json", "guided_regex",
