@@ -26,11 +26,14 @@ def relaxed(content: Grammar) -> list[tuple[Grammar, bool]]:
     Of a schema that is not strict it is what can be followed, and then any JSON. All others are themselves alone.
 
     Raises:
-        InvalidGrammar: it is not JSON, or strict, and no value with an end fits it.
+        InvalidGrammar: it is strict, and no value with an end fits it.
     """
     if content.kind != "json_schema":
         return [(content, True)]
-    schema = content.schema()
+    try:
+        schema = content.schema()
+    except InvalidGrammar:  # what compiles it says why
+        return [(content, True)]
     if content.is_strict:
         return [(Grammar.json_schema(without_words(schema)), True)]
     found, is_whole = followed(schema)

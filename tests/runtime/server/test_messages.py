@@ -70,8 +70,8 @@ def test_a_whole_message_has_blocks_a_reason_and_usage(client: TestClient) -> No
     usage = reply.pop("usage")
     assert usage.pop("prompt_tokens_details")["cached_tokens"] == 2
     assert usage == {
-        "input_tokens": 0,
-        "cache_creation_input_tokens": 1,
+        "input_tokens": 1,
+        "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 2,
         "output_tokens": 3,
         "service_tier": "standard",
@@ -95,7 +95,7 @@ def test_a_stream_has_anthropics_events_in_their_order(client: TestClient) -> No
     ]
     start = values[0]["message"]
     assert (start["content"], start["stop_reason"], start["role"]) == ([], None, "assistant")
-    assert start["usage"]["cache_read_input_tokens"] == 2 and start["usage"]["cache_creation_input_tokens"] == 1
+    assert start["usage"]["cache_read_input_tokens"] == 2 and start["usage"]["input_tokens"] == 1
     assert values[2] == {
         "type": "content_block_start",
         "index": 0,
@@ -330,7 +330,7 @@ LOOKED = [USER, said(call("t1")), asked(result("t1"))]
     ("fields", "words"),
     [
         ({"max_tokens": ...}, "`max_tokens`"),
-        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": -3}, "max_tokens is -3"),
         ({"messages": []}, "messages"),
         ({"messages": ["Hi"]}, "$.messages[0]"),
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "tool"),

@@ -135,10 +135,16 @@ def test_vllms_fields_are_understood_by_both_endpoints(
     assert re.fullmatch(pattern, response.json()["choices"][0]["text"])
 
 
+ODD = {"type": "odd"}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "odd"}}}}, "odd"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": ODD}}},
+            "odd",
+        ),
         ({"guided_regex": "(a"}, "regular expression cannot be used"),
         ({"guided_regex": "a" * 200_000}, "at most 131072"),
         ({"guided_grammar": "nonsense"}, "grammar cannot be used"),
@@ -256,12 +262,12 @@ def test_a_response_that_cannot_keep_to_its_format_is_400(client: TestClient) ->
         ("completions", {"guided_json": {"type": "no such"}}, "guided_json"),
         (
             "chat/completions",
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no such"}}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": ODD}}},
             "response_format",
         ),
         (
             "responses",
-            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no such"}}}},
+            {"text": {"format": {"type": "json_schema", "name": "a", "strict": True, "schema": ODD}}},
             "text.format.schema",
         ),
     ],

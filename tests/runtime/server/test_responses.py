@@ -124,7 +124,7 @@ def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
         ({"tools": [{"name": "a"}]}, "tools"),
         ({"background": True}, "background"),
         ({"reasoning": {"effort": "a lot"}}, "reasoning.effort"),
-        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"max_output_tokens": -3}, "max_output_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"max_tool_calls": -5}, "max_tool_calls"),
