@@ -119,8 +119,8 @@ FAULTS = (
         "tool calls: a cut within the first tag releases a character too many",
         *(
             "runtime/chat/tools/tool_calls.py",
-            "- overlap(self._held, trigger)]",
-            "- overlap(self._held, trigger) // 2]",
+            "- overlap(self._held[start:], trigger) for",
+            "- overlap(self._held[start:], trigger) // 2 for",
         ),
         "tests/runtime/chat/tools/test_tool_format.py",
     ),
