@@ -188,6 +188,7 @@ class _Reading:
         if "$schema" in found:  # with another one the library would look for it elsewhere
             draft = _draft_of(found.pop("$schema"))
             found |= {} if draft is None else {"$schema": draft}
+            self.is_whole = self.is_whole and draft is not None
         if self.leaves_out:
             self._cut_endless(schema, found)
         if self.leaves_out:
