@@ -147,7 +147,7 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         require_stream(self.stream, "return_progress", self.return_progress)
         require_stream(self.stream, "return_guesses", self.return_guesses)
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        wishes |= {"stop": several(self.stop), "stop_regex": several(self.stop_regex)}
+        wishes |= {"stop": several(self.stop or None), "stop_regex": several(self.stop_regex)}
         wishes["banned_strings"] = several(self.banned_strings)
         wishes |= self._own_wishes()
         return wished(defaults, wishes, self._own_names())
@@ -184,10 +184,8 @@ def require_stream(stream: bool | None, name: str, wanted: bool | None) -> None:
 
 
 def several(texts: str | list[str] | None) -> tuple[str, ...] | None:
-    """What a client may write as one text or as a list of them; an empty text is none."""
-    if not texts:
-        return None
-    return (texts,) if isinstance(texts, str) else tuple(texts)
+    """What a client may write as one text or as a list of them."""
+    return (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
 
 
 def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:

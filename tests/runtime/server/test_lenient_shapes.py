@@ -210,9 +210,10 @@ def test_half_an_emoji_is_a_replacement_character(model: Scripted, path: str, ha
     assert HEADER not in pair.headers
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_minus_one_is_no_limit(model: Scripted, name: str) -> None:
-    assert model.reply("Yes.", **{"max_tokens": None, name: -1})["message"]["content"] == "Yes."
+@pytest.mark.parametrize("off", [{"max_tokens": -1}, {"max_completion_tokens": -1}, {"stop": ""}, {"stop": []}])
+def test_values_that_mean_off_are_off(model: Scripted, off: dict[str, Any]) -> None:
+    body = {"max_tokens": None, **off}
+    assert model.reply("Yes.", **body)["message"]["content"] == "Yes."
 
 
 def test_long_names_of_tools_are_served(model: Scripted) -> None:
