@@ -39,7 +39,7 @@ def said(**schema: int | float) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema=schema)
 
 
-MaxTokens = Annotated[int, said(minimum=-2)]  # 0: the prompt is computed, and kept; -1 and -2: up to the context
+MaxTokens = Annotated[int, said(minimum=-1)]  # 0: the prompt is computed, and kept; -1: no limit
 MinTokens = Annotated[int, said(minimum=0)]
 Temperature = Annotated[float, said(minimum=0, maximum=100)]
 TopP = Annotated[float, said(minimum=0, maximum=1)]

@@ -205,8 +205,8 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
         raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
 
 
-_OFF: Mapping[str, tuple[Collection[int], object]] = {"top_k": ((-1,), 0), "max_tokens": ((-1, -2), None)}
-"""Values by which vLLM, LM Studio and llama.cpp say that there is no limit, and what `SamplingParams` has for it."""
+_OFF: Mapping[str, tuple[Collection[int], object]] = {"top_k": ((-1,), 0), "max_tokens": ((-1,), None)}
+"""Values by which vLLM and LM Studio say that there is no limit, and what `SamplingParams` has for it."""
 _TEXTS = ("stop", "stop_regex", "banned_strings")  # one or several
 # A field that has the name of one of `SamplingParams` sets it, as it is.
 _PLAIN_FIELDS = tuple(
