@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from .appended_suffix import PreparedPrompt, is_lone_space, keep_suffix, strip_completion, strip_suffix
 from .encoder import LongTextTurns
@@ -38,12 +38,14 @@ class Tokenizer:
         bos_token_id: int | None = None,
         add_bos_token: bool = False,
         template_texts: Iterable[str] = (),
+        sought_texts: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load tokenizer.json; without a stored `profile` the tokenizer is profiled, which takes a second.
 
         Args:
             template_texts: what the chat template writes; added tokens in it are control, special or not.
+            sought_texts: what it looks for in messages.
 
         Raises:
             InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos is to be
@@ -68,6 +70,7 @@ class Tokenizer:
             add_bos_token=add_bos_token,
             clock=clock,
         )
+        self._sought = tuple(sought_texts)
         self._special_ids = self.profile.special_ids
         self._pieces = Pieces(parsing, self.profile.kind, self.profile.byte_fallback, self.profile.vocab_size)
         self._control_ids = self._special_ids | written_ids(self.profile.added_tokens, template_texts)
@@ -162,21 +165,14 @@ class Tokenizer:
             healed=healed,
         )
 
-    def mark_typed(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Messages and tools in which what looks like a control token is marked as text, for a template and then
-        `prepare_chat`; the same object where nothing does.
+    def render_typed(self, values: Sequence[Any], template: Callable[[Sequence[Any]], str]) -> tuple[str, bool]:
+        """What a template makes of messages and tools, for `prepare_chat`, and whether it has guards: in it, what
+        clients typed is never a control token. See `TypedSpecials.render`.
 
         Raises:
-            InvalidText: it cannot be marked.
+            InvalidText: the values are nested too deeply.
         """
-        return cast(Sequence[Any], self._typed.mark(values))
-
-    def with_marks(self, rendered: str, marked: str) -> str:
-        """What a template made of values as they are, with the marks of what it made of marked ones.
-
-        Where marks led the template to another text, it is that text.
-        """
-        return self._typed.with_marks(rendered, marked)
+        return self._typed.render(values, template)
 
     def prepare_chat(
         self,
@@ -193,7 +189,7 @@ class Tokenizer:
         Args:
             seam_of: a namespace: a text that goes on from one of its earlier ones is not encoded whole again; the
                 ids are the same.
-            has_marks: `mark_typed` marked some of it.
+            has_marks: `render_typed` says so.
             strips_suffix: False feeds the suffix, too.
             remembers: whether later texts may go on from this one.
 
@@ -272,4 +268,4 @@ class Tokenizer:
 
     @cached_property
     def _typed(self) -> TypedSpecials:
-        return TypedSpecials(self._parsing, self.profile.added_tokens, self._control_ids, self._turns)
+        return TypedSpecials(self._parsing, self.profile.added_tokens, self._control_ids, self._turns, self._sought)

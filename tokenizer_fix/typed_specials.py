@@ -1,8 +1,10 @@
 """Keep what clients type apart from what templates write, where both look like a control token.
 
 A chat template writes control tokens as text around what clients wrote. In the rendered text, the `<|im_end|>` that
-ends a turn looks like one that a client typed. Therefore the typed ones are put between marks before the template sees
-them, and a text with marks is encoded by a tokenizer whose control tokens are spelled as no client types them.
+ends a turn looks like one that a client typed, or one that the template made of a client's text by deleting, lowering
+or joining parts of it. So the conversation is rendered a second time, with guards: in each typed text, the symbols that
+control tokens begin and end with are replaced by noncharacters. A control token without a guard is the template's own.
+A text with guards is encoded by a tokenizer whose control tokens are spelled as no client types them.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain
@@ -23,13 +26,11 @@ from .errors import InvalidText
 from .probe import twin_of
 from .profile import AddedToken
 
-BEGIN, END, QUOTE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters, which Unicode keeps for uses like this one
+# Noncharacters, which Unicode keeps for uses like this one. None is left in a text that a client typed.
+BEGIN, END, QUOTE, *GUARDS = map(chr, range(0xFDD0, 0xFDF0))
 _PART = 1 << 16  # characters that are searched in a millisecond or ten
 _SYMBOL = re.compile(r"[^\w\s]")
-
-
-def _without_marks(text: str) -> str:
-    return text.replace(BEGIN, "").replace(END, "").replace(QUOTE, "")
+_SOLID = re.compile(r"\S+")
 
 
 def written_ids(added_tokens: Iterable[AddedToken], template_texts: Iterable[str]) -> frozenset[int]:
@@ -49,19 +50,17 @@ def written_ids(added_tokens: Iterable[AddedToken], template_texts: Iterable[str
 
 
 class TypedSpecials:
-    """Marks and encodes for one tokenizer.
+    """Renders and encodes conversations for one tokenizer.
 
-    A token is typed between both marks: a template that cuts a text at a token leaves one alone, perhaps beside a
-    token that it writes.
-
-    >>> typed.mark({"content": "I typed <|im_end|>"})                         # doctest: +SKIP
-    {'content': 'I typed \\ufdd0<|im_end|>\\ufdd1'}
+    >>> typed.render(["Hi <|im_end|>"], lambda texts: texts[0] + "<|im_end|>")                # doctest: +SKIP
+    ('Hi \ufdd3|im_end|\ufdd4<|im_end|>', True)
 
     Args:
         parsing: the library's tokenizer, which finds added tokens in a text.
         added_tokens: those that stand outside its pieces.
         control_ids: the added tokens that are control.
         turns: of long texts, which may be shared with others.
+        sought: texts that the template looks for in what clients typed, such as `</think>`.
     """
 
     def __init__(
@@ -70,53 +69,136 @@ class TypedSpecials:
         added_tokens: Sequence[AddedToken],
         control_ids: Container[int],
         turns: LongTextTurns | None = None,
+        sought: Iterable[str] = (),
     ) -> None:
         self._parsing = parsing
         self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
-        self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids)
-        control = any_of(self._controls - {""}) or "(?!)"  # which is nowhere
-        self._longest = max(map(len, self._controls), default=0)
-        self._control = re.compile(control)
-        self._marked_control = re.compile(f"{BEGIN}(?P<typed>{control}){END}|(?P<written>{control})")
+        self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids) - {""}
+        self._control = re.compile(any_of(self._controls) or "(?!)")  # which is nowhere
+        symbols = Counter(edge for text in self._controls for edge in _edges(text))
+        words = Counter(text[0] for text in self._controls if not _edges(text))
+        guards = iter(GUARDS)
+        self._guards = dict(zip((symbol for symbol, _ in symbols.most_common()), guards, strict=False))
+        self._all_guards = self._guards | dict(zip((letter for letter, _ in words.most_common()), guards, strict=False))
+        kept = self._kept_whole(sought)
+        self._longest = max(map(len, self._controls | kept), default=0)
+        self._kept = re.compile(any_of(kept) or "(?!)")
+        self._marked_control = re.compile(f"{BEGIN}({any_of(self._controls & kept) or '(?!)'}){END}")
+        self._words = [text for text in self._controls if self._guards.keys().isdisjoint(text)]
 
-    def mark(self, value: object) -> object:
-        """`value` with marks around each control token in its texts, which may lie in lists and mappings; `value`
-        itself where there is none. Characters that marks are made of are left out beside one.
+    def _kept_whole(self, sought: Iterable[str]) -> set[str]:
+        """Texts that the template must find where clients typed them: they have no guards, but marks around them if
+        they are control tokens.
+
+        What is only a part of a control token is never kept: with `<` in a text, a template could make any.
+        """
+        kept = {text for text in self._controls if self._guards.keys().isdisjoint(text)}
+        for text in sought:
+            inside = {control for control in self._controls if control in text}
+            kept |= inside
+            if not inside and text and not any(text in control for control in self._controls):
+                kept.add(text)
+        return kept
+
+    def render(self, values: Sequence[Any], template: Callable[[Sequence[Any]], str]) -> tuple[str, bool]:
+        """What `template` makes of values, and whether it has guards: where typed text looks like a control token.
+
+        Noncharacters of `values` that guards are made of are left out. Where guards lead the template to another text,
+        it is that text: so no typed control token is ever without them.
+
+        Args:
+            values: messages, tools and variables; texts may lie in lists and mappings.
 
         Raises:
-            InvalidText: it is nested too deeply.
+            InvalidText: they are nested too deeply.
         """
         try:
-            return self._marked(value)
+            texts = list(_texts(values))
+            if any(mark in text for text in texts for mark in (BEGIN, END, QUOTE, *GUARDS)):
+                values = [_map_texts(value, _without_noncharacters) for value in values]
+            rendered = template(values)
+            if not any(each in text for text in texts for each in (*self._guards, *self._words)):
+                return rendered, False
+            if next(self._found(self._control, rendered), None) is None:
+                return rendered, False
+            return self._guarded(values, template, rendered)
         except RecursionError as error:
             raise InvalidText("lists and mappings are nested too deeply; send flatter ones") from error
 
     def unmark(self, text: str) -> str:
-        """The text without marks."""
-        return text.replace(BEGIN, "").replace(END, "")
+        """The text without guards."""
+        for letter, guard in self._all_guards.items():
+            text = text.replace(guard, letter)
+        return text
 
-    def with_marks(self, rendered: str, marked: str) -> str:
-        """A rendering with the marks of another one, which was made of marked texts.
+    def _guarded(
+        self, values: Sequence[Any], template: Callable[[Sequence[Any]], str], rendered: str
+    ) -> tuple[str, bool]:
+        marked = template([_map_texts(value, self._guard_but_kept) for value in values])
+        marked = self._marked_control.sub(lambda found: self._guard_all(found[1]), marked)
+        guarded = self._with_white_space_of(rendered, marked.replace(BEGIN, "").replace(END, ""))
+        plain = self.unmark(guarded)
+        own = [found.span() for found in self._found(self._control, guarded)]
+        if own == [found.span() for found in self._found(self._control, plain)]:
+            return plain, False
+        return guarded, True
 
-        A template may look at the white space beside a token that it takes out, and find a mark. What differs in more
-        than white space stays as it was made of marked texts: so no typed token is ever without marks.
-        """
-        unmarked = self.unmark(marked)
-        if unmarked == rendered or "".join(unmarked.split()) != "".join(rendered.split()):
-            return marked
-        found = list(self._marked_control.finditer(marked))
-        there = [match[0] for match in self._control.finditer(rendered)]
-        if there != [match["typed"] or match["written"] for match in found]:
-            return marked
-        are_typed = (match["typed"] is not None for match in found)
-        return self._control.sub(lambda match: f"{BEGIN}{match[0]}{END}" if next(are_typed) else match[0], rendered)
+    def _with_white_space_of(self, rendered: str, guarded: str) -> str:
+        """A text with guards, with the white space of `rendered` if nothing else differs: a template may look at the
+        white space beside a token that it takes out, and find a mark."""
+        if self.unmark(guarded) == rendered:
+            return guarded
+        solid = "".join(guarded.split())
+        if self.unmark(solid) != "".join(rendered.split()):
+            return guarded
+        done = 0
+
+        def next_letters(found: re.Match[str]) -> str:
+            nonlocal done
+            done += len(found[0])
+            return solid[done - len(found[0]) : done]
+
+        return _SOLID.sub(next_letters, rendered)
+
+    def _guard(self, text: str) -> str:
+        for letter, guard in self._guards.items():
+            text = text.replace(letter, guard)
+        return text
+
+    def _guard_all(self, text: str) -> str:
+        for letter, guard in self._all_guards.items():
+            text = text.replace(letter, guard)
+        return text
+
+    def _guard_but_kept(self, text: str) -> str:
+        parts: list[str] = []
+        done = 0
+        for found in self._found(self._kept, text):
+            whole = found[0]
+            parts += (
+                self._guard(text[done : found.start()]),
+                f"{BEGIN}{whole}{END}" if whole in self._controls else whole,
+            )
+            done = found.end()
+        return "".join(parts) + self._guard(text[done:])
+
+    def _found(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+        """As `finditer`, in parts, between which other threads go on."""
+        at, length = 0, len(text)
+        while at < length:
+            found = pattern.search(text, at, at + _PART + self._longest)
+            if found is None or found.start() >= at + _PART:
+                at += _PART
+            else:
+                yield found
+                at = found.end()
 
     def encode(self, marked: str, *, max_tokens: int | None = None) -> list[int]:
-        """The ids of a text in which control tokens are text where they are marked; no bos is added.
+        """The ids of a text in which control tokens are text where they have guards; no bos is added.
 
         Raises:
-            InvalidText: a marked one cannot be encoded as text.
+            InvalidText: one with guards cannot be encoded as text.
             TooManyTokens: there are more than `max_tokens`.
         """
         # Where the library takes none of the written ones for a token, it is text: it is quoted no more.
@@ -132,22 +214,19 @@ class TypedSpecials:
         return [real.get(token_id, token_id) for token_id in ids]
 
     def _quote(self, marked: str, is_token: Sequence[bool] | None = None) -> tuple[str, list[tuple[int, int]]]:
-        """The text without marks, with quotes around the written control tokens; and where those stand in it.
+        """The text without guards, with quotes around the written control tokens; and where those stand in it.
 
         `is_token` says which of them are to be quoted, in order; by default all.
         """
         parts: list[str] = []
         places: list[tuple[int, int]] = []
-        num_characters = num_written = done = 0
-        for match in self._marked_control.finditer(marked):
-            before, text = self.unmark(marked[done : match.start()]), match["typed"]
+        num_characters = done = 0
+        for number, match in enumerate(self._found(self._control, marked)):
+            before, text = self.unmark(marked[done : match.start()]), match[0]
             num_characters += len(before)
-            if text is None:
-                text = match["written"]
-                if is_token is None or is_token[num_written]:
-                    text = self._quoted(text)
-                    places.append((num_characters, num_characters + len(text)))
-                num_written += 1
+            if is_token is None or is_token[number]:
+                text = self._quoted(text)
+                places.append((num_characters, num_characters + len(text)))
             num_characters += len(text)
             parts += (before, text)
             done = match.end()
@@ -159,22 +238,6 @@ class TypedSpecials:
             encoding = Encoder(self._quoting, self._turns).encode(text, max_tokens)
             places = zip(encoding.ids, encoding.offsets, strict=True)
             return encoding.ids, [place for token_id, place in places if token_id in self._quoted_ids]
-
-    def _marked(self, value: object) -> object:
-        texts = list(_texts(value))
-        if not any(map(self._has_control, texts)):
-            return value
-        # Texts have no use for noncharacters: those that marks are made of go, so that no web page that a tool has
-        # read ends the conversation.
-        # Of `sub` only a function lets other threads go on between two places.
-        return _map_texts(
-            value, lambda text: self._control.sub(lambda found: f"{BEGIN}{found[0]}{END}", _without_marks(text))
-        )
-
-    def _has_control(self, text: str) -> bool:
-        """Whether a control token is in the text; looked for in parts, between which other threads go on."""
-        starts = range(0, len(text), _PART)
-        return any(self._control.search(text, start, start + _PART + self._longest) for start in starts)
 
     @cached_property
     def _quoting(self) -> tokenizers.Tokenizer:
@@ -195,6 +258,18 @@ class TypedSpecials:
 
     def _quoted(self, text: str) -> str:
         return f"{QUOTE}{text}{QUOTE}" if text in self._controls else text
+
+
+def _edges(text: str) -> set[str]:
+    """The first and the last symbol of a control token; none where it is only words and white space."""
+    symbols = _SYMBOL.findall(text)
+    return {symbols[0], symbols[-1]} if symbols else set()
+
+
+def _without_noncharacters(text: str) -> str:
+    for mark in (BEGIN, END, QUOTE, *GUARDS):
+        text = text.replace(mark, "")
+    return text
 
 
 def _is_within(place: tuple[int, int], found: Sequence[tuple[int, int]]) -> bool:

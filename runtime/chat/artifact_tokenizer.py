@@ -36,6 +36,7 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
             bos_token_id=info.bos_token_id,
             add_bos_token=info.add_bos_token,
             template_texts=() if template is None else [*texts, *template.own_texts],
+            sought_texts=() if template is None else template.sought_texts,
             clock=clock,
         )
         trim_heap()  # what was parsed is gone by now, and is four times the text

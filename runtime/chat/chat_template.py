@@ -38,6 +38,9 @@ class ChatTemplate:
         bos_token: text of the beginning-of-sequence token, which many templates begin with.
         eos_token: text of the end-of-sequence token.
 
+    Attributes:
+        sought_texts: what the template compares texts with, or looks for in them.
+
     Raises:
         InvalidRequest: the template is too long or is not valid Jinja.
     """
@@ -51,7 +54,7 @@ class ChatTemplate:
         self.source, self._special_tokens = source, {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = _sandbox()
         try:
-            self._template, self._literals = self._sandbox.compiled(source)
+            self._template, self._literals, self.sought_texts = self._sandbox.compiled(source)
         except Exception as error:  # Python's own, too: too deep for its parser, say
             raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
 

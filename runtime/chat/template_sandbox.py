@@ -33,9 +33,10 @@ _SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _NO_TEXT = ("encode", "decode", "to_bytes", "from_bytes")  # some codecs need the square of a text's length
 _SPLITTING = frozenset({"list", "sort", "unique", "title"})  # a text into its characters or words
 _WRITING = frozenset({"center", "format", "indent", "replace", "string"})
+_INSERTING = frozenset({"append", "d", "default", "format", "join"})
 _COUNTING = frozenset({"batch", "round", "slice"})
 _WORD = re.compile(r"\w+")
-_NONCHARACTER = re.compile(r"\\\\|\\u(?P<code>fdd[0-9a-f])")  # in JSON; or a backslash
+_NONCHARACTER = re.compile(r"\\\\|\\u(?P<code>fd[de][0-9a-f])")  # in JSON; or a backslash
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -61,8 +62,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "wordcount": pass_context(_num_words),
         }
 
-    def compiled(self, source: str) -> tuple[Template, tuple[str, ...]]:
-        """A template that pays, and the texts that stand in it: those that it writes, and those that it compares with.
+    def compiled(self, source: str) -> tuple[Template, tuple[str, ...], frozenset[str]]:
+        """A template that pays, the texts that stand in it, and those of them that it looks for in other texts.
 
         Raises:
             TemplateSyntaxError: it is not valid Jinja.
@@ -70,9 +71,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         parsed = self.parse(source)
         constants = [constant.value for constant in parsed.find_all(nodes.Const)]
         written = [data.data for data in parsed.find_all(nodes.TemplateData)]
+        sought = frozenset(_sought(parsed))
         paid = _Paid().visit(parsed)
         paid.set_environment(self)
-        return self.from_string(paid), (*written, *(text for text in constants if isinstance(text, str)))
+        return self.from_string(paid), (*written, *(text for text in constants if isinstance(text, str))), sought
 
     def render_pieces(self, template: Template, variables: Mapping[str, object], budget: RenderBudget) -> Iterator[str]:
         """The text piece by piece, paid from `budget`.
@@ -118,6 +120,27 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 args = (list(budget.each(args[0])), *args[1:])  # which may be made only now
             budget.method(owner, name, args, kwargs)
         return budget.value(super().call(__context, __obj, *args, **kwargs))
+
+
+def _sought(parsed: nodes.Template) -> Iterator[str]:
+    """Texts that are compared with others, or given to a method, a filter or a test that looks for them; by name, too.
+
+    What `join`, `default` and the second argument of `replace` get is written, and is none of them.
+    """
+    given: list[nodes.Node] = []
+    for node in parsed.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
+        match node:
+            case nodes.Compare():
+                given += [node.expr, *(operand.expr for operand in node.ops)]
+            case nodes.Call(node=nodes.Getattr(attr=name)) | nodes.Filter(name=name):
+                given += [] if name in _INSERTING else node.args[: 1 if name == "replace" else None]
+            case nodes.Test():
+                given += node.args
+    names = {each.name for each in given if isinstance(each, nodes.Name)}
+    given += [each.node for each in parsed.find_all(nodes.Assign) if getattr(each.target, "name", None) in names]
+    for each in given:
+        items = each.items if isinstance(each, nodes.List | nodes.Tuple) else [each]
+        yield from (item.value for item in items if isinstance(item, nodes.Const) and isinstance(item.value, str))
 
 
 class _Generation(Extension):
@@ -232,7 +255,7 @@ def _to_json(
 ) -> str:
     """JSON without the escapes of Jinja's own `tojson`, which are for HTML.
 
-    Noncharacters are never escaped: they mark what clients typed, and the marks are looked for later. What is spelled
+    Noncharacters are never escaped: they guard what clients typed, and are looked for later. What is spelled
     already is written so, whatever the options.
     """
     budget = _budget(context)

@@ -171,12 +171,8 @@ class Prompts:
             EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
         """
         values: Sequence[Any] = [*self._conversations.values(messages, tools, template_kwargs)]
-        rendered = self._conversations.rendered(*values)
-        with refusing():
-            marked = self.tokenizer.mark_typed(values)  # a control token that a client types is text
-        has_marks = marked is not values
-        if has_marks:
-            rendered = self.tokenizer.with_marks(rendered, self._conversations.rendered(*marked))
+        with refusing():  # a control token that a client types is text
+            rendered, has_marks = self.tokenizer.render_typed(values, lambda told: self._conversations.rendered(*told))
         with refusing():
             return self.tokenizer.prepare_chat(
                 rendered,

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import Tokenizer
-from radixlm.tokenizer_fix.typed_specials import BEGIN, END, QUOTE, any_of
+from radixlm.tokenizer_fix.typed_specials import BEGIN, END, GUARDS, QUOTE, any_of
 
 ReadJson = Callable[[str], str]
+MARKS = (BEGIN, END, QUOTE, *GUARDS)
 
 
-def render(messages: object) -> str:
+Edges = list[tuple[str, str]]
+
+
+def template(edges: Edges) -> Callable[[Sequence[Any]], str]:
     """A template that trims and puts a control token around each message."""
-    assert isinstance(messages, list)
-    return "".join(f"{message['open']}{message['content'].strip()}{message['close']}" for message in messages)
+
+    def render(values: Sequence[Any]) -> str:
+        return "".join(
+            f"{begin}{each['content'].strip()}{end}" for each, (begin, end) in zip(values, edges, strict=True)
+        )
+
+    return render
 
 
 @settings(deadline=None)
@@ -32,11 +42,8 @@ def test_typed_control_tokens_are_text_and_written_ones_are_not(
     typed = st.lists(st.one_of(written, st.sampled_from([" ", "a", "Hello", "\n", "<", "|>", "é", "<|"]))).map("".join)
     contents = data.draw(st.lists(typed, min_size=1, max_size=3))
     edges = [data.draw(st.tuples(written, written)) for _ in contents]
-    messages = [{"content": content} for content in contents]
-    marked = tokenizer.mark_typed(messages)
-    assert isinstance(marked, list)
-    turns = [{**message, "open": begin, "close": end} for message, (begin, end) in zip(marked, edges, strict=True)]
-    ids = tokenizer.prepare_chat(render(turns), has_marks=marked is not messages).ids
+    text, has_guards = tokenizer.render_typed([{"content": content} for content in contents], template(edges))
+    ids = tokenizer.prepare_chat(text, has_marks=has_guards).ids
     special_ids = [token_id for token_id in ids if token_id in tokenizer.profile.special_ids]
     assert special_ids == [library.token_to_id(edge) for pair in edges for edge in pair]
     spelled = tokenizer.decode(ids, skip_special=False)
@@ -45,12 +52,13 @@ def test_typed_control_tokens_are_text_and_written_ones_are_not(
 
 
 @settings(deadline=None)
-@given(text=st.text())
-def test_without_typed_ones_nothing_is_touched(tokenizer: Tokenizer, text: str) -> None:
+@given(text=st.text().filter(lambda text: not any(mark in text for mark in MARKS)))
+def test_without_typed_ones_nothing_is_guarded(tokenizer: Tokenizer, text: str) -> None:
     specials = [token.text for token in tokenizer.profile.added_tokens if token.special]
-    messages = [{"content": text}]
+    edge = specials[0]
     if not any(special in text for special in specials):
-        assert tokenizer.mark_typed(messages) is messages
+        rendered = tokenizer.render_typed([{"content": text}], template([(edge, edge)]))
+        assert rendered == (f"{edge}{text.strip()}{edge}", False)
 
 
 def test_sections_of_a_marked_text_are_encoded_as_ever(tokenizer: Tokenizer) -> None:
@@ -60,44 +68,46 @@ def test_sections_of_a_marked_text_are_encoded_as_ever(tokenizer: Tokenizer) -> 
     assert plain == marked
 
 
-def test_texts_are_found_wherever_json_has_them(tokenizer: Tokenizer) -> None:
+def test_texts_are_guarded_wherever_json_has_them(tokenizer: Tokenizer) -> None:
     special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
     call = {"name": "f", "arguments": {special: [special, 1, None, True]}}
-    [marked] = tokenizer.mark_typed([{"role": "tool", "content": None, "tool_calls": [call]}])
-    assert json.dumps(marked, ensure_ascii=False).count(BEGIN + special + END) == 2
-    assert marked["content"] is None
+    message = {"role": "tool", "content": None, "tool_calls": [call]}
+    text, has_guards = tokenizer.render_typed([message], lambda values: json.dumps(values[0], ensure_ascii=False))
+    assert has_guards and special not in text
+    assert "".join(tokenizer.decode(tokenizer.prepare_chat(text, has_marks=True).ids, skip_special=False).split()) == (
+        "".join(json.dumps(message, ensure_ascii=False).split())
+    )
 
 
-@pytest.mark.parametrize("mark", [BEGIN, END, QUOTE])
-def test_marks_that_are_typed_beside_a_control_token_are_left_out(tokenizer: Tokenizer, mark: str) -> None:
-    """A web page that a tool had read made each later request a 400."""
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("around", ["", "{special}"])
+def test_noncharacters_that_guards_are_made_of_are_left_out(tokenizer: Tokenizer, mark: str, around: str) -> None:
     special = next(token.text for token in tokenizer.profile.added_tokens if token.special)
-    cut = special[:1] + mark + special[1:]
-    for text in (f"{mark}{special}{mark}", f"a {special} {cut}"):
-        [marked] = tokenizer.mark_typed([{"content": text}])
-        plain = text.replace(mark, "")
-        assert marked["content"] == plain.replace(special, BEGIN + special + END)
+    content = f"a{mark}b" + around.format(special=special)
+    edges = [(special, special)]
+    with_mark = tokenizer.render_typed([{"content": content}], template(edges))
+    assert with_mark == tokenizer.render_typed([{"content": content.replace(mark, "")}], template(edges))
 
 
 END_TOKEN = {"content": "<|end|>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True}
 
 
-@pytest.mark.parametrize("template", ["{}<|end|>", "{} <|end|>", "<s><|end|>{}</s> <|end|><|end|>"])
+@pytest.mark.parametrize("source", ["{}<|end|>", "{} <|end|>", "<s><|end|>{}</s> <|end|><|end|>"])
 @pytest.mark.parametrize("typed", ["x <|end|>", "<|end|>", "x <|end|> </s>", " <|end|><|end|>", "</s> <|end|>y"])
 def test_a_token_that_is_found_behind_a_space_only_is_text_where_it_is_typed(
-    read_json: ReadJson, template: str, typed: str
+    read_json: ReadJson, source: str, typed: str
 ) -> None:
     """Llama-2's legacy tokenizer puts `▁` before a normalized token, too: typed behind a space it ended the turn."""
     document = json.loads(read_json("tiny_spm"))
     token_id = 1 + max(document["model"]["vocab"].values())
     document["added_tokens"].append(END_TOKEN | {"id": token_id, "special": False})
-    tokenizer = Tokenizer(json.dumps(document), template_texts=template.split("{}"))
-    [marked] = tokenizer.mark_typed([{"content": typed}])
-    ids = tokenizer.prepare_chat(template.format(marked["content"]), has_marks=True).ids
-    harmless = tokenizer.prepare_chat(template.format(typed.replace("<", "")), has_marks=False).ids
+    tokenizer = Tokenizer(json.dumps(document), template_texts=source.split("{}"))
+    text, has_guards = tokenizer.render_typed([typed], lambda values: source.format(*values))
+    ids = tokenizer.prepare_chat(text, has_marks=has_guards).ids
+    harmless = tokenizer.prepare_chat(source.format(typed.replace("<", "")), has_marks=False).ids
     controls = {token_id, *tokenizer.profile.special_ids}
     assert [one for one in ids if one in controls] == [one for one in harmless if one in controls]
-    assert "".join(tokenizer.decode(ids, skip_special=False).split()) == "".join(template.format(typed).split())
+    assert "".join(tokenizer.decode(ids, skip_special=False).split()) == "".join(source.format(typed).split())
 
 
 @given(st.sets(st.text("<s|>", min_size=1, max_size=4), max_size=12), st.text("<s|>x", max_size=20))
