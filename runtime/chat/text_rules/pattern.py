@@ -8,19 +8,23 @@ match: it may take exponential time, and cannot say what may still become a matc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
-from operator import or_
+from functools import cache, lru_cache, reduce
+from operator import itemgetter, or_
 from typing import Any, NamedTuple
 
-from re import _constants as codes, _parser as parser  # type: ignore[attr-defined]  # isort: skip
+import _sre  # type: ignore[import-not-found]  # how Python's expressions lower letters  # isort: skip
+from re import _casefix, _constants as codes, _parser as parser  # type: ignore[attr-defined]  # isort: skip
 
 from ...errors import InvalidParameter
 
 MAX_POSITIONS = 256  # of all expressions of a request together: so much is looked at for a character at most
 _MAX_VISITS = 4096  # parts of expressions, repeated ones as often as they are
 _MAX_REMEMBERED = 1024
+_CASED_STOP = 0x1E944  # no letter beyond has a case
 
 INSIDE, LINE_START, TEXT_START = range(3)
 """What is before a place: another character, the end of a line, or nothing."""
@@ -49,6 +53,94 @@ _REFUSED = {
 }
 
 
+@dataclass(frozen=True)
+class CharacterClass:
+    """A part of an expression that is one character.
+
+    Not an expression of its own: Python compiles a class by going through every letter of its ranges, and 16 classes of
+    330 ranges took it half a minute.
+
+    Args:
+        ranges: of code points, `[start, stop)`, sorted and apart.
+        categories: such as `\\d`, a letter of which is in the class, too.
+        is_negated: the class has all other letters.
+        flags: IGNORECASE and ASCII.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    categories: tuple[str, ...] = ()
+    is_negated: bool = False
+    flags: int = 0
+
+    @classmethod
+    def of(cls, code: Any, value: Any, flags: int) -> CharacterClass:
+        """The class that a part of Python's parsed expression says."""
+        if code is codes.ANY:
+            return (
+                cls((), is_negated=True) if flags & re.DOTALL else cls(((ord("\n"), ord("\n") + 1),), is_negated=True)
+            )
+        flags &= re.IGNORECASE | re.ASCII
+        if code is codes.IN:
+            members = value
+        else:
+            assert code in (codes.LITERAL, codes.NOT_LITERAL), f"{code} is new"
+            members = [(codes.NEGATE, None)] * (code is codes.NOT_LITERAL) + [(codes.LITERAL, value)]
+        ranges = [(each[0], each[1] + 1) for kind, each in members if kind is codes.RANGE]
+        ranges += [(each, each + 1) for kind, each in members if kind is codes.LITERAL]
+        categories = tuple(_CATEGORIES[each] for kind, each in members if kind is codes.CATEGORY)
+        is_negated = any(kind is codes.NEGATE for kind, _ in members)
+        return cls(_merged(ranges), categories, is_negated, flags)
+
+    def takes(self, letter: str) -> bool:
+        """Whether a character is in the class."""
+        code = ord(letter)
+        codes_alike = _alike(code, self.flags) if self.flags & re.IGNORECASE else (code,)
+        is_in = any(map(self._has, codes_alike)) or any(
+            _category(each, self.flags & re.ASCII).match(letter) for each in self.categories
+        )
+        return is_in != self.is_negated
+
+    def _has(self, code: int) -> bool:
+        place = bisect_right(self.ranges, code, key=itemgetter(0)) - 1
+        return place >= 0 and code < self.ranges[place][1]
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same code points in ranges that are sorted and apart."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return tuple(merged)
+
+
+@cache  # six of them, with and without a flag
+def _category(source: str, flags: int) -> re.Pattern[str]:
+    return re.compile(source, flags)
+
+
+def _alike(code: int, flags: int) -> Iterable[int]:
+    """The code points that are one letter where case does not count, as Python's expressions have it."""
+    if flags & re.ASCII:
+        letter = chr(code)
+        return {code, ord(letter.lower()), ord(letter.upper())} if letter.isascii() else (code,)
+    lower: int = _sre.unicode_tolower(code)
+    lowers = (lower, *_casefix._EXTRA_CASES.get(lower, ()))
+    return {code, *lowers, *(other for each in lowers for other in _raised().get(each, ()))}
+
+
+@cache  # some hundredths of a second, once
+def _raised() -> Mapping[int, list[int]]:
+    """The code points that are lowered to another one."""
+    raised = defaultdict[int, list[int]](list)
+    for code in range(_CASED_STOP):
+        if (lower := _sre.unicode_tolower(code)) != code:
+            raised[lower].append(code)
+    return dict(raised)
+
+
 class Moves(NamedTuple):
     """Sets of positions, as bits, at one kind of place: with which a match begins, and for each what may follow."""
 
@@ -68,7 +160,7 @@ class Automaton:
 
     patterns: tuple[str, ...]
     moves: tuple[Moves, ...]
-    _leaves: dict[re.Pattern[str], int]  # of single characters, and the positions that take what they match
+    _leaves: dict[CharacterClass, int]  # the positions that take what they match
     _takes: dict[str, int] = field(default_factory=dict)
     _behind: tuple[dict[int, int], ...] = field(default_factory=lambda: ({}, {}, {}))
 
@@ -76,7 +168,7 @@ class Automaton:
         """The positions that take a character."""
         found = self._takes.get(letter)
         if found is None:
-            found = reduce(or_, (bits for leaf, bits in self._leaves.items() if leaf.fullmatch(letter)), 0)
+            found = reduce(or_, (bits for leaf, bits in self._leaves.items() if leaf.takes(letter)), 0)
             _remember(self._takes, letter, found)
         return found
 
@@ -98,20 +190,20 @@ def automaton_of(patterns: tuple[str, ...], param: str = "stop_regex") -> Automa
             together; `param` names the field.
     """
     trees = [_parsed(pattern, param) for pattern in patterns]
-    readers = [_Reader(place, param) for place in (INSIDE, LINE_START, TEXT_START)]
-    ends: list[list[int]] = []
-    firsts: list[int] = []
-    for reader in readers:
+    readers: list[_Reader] = []
+    moves: list[Moves] = []
+    for place in (INSIDE, LINE_START, TEXT_START):
+        if readers and not readers[0].has_anchors:  # every place is the same
+            moves.append(moves[0])
+            continue
+        reader = _Reader(place, param)
+        readers.append(reader)
         parts = [reader.read(tree, tree.state.flags, pattern) for tree, pattern in zip(trees, patterns, strict=True)]
         for part, pattern in zip(parts, patterns, strict=True):
             if part.is_nullable:
                 raise InvalidParameter(f"{param} has {pattern!r:.60}, which matches an empty text", param=param)
-        firsts.append(reduce(or_, (part.first for part in parts), 0))
-        ends.append([part.last for part in parts])
-    moves = [
-        Moves(first, tuple(reader.follow), tuple(last))
-        for first, reader, last in zip(firsts, readers, ends, strict=True)
-    ]
+        first = reduce(or_, (part.first for part in parts), 0)
+        moves.append(Moves(first, tuple(reader.follow), tuple(part.last for part in parts)))
     return Automaton(patterns, tuple(moves), readers[0].leaves)
 
 
@@ -131,7 +223,8 @@ class _Reader:
 
     def __init__(self, place: int, param: str) -> None:
         self.follow: list[int] = []
-        self.leaves: dict[re.Pattern[str], int] = {}
+        self.leaves: dict[CharacterClass, int] = {}
+        self.has_anchors = False
         self._place, self._param, self._num_visits = place, param, 0
         self._pattern = ""
 
@@ -164,6 +257,7 @@ class _Reader:
             _, added, removed, tree = value
             return self._joined(tree, (flags | added) & ~removed)
         if code is codes.AT:
+            self.has_anchors = True
             if value is codes.AT_BEGINNING and flags & re.MULTILINE:
                 value = codes.AT_BEGINNING_LINE
             if value not in _HOLDS_AT:
@@ -171,14 +265,13 @@ class _Reader:
             return _EMPTY if self._place in _HOLDS_AT[value] else _NOTHING
         if code in _REFUSED:
             raise self._refused(_REFUSED[code])
-        return self._leaf(_character(code, value), flags)
+        return self._leaf(CharacterClass.of(code, value, flags))
 
-    def _leaf(self, source: str, flags: int) -> _Part:
+    def _leaf(self, leaf: CharacterClass) -> _Part:
         position = len(self.follow)
         if position == MAX_POSITIONS:
             raise self._too_large()
         self.follow.append(0)
-        leaf = re.compile(source, flags & (re.IGNORECASE | re.DOTALL | re.ASCII))
         self.leaves[leaf] = self.leaves.get(leaf, 0) | 1 << position
         return _Part(False, 1 << position, 1 << position)
 
@@ -229,27 +322,6 @@ def _parsed(pattern: str, param: str) -> Any:
         return parser.parse(pattern)
     except (re.error, OverflowError, RecursionError, ValueError) as error:
         raise InvalidParameter(f"{param} has {pattern!r:.60}, which is wrong: {error}", param=param) from None
-
-
-def _character(code: Any, value: Any) -> str:
-    """A part that is one character, as an expression of its own."""
-    if code is codes.ANY:
-        return "."
-    if code is codes.LITERAL:
-        return re.escape(chr(value))
-    if code is codes.NOT_LITERAL:
-        return f"[^{re.escape(chr(value))}]"
-    assert code is codes.IN, f"{code} is new"
-    return "[" + "".join(map(_member, value)) + "]"
-
-
-def _member(item: tuple[Any, Any]) -> str:
-    code, value = item
-    if code is codes.NEGATE:
-        return "^"
-    if code is codes.RANGE:
-        return "-".join(re.escape(chr(each)) for each in value)
-    return _CATEGORIES[value] if code is codes.CATEGORY else re.escape(chr(value))
 
 
 def _bits(positions: int) -> Iterator[int]:
