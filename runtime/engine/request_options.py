@@ -16,7 +16,7 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
-from .sampling_params import MAX_PROMPT_LOGPROBS, SamplingParams
+from .sampling_params import MAX_PROMPT_LOGPROBS, MAX_REPLY_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from radixlm.tokenizer_fix import PreparedPrompt
@@ -194,6 +194,19 @@ class RequestLimits:
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}")
+
+
+def require_few_reply_logprobs(num_replies: int, params: SamplingParams, context_length: int) -> None:
+    """Raise InvalidParameter if several replies of the length that is asked for have too many logprobs together."""
+    if params.logprobs is None or num_replies == 1:
+        return
+    num_tokens = context_length if params.max_tokens is None else min(params.max_tokens, context_length)
+    if (num := num_replies * num_tokens * (params.logprobs + 1)) > MAX_REPLY_LOGPROBS:
+        raise InvalidParameter(
+            f"{num_replies} replies of up to {num_tokens} tokens with {params.logprobs} logprobs beside each are {num} "
+            f"logprobs; one request may ask for {MAX_REPLY_LOGPROBS}: lower max_tokens, or send several requests",
+            param="logprobs",
+        )
 
 
 def require_few_logprobs(num_prompt_tokens: int, num_top: int) -> None:

@@ -18,6 +18,7 @@ from ..errors import InvalidParameter
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17  # numbers of a request: tokens of its prompts times one and `prompt_logprobs`
+MAX_REPLY_LOGPROBS = 1 << 19  # likewise, of a request for several replies: some 170 MB as JSON
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters
 MAX_BANNED_STRINGS = 512

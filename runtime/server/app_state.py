@@ -22,6 +22,7 @@ from ..cache.prefix_match import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.held_tools import relaxed
+from ..engine.completion import Completion
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..errors import InvalidGrammar
 from .choices import Ask, Choices
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+P = TypeVar("P")
+
+MAX_PARTS_AT_ONCE = 1024  # tokens and logprobs of an answer that is made on the event loop: some milliseconds
 KEEP_ALIVE_S = 15.0  # proxies close what was silent for a minute, some for half of one
 
 
@@ -162,14 +166,16 @@ class AppState:
             EngineOverloaded: too many histories wait.
             ClientGone: the client left while its history waited.
         """
-        truncate = partial(
-            drop_middle,
-            messages,
-            options.tools,
-            count=lambda messages, tools: len(self.engine.encode_chat(messages, tools, options.template_kwargs)),
-            context_length=self.engine.context_length,
-            max_tokens=max_tokens,
-        )
+
+        def truncate() -> Truncated:
+            return drop_middle(
+                self.engine.as_generated(messages, options),
+                options.tools,
+                count=lambda messages, tools: len(self.engine.encode_chat(messages, tools, options.template_kwargs)),
+                context_length=self.engine.context_length,
+                max_tokens=max_tokens,
+            )
+
         return await self.lanes.truncation.run(request, truncate)
 
     async def open(self, request: Request, asks: Sequence[Ask], *, prompt_logprobs: int | None = None) -> Choices:
@@ -182,7 +188,7 @@ class AppState:
             ClientGone: the client left while its request waited.
             InvalidParameter: the prompts together have too many logprobs.
         """
-        run = partial(self.lanes.submission.run, request)
+        run = partial(self.lanes.submission.run, request, may_hold_loop=len(asks) == 1)
         most = self.engine.queue.max_num_requests
         choices = await Choices.open(asks, run, self._waker(), record_of(request), most=most)
         if prompt_logprobs is not None:
@@ -204,11 +210,42 @@ class AppState:
         Raises:
             HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body`.
         """
+        return await self.prepared(request, type, lambda value: value, max_bytes=max_bytes, leave_out=leave_out)
+
+    async def prepared(
+        self,
+        request: Request,
+        type: type[T],
+        prepare: Callable[[T], P],
+        *,
+        max_bytes: int | None = None,
+        leave_out: LeaveOut | None = None,
+    ) -> P:
+        """What `prepare` makes of the request's body, as `read`; in a thread where the body is long.
+
+        Raises:
+            HTTPError, msgspec.DecodeError, ClientGone: as `read`.
+            EngineOverloaded: too many long bodies wait.
+        """
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
         body = await read_json(request, max_bytes=most)
-        value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
-        record_of(request).ignored = ignored
-        return value
+
+        def decode() -> P:
+            value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
+            record_of(request).ignored = ignored
+            return prepare(value)
+
+        return await self.lanes.reading.run(request, decode)
+
+    async def answer(self, completions: Sequence[Completion], make: Callable[[], msgspec.Struct]) -> Response:
+        """What `make` makes of whole replies, as JSON; in a thread where there is much of it."""
+        num_parts = sum(
+            len(reply.token_ids) + (len(reply.logprobs) * (1 + len(reply.logprobs[0].top)) if reply.logprobs else 0)
+            for reply in completions
+        )
+        if num_parts <= MAX_PARTS_AT_ONCE:
+            return json_response(make())
+        return await asyncio.to_thread(lambda: json_response(make()))
 
     def leave_out(self, request: Request, *, unread: Collection[str], others: Collection[str] = ()) -> None:
         """List what is left out of a request's conversation.

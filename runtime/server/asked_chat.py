@@ -17,7 +17,7 @@ from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_calls import ToolCallReader
 from ..chat.tools.tool_format import Tool
 from ..chat.tools.tool_use import ToolUse
-from ..engine.request_options import RequestOptions
+from ..engine.request_options import RequestOptions, require_few_reply_logprobs
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar
 from .app_state import AppState
@@ -61,13 +61,16 @@ class AskedChat:
         """
         if self.use.tools:  # such clients want grammars sooner or later, others never do
             state.engine.expect_grammars()
+        require_few_reply_logprobs(self.num_choices, self.params, state.engine.context_length)
         options = self.options.changed(constraint=await self._constraint(state, request), tools=self.use.tools)
         truncated = Truncated(self.messages)
         if self.truncates:
-            messages = state.engine.as_generated(self.messages, options)
-            truncated = await state.truncated(request, messages, options, max_tokens=self.params.max_tokens)
+            truncated = await state.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
         ask = partial(state.engine.stream_chat, truncated.messages, options=options)
-        wishes = params_of_choices(self.params, self.num_choices)
+        wishes = [self.params]
+        if self.num_choices > 1:
+            run = partial(state.lanes.submission.run, request, may_hold_loop=False)
+            wishes = await run(partial(params_of_choices, self.params, self.num_choices))
         asks = [partial(ask, wish) for wish in wishes]
         choices = await state.open(request, asks, prompt_logprobs=self.params.prompt_logprobs)
         return OpenedChat(choices, truncated)
@@ -79,7 +82,7 @@ class AskedChat:
 
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():
-            content = self.content()
+            content = await state.lanes.submission.run(request, self.content)
             if content is None:
                 return await self._held_to(state, request, None)
             return await state.as_far_as_followed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ MAX_HEADER_LENGTH = 2048  # characters; proxies refuse answers with headers of s
 MAX_UNKNOWN = 64  # different fields of a body; each is compared with all that are known
 MAX_EDITS = 2
 _MIN_COMPARED = 5  # letters of a known name that others are compared with: too many are near a shorter one
+_LONGEST = 64  # letters of a name that is compared with those that are known, all of which are shorter
 _NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
 _BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # between the words of a name
 
@@ -153,6 +155,8 @@ A field that one endpoint acts on is refused by the others, never ignored."""
 SHAPING = frozenset({"response_format", "structured_outputs", "text", "output_config", "tool_choice"})
 """Fields that say what an answer is to be like: no field inside of them is ignored, but for harmless ones."""
 
+_OFTEN_MISTYPED = tuple(name for name in REFUSED if len(name) > _MIN_COMPARED)
+
 Verdict = Literal["harmless", "unknown", "empty"]
 """`empty`: it asks for nothing. The other two are listed back, and unknown fields are logged."""
 
@@ -189,11 +193,11 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
         raise HTTPError(400, message, param=path)
-    near = next((each for each in sorted(known) if len(each) >= _MIN_COMPARED and is_near(name, each)), None)
+    near = _near(name, tuple(sorted(known)))
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    near = next((each for each in REFUSED if len(each) > _MIN_COMPARED and is_near(name, each)), None)
-    if near is not None and not parent:
+    near = None if parent else _near(name, _OFTEN_MISTYPED)
+    if near is not None:
         raise HTTPError(
             400, f"unknown field `{path}`; of `{near}`, if that is meant: {REFUSED[near].advice}", param=path
         )
@@ -241,14 +245,31 @@ def is_near(name: str, other: str) -> bool:
     >>> is_near("cache_slat", "cache_salt"), is_near("stream", "seed")
     (True, False)
     """
-    if abs(len(name) - len(other)) > MAX_EDITS:
+    if abs(len(name) - len(other)) > MAX_EDITS or len(_letters(name) - _letters(other)) > MAX_EDITS:
         return False
-    row = list(range(len(other) + 1))  # edits from the name's beginning so far to each beginning of the other
+    far = MAX_EDITS + 1
+    row = dict(enumerate(range(far)))  # edits from the name's beginning so far to the beginnings of the other near it
     for place, letter in enumerate(name, start=1):
-        before, row[0] = row[0], place
-        for at, theirs in enumerate(other, start=1):
-            before, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, before + (letter != theirs))
-    return row[-1] <= MAX_EDITS
+        before, row = row, {}
+        for at in range(max(place - MAX_EDITS, 0), min(place + MAX_EDITS, len(other)) + 1):
+            changed = before.get(at - 1, far) + (letter != other[at - 1]) if at else far
+            row[at] = min(before.get(at, far) + 1, row.get(at - 1, far) + 1, changed)
+        if min(row.values()) > MAX_EDITS:
+            return False
+    return row[len(other)] <= MAX_EDITS
+
+
+@lru_cache(maxsize=1024)
+def _letters(name: str) -> frozenset[str]:
+    return frozenset(name)
+
+
+@lru_cache(maxsize=1024)
+def _near(name: str, known: tuple[str, ...]) -> str | None:
+    """The first of the known names that one is near; most are told by their letters alone."""
+    if len(name) > _LONGEST:
+        return None
+    return next((each for each in known if len(each) >= _MIN_COMPARED and is_near(name, each)), None)
 
 
 def _in_snake_case(name: str) -> str:

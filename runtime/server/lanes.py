@@ -26,6 +26,7 @@ T = TypeVar("T")
 NUM_SHORT = 4  # short requests at a time in each lane, milliseconds of work each
 LONG_BODY_BYTES = 1 << 15  # so much text takes about 30 ms to encode; a body may have 500 times as much
 AT_ONCE_BYTES = 1 << 11  # encoding the text of a shorter body takes less time than starting a thread
+READ_AT_ONCE_BYTES = 1 << 14  # so does reading what a shorter body asks for, whatever that is
 _NICENESS = 10  # of long work: it took a third of two processors from the model, whose threads wait for each other
 _RETRY_AFTER_S = 1
 
@@ -56,15 +57,18 @@ class Lane:
         """Requests that wait for their turn, short and long ones."""
         return self._short.num_waiting + self._long.num_waiting
 
-    async def run(self, request: Request, work: Callable[[], T]) -> T:
+    async def run(self, request: Request, work: Callable[[], T], *, may_hold_loop: bool = True) -> T:
         """What `work` returns or raises, done at once, or in a thread when the request's client has its turn.
+
+        Args:
+            may_hold_loop: whether it may be done at once, if the body is short.
 
         Raises:
             EngineOverloaded: too many requests wait.
             ClientGone: the client disconnected before the end.
         """
         num_bytes = num_body_bytes_of(request)
-        if num_bytes < self._at_once_bytes:
+        if may_hold_loop and num_bytes < self._at_once_bytes:
             return work()
         lock = self._long if num_bytes > LONG_BODY_BYTES else self._short
         return await while_connected(request.receive, lock.run_in_thread(client_of(request), work))
@@ -74,6 +78,7 @@ class Lane:
 class Lanes:
     """The kinds of work that one server does in threads."""
 
+    reading: Lane  # what bodies ask for
     submission: Lane  # handing requests to the engine; those that wait here count as its queue
     tokenization: Lane
     truncation: Lane
@@ -86,14 +91,15 @@ class Lanes:
         def room() -> int:
             return sys.maxsize if engine.queue.room is None else engine.queue.room
 
-        def lane(work: str) -> Lane:
+        def lane(work: str, *, num_long: int = 1, at_once_bytes: int = 0) -> Lane:
             most = sys.maxsize if engine.queue.max_num_requests is None else engine.queue.max_num_requests
 
             def refusal(num_waiting: int) -> WorkOverloaded:
                 return WorkOverloaded(work, num_waiting, _RETRY_AFTER_S)
 
-            return Lane(num_long=1, max_waiting=lambda: most, refusal=refusal)
+            return Lane(num_long=num_long, max_waiting=lambda: most, refusal=refusal, at_once_bytes=at_once_bytes)
 
         # Two long prompts at a time, so that a good one need not wait for one that is refused in the end.
         submission = Lane(num_long=2, max_waiting=room, refusal=engine.queue.refusal, at_once_bytes=AT_ONCE_BYTES)
-        return cls(submission, lane("tokenization"), lane("truncation"), lane("the cache"))
+        reading = lane("reading requests", num_long=2, at_once_bytes=READ_AT_ONCE_BYTES)
+        return cls(reading, submission, lane("tokenization"), lane("truncation"), lane("the cache"))

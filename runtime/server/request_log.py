@@ -29,7 +29,10 @@ _log = logging.getLogger("radixlm.requests")
 # Monitors and the page ask for these every few seconds: logged at level debug, unless they fail.
 QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/prometheus/metrics"), ("GET", "/v1/cache")})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_BARE = re.compile(r"[^\s\"\x00-\x1f\x7f]+")  # needs no quotes in the log
+# Needs no quotes in the log: no white space, and nothing that steers a terminal or the direction of what it shows.
+_BARE = re.compile(
+    r"[^\s\"\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]+"
+)
 _RANDOM = random.Random()
 os.register_at_fork(after_in_child=_RANDOM.seed)  # or a fork would give its requests its parent's ids
 _PROMPTS = ("messages", "prompt", "input")

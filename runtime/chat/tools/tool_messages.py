@@ -52,7 +52,8 @@ def for_template(
         messages = [_with_calls_said(message, format, between="") for message in messages]
     if format.is_native:
         return [_with_parsed_calls(message) for message in messages], tools
-    told = [_in_words(message, _names(messages), format) for message in messages]
+    names = _names(messages)
+    told = [_in_words(message, names, format) for message in messages]
     return _with_instructions(_merged(told), tools, format), ()
 
 

@@ -5,7 +5,7 @@ A translation: `asked_chat.py` asks the engine, as for chat completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,7 +51,23 @@ class Messages:
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, MessagesRequest, leave_out=relaxing(MESSAGES))
+        read = partial(self._asked, request)
+        body, conversation, asked = await self.state.prepared(
+            request, MessagesRequest, read, leave_out=relaxing(MESSAGES)
+        )
+        opened = await asked.open(self.state, request)
+        choices = opened.choices
+        blocks = ReplyBlocks(asked.reader(self.state, choices))
+        truncation = _truncation(asked, opened, conversation)
+        message = _Message(self.state, body, asked, blocks, truncation, is_marked=_has_marks(request))
+        if body.stream:
+            events, keep_alive_s = message.events(choices), self.state.keep_alive_s
+            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
+        async with choices:
+            completion = await while_connected(request.receive, choices.result(0))
+        return await self.state.answer([completion], lambda: message.whole(completion))
+
+    def _asked(self, request: Request, body: MessagesRequest) -> tuple[MessagesRequest, Conversation, AskedChat]:
         self.state.models.named(body.model)
         conversation = self._conversation(request, body)
         options = self.state.options(request, body)
@@ -66,26 +82,20 @@ class Messages:
             content_field="output_config.format.schema",
             truncates=self.state.truncates(body.truncation),
         )
-        opened = await asked.open(self.state, request)
-        choices = opened.choices
-        blocks = ReplyBlocks(asked.reader(self.state, choices))
-        truncation = _truncation(asked, opened, conversation)
-        message = _Message(self.state, body, asked, blocks, truncation, is_marked=_has_marks(request))
-        if body.stream:
-            events, keep_alive_s = message.events(choices), self.state.keep_alive_s
-            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
-        async with choices:
-            completion = await while_connected(request.receive, choices.result(0))
-        return json_response(message.whole(completion))
+        return body, conversation, asked
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`."""
-        body = await self.state.read(
-            request, CountTokensRequest, max_bytes=MAX_BODY_BYTES, leave_out=relaxing(MESSAGES, leave_out_of_counting)
+
+        def prepare(body: CountTokensRequest) -> Callable[[], list[int]]:
+            self.state.models.named(body.model)
+            conversation, use = self._conversation(request, body), body.tool_use()
+            return partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
+
+        leave_out = relaxing(MESSAGES, leave_out_of_counting)
+        encode = await self.state.prepared(
+            request, CountTokensRequest, prepare, max_bytes=MAX_BODY_BYTES, leave_out=leave_out
         )
-        self.state.models.named(body.model)
-        conversation, use = self._conversation(request, body), body.tool_use()
-        encode = partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
         ids = await self.state.lanes.tokenization.run(request, encode)
         return json_response(CountTokensReply(len(ids)))
 

@@ -111,7 +111,7 @@ class Exchange:
         """Send a part of the answer; its headers leave with the first part of its body."""
         if self._flow.write_paused:
             await self._flow.drain()
-        if self._is_gone:
+        if self._is_gone or self._has_ended:  # what waited to be sent until the answer had ended is no part of it
             return
         if message["type"] == "http.response.start":
             self._start = {**message}

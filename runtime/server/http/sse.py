@@ -140,7 +140,9 @@ class _KeepAlive:
 
     def _look(self) -> None:
         left_s = self._after_s - (self._loop.time() - self._sent_at)
-        if left_s <= 0:
+        if left_s <= 0 and self._commenting is not None and not self._commenting.done():
+            left_s = self._after_s  # the last one still waits to be sent
+        elif left_s <= 0:
             self._commenting = self._loop.create_task(self._comment())
             left_s = self._after_s
         self._timer = self._loop.call_later(left_s, self._look)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ...chat.tools.tool_calls import ToolCallReader
 from ...engine.completion import Completion, PromptLogprobs
-from ..app_state import AppState, json_response
+from ..app_state import AppState
 from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..http.disconnect import while_connected
@@ -45,20 +45,9 @@ class ChatCompletions:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, ChatRequest, leave_out=relaxing(CHAT))
+        read = partial(self._asked, request)
+        body, asked = await self.state.prepared(request, ChatRequest, read, leave_out=relaxing(CHAT))
         model = self.state.models.named(body.model)
-        self.state.leave_out(request, unread=body.unread, others=body.left_out)
-        asked = AskedChat(
-            [message.to_template() for message in body.messages],
-            body.sampling_params(self.state.engine.default_params),
-            self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
-            use=body.tool_use(),
-            parameters_field=body.parameters_field,
-            content=body.grammar,
-            naming=body.naming,
-            num_choices=body.num_choices,
-            truncates=self.state.truncates(body.truncation),
-        )
         opened = await asked.open(self.state, request)
         choices = opened.choices
         truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
@@ -74,10 +63,30 @@ class ChatCompletions:
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
         async with choices:
             completions = await while_connected(request.receive, choices.results())
-        whole = self._whole(start, choices, completions, asked, body)
-        whole.truncation = truncation
-        whole.prompt_logprobs = await self._prompt(body, completions[0].prompt_logprobs)
-        return json_response(whole)
+        prompt = await self._prompt(body, completions[0].prompt_logprobs)
+
+        def make() -> Reply:
+            whole = self._whole(start, choices, completions, asked, body)
+            whole.truncation, whole.prompt_logprobs = truncation, prompt
+            return whole
+
+        return await self.state.answer(completions, make)
+
+    def _asked(self, request: Request, body: ChatRequest) -> tuple[ChatRequest, AskedChat]:
+        self.state.models.named(body.model)
+        self.state.leave_out(request, unread=body.unread, others=body.left_out)
+        asked = AskedChat(
+            [message.to_template() for message in body.messages],
+            body.sampling_params(self.state.engine.default_params),
+            self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
+            use=body.tool_use(),
+            parameters_field=body.parameters_field,
+            content=body.grammar,
+            naming=body.naming,
+            num_choices=body.num_choices,
+            truncates=self.state.truncates(body.truncation),
+        )
+        return body, asked
 
     def _whole(
         self,
@@ -137,7 +146,6 @@ class ChatCompletions:
                 first.truncation = msgspec.UNSET if any(has_begun) else truncation
                 has_begun[index] = True
                 yield first
-            usage.count(index, delta)
             if delta.progress is not None:
                 told = chunk(ChatChunkChoice(ChatDelta(), index=index))
                 told.prompt_progress = PromptProgressReply.of(delta.progress)
@@ -146,6 +154,7 @@ class ChatCompletions:
                 told = chunk(ChatChunkChoice(ChatDelta(), index=index))
                 told.prompt_logprobs = await self._prompt(body, delta.prompt_logprobs)
                 yield told
+            usage.count(index, delta)
             said = deltas_of(delta, readers[index])
             if body.is_legacy:
                 said = [legacy_delta(each) for each in said]

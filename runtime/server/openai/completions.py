@@ -12,9 +12,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...chat.grammar import Grammar
 from ...engine.completion import Completion, PromptLogprobs
+from ...engine.request_options import require_few_reply_logprobs
 from ...engine.sampling_params import SamplingParams
-from ..app_state import AppState, json_response
+from ..app_state import AppState
 from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
@@ -46,15 +48,16 @@ class Completions:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, CompletionRequest)
-        model = self.state.models.named(body.model)
-        params = body.sampling_params(self.state.engine.default_params)
-        asked = body.prompts
-        prompts = [prompt for prompt in asked for _ in range(body.num_choices)]
-        wishes = params_of_choices(params, body.num_choices) * len(asked)
+        body, params, content = await self.state.prepared(request, CompletionRequest, self._read)
+        model, asked = self.state.models.named(body.model), body.prompts
+        num_replies = len(asked) * body.num_choices
+        require_few_reply_logprobs(num_replies, params, self.state.engine.context_length)
+        wishes = [params] * len(asked)
+        if body.num_choices > 1:
+            run = partial(self.state.lanes.submission.run, request, may_hold_loop=False)
+            wishes = await run(partial(params_of_choices, params, body.num_choices)) * len(asked)
         options = self.state.options(request, body).changed(token_healing=bool(body.token_healing))
         with body.naming():
-            content = body.grammar()
             if content is not None:
                 constrain = partial(self.state.constraint, request)
                 held = self.state.as_far_as_followed(request, content, constrain, field="response_format")
@@ -77,7 +80,10 @@ class Completions:
             model=model,
             system_fingerprint=self.state.fingerprint,
         )
-        echoes = [self._text(prompt) if body.echo else "" for prompt in prompts]
+        echoes = [""] * len(fed)
+        if body.echo:
+            texts = await self.state.lanes.submission.run(request, lambda: [self._text(prompt) for prompt in asked])
+            echoes = [text for text in texts for _ in range(body.num_choices)]
         if body.stream:
             chunks = self._chunks(choices, start, body, echoes, cuts)
             return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
@@ -88,12 +94,20 @@ class Completions:
             None if completion.prompt_logprobs is None else await self._prompt(body, completion.prompt_logprobs, echo)
             for completion, echo, _ in parts
         ]
-        return json_response(
-            start(
+
+        def make() -> Reply:
+            return start(
                 choices=[self._choice(index, *part, body, told[index]) for index, part in enumerate(parts)],
                 usage=self._usage(completions, body.num_choices),
             )
-        )
+
+        return await self.state.answer(completions, make)
+
+    def _read(self, body: CompletionRequest) -> tuple[CompletionRequest, SamplingParams, Grammar | None]:
+        self.state.models.named(body.model)
+        params = body.sampling_params(self.state.engine.default_params)
+        with body.naming():
+            return body, params, body.grammar()
 
     async def _fed(
         self,
@@ -172,7 +186,6 @@ class Completions:
                 yield chunk(TextChoice("" if body.echoes_logprobs else echo, index=index, truncation=cut))
         tokens = [TextTokens(self.state, choices.num_swallowed(index)) for index in range(len(echoes))]
         async for index, delta in choices:
-            usage.count(index, delta)
             if delta.progress is not None:
                 progress = chunk(TextChoice("", index=index))
                 progress.prompt_progress = PromptProgressReply.of(delta.progress)
@@ -181,6 +194,7 @@ class Completions:
                 told = await self._prompt(body, delta.prompt_logprobs, echoes[index])
                 tokens[index], text = told.tokens, echoes[index] if body.echoes_logprobs else ""
                 yield chunk(TextChoice(text, logprobs=told.echoed, index=index, prompt_logprobs=told.by_id))
+            usage.count(index, delta)
             if delta.text or delta.logprobs or delta.finish_reason or ((has_ids or has_guesses) and delta.token_ids):
                 choice = TextChoice(delta.text, delta.finish_reason, tokens[index].logprobs(delta.logprobs), index)
                 if delta.finish_reason:

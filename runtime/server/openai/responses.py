@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from ...engine.completion import Completion, TokenLogprob
 from ...engine.sampling_params import SamplingParams
-from ..app_state import AppState, json_response
+from ..app_state import AppState
 from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..errors import HTTPError, describe
@@ -26,12 +26,14 @@ from ..field_policy import IgnoredFields
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
 from ..lenient_shapes import RESPONSES, relax, relaxing
+from ..limits import require_small
 from ..request_log import RequestRecord, new_id, record_of
 from ..truncation import Truncation
 from .foreign_items import leave_out_foreign
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
 from .response_format import named_grammar
+from .response_items import History
 from .response_output import ResponseOutput
 from .response_replies import (
     IncompleteDetails,
@@ -44,9 +46,23 @@ from .response_replies import (
     Status,
 )
 from .response_requests import AnyText, ReasoningOptions, ResponseRequest, TextOptions
-from .response_tools import offered, response_tool_use
+from .response_tools import OfferedTool, offered, response_tool_use
 
 _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
+
+
+_NOTHING_ASKED: Mapping[str, object] = {
+    "instructions": None,
+    "metadata": {},
+    "user": None,
+    "safety_identifier": None,
+    "prompt_cache_key": None,
+    "tools": [],
+    "tool_choice": "auto",
+    "text": TextOptions(AnyText()),
+    "truncated": msgspec.UNSET,
+}
+"""The fields of a response that repeat what was asked, without it."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +73,35 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body = await self.state.read(request, ResponseRequest, leave_out=relaxing(RESPONSES, leave_out_foreign))
+        read = partial(self._asked, request)
+        leave_out = relaxing(RESPONSES, leave_out_foreign)
+        asked = await self.state.prepared(request, ResponseRequest, read, leave_out=leave_out)
+        body, history, tools, chat = asked
+        opened = await chat.open(self.state, request)
+        choices = opened.choices
+        truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET
+        if chat.truncates:
+            places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
+            truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
+        reader = chat.reader(self.state, choices)
+        output = ResponseOutput(reader, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
+        response = _Response(self.state, body, chat.params, output, truncated)
+        if body.stream:
+            keep_alive_s = self.state.keep_alive_s
+            events = response.events(choices, record_of(request))
+            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
+        async with choices:
+            completion = await while_connected(request.receive, choices.result(0))
+        return await self.state.answer([completion], lambda: response.whole(completion))
+
+    def _asked(
+        self, request: Request, body: ResponseRequest
+    ) -> tuple[ResponseRequest, History, Sequence[OfferedTool], AskedChat]:
         self.state.models.named(body.model)
         if body.previous_response_id is not None:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
+        require_small("metadata", body.metadata)
         history = body.history()
         self.state.leave_out(request, unread=history.unread, others=body.left_out)
         ignored = record_of(request).ignored or IgnoredFields()
@@ -80,22 +120,7 @@ class Responses:
             content_field="text.format.schema",
             truncates=self.state.truncates(_TRUNCATION[body.truncation]),
         )
-        opened = await asked.open(self.state, request)
-        choices = opened.choices
-        truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET
-        if asked.truncates:
-            places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
-            truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
-        reader = asked.reader(self.state, choices)
-        output = ResponseOutput(reader, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
-        response = _Response(self.state, body, asked.params, output, truncated)
-        if body.stream:
-            keep_alive_s = self.state.keep_alive_s
-            events = response.events(choices, record_of(request))
-            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
-        async with choices:
-            completion = await while_connected(request.receive, choices.result(0))
-        return json_response(response.whole(completion))
+        return body, history, tools, asked
 
 
 class _Response:
@@ -153,13 +178,15 @@ class _Response:
         begun = self._reply(status="in_progress", output=[])
         yield event("created", response=begun)
         yield event("in_progress", response=begun)
+        # with each step of a prompt: without what the client sent, which may be megabytes
+        bare = msgspec.structs.replace(begun, **_NOTHING_ASKED)
         try:
             logprobs: list[ChatLogprob] = []  # of all tokens
             num_sent = 0
             async for _, delta in choices:
                 if delta.progress is not None:
                     progress = PromptProgressReply.of(delta.progress)
-                    yield event("in_progress", response=msgspec.structs.replace(begun, prompt_progress=progress))
+                    yield event("in_progress", response=msgspec.structs.replace(bare, prompt_progress=progress))
                 logprobs += self._named(delta.logprobs)
                 said: list[ChatLogprob] = []
                 if delta.text or delta.finish_reason:
