@@ -23,7 +23,7 @@ import uvicorn
 from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
-from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.http.listener import BACKLOG, MAX_ACCEPTED, listen
 from radixlm.runtime.server.http.origins import local_hosts
 from starlette.types import ASGIApp
 
@@ -115,6 +115,7 @@ class Serving:
                 access_log=False,
                 lifespan="off",
                 http=HTTPProtocol,
+                backlog=MAX_ACCEPTED,
             )
             serving = server(config, lambda: opening.close_value(), self.grace_s)
             self._say(f"loading {self.model}; {url}/health tells when it is ready")
@@ -137,7 +138,9 @@ def answered(listener: socket.socket, app: ASGIApp) -> Iterator[None]:
 
     Signals stay with the main thread. A client that connects between two servers waits for the second.
     """
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=HTTPProtocol)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", http=HTTPProtocol, backlog=MAX_ACCEPTED
+    )
     config.timeout_graceful_shutdown = CLOSING_S
     server = uvicorn.Server(config)
     thread = threading.Thread(
@@ -162,6 +165,11 @@ def server(config: uvicorn.Config, close_engine: Callable[[], None], grace_s: fl
     """
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for each in sockets or ():  # asyncio accepts as many in a row as it lets wait, and is to accept fewer
+                each.listen(BACKLOG)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             loop = asyncio.get_running_loop()
             closing = loop.call_later(grace_s, lambda: loop.run_in_executor(None, close_engine))

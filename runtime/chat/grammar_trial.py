@@ -172,8 +172,10 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -
     while written < len(line):
         written += process.stdin.write(line[written:])
     deadline, answer = time.monotonic() + timeout_s, b""
+    poll = select.poll()  # `select` takes no descriptor above 1,023, and a server may have more connections
+    poll.register(process.stdout, select.POLLIN)
     while not answer.endswith(b"\n"):
-        if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
             raise TimeoutError(f"no answer in {timeout_s:g} s")
         piece = os.read(process.stdout.fileno(), 1 << 20)
         if not piece:

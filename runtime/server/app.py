@@ -21,6 +21,7 @@ from .anthropic.messages import Messages
 from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
 from .health import MAX_STALL_S, Health
+from .http.body_room import BodyRoom
 from .http.door import App, Endpoint, door
 from .lanes import Lanes
 from .metrics import Metrics
@@ -36,6 +37,9 @@ from .truncation import Truncation
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+
+
+MAX_BODIES = 16  # of the largest size that may be read at a time
 
 
 def create_app(
@@ -80,7 +84,8 @@ def create_app(
     """
     models = ModelNames.of(model_ids, default=engine.manifest.name)
     created, lanes = int(time.time()), Lanes.of(engine)
-    limits = max_body_bytes, tells_cached_text, keep_alive_s, truncation, is_strict, ignores_prompt_cache_key
+    bodies = BodyRoom(MAX_BODIES * max_body_bytes)
+    limits = max_body_bytes, bodies, tells_cached_text, keep_alive_s, truncation, is_strict, ignores_prompt_cache_key
     served = AppState(engine, lanes, models, fingerprint_of(engine, truncation), created, *limits)
     about, tokenization, messages = About(served), Tokenization(served), Messages(served)
     endpoints: dict[tuple[str, ...], Callable[[Request], Awaitable[Response]]] = {

@@ -27,6 +27,7 @@ from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..errors import InvalidGrammar
 from .choices import Ask, Choices
 from .http.api_keys import api_key_of, client_of
+from .http.body_room import BodyRoom
 from .http.disconnect import while_connected
 from .http.request_body import read_json
 from .lanes import Lanes
@@ -72,6 +73,7 @@ class AppState:
     fingerprint: str  # with it, equal requests with equal seeds have equal replies: `fingerprint_of`
     created: int  # Unix time at which serving began
     max_body_bytes: int
+    bodies: BodyRoom
     tells_cached_text: bool
     keep_alive_s: float = KEEP_ALIVE_S
     default_truncation: Truncation = "none"
@@ -228,14 +230,15 @@ class AppState:
             EngineOverloaded: too many long bodies wait.
         """
         most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
-        body = await read_json(request, max_bytes=most)
+        with self.bodies.reading(client_of(request)) as room:
+            body = await read_json(request, max_bytes=most, room=room)
 
-        def decode() -> P:
-            value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
-            record_of(request).ignored = ignored
-            return prepare(value)
+            def decode() -> P:
+                value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
+                record_of(request).ignored = ignored
+                return prepare(value)
 
-        return await self.lanes.reading.run(request, decode)
+            return await self.lanes.reading.run(request, decode)
 
     async def answer(self, completions: Sequence[Completion], make: Callable[[], msgspec.Struct]) -> Response:
         """What `make` makes of whole replies, as JSON; in a thread where there is much of it."""

@@ -151,8 +151,7 @@ class Choices:
     ) -> None:
         for stream in self._streams:  # all first: none is computed while another is waited for
             stream.cancel()
-        for stream in self._streams:
-            await stream.__aexit__(kind, error, trace)
+        await asyncio.gather(*(stream.__aexit__(kind, error, trace) for stream in self._streams))
 
 
 async def _nothing() -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -20,6 +20,12 @@ Headers = list[tuple[bytes, bytes]]
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEADERS_OF_500 = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
 _log = logging.getLogger("uvicorn.error")
+
+
+class Writer(Protocol):
+    """Sends bytes to the client; a transport is one."""
+
+    def write(self, data: bytes) -> None: ...
 
 
 class Exchange:
@@ -39,7 +45,7 @@ class Exchange:
     def __init__(
         self,
         scope: Scope,
-        transport: asyncio.WriteTransport,
+        writer: Writer,
         flow: FlowControl,
         *,
         keep_alive: bool,
@@ -50,7 +56,7 @@ class Exchange:
         self.num_body_bytes = 0
         self.is_whole = self.has_started = False
         self.keep_alive = keep_alive
-        self._scope, self._transport, self._flow = scope, transport, flow
+        self._scope, self._writer, self._flow = scope, writer, flow
         self._awaits_continue, self._begins, self._ends = awaits_continue, begins, ends
         self._body, self._start = bytearray(), dict[str, Any]()
         self._has_read = self._has_ended = self._is_gone = False  # all of the body; the answer; the client
@@ -96,7 +102,7 @@ class Exchange:
     async def receive(self) -> Message:
         """What came of the body since the last call; after its end wait until the client goes, or has its answer."""
         if self._awaits_continue and not self.is_whole:
-            self._transport.write(_CONTINUE)
+            self._writer.write(_CONTINUE)
         self._awaits_continue = False
         while not (self._is_gone or self._has_ended):
             if not self._has_read and (self._body or self.is_whole):
@@ -121,7 +127,7 @@ class Exchange:
         data = head + self._framed(message.get("body", b""), is_last)
         self.has_started = True
         if data:
-            self._transport.write(data)
+            self._writer.write(data)
         if is_last:
             self._has_ended = True
             self._changed.set()

@@ -7,7 +7,9 @@ Knows connections, and how llhttp reads requests; what is answered is `exchange.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -20,6 +22,8 @@ from uvicorn.server import ServerState
 
 from ..errors import ErrorBody, ErrorReply
 from .exchange import Exchange, Headers
+from .guarded_writer import GuardedWriter
+from .listener import max_connections
 from .step_reader import StepReader
 
 MAX_HEADER_BYTES = 32 << 10  # of all headers of a request and its first line
@@ -28,6 +32,7 @@ MAX_FRAMING_BYTES = 64 << 10  # of a body's chunks, beside as many bytes as they
 _NO_HTTP = f"this is not HTTP/1.1, or its headers have more than {MAX_HEADER_BYTES} bytes"
 _FRAMING = "the body's chunks hold less than their borders take; send it in larger ones, or with its length"
 _VERSIONS = ("1.0", "1.1")
+_ABSOLUTE = re.compile(rb"(?i:https?)://(?:[^/?@]*@)?(?P<host>[^/?@]+)(?P<rest>.*)")
 
 
 class HTTPProtocol(asyncio.Protocol):
@@ -42,6 +47,8 @@ class HTTPProtocol(asyncio.Protocol):
 
     headers_s: ClassVar[float] = 10.0
     linger_s: ClassVar[float] = 1.0
+    write_s: ClassVar[float] = 60.0  # in which a client takes some of what waits for it
+    max_connections: ClassVar[Callable[[], int]] = max_connections
 
     def __init__(
         self,
@@ -68,8 +75,10 @@ class HTTPProtocol(asyncio.Protocol):
     # What uvicorn and asyncio call
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport, self._idle_since = transport, self._loop.time()
+        self._make_room()
         self._server.connections.add(self)  # type: ignore[arg-type]
-        self._transport = transport
+        self._writer = GuardedWriter(transport, self._loop, self.write_s)
         self._reader = StepReader(transport, self._loop, self._feed, self._step_bytes)
         self._flow = FlowControl(self._reader)  # type: ignore[arg-type]
         self._client, self._listener = get_remote_addr(transport), get_local_addr(transport)
@@ -81,8 +90,17 @@ class HTTPProtocol(asyncio.Protocol):
             self._close_after(self.headers_s)
         self._reader.received(data)
 
+    def eof_received(self) -> bool:
+        """The client has sent all that it will, or has gone: an answer that has not begun soon is not sent."""
+        if not (self._exchanges and self._exchanges[-1].is_whole):
+            return False
+        self._exchanges[-1].keep_alive = False
+        self._close_after(self.linger_s)
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
+        self._writer.stop()
         if self._timer is not None:
             self._timer.cancel()
         for exchange in self._exchanges:
@@ -123,6 +141,10 @@ class HTTPProtocol(asyncio.Protocol):
             raise ValueError("it is not taken")  # which the parser turns into an error of its own
         if self._parser.should_upgrade():
             return  # `_parse` has it read again
+        if not self._target.startswith(b"/") and (absolute := _ABSOLUTE.fullmatch(self._target)):
+            # as proxies send it: what it names is asked for, whatever the header says
+            self._headers = [(name, absolute["host"] if name == b"host" else value) for name, value in self._headers]
+            self._target = b"/" + absolute["rest"].removeprefix(b"/")
         path, _, query = self._target.partition(b"?")
         scope = {
             "type": "http",
@@ -143,7 +165,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._num_missing_bytes = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", 0))
         self._reading = Exchange(
             scope,
-            self._transport,
+            self._writer,
             self._flow,
             keep_alive=version == "1.1" and self._parser.should_keep_alive(),
             awaits_continue=headers.get(b"expect", b"").lower() == b"100-continue",
@@ -176,6 +198,7 @@ class HTTPProtocol(asyncio.Protocol):
 
     def _answer_begins(self, exchange: Exchange) -> Headers:
         """The answer to a request that has not come whole is the connection's last."""
+        self._close_after(None)
         if not exchange.is_whole:
             exchange.keep_alive = False
             self._reader.drop()
@@ -194,10 +217,21 @@ class HTTPProtocol(asyncio.Protocol):
         if self._exchanges:
             self._answer_first()
         else:
-            self._is_idle = True
+            self._is_idle, self._idle_since = True, self._loop.time()
             self._close_after(self._keep_alive_s)
 
     # What happens here
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for a request, where there are as many as there may be; this
+        one, if all are at work."""
+        others: set[Any] = self._server.connections
+        if len(others) < type(self).max_connections():
+            return
+        waiting = (each for each in others if isinstance(each, HTTPProtocol) and not each._exchanges)
+        oldest = min(waiting, key=lambda each: each._idle_since, default=self)
+        others.discard(oldest)
+        oldest._transport.close()
 
     def _answer_first(self) -> None:
         task = self._loop.create_task(self._exchanges[0].run(self._app))
@@ -250,7 +284,7 @@ class HTTPProtocol(asyncio.Protocol):
             return
         body = msgspec.json.encode(ErrorReply(ErrorBody(message, "invalid_request_error", code="invalid_http")))
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
-        self._transport.write(head + b"connection: close\r\n\r\n" + body)
+        self._writer.write(head + b"connection: close\r\n\r\n" + body)
         self._close_soon()
 
     def _close_soon(self) -> None:

@@ -5,9 +5,32 @@ Knows addresses and options of TCP, not HTTP.
 
 from __future__ import annotations
 
+import os
 import socket
+from contextlib import suppress
+from functools import cache
 
 BACKLOG = 1024  # connections that wait for the event loop; the kernel allows fewer where somaxconn is lower
+MAX_ACCEPTED = 64  # connections that asyncio accepts in a row, before the first of them is looked at
+MAX_CONNECTIONS = 1 << 13
+_USUALLY_OPEN = 64  # descriptors, where they cannot be counted
+
+
+@cache
+def max_connections() -> int:
+    """How many connections may be open at a time: below what descriptors the process has left when it begins."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except (ImportError, OSError):  # not on Windows
+        return MAX_CONNECTIONS
+    if limit == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    num_open = _USUALLY_OPEN
+    with suppress(OSError):
+        num_open = len(os.listdir("/dev/fd"))
+    return max(1, min(MAX_CONNECTIONS, limit * 9 // 10 - num_open - MAX_ACCEPTED))
 
 
 def listen(host: str, port: int) -> socket.socket:

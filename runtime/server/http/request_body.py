@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from ..errors import HTTPError
 from ..limits import MAX_VALUES
+from .body_room import BodyReading
 from .disconnect import ClientGone
 from .headers import header_of
 
@@ -31,34 +32,48 @@ _ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _BORDERS = b",[{"  # a value that is not the first of an array or an object stands behind one of these
 
 
-async def read_json(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:
+async def read_json(
+    request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S, room: BodyReading | None = None
+) -> bytearray:
     """The body of `request`, which is meant as JSON; `decode_json` and `unknown_fields.decode_body` read it.
 
     Raises:
         HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it has not arrived
-            after `deadline_s` seconds. The rest is not read then. 400, a header says that it is compressed, or no JSON.
+            after `deadline_s` seconds; 503, `room` has none for it. The rest is not read then. 400, a header says that
+            it is compressed, or no JSON.
         ClientGone: the client left before it had sent it.
     """
     _check_headers(request)
-    return await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s)
+    return await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s, room=room)
 
 
-async def read_body(request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S) -> bytearray:
+async def read_body(
+    request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S, room: BodyReading | None = None
+) -> bytearray:
     """The bytes of a request's body.
 
+    Args:
+        room: where they are counted beside those of other bodies.
+
     Raises:
-        HTTPError: 413, 408, as `read_json`.
+        HTTPError: 413, 408, 503, as `read_json`.
         ClientGone: the client left before it had sent them.
     """
     declared = header_of(request.scope, b"content-length") or ""
     if declared.isdecimal() and declared.isascii():
         _check_length(int(declared[:20]), max_bytes)  # a number of more digits is too long as well
     try:
-        async with asyncio.timeout(deadline_s):
-            body = await _read(request, max_bytes)
+        async with asyncio.timeout(deadline_s) as deadline:
+            if room is not None:
+                room.deadline = deadline
+            body = await _read(request, max_bytes, room)
     except TimeoutError as error:
+        if room is not None:
+            room.require_room()
         message = f"the body was not there after {deadline_s:g} s; send it faster"
         raise HTTPError(408, message, code="request_timeout", headers={"connection": "close"}) from error
+    if room is not None:
+        room.deadline = None
     request.state.num_body_bytes = len(body)
     return body
 
@@ -95,7 +110,7 @@ def without_lone_surrogates(body: bytes | bytearray) -> bytes | bytearray:
     return _ENCODED_HALF.sub("\ufffd".encode(), body)
 
 
-async def _read(request: Request, max_bytes: int) -> bytearray:
+async def _read(request: Request, max_bytes: int, room: BodyReading | None) -> bytearray:
     body, size = bytearray(), JSONSize()
     is_whole = False
     while not is_whole:
@@ -105,6 +120,8 @@ async def _read(request: Request, max_bytes: int) -> bytearray:
         chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
         body += chunk
         _check_length(len(body), max_bytes)
+        if room is not None:
+            room.add(len(chunk))
         size.add(chunk)
         _check_values(size.num_values)
     return body

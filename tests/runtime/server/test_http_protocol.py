@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
+from radixlm.runtime.server.errors import ErrorBody, HTTPError
 from radixlm.runtime.server.http import http_protocol
+from radixlm.runtime.server.http.body_room import BodyRoom
+from radixlm.runtime.server.http.exchange import Exchange
+from radixlm.runtime.server.http.guarded_writer import GuardedWriter
 from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, HTTPProtocol
-from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.http.listener import listen, max_connections
+from radixlm.runtime.server.http.request_body import read_body
+from radixlm.runtime.server.http.sse import EventStream
 from radixlm.runtime.server.http.step_reader import StepReader
+from starlette.requests import Request
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from .real_server import wait_until
 
@@ -29,17 +39,26 @@ class Hasty(HTTPProtocol):
 
     headers_s = 0.2
     linger_s = 0.2
+    write_s = 0.2
 
 
 @pytest.fixture
 def address(engine: FakeEngine) -> Iterator[tuple[str, int]]:
     """A real server over the fake engine."""
+    with serving(engine) as server:
+        yield server.servers[0].sockets[0].getsockname()
+
+
+@contextlib.contextmanager
+def serving(engine: FakeEngine) -> Iterator[uvicorn.Server]:
+    """The server itself, which has started."""
     listener = listen("127.0.0.1", 0)
     app = create_app(engine)  # type: ignore[arg-type]
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", http=Hasty))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    yield listener.getsockname()
+    wait_until(lambda: server.started)
+    yield server
     server.should_exit = True
     thread.join(10)
     listener.close()
@@ -294,3 +313,194 @@ def test_what_is_no_http_behind_a_request_does_not_cost_it_its_answer(address: t
     with socket.create_connection(address) as connection:
         connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\nthis is no request\r\n\r\n")
         assert rest_of(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+def address_of(server: uvicorn.Server) -> tuple[str, int]:
+    name: tuple[str, int] = server.servers[0].sockets[0].getsockname()
+    return name
+
+
+def test_an_answer_that_nobody_reads_is_dropped_with_its_connection(engine: FakeEngine) -> None:
+    """Its connection stood for 14 minutes, and its bytes with it."""
+    engine.words = ["x" * 20_000_000]
+    with serving(engine) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address_of(server))
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 16\r\n\r\n" + BODY)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: not server.server_state.connections)
+
+
+def test_a_slow_reader_gets_its_whole_answer() -> None:
+    """Each byte that it takes gives it more time: deadlines are counted on a clock of the test's own."""
+    loop, transport = FakeLoop(), FakeTransport()
+    writer = GuardedWriter(transport, loop, write_s=60.0)  # type: ignore[arg-type]
+    writer.write(b"x" * 100)
+    for taken in range(99):
+        loop.wait(50.0)
+        transport.num_waiting -= 1
+        assert not transport.is_aborted, taken
+    loop.wait(80.0)
+    assert transport.is_aborted and not loop.timers
+
+
+class FakeLoop:
+    def __init__(self) -> None:
+        self.now, self.timers = 0.0, list[tuple[float, Any]]()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, work: Any) -> Any:
+        self.timers.append((self.now + delay, work))
+
+    def wait(self, seconds: float) -> None:
+        stop = self.now + seconds
+        while self.timers and self.timers[0][0] <= stop:
+            self.now, work = self.timers.pop(0)
+            work()
+        self.now = stop
+
+
+class FakeTransport:
+    num_waiting, is_aborted = 0, False
+
+    def write(self, data: bytes) -> None:
+        self.num_waiting += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_waiting
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_of_too_many_connections_the_longest_idle_one_is_closed(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than there are descriptors stopped the server, and filled its log."""
+    monkeypatch.setattr(Hasty, "max_connections", lambda: 3)
+    monkeypatch.setattr(Hasty, "headers_s", 60.0)
+    with serving(engine) as server, contextlib.ExitStack() as opened:
+        most = 0
+        connections = [opened.enter_context(socket.create_connection(address_of(server), 10)) for _ in range(20)]
+        for connection in connections[-2:]:
+            assert b"200 OK" in get(connection)
+            most = max(most, len(server.server_state.connections))
+        assert most <= 3
+        assert [rest_of(connection) for connection in connections[:17]] == [b""] * 17
+        with socket.create_connection(address_of(server), 10) as another:
+            assert b"200 OK" in get(another)
+
+
+def test_there_are_fewer_connections_than_descriptors() -> None:
+    resource = pytest.importorskip("resource")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert 0 < max_connections() < soft
+
+
+@pytest.mark.parametrize("target", [b"http://x/version", b"HTTP://user@x/version", b"http://x:80/version?a=b"])
+def test_a_target_in_absolute_form_is_served(address: tuple[str, int], target: bytes) -> None:
+    with socket.create_connection(address) as connection:
+        assert b"200 OK" in ask(connection, b"GET " + target + b" HTTP/1.1\r\nhost: proxy\r\n\r\n")
+
+
+@pytest.mark.parametrize("head", [b"GET /version HTTP/1.0\r\n\r\n", b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"])
+def test_a_client_that_ends_its_side_gets_its_answer(address: tuple[str, int], head: bytes) -> None:
+    with socket.create_connection(address) as connection:
+        connection.sendall(head)
+        connection.shutdown(socket.SHUT_WR)
+        assert b"200 OK" in rest_of(connection)
+
+
+def test_a_reply_for_a_client_that_ended_its_side_is_not_waited_for(engine: FakeEngine) -> None:
+    engine.go_on.clear()
+    with serving(engine) as server, socket.create_connection(address_of(server)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 16\r\n\r\n" + BODY)
+        connection.shutdown(socket.SHUT_WR)
+        wait_until(lambda: bool(engine.streams) and engine.streams[0].cancelled.is_set())
+
+
+def body_message(num_bytes: int) -> dict[str, object]:
+    return {"type": "http.request", "body": b" " * num_bytes, "more_body": True}
+
+
+def test_the_client_with_most_bytes_of_bodies_makes_room_for_the_others() -> None:
+    """Fifty connections that sent 15 MB each and stopped took 760 MB."""
+
+    async def read(room: BodyRoom, client: str, sizes: list[int]) -> str:
+        waits = asyncio.Event()
+
+        async def receive() -> Any:
+            if sizes:
+                return body_message(sizes.pop(0))
+            await waits.wait()
+
+        with room.reading(client) as reading:
+            try:
+                scope = {"type": "http", "headers": []}
+                await read_body(Request(scope, receive), max_bytes=100, deadline_s=30.0, room=reading)
+            except HTTPError as error:
+                assert room.num_bytes <= 100
+                return f"{client} {error.status}"
+        raise AssertionError
+
+    async def run() -> list[str]:
+        room, ended = BodyRoom(100), list[str]()
+        tasks = [asyncio.create_task(read(room, "greedy", [30, 10])) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(read(room, "modest", [20, 15])))
+        for task in asyncio.as_completed(tasks):
+            ended.append(await task)
+            break
+        assert room.num_bytes == 75 and sum(task.done() for task in tasks) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert room.num_bytes == 0
+        return ended
+
+    assert asyncio.run(run()) == ["greedy 503"]
+
+
+def test_no_comment_follows_the_end_of_an_answer_that_was_not_read_for_long() -> None:
+    """`: keep-alive` after the last chunk broke the next answer of the connection."""
+
+    async def run() -> bytes:
+        transport = FakeTransport()
+        transport.pause_reading = transport.resume_reading = lambda: None  # type: ignore[attr-defined]
+        written: list[bytes] = []
+        transport.write = written.append  # type: ignore[method-assign]
+        flow = FlowControl(transport)  # type: ignore[arg-type]
+        exchange = Exchange(
+            {"http_version": "1.1", "method": "POST", "path": "/"},
+            transport,
+            flow,
+            keep_alive=True,
+            awaits_continue=False,
+            begins=lambda exchange: [],
+            ends=lambda exchange: None,
+        )
+
+        async def values() -> AsyncGenerator[msgspec.Struct]:
+            yield ErrorBody("one", "two")
+            await asyncio.sleep(0)
+            flow.pause_writing()
+            asyncio.get_running_loop().call_later(0.3, flow.resume_writing)
+            while flow.write_paused:
+                await asyncio.sleep(0.01)
+
+        stream = EventStream(values(), Left(), keep_alive_s=0.02)
+        await stream({"type": "http", "path": "/", "state": {}}, asyncio.Event().wait, exchange.send)  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        return b"".join(written)
+
+    sent = asyncio.run(run())
+    assert sent.endswith(b"0\r\n\r\n") and sent.count(b": keep-alive") <= 2
+
+
+class Left(contextlib.AbstractAsyncContextManager[object]):
+    before_waiting: Any = None
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
