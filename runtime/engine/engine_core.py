@@ -17,7 +17,7 @@ from ..cache.cache_uses import CacheUse
 from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..chat.tools.tool_calls import ToolCall
-from ..errors import InvalidParameter
+from ..errors import EngineOverloaded, InvalidParameter
 from ..model.batch import Batch, Forward
 from ..prefix.call_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
@@ -30,7 +30,7 @@ from .counters import CoreCounters
 from .engine_queue import WorkQueue
 from .outputs import Outputs
 from .request import Request
-from .request_options import RequestLimits
+from .request_options import Client, RequestLimits
 from .scheduler import Scheduler
 from .step.compute import compute
 from .step.plan import ScheduledRequest
@@ -182,6 +182,17 @@ class EngineCore:
         except Exception as error:
             return self._outputs.fail(request, error)
         return self._outputs.finish(request, delta)
+
+    def refuse_newest(self, client: Client, refusal: EngineOverloaded) -> RequestOutput | None:
+        """End the newest request of a client that never ran, to make room for another's; None: there is none."""
+        waiting = [*self._scheduler.waiting_requests(), *self._loading.values()]
+        own = [request for request in waiting if request.client == client]
+        if not own:
+            return None
+        newest = max(reversed(own), key=lambda request: request.spec.arrived_at)
+        if self._loading.pop(newest.request_id, None) is None:
+            self._scheduler.remove(newest.request_id)
+        return self._outputs.refuse(newest, refusal)
 
     def step(self) -> list[RequestOutput]:
         """Compute one batch, and return what is new; empty if no request has a token yet, or nothing is to

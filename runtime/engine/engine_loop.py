@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from ..errors import EngineDied, EngineError, RadixLMError
+from ..errors import EngineDied, EngineError, EngineOverloaded, RadixLMError
 from .completion import Delta, PrefillProgress, RequestOutput
 from .engine_core import EngineCore
 from .engine_queue import Command, EngineQueue
 from .request import Request
+from .request_options import Client
 from .upkeep import Upkeep
 
 _LOGGER = logging.getLogger(__name__)
@@ -52,12 +53,15 @@ class EngineLoop:
             upkeep: what the thread does beside requests.
             max_num_requests: that may run and wait together; None: any number.
         """
-        self.queue = EngineQueue(core.queue.changed, clock=clock, max_num_requests=max_num_requests)
+        self.queue = EngineQueue(
+            core.queue.changed, clock=clock, max_num_requests=max_num_requests, make_room=self._make_room
+        )
         self._core = core
         core.on_progress = self._tell_progress
         self._upkeep = upkeep
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
+        self._clients: dict[str, Client] = {}  # likewise
         self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
         self._thread.start()
 
@@ -80,7 +84,7 @@ class EngineLoop:
             EngineDied: the loop died of an error.
         """
         refuse = partial(self._lose, request.request_id, listener, is_final=True)
-        self.queue.put(Command(partial(self._add, request, listener), refuse, is_request=True))
+        self.queue.put(Command(partial(self._add, request, listener), refuse, True, request.client))
 
     def cancel(self, request_id: str) -> None:
         """End a request where it is; harmless if it has ended, or the loop has."""
@@ -169,12 +173,19 @@ class EngineLoop:
         return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def _add(self, request: Request, listener: Listener) -> None:
+        self._clients[request.request_id] = request.client
         self._listeners[request.request_id] = listener  # first: if the loop dies of this request, it is told
         try:
             self._core.add(request)
         except Exception as error:
             known = error if isinstance(error, RadixLMError) else EngineError(f"the request failed: {error}")
             self._deliver(RequestOutput(request.request_id, error=known))
+
+    def _make_room(self, client: Client, refusal: EngineOverloaded) -> bool:
+        output = self._core.refuse_newest(client, refusal)
+        if output is not None:
+            self._deliver(output)
+        return output is not None
 
     def _abort(self, request_id: str) -> None:
         output = self._core.abort(request_id)
@@ -210,7 +221,8 @@ class EngineLoop:
         """Make room for another request: this one has ended."""
         completion = output.completion
         is_usual = completion is not None and completion.finish_reason != "cancelled"
-        self.queue.leave(completion.timings.total_s if completion is not None and is_usual else None)
+        total_s = completion.timings.total_s if completion is not None and is_usual else None
+        self.queue.leave(total_s, self._clients.pop(output.request_id, b""))
 
     def _has_started_over(self, cause: BaseException) -> bool:
         """After a death: tell every request that it is lost, and whether the loop goes on with those that come."""
@@ -222,6 +234,7 @@ class EngineLoop:
                 _LOGGER.critical("the engine could not start over", exc_info=error)
                 goes_on = False
         lost, self._listeners = self._listeners, {}
+        self._clients.clear()
         self.queue.start_over()  # commands that still wait are served if the loop goes on
         if not goes_on:
             self.queue.die(cause)

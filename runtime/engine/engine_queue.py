@@ -9,12 +9,13 @@ import heapq
 import logging
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 from ..errors import EngineClosed, EngineDied, EngineOverloaded
+from .request_options import Client
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
@@ -26,6 +27,7 @@ class Command:
     do: Callable[[], None]
     refuse: Callable[[BaseException], None]
     is_request: bool = False
+    client: Client = b""  # whose request it is
 
 
 class EngineQueue:
@@ -35,16 +37,26 @@ class EngineQueue:
         changed: guards the queue, and is notified of what is put; others may notify of other work.
         clock: seconds; only differences count.
         max_num_requests: that may run and wait together; None: any number.
+        make_room: ends the newest request of a client that did not run yet, with this error, and returns whether there
+            was one; called on the engine's thread. None: whoever comes too late is refused.
     """
 
     def __init__(
-        self, changed: threading.Condition, *, clock: Callable[[], float], max_num_requests: int | None
+        self,
+        changed: threading.Condition,
+        *,
+        clock: Callable[[], float],
+        max_num_requests: int | None,
+        make_room: Callable[[Client, EngineOverloaded], bool] | None = None,
     ) -> None:
         self.max_num_requests = max_num_requests
         self._clock = clock
         self._changed = changed  # guards all below
         self._commands: deque[Command] = deque()
         self._num_requests = 0  # submitted, and not ended yet
+        self._by_client = Counter[Client]()  # likewise, without those that are to make room
+        self._make_room = make_room
+        self._num_making_room = 0
         self._num_rejected = 0
         self._usual_s = 0.0  # what requests took of late, waiting included
         self._is_closed = False
@@ -100,16 +112,16 @@ class EngineQueue:
         with self._changed:
             return self._refusal(num_waiting)
 
-    def require_room(self) -> None:
-        """Raise EngineOverloaded if a request could not be put: asked first, one too many costs nothing."""
+    def require_room(self, client: Client = b"") -> None:
+        """Raise EngineOverloaded if a client's request could not be put: asked first, one too many costs nothing."""
         with self._changed:
-            self._require_room()
+            self._greediest(client)
 
     def put(self, command: Command) -> None:
-        """Add a command.
+        """Add a command. Where too many requests run and wait, the client with most of them loses its newest.
 
         Raises:
-            EngineOverloaded: it is a request, and too many run and wait.
+            EngineOverloaded: it is a request, too many run and wait, and no client has more than this one.
             EngineClosed: the queue was closed.
             EngineDied: the thread died of an error.
         """
@@ -119,8 +131,10 @@ class EngineQueue:
             if self._is_closed:
                 raise EngineClosed("the engine was closed; open it again")
             if command.is_request:
-                self._require_room()
+                if (greediest := self._greediest(command.client)) is not None:
+                    self._take_from(greediest)
                 self._num_requests += 1
+                self._by_client[command.client] += 1
             if self._busy_since is None:
                 self._busy_since = self._clock()
             self._commands.append(command)
@@ -151,10 +165,12 @@ class EngineQueue:
         while self._commands:
             self._commands.popleft().do()
 
-    def leave(self, total_s: float | None) -> None:
-        """Make room for another request: one has ended, and took so long if it was not cancelled and did not fail."""
+    def leave(self, total_s: float | None, client: Client = b"") -> None:
+        """Make room for another request: one of a client has ended, and took so long if it was not cancelled and did
+        not fail."""
         with self._changed:
             self._num_requests -= 1
+            self._count(client, -1)
             self._quiet_since = self._clock()
             if total_s is not None:
                 self._usual_s += (total_s - self._usual_s) / 4
@@ -162,20 +178,54 @@ class EngineQueue:
     def start_over(self) -> None:
         """Count only the requests that the thread has not looked at: it has lost all others."""
         with self._changed:
-            self._num_requests = self.num_submitted
+            submitted = [command for command in self._commands if command.is_request]
+            self._num_requests, self._num_making_room = len(submitted), 0
+            self._by_client = Counter(command.client for command in submitted)
 
     def die(self, cause: BaseException) -> None:
         """Take no more commands, and refuse those that are here."""
         with self._changed:
             self._crash, self._num_requests = cause, 0
+            self._by_client = Counter()
             refused, self._commands = self._commands, deque()
         for command in refused:
             command.refuse(cause)
 
-    def _require_room(self) -> None:
-        """The lock is held."""
-        if self.max_num_requests is not None and self._num_requests >= self.max_num_requests:
+    def _greediest(self, client: Client) -> Client | None:
+        """The client that makes room for a request of this one; None: there is room. The lock is held.
+
+        Raises:
+            EngineOverloaded: no client has more requests.
+        """
+        num_left = self._num_requests - self._num_making_room
+        if self.max_num_requests is None or num_left < self.max_num_requests:
+            return None
+        greediest = max(self._by_client, key=self._by_client.__getitem__, default=client)
+        is_full = self._make_room is None or self._num_requests >= 2 * self.max_num_requests
+        if is_full or self._by_client[greediest] <= self._by_client[client] + 1:
             raise self._refusal()
+        return greediest
+
+    def _take_from(self, client: Client) -> None:
+        """Have a client lose its newest request that did not run yet. The lock is held."""
+        make_room, refusal, counts = self._make_room, self._refusal(), self._by_client
+        assert make_room is not None, "some client is to make room"
+        self._num_making_room += 1
+        self._count(client, -1)
+
+        def do() -> None:
+            make_room(client, refusal)
+            with self._changed:  # whether it is gone by now, or all of them run: it is counted like any other again
+                if counts is self._by_client:  # else the thread has started over
+                    self._num_making_room -= 1
+                    self._count(client, 1)
+
+        self._commands.append(Command(do, lambda cause: None))
+
+    def _count(self, client: Client, number: int) -> None:
+        self._by_client[client] += number
+        if not self._by_client[client]:
+            del self._by_client[client]
 
     def _refusal(self, num_waiting: int = 0) -> EngineOverloaded:
         """The lock is held."""

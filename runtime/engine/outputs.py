@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
-from ..errors import EngineError, InvalidRequest, OutOfPages, RadixLMError, StepFailed
+from ..errors import EngineError, EngineOverloaded, InvalidRequest, OutOfPages, RadixLMError, StepFailed
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from .completion import Delta, RequestOutput
@@ -142,6 +142,11 @@ class Outputs:
     def fail(self, request: Request, error: Exception) -> RequestOutput:
         """End a request that raised, whatever that was."""
         return self._fail(request, _visible_error(request, error))
+
+    def refuse(self, request: Request, refusal: EngineOverloaded) -> RequestOutput:
+        """End a request that never ran, because others need its place."""
+        self._abandon(request)
+        return RequestOutput(request.request_id, error=refusal)
 
     def fail_damaged(self, request: Request) -> RequestOutput:
         """End a request whose numbers went wrong."""

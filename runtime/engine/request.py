@@ -42,6 +42,7 @@ class Request:
     def __init__(self, spec: RequestSpec, reply: Reply) -> None:
         self.spec, self.reply, self.reuse = spec, reply, PrefixReuse()
         self.request_id, self.namespace = spec.request_id, spec.namespace
+        self.client = spec.options.turn_of
         self.prompt = spec.prompt
         self.prompt_logprobs: PromptLogprobs | None = None
         if (num_top := spec.params.prompt_logprobs) is not None:

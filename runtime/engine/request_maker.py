@@ -54,7 +54,7 @@ class RequestMaker:
             raise InvalidParameter("template_kwargs are for conversations; use chat", param="chat_template_kwargs")
         if options.token_healing:
             _require_healable(params, options)
-        self._queue.require_room()
+        self._queue.require_room(options.turn_of)
         options = self.decided(options)
         is_whole = options.constraint is not None or (params is not None and params.prompt_logprobs is not None)
         prepared = self._prompts.completion(
@@ -78,7 +78,7 @@ class RequestMaker:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
         if options.token_healing:
             raise InvalidParameter("token_healing is for prompts that are no conversation", param="token_healing")
-        self._queue.require_room()
+        self._queue.require_room(options.turn_of)
         options = self.decided(options)
         messages = self.as_generated(messages, options)
         tools, kwargs, seam_of = options.tools, options.template_kwargs, options.seam_of

@@ -7,7 +7,7 @@ that all of it is held to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack, get_args
 
 from ..cache.prefix_match import MatchPolicy
@@ -21,6 +21,8 @@ from .sampling_params import MAX_PROMPT_LOGPROBS, MAX_REPLY_LOGPROBS, SamplingPa
 if TYPE_CHECKING:
     from radixlm.tokenizer_fix import PreparedPrompt
 
+Client = str | bytes
+"""Who takes turns with others: a client's name, or a namespace."""
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
@@ -31,6 +33,7 @@ class OptionKeywords(TypedDict, total=False):
     """The fields of `RequestOptions`, for callers that write them as keywords."""
 
     namespace: bytes
+    client: str | None
     cache_match: MatchPolicy | None
     kv_budget: float | None
     constraint: Grammar | ConstraintSource | None
@@ -59,6 +62,7 @@ class RequestOptions:
 
     Attributes:
         namespace: separates clients; cached prefixes are never shared between two namespaces.
+        client: who takes turns with others when requests wait; None: the namespace does.
         cache_match: how cached prefixes may be found.
         kv_budget: the share of a stored prefix's keys and values that is enough, above 0 and at most 1.
         constraint: what the reply keeps to: a grammar, which is compiled for this request, or what
@@ -80,6 +84,7 @@ class RequestOptions:
     """
 
     namespace: bytes = b""
+    client: str | None = field(default=None, repr=False)  # may be its API key
     cache_match: MatchPolicy | None = None
     kv_budget: float | None = None
     constraint: Grammar | ConstraintSource | None = None
@@ -105,6 +110,11 @@ class RequestOptions:
                 f"request_id is {self.request_id!r:.60}; it must be a string of 1 to {MAX_ID_LENGTH} characters",
                 param="request_id",
             )
+
+    @property
+    def turn_of(self) -> Client:
+        """Whose turn it is when the request is served."""
+        return self.namespace if self.client is None else self.client
 
     @property
     def seam_of(self) -> bytes | None:

@@ -5,6 +5,7 @@ Knows requests, pages and a token budget. No tensors, no text, and no clock: tim
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain, islice
@@ -16,6 +17,7 @@ from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from ..speculation.draft_model import DraftModel
 from .request import Request
+from .request_options import Client
 from .step.drafts import Guessing
 from .step.pace import StepPace
 from .step.plan import StepPlan
@@ -30,6 +32,9 @@ class Scheduler:
     finish; conservative admission never takes any. A preempted request comes before those that never ran;
     its KV stays in the tree until others need the room, and it resumes from there. Tokens of a sparse span are not in
     the tree, and are computed.
+
+    Clients take turns: the one with fewest running requests comes first. Where no place is free, a client that has two
+    more of them than one that waits gives up its newest, unless admission is conservative.
     """
 
     def __init__(
@@ -49,6 +54,9 @@ class Scheduler:
         self._running: dict[str, Request] = {}  # in order of arrival
         self._arrivals: dict[str, int] = {}
         self._num_arrived = 0
+        self._by_client = Counter[Client]()  # requests in any queue
+        self._turns: dict[Client, int] = {}  # when each of these clients was let in last, in requests of all
+        self._num_admitted = 0
         self._pace = None if policy.prompts_s is None else StepPace(policy.prompts_s)
         self._guessing = Guessing.of(policy, cache, draft_model)
         self.num_preemptions = 0
@@ -76,6 +84,10 @@ class Scheduler:
         waiting = (each.request for each in self._waiting.values())
         return list(chain(self._running.values(), self._preempted.values(), waiting))
 
+    def waiting_requests(self) -> list[Request]:
+        """Those that never ran, in order of arrival."""
+        return [waiting.request for waiting in self._waiting.values()]
+
     def add(self, request: Request, *, loaded: LoadedPrefix | None = None, rows: LoadedRows | None = None) -> None:
         """Let a request wait for its turn.
 
@@ -86,6 +98,7 @@ class Scheduler:
         assert request.request_id not in self._arrivals, "added twice"
         self._arrivals[request.request_id] = self._num_arrived
         self._num_arrived += 1
+        self._by_client[request.client] += 1
         self._waiting[request.request_id] = WaitingRequest(request, loaded, rows)
 
     def meet(self, request: Request, loaded: LoadedPrefix, match: PrefixMatch) -> None:
@@ -106,17 +119,21 @@ class Scheduler:
         self._waiting.clear()
         for queue in (self._preempted, self._running):
             queue.clear()
-        self._arrivals.clear()
+        for counts in (self._arrivals, self._by_client, self._turns):
+            counts.clear()
         self._guessing.start_over()
 
     def remove(self, request_id: str) -> Request:
         """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
         del self._arrivals[request_id]
         self._guessing.end(request_id)
-        for queue in (self._running, self._preempted):
-            if request_id in queue:
-                return queue.pop(request_id)
-        return self._waiting.pop(request_id).request
+        queue = next((queue for queue in (self._running, self._preempted) if request_id in queue), None)
+        request = self._waiting.pop(request_id).request if queue is None else queue.pop(request_id)
+        self._by_client[request.client] -= 1
+        if not self._by_client[request.client]:
+            del self._by_client[request.client]
+            self._turns.pop(request.client, None)
+        return request
 
     @property
     def num_tokens_ahead(self) -> int | None:
@@ -185,6 +202,7 @@ class Scheduler:
         num_queued = self.num_running + self.num_waiting
         assert num_queued == len(self._arrivals), "a request is in two queues, or in none"
         assert {request.request_id for request in self.requests()} == set(self._arrivals)
+        assert self._by_client == Counter(request.client for request in self.requests())
         assert len(self._running) <= self._policy.max_num_seqs
         arrivals = [self._arrival(request) for request in self._running.values()]
         assert arrivals == sorted(arrivals), "running requests are not in order of arrival"
@@ -242,11 +260,16 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Run waiting requests until one does not fit: none overtakes it for that."""
-        while self.num_waiting and plan.has_room and len(self._running) < self._policy.max_num_seqs:
-            request = self._resume_oldest(plan) if self._preempted else self._start_best(plan, now)
+        while self.num_waiting and plan.has_room:
+            clients = self._clients_in_turn()
+            if len(self._running) == self._policy.max_num_seqs and not self._give_up_place(clients[0], plan, now):
+                return
+            request = self._next(clients, plan, now)
             if request is None:
                 return
             self._run(request)
+            self._num_admitted += 1
+            self._turns[request.client] = self._num_admitted
             if not plan.reserve(request):
                 if len(self._running) == 1:
                     plan.unservable = request
@@ -261,8 +284,48 @@ class Scheduler:
         if self._arrival(newest) > self._arrival(request):
             self._running = dict(sorted(self._running.items(), key=lambda item: self._arrivals[item[0]]))
 
-    def _resume_oldest(self, plan: StepPlan) -> Request | None:
-        request = min(self._preempted.values(), key=self._arrival)
+    def _clients_in_turn(self) -> list[Client]:
+        """The clients with a request that waits: first the one with fewest running ones, of these the one that was let
+        in longest ago."""
+        if len(self._by_client) == 1:
+            return list(self._by_client)
+        running = Counter(request.client for request in self._running.values())
+        waiting = dict.fromkeys(request.client for request in chain(self._preempted.values(), self.waiting_requests()))
+        return sorted(waiting, key=lambda client: (running[client], self._turns.get(client, 0)))
+
+    def _give_up_place(self, client: Client, plan: StepPlan, now: float) -> bool:
+        """Preempt the newest request of the client with most running ones, if it has two more than this one, which has
+        one to run."""
+        if len(self._by_client) == 1 or self._policy.admission == "conservative":
+            return False
+        running = Counter(request.client for request in self._running.values())
+        greediest = max(running, key=running.__getitem__)
+        if running[greediest] < running[client] + 2:
+            return False
+        if self._best(client, now) is None and not any(each.client == client for each in self._preempted.values()):
+            return False
+        self._preempt(next(each for each in reversed(self._running.values()) if each.client == greediest), plan)
+        return True
+
+    def _next(self, clients: list[Client], plan: StepPlan, now: float) -> Request | None:
+        """The request that runs next; None: it does not fit, or all wait for what running ones compute."""
+        for client in clients:
+            preempted = [request for request in self._preempted.values() if request.client == client]
+            if preempted:
+                return self._resume(min(preempted, key=self._arrival), plan)
+            chosen = self._best(client, now)
+            if chosen is not None:
+                return self._start(*chosen, plan, now)
+        return None
+
+    def _best(self, client: Client, now: float) -> tuple[WaitingRequest, PrefixMatch] | None:
+        """A client's waiting request that runs next; None: it has none, or all wait for what running ones compute."""
+        own = (waiting for waiting in self._waiting.values() if waiting.request.client == client)
+        score = partial(WaitingRequest.score, now=now, ageing=self._policy.ageing_tokens_per_s)
+        candidates = islice(own, self._policy.num_candidates)
+        return self._admission.choose(candidates, self._running.values(), score)
+
+    def _resume(self, request: Request, plan: StepPlan) -> Request | None:
         sequence, limit = request.admitted, request.num_resumable
         match = self._cache.match(sequence.token_ids, num_match=limit, namespace=request.namespace)
         if not self._admission.fits(request, match, None, plan, self._running.values()):
@@ -270,13 +333,7 @@ class Scheduler:
         self._cache.resume(sequence, limit)
         return self._preempted.pop(request.request_id)
 
-    def _start_best(self, plan: StepPlan, now: float) -> Request | None:
-        score = partial(WaitingRequest.score, now=now, ageing=self._policy.ageing_tokens_per_s)
-        candidates = islice(self._waiting.values(), self._policy.num_candidates)
-        chosen = self._admission.choose(candidates, self._running.values(), score)
-        if chosen is None:
-            return None
-        waiting, match = chosen
+    def _start(self, waiting: WaitingRequest, match: PrefixMatch, plan: StepPlan, now: float) -> Request | None:
         request, running = waiting.request, self._running.values()
         sparse = None if waiting.rows is None else waiting.rows.span
         if not self._admission.fits(request, match, sparse, plan, running):
@@ -296,5 +353,5 @@ class Scheduler:
             request.sequence = None
             raise RequestBroken(request) from error
         if sequence is None:
-            return self._start_best(plan, now)
+            return self._next([request.client], plan, now)
         return self._waiting.pop(request.request_id).request

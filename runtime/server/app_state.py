@@ -109,6 +109,7 @@ class AppState:
         """
         return RequestOptions(
             namespace=self.namespace(request, body.cache_salt, body.prompt_cache_key),
+            client=client_of(request),
             cache_match=body.cache_match,
             kv_budget=body.kv_budget,
             request_id=record_of(request).request_id or None,

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from ...errors import EngineOverloaded
 from ..anthropic.error_replies import is_of_messages
 from ..errors import shaped
 from ..request_log import CLIENT_GONE, RequestRecord, record_of
@@ -80,27 +81,37 @@ class EventStream(Response):
                 record.error = CLIENT_GONE
 
     async def _send_all(self, path: str, send: Send, record: RequestRecord) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._reply.before_waiting = partial(self._flush, send)
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        has_started = False
+
+        async def send_body(message: Message) -> None:
+            nonlocal has_started
+            if not has_started:
+                has_started = True
+                await send(start)
+            await send(message)
+
+        self._reply.before_waiting = partial(self._flush, send_body)
         if self._keep_alive_s is not None:
-            self._keeping_alive = _KeepAlive(partial(_send, send, self._comment), self._keep_alive_s)
+            self._keeping_alive = _KeepAlive(partial(_send, send_body, self._comment), self._keep_alive_s)
         last = self._done
         async with aclosing(self._values) as values:
             try:
                 async for value in values:
                     self._events.append(self._encode(value))
                     if len(self._events) == MAX_BURST:
-                        await self._flush(send)
+                        await self._flush(send_body)
                         await asyncio.sleep(0)  # other tasks have their turn, and a client that left is noticed
-            # The status line is sent: whatever fails now can only be said in the stream.
             except Exception as error:
+                if isinstance(error, EngineOverloaded) and not has_started:
+                    raise  # the status line says it
                 record.error = type(error).__name__
                 last = error_event(error, path)
             finally:
                 if self._keeping_alive is not None:
                     self._keeping_alive.stop()
         body = b"".join([*self._events, last])
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await send_body({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _flush(self, send: Send) -> None:
         if self._events:

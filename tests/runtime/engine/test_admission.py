@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,67 @@ def test_no_request_is_preempted_while_prefixes_come_from_disk(tmp_path: Path, m
 def test_the_engine_takes_no_other_admission() -> None:
     with pytest.raises(InvalidParameter, match="admission is 'greedy'; use one of optimistic, conservative"):
         real_engine(admission="greedy")
+
+
+def ended(bench: Bench, name: str) -> bool:
+    return bool(bench.outputs.get(name)) and bench.outputs[name][-1].completion is not None
+
+
+def fill(bench: Bench) -> None:
+    """Step until every place is taken, if there are pages for it."""
+    for _ in range(20):
+        bench.step()
+
+
+@pytest.mark.parametrize("admission", ["optimistic", "conservative"])
+def test_a_client_with_one_request_does_not_wait_for_all_of_another(admission: AdmissionPolicy) -> None:
+    """With 200 requests of one client before it, it waited until 64 of them had ended: 904 steps."""
+    bench = bench_of(admission, num_pages=80)
+    many = {f"many{i}": ([1, i] * 8, params(max_tokens=60, seed=i)) for i in range(40)}
+    for name, (ids, wishes) in many.items():
+        bench.add(name, ids, wishes, namespace=b"many")
+    fill(bench)
+    bench.add("one", [5] * 10, params(max_tokens=2), namespace=b"one")
+    num_ended = []
+    while not ended(bench, "one"):
+        bench.step()
+        num_ended.append(sum(ended(bench, name) for name in many))
+        bench.core.check()
+    if admission == "optimistic":
+        assert len(num_ended) <= 4 and not num_ended[-1]  # a place is made for it
+    else:
+        assert num_ended[-1] <= 8 + 1  # it has the next one that is free
+    bench.run()
+    assert bench.core.num_preemptions == (admission == "optimistic")
+    for name, (ids, wishes) in many.items():
+        assert bench.tokens(name) == alone(ids, wishes)
+
+
+def test_clients_that_all_wait_run_as_many_requests_each() -> None:
+    bench = bench_of("optimistic", num_pages=200)
+    for i in range(30):
+        bench.add(f"a{i}", [1, i] * 4, params(max_tokens=None), namespace=b"a")
+    fill(bench)
+    for name in "bcd":
+        for i in range(5):
+            bench.add(f"{name}{i}", [i] * 8, params(max_tokens=None), namespace=name.encode())
+    for _ in range(10):
+        bench.step()
+    running = Counter(request.client for request in bench.core._scheduler._running.values())
+    assert running == {b"a": 2, b"b": 2, b"c": 2, b"d": 2}
+    num_preemptions = bench.core.num_preemptions
+    for _ in range(30):
+        bench.step()
+    assert bench.core.num_preemptions == num_preemptions == 6  # none goes back and forth
+
+
+def test_a_client_that_waits_for_its_own_prefix_takes_no_place_meanwhile() -> None:
+    bench = bench_of("optimistic", num_pages=200, max_num_batched_tokens=16)
+    for i in range(12):
+        bench.add(f"a{i}", [1, i] * 4, params(max_tokens=None), namespace=b"a")
+    fill(bench)
+    for i in range(3):
+        bench.add(f"b{i}", [*[3] * 80, i], params(max_tokens=None), namespace=b"b")
+    bench.step()
+    bench.step()
+    assert bench.core.num_preemptions == 1

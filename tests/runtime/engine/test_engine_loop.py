@@ -35,9 +35,10 @@ class Running:
         ids: Sequence[int],
         params: SamplingParams,
         on_ready: Callable[[], None] | None = None,
+        namespace: bytes = b"",
     ) -> GenerationStream:
         stream = GenerationStream(name, tuple(ids), cancel=self.loop.cancel, on_ready=on_ready)
-        self.loop.submit(self.bench.request(name, ids, params), stream.deliver)
+        self.loop.submit(self.bench.request(name, ids, params, namespace), stream.deliver)
         return stream
 
 
@@ -264,6 +265,35 @@ def test_a_full_queue_refuses_and_every_end_of_a_request_makes_room() -> None:
     again = [running.stream(f"again {i}", [i], drawn(i)) for i in range(3)]
     assert [stream.result().token_ids for stream in again] == [alone([i], drawn(i)) for i in range(3)]
     running.loop.queue.require_room()
+    running.loop.close()
+
+
+def test_of_a_full_queue_the_client_with_most_requests_loses_its_newest() -> None:
+    """One key filled the queue, and another got 39 times 429."""
+    running = Running(max_num_requests=6)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(batch: object) -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    running.bench.model.before = wait
+    many = [running.stream("many 0", [1], drawn(0), namespace=b"many")]
+    assert begun.wait(WAIT_S), "the core looks at the others only after this step"
+    many += [running.stream(f"many {i}", [1], drawn(i), namespace=b"many") for i in range(1, 6)]
+    few = [running.stream(f"few {i}", [2], drawn(i), namespace=b"few") for i in range(3)]
+    for namespace in (b"many", b"few"):  # each has half of it
+        with pytest.raises(EngineOverloaded):
+            running.stream("too many", [3], drawn(1), namespace=namespace)
+    go_on.set()
+    assert [stream.result().token_ids for stream in few] == [alone([2], drawn(i)) for i in range(3)]
+    assert [stream.result().token_ids for stream in many[:3]] == [alone([1], drawn(i)) for i in range(3)]
+    for stream in many[3:]:
+        with pytest.raises(EngineOverloaded):
+            stream.result()
+    assert running.loop.queue.room == 6
+    again = [running.stream(f"again {i}", [1], drawn(i), namespace=b"many") for i in range(6)]
+    assert [stream.result().token_ids for stream in again] == [alone([1], drawn(i)) for i in range(6)]
     running.loop.close()
 
 
