@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,8 @@ MAX_TOKENS = 1024  # of a reply, unless asked otherwise: small models may repeat
 DEMO_QUESTIONS = ("What is gravity?", "Who first described it?")
 DEMO_MAX_TOKENS = 128
 DEMO_SEED = 1
-HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C stops a reply"
+HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C stops a reply; //word asks /word"
+_COMMAND = re.compile(r"/[A-Za-z]*")  # a line that is only that: a path, or a question about one, is a question
 
 
 @click.command("chat")
@@ -105,7 +107,7 @@ def talk(conversation: Conversation) -> None:
 
 
 def _answer(conversation: Conversation, line: str) -> bool:
-    """Ask a question, or do what a line that begins with a slash says; False: that was to leave."""
+    """Ask a question, or do what a line that is a slash and a word says; False: that was to leave."""
     match line:
         case "":
             pass
@@ -116,10 +118,10 @@ def _answer(conversation: Conversation, line: str) -> bool:
             click.secho("the conversation begins again", dim=True)
         case "/help":
             click.secho(HELP, dim=True)
-        case command if command.startswith("/"):
-            click.secho(f"there is no {command.split()[0]}; {HELP}", dim=True)
+        case command if _COMMAND.fullmatch(command):
+            click.secho(f"there is no {command}; {HELP}", dim=True)
         case question:
-            conversation.ask(question)
+            conversation.ask(question[1:] if _COMMAND.fullmatch(question[1:]) else question)
     return True
 
 

@@ -5,6 +5,7 @@ Knows messages and how to show a reply; `chat.py` knows where the questions come
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.runtime import Completion, Engine, SamplingParams
+
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass
@@ -51,9 +54,10 @@ class Conversation:
             for delta in stream:
                 if delta.thought:
                     is_thinking = True
-                    click.secho(delta.thought, nl=False, dim=True)
+                    click.secho(shown(delta.thought), nl=False, dim=True)
                 if delta.text:
-                    click.echo(f"\n\n{delta.text}" if is_thinking else delta.text, nl=False)
+                    text = shown(delta.text)
+                    click.echo(f"\n\n{text}" if is_thinking else text, nl=False)
                     is_thinking = False
             completion = stream.result()
         click.echo()
@@ -62,6 +66,15 @@ class Conversation:
             thought = {"reasoning_content": completion.thought} if completion.thought else {}
             self.messages += [question, {"role": "assistant", "content": completion.text, **thought}]
         return completion
+
+
+def shown(text: str) -> str:
+    """A reply's text without characters that steer a terminal, or the direction of what it shows.
+
+    >>> shown("a\\x1b]0;title\\x07b\\n")
+    'a]0;titleb\\n'
+    """
+    return _STEERING.sub("", text)
 
 
 def summary(completion: Completion) -> str:

@@ -7,7 +7,8 @@ matcher, not where its grammar comes from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import llguidance
 import numpy as np
@@ -17,19 +18,34 @@ from ..model.batch import Int32Array
 from .grammar import OVER
 
 
+@dataclass
+class MatcherWork:
+    """What the replies of one grammar have made its matcher remember: states of its lexer, which are never dropped.
+
+    Attributes:
+        num_masks: that were computed, each of which may have added states.
+        on_failed: called when a reply becomes too much work.
+    """
+
+    num_masks: int = 0
+    on_failed: Callable[[], None] = lambda: None
+
+
 class GrammarConstraint:
     """The state of one reply, as `TokenConstraint` describes it.
 
     Args:
         matcher: a matcher of this reply's own, at its beginning.
         vocab_size: that of the tokenizer which the matcher was made for.
+        work: that of all matchers that share states with this one.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, work: MatcherWork | None = None) -> None:
         self._matcher = matcher
         self._begun = matcher.deep_copy()
         self._token_ids: list[int] = []
         self._is_over = False
+        self._work = MatcherWork() if work is None else work
         self._mask: Int32Array = np.zeros(-(-vocab_size // 32), np.int32)
         self._is_filled = False
 
@@ -45,6 +61,7 @@ class GrammarConstraint:
             ConstraintFailed: finding out is too much work, or no token may come.
         """
         if not self._is_filled:
+            self._work.num_masks += 1
             self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
             if self._matcher.is_error():
                 raise self._failure()
@@ -99,10 +116,11 @@ class GrammarConstraint:
 
     def fork(self) -> GrammarConstraint:
         """A constraint that goes on from here by itself."""
-        forked = GrammarConstraint(self._matcher.deep_copy(), 32 * len(self._mask))
+        forked = GrammarConstraint(self._matcher.deep_copy(), 32 * len(self._mask), self._work)
         forked._is_over = self._is_over
         return forked
 
     def _failure(self) -> ConstraintFailed:
+        self._work.on_failed()
         reason = " ".join(self._matcher.get_error().replace("<non-verbose/>", "").split())
         return ConstraintFailed(f"the reply cannot follow its grammar any further: {reason[:300]}; simplify it")

@@ -27,11 +27,12 @@ from cachetools import LRUCache
 from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
 from .fair_lock import FairLock
 from .grammar import Grammar
-from .grammar_constraint import GrammarConstraint
+from .grammar_constraint import GrammarConstraint, MatcherWork
 from .grammar_trial import GrammarTrial, OutOfTime
 from .grammar_trial_process import Vocabulary, limits_of, trim_heap
 
 MAX_GRAMMARS = 128  # the states of a large one take some tens of megabytes
+MAX_MASKS = 8192  # of kept grammars together: states that they remember take up to 30 KB a mask
 MAX_REFUSED = 128  # kept with the reason
 MAX_WAITING = 64  # callers that wait in one lane
 ANSWER_LIMIT_S = 1.0  # half of it may be spent waiting for trials of other grammars
@@ -47,11 +48,21 @@ class CompiledGrammar:
 
     Attributes:
         holds_thoughts: as in `Grammar`.
+        work: what its matcher remembers.
+
+    Args:
+        on_failed: called when a reply becomes too much work.
     """
 
     def __init__(
-        self, open_matcher: Callable[[], llguidance.LLMatcher], vocab_size: int, *, holds_thoughts: bool = False
+        self,
+        open_matcher: Callable[[], llguidance.LLMatcher],
+        vocab_size: int,
+        *,
+        holds_thoughts: bool = False,
+        on_failed: Callable[[], None] = lambda: None,
     ) -> None:
+        self.work = MatcherWork(on_failed=on_failed)
         self.holds_thoughts = holds_thoughts
         self._open_matcher = open_matcher
         self._vocab_size = vocab_size
@@ -63,9 +74,10 @@ class CompiledGrammar:
         """A constraint at the beginning of a reply."""
         with self._lock:
             self._num_starts += 1
-            if self._num_starts % _STARTS_PER_MATCHER == 0:
+            if self._num_starts % _STARTS_PER_MATCHER == 0 or self.work.num_masks > MAX_MASKS // 4:
                 self._matcher = self._open_matcher()
-            return GrammarConstraint(self._matcher.deep_copy(), self._vocab_size)
+                self.work = MatcherWork(on_failed=self.work.on_failed)
+            return GrammarConstraint(self._matcher.deep_copy(), self._vocab_size, self.work)
 
 
 @dataclass(frozen=True)
@@ -234,15 +246,25 @@ class Grammars:
             refused = self._refused.get(grammar)
             if refused is not None:
                 raise InvalidGrammar(str(refused), line=refused.line)  # a new one each time: a traceback grows
-            return self._compiled.get(grammar)
+            found = self._compiled.get(grammar)
+            while sum(each.work.num_masks for each in self._compiled.values()) > MAX_MASKS and len(self._compiled) > 1:
+                self._compiled.popitem()  # the one used longest ago
+            return found
 
     def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
         compiled = CompiledGrammar(
-            lambda: self._matcher(tried), self._tokenizer.vocab_size, holds_thoughts=grammar.holds_thoughts
+            lambda: self._matcher(tried),
+            self._tokenizer.vocab_size,
+            holds_thoughts=grammar.holds_thoughts,
+            on_failed=lambda: self._drop(grammar),
         )
         with self._lock:
             self._compiled[grammar] = compiled
         return compiled
+
+    def _drop(self, grammar: Grammar) -> None:
+        with self._lock:
+            self._compiled.pop(grammar, None)
 
     def _refuse(self, grammar: Grammar, error: InvalidGrammar) -> None:
         with self._lock:

@@ -178,7 +178,10 @@ class EngineLoop:
         try:
             self._core.add(request)
         except Exception as error:
-            known = error if isinstance(error, RadixLMError) else EngineError(f"the request failed: {error}")
+            known = error
+            if not isinstance(known, RadixLMError):
+                _LOGGER.error("request %s failed", request.request_id, exc_info=error)
+                known = EngineError(f"the request failed: {type(error).__name__}; the log says more")
             self._deliver(RequestOutput(request.request_id, error=known))
 
     def _make_room(self, client: Client, refusal: EngineOverloaded) -> bool:

@@ -236,7 +236,7 @@ def _visible_error(request: Request, error: Exception) -> RadixLMError:
     _LOGGER.error("%r failed", request, exc_info=error)
     if isinstance(error, RadixLMError):
         return error
-    return _caused(EngineError(f"the request failed: {type(error).__name__}: {error}"), error)
+    return _caused(EngineError(f"the request failed: {type(error).__name__}; the log says more"), error)
 
 
 def _caused(failure: EngineError, cause: Exception) -> EngineError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-_PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers")
+_PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "client")
 
 
 def plain_scope(scope: Scope) -> dict[str, Any]:

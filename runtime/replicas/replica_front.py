@@ -91,7 +91,7 @@ class ReplicaFront:
         names it.
         """
         routes = [
-            Route("/health", self._health, methods=["GET"]),
+            Route("/health", partial(self._health, has_keys=bool(api_keys)), methods=["GET"]),
             Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
             Route("/{path:path}", self._forward, methods=_METHODS),
         ]
@@ -102,13 +102,15 @@ class ReplicaFront:
             app.add_exception_handler(gone, _nobody_listens)
         return app
 
-    async def _health(self, request: Request) -> Response:
-        """Ready while one replica takes requests."""
+    async def _health(self, request: Request, *, has_keys: bool) -> Response:
+        """Ready while one replica takes requests. Where there are keys, only clients with one learn of replicas."""
         living = self._living()
         replicas = {
             name: {"status": "ready" if name in living else "gone", "num_requests": load}
             for name, load in self._loads.items()
         }
+        if has_keys and api_key_of(request) is None:
+            replicas = {}
         status = "ready" if len(living) == len(self._loads) else "degraded" if living else "gone"
         return JSONResponse({"status": status, "replicas": replicas}, 200 if living else 503)
 

@@ -28,8 +28,12 @@ class Verdict:
     serves: bool = True
 
     @classmethod
-    def of(cls, stats: EngineStats, max_stall_s: float) -> Verdict:
-        """Something is wrong if the engine's thread is gone, if it has work and makes no progress, or if steps fail."""
+    def of(cls, stats: EngineStats, max_stall_s: float, *, tells_causes: bool = True) -> Verdict:
+        """Something is wrong if the engine's thread is gone, if it has work and makes no progress, or if steps fail.
+
+        Args:
+            tells_causes: whether the operating system's own words may be told, which name files.
+        """
         num_failed = stats.num_failed_steps_in_a_row
         if stats.crash is not None:
             return cls(f"the engine's thread died of {stats.crash}; start the server again", serves=False)
@@ -45,7 +49,8 @@ class Verdict:
             died = f"the engine's thread died of {stats.restarted_after}"
             return cls(f"{died}; it was started again with an empty cache, and has computed nothing since")
         if stats.tier is not None and stats.tier.off_because is not None:
-            return cls(f"the store is off ({stats.tier.off_because}); nothing is kept on disk")
+            cause = f" ({stats.tier.off_because})" if tells_causes else ""
+            return cls(f"the store is off{cause}; nothing is kept on disk")
         return cls(None)
 
 
@@ -60,8 +65,8 @@ class Health:
     async def answer(self, request: Request) -> Response:
         """`ready`, or `degraded` with a `reason`: 503 if no request is served, 200 if the next one may be."""
         stats = self.stats()
-        verdict = Verdict.of(stats, self.max_stall_s)
         tells_all = not self.has_keys or api_key_of(request) is not None
+        verdict = Verdict.of(stats, self.max_stall_s, tells_causes=tells_all)
         counts = {n: value for n, value in asdict(stats).items() if n not in _ELSEWHERE} if tells_all else {}
         body = {"status": "degraded" if verdict.reason else "ready", "reason": verdict.reason, **counts}
         return Response(msgspec.json.encode(body), 200 if verdict.serves else 503, media_type="application/json")

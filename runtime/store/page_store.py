@@ -230,7 +230,7 @@ class PageStore:
             discarded = list(self._change(partial(self._writer.discard, namespace)).evicted)
         if self._state.off_because is not None:
             raise StoreOff(
-                f"the store in {self.directory} is off ({self._state.off_because}): pages may still be on disk; "
+                "the store is off, as /health says why: pages may still be on disk; "
                 "restart when the disk is well, and clear them again"
             )
         return discarded

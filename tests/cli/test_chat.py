@@ -168,6 +168,25 @@ def test_reset_and_errors_leave_a_conversation_that_goes_on(
     assert next(lines) == "never"
 
 
+@pytest.mark.parametrize(
+    ("line", "asked"), [("/etc/hosts", "/etc/hosts"), ("/tmp is full, why?", "/tmp is full, why?"), ("//tmp", "/tmp")]
+)
+def test_a_question_may_begin_with_a_path(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, line: str, asked: str
+) -> None:
+    lines = iter([line, "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    chat.talk(Conversation(engine("x.radixlm"), SamplingParams(), ""))  # type: ignore[arg-type]
+    [(messages, _)] = engine.asked
+    assert messages == [{"role": "user", "content": asked}]
+
+
+def test_a_reply_cannot_steer_the_terminal(engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]) -> None:
+    engine.words = ["a\x1b]0;title\x07", "\x9b31m\u202eb\tc"]
+    Conversation(engine("x.radixlm"), SamplingParams(), "").ask("Hi")  # type: ignore[arg-type]
+    assert capsys.readouterr().out.startswith("a]0;title31mb\tc\n")
+
+
 ENDLESS = """
 import itertools, time, types
 import radixlm.runtime.engine.engine as engine_module

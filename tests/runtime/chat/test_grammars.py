@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from radixlm.runtime.chat import grammars as grammars_module
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
 from radixlm.runtime.chat.grammar_trial import GrammarTrial, OutOfTime
 from radixlm.runtime.chat.grammar_trial_process import Vocabulary
@@ -334,6 +335,40 @@ def test_only_the_latest_used_grammars_are_kept(small: Bench) -> None:
         assert len(grammars) == 3
         assert grammars.compile(Grammar("regex", "a")) is compiled["a"]
         assert grammars.compile(Grammar("regex", "b")) is not compiled["b"]
+    finally:
+        grammars.close()
+
+
+def test_a_grammar_that_a_reply_cannot_follow_any_further_is_not_kept(small: Bench) -> None:
+    """Each of 60 left 18 MB of states behind, as long as there were not 128 others."""
+    grammars = small.open()
+    try:
+        constraint = grammars.compile(Grammar("regex", "abc")).start()
+        with pytest.raises(ConstraintFailed):
+            constraint.accept(small.id_of[b"x"])
+        assert len(grammars) == 0
+        assert (
+            say(grammars.compile(Grammar("regex", "abc")).start(), small.tokenizer, small.eos, random.Random(1))
+            == "abc"
+        )
+    finally:
+        grammars.close()
+
+
+def test_what_kept_grammars_remember_is_bounded_by_the_masks_that_they_computed(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars_module, "MAX_MASKS", 40)
+    grammars = small.open()
+    try:
+        for letter in "abcdef":
+            compiled = grammars.compile(Grammar("regex", f"{letter}{{20}}"))
+            for seed in range(3):
+                say(compiled.start(), small.tokenizer, small.eos, random.Random(seed))
+            assert compiled.work.num_masks <= 40, "a matcher that has met much is replaced"
+        grammars.compile(Grammar("regex", "f{20}"))
+        kept = [each.work.num_masks for each in grammars._compiled.values()]
+        assert sum(kept) <= 40 and 1 <= len(kept) < 6
     finally:
         grammars.close()
 

@@ -253,6 +253,7 @@ def test_keys_are_asked_for_and_set_caches_apart(replicas: dict[str, FakeReplica
     front = ReplicaFront(replicas)
     with TestClient(front.app(["alice", "bob"])) as client:
         assert ask(client, TALK).status_code == 401 and client.get("/health").status_code == 200
+        assert client.get("/health").json() == {"status": "ready", "replicas": {}}
         places = {}
         for key in ("alice", "bob"):  # the same text, but whoever holds it for one holds nothing for the other
             client.headers["authorization"] = f"Bearer {key}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import EmptyPrompt, StepFailed
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.choices import params_of_choices
+from radixlm.runtime.server.choices import Choices, params_of_choices
 from radixlm.runtime.server.openai.reply_parts import usage_of
 from starlette.testclient import TestClient
 
@@ -193,3 +194,25 @@ def test_a_list_of_prompts_gives_what_each_alone_does_and_streams_the_same(real:
         [choice] = chunk["choices"]
         ids[choice["index"]] += choice["token_ids"]
     assert ids == [choice["token_ids"] for choice in together]
+
+
+def test_all_choices_are_left_at_once() -> None:
+    """Each cancelled one was waited for by itself, a second at most: 128 of them held a task for two minutes."""
+
+    class Leaving:
+        num_leaving = most = 0
+
+        def cancel(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            Leaving.num_leaving += 1
+            Leaving.most = max(Leaving.most, Leaving.num_leaving)
+            await asyncio.sleep(0)
+            Leaving.num_leaving -= 1
+
+    async def leave() -> None:
+        async with Choices([Leaving() for _ in range(5)]):  # type: ignore[misc]
+            pass
+
+    asyncio.run(leave())
+    assert Leaving.most == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,13 @@ FINE = EngineStats(
     **{name: 0 for name in EngineStats.__annotations__ if name.startswith("num_")},
     uptime_s=1.0,
 )
+
+
+def test_the_systems_own_words_are_told_only_to_clients_with_a_key() -> None:
+    tier = SimpleNamespace(off_because="OSError: No space left on device: '/home/me/store'")
+    stats = replace(FINE, tier=tier)  # type: ignore[arg-type]
+    assert "/home/me" in str(Verdict.of(stats, 60.0).reason)
+    assert Verdict.of(stats, 60.0, tells_causes=False).reason == "the store is off; nothing is kept on disk"
 
 
 @pytest.mark.parametrize(

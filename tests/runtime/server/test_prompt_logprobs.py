@@ -177,3 +177,10 @@ def test_other_dialects_refuse_the_field_by_name(client: TestClient, path: str) 
 def test_no_request_is_left_running(client: TestClient, engine: Engine) -> None:
     json.loads(client.get("/health").content)
     engine.check()
+
+
+def test_the_chunk_of_the_prompt_counts_no_token_of_the_reply(client: TestClient) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    response = ask(client, echo=True, logprobs=1, max_tokens=3, stream=True, stream_options=options)
+    *chunks, _ = events(response)
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3]

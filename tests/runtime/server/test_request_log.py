@@ -11,7 +11,7 @@ import pytest
 from radixlm.cli.log_config import JSONFormatter
 from radixlm.runtime.errors import StepFailed
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.request_log import new_id
+from radixlm.runtime.server.request_log import line_of, new_id
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
@@ -172,3 +172,10 @@ def test_a_forked_process_makes_other_ids_than_its_parent() -> None:
     os.close(write)
     with open(read) as pipe:
         assert pipe.read() not in ("", new_id("req-"))
+
+
+@pytest.mark.parametrize("letter", ["\x9b", "\u202e", "\u2066", "\u200b", "\xad", "\U000e0041", "\x1b", "\x7f"])
+def test_what_steers_a_terminal_is_escaped_in_the_log(letter: str) -> None:
+    line = line_of({"path": f"/a{letter}31mX"})
+    assert letter not in line and json.loads(line.removeprefix("path=")) == f"/a{letter}31mX"
+    assert line_of({"path": "/é/日本"}) == "path=/é/日本"
