@@ -8,12 +8,13 @@ kinds. Knows one tokenizer, and the latest texts of each namespace.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +27,7 @@ _SAMPLE = (
     8  # characters a token, more than texts have: a text that is much too long is refused for so many of its first
 )
 
+_BETWEEN_WORDS = re.compile(r"[A-Za-z] (?=[A-Za-z])")
 _LEFT = ("word", "1st a", "it's", "x\n\n a", "(a", "é b", "A,B", "  a", "a_b", "don't")
 _RIGHT = ("be", "b's", "b1", "b\n\n", "b  c", "bé", "B.", "the end", "s", "b ")
 
@@ -222,6 +224,19 @@ def is_safe(encode: Encode, *, drops_space: bool) -> bool:
             if encode(f"{left} {right}", True)[0] != before + after:
                 return False
     return True
+
+
+def safe_cuts(text: str, length: int) -> Iterator[int]:
+    """Places that cut a text into parts of at most `length` characters, or longer ones where there is no such place."""
+    begin = 0
+    while len(text) - begin > length:
+        cut = begin + _last_cut(text[begin : begin + length], length)
+        if cut == begin:
+            cut = next((at.start() + 1 for at in _BETWEEN_WORDS.finditer(text, begin + length - 2)), len(text))
+        if cut >= len(text):
+            return
+        yield cut
+        begin = cut
 
 
 def _last_cut(text: str, length: int) -> int:

@@ -16,8 +16,11 @@ from .errors import InvalidText, InvalidTokenizer, TooManyTokens
 from .pieces import byte_alphabet
 from .probe import twin_of
 from .profile import TokenizerProfile
-from .seam_encoder import SeamEncoder, SeamEncoding, has_cut, is_safe
+from .seam_encoder import SeamEncoder, SeamEncoding, has_cut, is_safe, safe_cuts
 from .text_bound import TextBound
+
+PART_CHARACTERS = 1 << 16  # that are encoded at once where a text can be cut: some 30 MB
+MAX_UNCUT_CHARACTERS = 1 << 19  # and where it cannot: some 250 MB
 
 
 class TextEncoder:
@@ -57,10 +60,26 @@ class TextEncoder:
         """The ids of a text; see `Tokenizer.encode`."""
         self.require_within(text, max_tokens)
         encoder = self._encoder if parse_special else Encoder(self._plain, self._turns)
-        ids = encoder.ids(text, max_tokens=max_tokens)
+        if parse_special and max_tokens is None:
+            ids = self._ids_in_parts(text, encoder)
+        else:
+            ids = encoder.ids(text, max_tokens=max_tokens)
         if not parse_special:
             self._check_plain(ids)
         return self.with_bos(ids, add_bos)
+
+    def _ids_in_parts(self, text: str, encoder: Encoder) -> list[int]:
+        """The ids of a text, encoded in parts: the library takes half a kilobyte a token until it is done.
+
+        Raises:
+            InvalidText: it cannot be cut, and is too long for one part.
+        """
+        ids: list[int] = []
+        begin = 0
+        for cut in safe_cuts(text, PART_CHARACTERS) if self.has_seams and len(text) > PART_CHARACTERS else ():
+            ids += encoder.ids(_within_one_part(text[begin:cut]))
+            begin = cut + (self._profile.dummy_prefix != "none")  # which puts a space before the rest
+        return ids + encoder.ids(_within_one_part(text[begin:]))
 
     def ids_from_seam(
         self, text: str, namespace: bytes | None, *, max_tokens: int | None = None, remembers: bool = True
@@ -163,6 +182,15 @@ class TextEncoder:
         if wrong:
             text = self._parsing.id_to_token(min(wrong))
             raise InvalidText(f"the text holds {text!r}, which cannot be encoded as plain text here; remove it")
+
+
+def _within_one_part(text: str) -> str:
+    if len(text) > MAX_UNCUT_CHARACTERS:
+        raise InvalidText(
+            f"the text has {len(text)} characters without two words beside each other, at most {MAX_UNCUT_CHARACTERS} "
+            "are encoded at once; send it in parts"
+        )
+    return text
 
 
 def checked(text: str) -> str:

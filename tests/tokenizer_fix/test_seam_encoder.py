@@ -9,8 +9,9 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from radixlm.tokenizer_fix import Tokenizer, TooManyTokens
-from radixlm.tokenizer_fix.seam_encoder import MIN_CHARACTERS, SeamEncoder, is_safe
+from radixlm.tokenizer_fix import InvalidText, Tokenizer, TooManyTokens, text_encoder
+from radixlm.tokenizer_fix.encoder import Encoder
+from radixlm.tokenizer_fix.seam_encoder import MIN_CHARACTERS, SeamEncoder, is_cut, is_safe, safe_cuts
 
 LoadTokenizer = Callable[[str], Tokenizer]
 ReadJson = Callable[[str], str]
@@ -201,3 +202,46 @@ def test_an_added_token_with_a_space_inside_is_never_cut(read_json: ReadJson, co
 def _id(piece: str) -> int:
     """As large as ids may be, and no larger."""
     return hash(piece) % 2**31
+
+
+@given(
+    text=st.lists(st.sampled_from(["a", "word ", " ", "b c ", "1 ", "\n", "x y", "é ", "<"]), max_size=60).map("".join)
+)
+@settings(deadline=None, max_examples=60)
+def test_a_text_that_is_encoded_in_parts_has_the_ids_of_the_whole(tokenizer: Tokenizer, text: str) -> None:
+    whole = tokenizer.encode(text, parse_special=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_encoder, "PART_CHARACTERS", 8)
+        assert tokenizer.encode(text, parse_special=True) == whole
+
+
+def test_no_more_of_a_text_is_encoded_at_once_than_a_part(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MB of ` a` took 950 MB."""
+    monkeypatch.setattr(text_encoder, "PART_CHARACTERS", 100)
+    monkeypatch.setattr(text_encoder, "MAX_UNCUT_CHARACTERS", 200)
+    lengths: list[int] = []
+    encode = Encoder.encode
+
+    def counted(self: Encoder, text: str, max_tokens: int | None = None) -> tokenizers.Encoding:
+        lengths.append(len(text))
+        return encode(self, text, max_tokens)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    if tokenizer._encoder.has_seams:
+        lengths.clear()
+        tokenizer.encode("some words " * 100, parse_special=True)
+        assert max(lengths) <= 100 and len(lengths) > 10
+    with pytest.raises(InvalidText, match="at most 200 are encoded at once"):
+        tokenizer.encode("1 " * 500, parse_special=True)
+
+
+@given(st.text("ab 1", max_size=80), st.integers(3, 20))
+def test_cuts_are_safe_places_as_near_as_they_can_be(text: str, length: int) -> None:
+    cuts = list(safe_cuts(text, length))
+    assert all(is_cut(text.encode(), cut) for cut in cuts) and cuts == sorted(set(cuts))
+    for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        assert end - begin <= length or not any(
+            is_cut(text.encode(), at) for at in range(begin + 1, begin + length - 1)
+        )
