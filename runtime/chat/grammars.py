@@ -22,7 +22,7 @@ from functools import cached_property, partial
 from typing import cast
 
 import llguidance
-from cachetools import LRUCache
+from cachetools import Cache, LRUCache
 
 from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
 from .fair_lock import FairLock
@@ -247,9 +247,13 @@ class Grammars:
             if refused is not None:
                 raise InvalidGrammar(str(refused), line=refused.line)  # a new one each time: a traceback grows
             found = self._compiled.get(grammar)
-            while sum(each.work.num_masks for each in self._compiled.values()) > MAX_MASKS and len(self._compiled) > 1:
+            while self._num_masks() > MAX_MASKS and len(self._compiled) > 1:
                 self._compiled.popitem()  # the one used longest ago
             return found
+
+    def _num_masks(self) -> int:
+        """Masks that the kept grammars remember; to ask for one by `[]` would count as its use."""
+        return sum(Cache.__getitem__(self._compiled, grammar).work.num_masks for grammar in self._compiled)
 
     def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
         compiled = CompiledGrammar(
