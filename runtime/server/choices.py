@@ -151,7 +151,8 @@ class Choices:
     ) -> None:
         for stream in self._streams:  # all first: none is computed while another is waited for
             stream.cancel()
-        await asyncio.gather(*(stream.__aexit__(kind, error, trace) for stream in self._streams))
+        leaving = [stream.__aexit__(kind, error, trace) for stream in self._streams]
+        await (leaving[0] if len(leaving) == 1 else asyncio.gather(*leaving))  # as nearly always: no task
 
 
 async def _nothing() -> None:
