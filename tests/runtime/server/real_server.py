@@ -84,7 +84,7 @@ class RealServer:
         """Nothing runs, everything adds up, and no page is lost: all are free or only cached."""
         wait_until(lambda: self.engine.stats().num_running + self.engine.stats().num_waiting == 0)
         self.engine.check()
-        assert self.engine.stats().num_used_pages == 0
+        wait_until(lambda: self.engine.stats().num_used_pages == 0)  # work of an idle engine has some for a moment
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
