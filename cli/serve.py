@@ -150,8 +150,8 @@ cache_key_option = click.option(
     default=DEFAULT_PREFILL_MS,
     show_default=True,
     metavar="MS",
-    help="That a step computes prompts at most while other requests wait or stream, by what steps took lately; streams "
-    "keep half of their speed. 0: as long as its tokens take.",
+    help="That a step computes prompts while other requests wait or decode, or longer where so short a part would "
+    "waste the machine; decoding requests keep half of their speed. 0: as long as its tokens take.",
 )
 @click.option(
     "--admission",

@@ -236,15 +236,18 @@ class EngineCore:
 
     def warm_up(self) -> None:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
-        running. Nothing is kept of it; what fails here, requests will meet and say.
+        running. What a step takes then is the scheduler's first measure. What fails here, requests will meet and say.
         """
         pool, states = self._cache.pool, self._cache.states
         if not pool.num_free:
             return
         pages, slot = pool.allocate(1), None if states is None else states.allocate()
         try:
-            self._forward.forward(Batch.of_zeros(0, 1, pages, wants_logits=True, state_out=slot))
-            self._forward.top_logits(1, self.limits.vocab_size)
+            for _ in range(2):  # the first one maps the weights in, so only the second is a measure
+                begun = self._clock()
+                self._forward.forward(Batch.of_zeros(0, 1, pages, wants_logits=True, state_out=slot))
+                self._forward.top_logits(1, self.limits.vocab_size)
+            self._scheduler.observe_decode(num_rows=1, seconds=self._clock() - begun)
         except Exception:
             _LOGGER.exception("the model could not be warmed up")
         finally:

@@ -76,9 +76,9 @@ class EngineOptions:
         max_num_seqs: requests computed together; more wait.
         max_queue: requests that may wait beside those; more are refused with EngineOverloaded; None: any number.
         max_num_batched_tokens: tokens of one step, at most the artifact's own limit; None: that limit.
-        prefill_ms: milliseconds that a step takes for parts of prompts at most while others wait or stream, by what
-            steps took lately; prompts that end in it have 250 together. Beside long prompts streams keep half of their
-            speed. None: as long as its tokens take.
+        prefill_ms: milliseconds that a step takes for parts of prompts while others wait or stream, by what steps took
+            lately, or longer where such a part would cost far more a token; prompts that end in it have 250 together.
+            Beside long prompts streams keep half of their speed. None: as long as its tokens take.
         admission: what of a reply has pages reserved when its request is let in: `optimistic` one token, and the newest
             request gives its pages back when they become too few; `conservative` `max_tokens`, and none ever does.
         num_threads: threads of the kernels, 1 to 1024; None: the runtime's choice.

@@ -191,6 +191,11 @@ class Scheduler:
             self._pace.observe_step([item.reservation for item in scheduled], seconds, num_accepted)
         self._guessing.observe(scheduled, seconds)
 
+    def observe_decode(self, num_rows: int, seconds: float) -> None:
+        """Note how long a step of no request took that decoded so many tokens."""
+        if self._pace is not None:
+            self._pace.observe(num_streams=num_rows, chunks=[], seconds=seconds)
+
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
         """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
         for waiting in self._waiting.values():

@@ -33,6 +33,10 @@ class Machine:
 
     limit_s: float | None = 0.05
     fixed_s: float = 0.0  # of each step
+    token_s: float = TOKEN_S
+    position_s: float = POSITION_S
+    stream_s: float = STREAM_S  # of each step that decodes
+    stream_row_s: float = 0.0  # of each token that is decoded
     between_s: float = 0.0  # two steps
     now: float = 0.0
     first_tokens: dict[str, float] = field(default_factory=dict)  # seconds after the request came
@@ -62,9 +66,9 @@ class Machine:
             for reservation in [item.reservation for item in plan.scheduled]:
                 if reservation.num_tokens > 1:
                     middle = (reservation.start + reservation.stop) / 2
-                    seconds += reservation.num_tokens * (TOKEN_S + POSITION_S * middle)
-            if any(item.reservation.num_tokens == 1 for item in plan.scheduled):
-                seconds += STREAM_S
+                    seconds += reservation.num_tokens * (self.token_s + self.position_s * middle)
+            num_streams = sum(item.reservation.num_tokens == 1 for item in plan.scheduled)
+            seconds += self.stream_s * bool(num_streams) + self.stream_row_s * num_streams
             step.commit()
         assert plan.scheduled, "an empty step"
         self.now += seconds
@@ -81,6 +85,13 @@ class Machine:
         while name not in self.first_tokens:
             self.step()
         return self.first_tokens[name]
+
+
+def machine_of(row_s: float, fixed_rows: int) -> Machine:
+    """A machine whose steps cost `row_s` for each row, and as much as `fixed_rows` rows besides."""
+    return Machine(
+        fixed_s=fixed_rows * row_s, token_s=row_s, position_s=0.0, stream_s=0.0, stream_row_s=row_s, between_s=0.0
+    )
 
 
 def alone_s(num_tokens: int) -> float:
@@ -268,3 +279,105 @@ def test_a_clock_that_stands_still_measures_nothing() -> None:
     pace = StepPace(0.05)
     pace.observe(num_streams=0, chunks=[(0, 512)], seconds=0.0)
     assert pace.num_tokens(0, 0.05) == StepPace(0.05).num_tokens(0, 0.05)
+
+
+@pytest.mark.parametrize("num_tokens", [512, 2048, 6000])
+@pytest.mark.parametrize("row_s", [1e-5, 1e-3, 0.013, 0.05])
+@pytest.mark.parametrize("fixed_rows", [1, 2, 7, 16, 32, 64])
+@pytest.mark.parametrize("before", [(), (512,), (100, 700), (30,)])
+def test_a_lone_prompt_costs_at_most_5_percent_more_than_in_whole_steps(
+    num_tokens: int, row_s: float, fixed_rows: int, before: tuple[int, ...]
+) -> None:
+    """Parts of a quarter of a second were 13 tokens of a slow model, and cost twice as much a token."""
+    machine = machine_of(row_s, fixed_rows)
+    for number, length in enumerate(before):
+        machine.add(f"{number}", length)
+        machine.run_until_first_token(f"{number}")
+        machine.step()
+        machine.finish(f"{number}")
+    machine.add("long", num_tokens)
+    num_steps = -len(machine.steps)
+    machine.run_until_first_token("long")
+    num_steps += len(machine.steps)
+    least = num_tokens + fixed_rows * -(-num_tokens // 512)
+    assert num_tokens + fixed_rows * num_steps <= 1.05 * least
+
+
+@pytest.mark.parametrize("row_s", [1e-5, 1e-3, 0.013, 0.05])
+@pytest.mark.parametrize("fixed_rows", [1, 2, 7, 16, 32, 64])
+@pytest.mark.parametrize("num_streams", [1, 4, 16])
+def test_beside_streams_a_part_has_tokens_enough_to_cost_nearly_the_least(
+    row_s: float, fixed_rows: int, num_streams: int
+) -> None:
+    machine = machine_of(row_s, fixed_rows)
+    for number in range(num_streams):
+        machine.add(f"{number}", 10)
+    while len(machine.first_tokens) < num_streams:
+        machine.step()
+    for _ in range(10):
+        machine.step()
+    began, generated, num_before = machine.now, machine.num_tokens["0"], len(machine.steps)
+    machine.add("long", 3000)
+    machine.run_until_first_token("long")
+    parts = [shares["long"] for shares, _ in machine.steps[num_before:] if "long" in shares][:-1]
+    assert min(parts) >= min(10 * fixed_rows, 512 - num_streams), "a token costs 10 % more than the least, at most"
+    own_s = (machine.num_tokens["0"] - generated) * (fixed_rows + num_streams) * row_s
+    behind_s = 0.5 * (machine.now - began) - own_s  # half of the speed that streams have by themselves
+    assert behind_s <= 3.0 + (512 + fixed_rows) * row_s
+
+
+def test_a_machine_that_slows_down_does_not_get_smaller_parts_than_cost_the_least() -> None:
+    """The time of a part was kept to, so that parts shrank to sizes that cost more a token, and looked slower still."""
+    machine = machine_of(0.001, 8)
+    machine.add("before", 700)
+    machine.run_until_first_token("before")
+    machine.finish("before")
+    machine.fixed_s, machine.token_s, machine.stream_row_s = 20 * 0.008, 20 * 0.001, 20 * 0.001
+    machine.add("long", 6000)
+    machine.run_until_first_token("long")
+    parts = [shares["long"] for shares, _ in machine.steps if "long" in shares][:-1]
+    assert min(parts[2:]) >= 160
+
+
+def test_after_a_step_that_hangs_prompts_are_computed_as_soon_as_before() -> None:
+    """While a machine was suspended for 20 s, prompts seemed to take 20 s, which streams were to be given back."""
+    machine = Machine()
+    machine.add("stream", 100)
+    for number in range(3):
+        machine.add(f"{number}", 200)
+        machine.run_until_first_token(f"{number}")
+        machine.finish(f"{number}")
+    machine.add("hangs", 200)
+    machine.fixed_s = 20.0
+    machine.step()
+    machine.fixed_s = 0.0
+    machine.run_until_first_token("hangs")
+    machine.add("next", 200)
+    assert machine.run_until_first_token("next") < 1.0
+
+
+def test_a_first_step_that_hangs_is_soon_forgotten_too() -> None:
+    machine = Machine(fixed_s=600.0)
+    machine.add("stream", 1)
+    machine.add("hangs", 200)
+    machine.step()
+    machine.fixed_s = 0.0
+    machine.run_until_first_token("hangs")
+    machine.add("next", 200)
+    assert machine.run_until_first_token("next") < 8.0
+
+
+def test_a_prompt_that_is_alone_is_computed_whole_if_nothing_was_measured_and_it_is_short() -> None:
+    machine = Machine()
+    machine.add("short", 512)
+    machine.step()
+    assert machine.steps[0][0] == {"short": 512}
+
+
+def test_what_a_decode_step_took_says_how_much_of_a_first_prompt_is_computed() -> None:
+    slow, quick = Machine(), Machine()
+    for machine, step_s in ((slow, 0.09), (quick, 0.005)):
+        machine.scheduler.observe_decode(num_rows=1, seconds=step_s)
+        machine.add("first", 512)
+        machine.step()
+    assert slow.steps[0][0] == {"first": 64} and quick.steps[0][0]["first"] > 256

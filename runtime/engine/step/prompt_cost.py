@@ -1,0 +1,151 @@
+"""What a step of prompts costs: a fixed time, and a time for each token that grows with its position.
+
+Knows tokens and seconds, not requests or limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+FIXED_TOKENS = 24.0  # that are taken to cost as much as what is fixed, where steps of one size tell nothing
+_KEPT = 0.95  # of what earlier steps said, with each new one
+_MIN_TOKENS = 8  # of a step that tells of the fixed time: the time of fewer does not grow with their number
+_FOLLOWS = 0.3  # of the way to what a step took, that all which was measured before is taken to be slower or faster
+_CERTAIN = 0.001  # spread of the sizes of steps from which the fixed time is known; weighs what was known before
+_DRIFT = 0.1  # of the way to that, with each step
+_POSITIONS = 1024.0  # to a unit of position, so that all numbers are of one size
+_NEAR = 0.125  # units of position: so near to one another, steps tell little of those that are farther
+_NUM_UNKNOWN = 3  # seconds of a step, of each of its tokens, and of each of these for each unit of position
+_NON_NEGATIVE = ((0, 1, 2), (0, 1), (1, 2), (1,))  # what is fitted; what came out below 0 is left out
+
+_Float64Array = npt.NDArray[np.float64]
+
+
+class _Fit(NamedTuple):
+    """Seconds, and None where the sizes of steps do not tell."""
+
+    fixed_s: float | None
+    token_s: float
+    position_s: float  # for each token and unit of position
+    mean_token_s: float
+
+
+class PromptCost:
+    """Seconds of a step as `fixed + tokens * (token + slope * position)`, fitted to what was measured lately.
+
+    Steps of one size do not tell the fixed time from that of the tokens. Then the two keep the ratio that steps of
+    other sizes showed earlier, so that a machine that slows down changes no ratio. Before any did, a decode step is the
+    second size.
+
+    >>> cost = PromptCost()
+    >>> cost.observe(64, 32, 0.2 + 64 * 0.01)
+    >>> cost.fixed_s is None
+    True
+    >>> cost.observe(448, 288, 0.2 + 448 * 0.01)
+    >>> round(cost.fixed_s, 2), round(cost.token_s(0), 3)
+    (0.2, 0.01)
+    """
+
+    def __init__(self) -> None:
+        self._squares: _Float64Array = np.zeros((_NUM_UNKNOWN, _NUM_UNKNOWN))
+        self._products: _Float64Array = np.zeros(_NUM_UNKNOWN)
+        self._ratio: float | None = None  # of the fixed time to that of a token, once steps of several sizes told it
+        self._decode: tuple[float, float] | None = None  # rows and seconds
+        self._fitted: _Fit | None = None
+
+    @property
+    def fixed_s(self) -> float | None:
+        """The seconds that a step takes however few tokens it has; None if that is unknown."""
+        fit = self._fit()
+        return None if fit is None else fit.fixed_s
+
+    def token_s(self, position: float) -> float | None:
+        """Return the seconds that one more token at a position takes; None before the first measurement."""
+        fit = self._fit()
+        if fit is None:
+            return None
+        return max(fit.token_s + fit.position_s * position / _POSITIONS, fit.mean_token_s / 4)
+
+    def observe(self, num_tokens: int, position: float, seconds: float, *, has_fixed: bool = True) -> None:
+        """Note that a step of so many tokens, at this mean position, took so long.
+
+        Args:
+            has_fixed: whether the fixed time is in `seconds`; not where requests decoded in the same step and what
+                these take by themselves was left out.
+        """
+        if num_tokens < _MIN_TOKENS and self._squares.any():
+            return
+        has_fixed = has_fixed and num_tokens >= _MIN_TOKENS
+        row = np.array([has_fixed / num_tokens, 1.0, position / _POSITIONS])
+        if self._ratio is not None and (fit := self._fit()) is not None:
+            expected_s = has_fixed * (fit.fixed_s or 0.0) + num_tokens * (self.token_s(position) or 0.0)
+            if expected_s > 0.0:
+                self._products *= 1 + _FOLLOWS * (seconds / expected_s - 1)
+        self._squares = _KEPT * self._squares + num_tokens * np.outer(row, row)
+        self._products = _KEPT * self._products + row * seconds
+        self._fitted = None
+        if self._ratio is not None or self._spread() >= _CERTAIN:
+            self._ratio = self._likely_ratio()
+
+    def observe_decode(self, num_rows: float, seconds: float) -> None:
+        """Note what a step without prompts takes, of so many rows: no less than the fixed time."""
+        self._decode = num_rows, seconds
+        self._fitted = None
+
+    def _likely_ratio(self) -> float:
+        """Return the fixed time in tokens, a little towards the most that it can be.
+
+        So steps of one size become longer until their sizes tell, and a ratio that was measured too small is noticed.
+        """
+        fit = self._solve()
+        token_s = max(fit.token_s, fit.mean_token_s / 4)
+        ratio = (fit.fixed_s or 0.0) / token_s
+        most = FIXED_TOKENS if self._decode is None else self._decode[1] / token_s - self._decode[0]
+        return ratio + _DRIFT * max(0.0, min(most, FIXED_TOKENS) - ratio)
+
+    def _spread(self) -> float:
+        """How unequal the sizes of steps with a fixed time were: what they say about it, in 1 / tokens."""
+        (own, mixed), total = self._squares[0, :2], self._squares[1, 1]
+        return float(own - mixed * mixed / total)
+
+    def _fit(self) -> _Fit | None:
+        if self._fitted is None and self._squares.any():
+            self._fitted = self._solve()
+        return self._fitted
+
+    def _solve(self) -> _Fit:
+        squares, products = self._squares.copy(), self._products
+        squares[2, 2] += squares[1, 1] * _NEAR**2
+        is_known = True
+        if self._ratio is not None:
+            row = np.array([1.0, -self._ratio, 0.0])
+            squares += _CERTAIN * np.outer(row, row)
+        elif self._spread() < _CERTAIN:
+            is_known = self._decode is not None
+            if self._decode is not None:
+                num_rows, seconds = self._decode
+                row = np.array([1 / num_rows, 1.0, 0.0])
+                squares += num_rows * np.outer(row, row)
+                products = products + row * seconds
+        found = _non_negative(squares, products, _NON_NEGATIVE if is_known else _NON_NEGATIVE[2:])
+        fixed_s, token_s, position_s = (float(each) for each in found)
+        mean_token_s = float((self._products[1] - fixed_s * self._squares[0, 1]) / self._squares[1, 1])
+        if self._decode is not None:
+            num_rows, seconds = self._decode
+            fixed_s = min(fixed_s, max(0.0, seconds - num_rows * token_s))
+        return _Fit(fixed_s if is_known else None, token_s, position_s, max(mean_token_s, 0.0))
+
+
+def _non_negative(squares: _Float64Array, products: _Float64Array, choices: Sequence[Sequence[int]]) -> _Float64Array:
+    """Solve the normal equations for the choice of unknowns that fits best and is not negative; others are 0."""
+    best = np.zeros(_NUM_UNKNOWN)
+    for chosen in map(list, choices):
+        found = np.zeros(_NUM_UNKNOWN)
+        found[chosen] = np.linalg.solve(squares[np.ix_(chosen, chosen)], products[chosen])
+        if found.min() >= 0.0 and found @ products > best @ products:
+            best = found
+    return best
