@@ -22,6 +22,7 @@ import tvm
 from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.errors import CompileError
 from tvm.ir.transform import Sequential
+from tvm.script.ir_builder import tirx as T
 from tvm.support import cc
 from tvm.tirx.build import tir_to_runtime
 
@@ -42,7 +43,9 @@ _DISABLED_PASSES = [
     "tirx.RemoveNoOp",
 ]
 _structural_hash = tvm.get_global_func("ffi.StructuralHash")  # of (function, map_free_vars, skip_tensor_content)
-_MAKER = [1, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]  # 1: raised when this module changes
+_structural_map = tvm.get_global_func("ffi.StructuralMap")  # of (root, [(type, callback)], [], order)
+_PRODUCT, _CHILDREN_FIRST = tvm.tirx.Mul.__tvm_ffi_type_info__.type_index, 1
+_MAKER = [2, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]  # 2: raised when this module changes
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,8 @@ def _compile(key: str, function: Any, target: Target) -> bytes:
     if not is_entry:  # only now: with a symbol from the start it would take TVM's packed arguments
         [lowered] = module.functions.values()
         module = tvm.IRModule({name: lowered.with_attr(_SYMBOL, name)})
+    if target.has_fma:
+        module = _round_products()(module)
     library = tir_to_runtime(module, {}, tvm_target)
     with tempfile.TemporaryDirectory(prefix="radixlm-object-") as folder:
         path = Path(folder) / "function.o"
@@ -146,3 +151,24 @@ def _name_the_device() -> Any:
         return function.with_body(body)
 
     return tvm.tirx.transform.prim_func_pass(name_the_device, opt_level=0)
+
+
+def _round_products() -> Any:
+    """Round every float product before it is added to anything: only `fma` in a kernel fuses the two.
+
+    TVM allows LLVM to make one instruction of any product and sum. It does so in one copy of an expression and not in
+    another, and a token's bits would depend on how many tokens are computed beside it.
+    """
+
+    def fenced(product: Any) -> Any:
+        dtype = str(product.ty)
+        if not dtype.startswith("float"):
+            return product
+        bits, _, lanes = dtype.removeprefix("float").partition("x")
+        name = f"llvm.arithmetic.fence.{f'v{lanes}' if lanes else ''}f{bits}"
+        return T.call_llvm_pure_intrin(product.ty, name, product)
+
+    def round_products(function: Any, module: Any, context: Any) -> Any:
+        return function.with_body(_structural_map(function.body, [(_PRODUCT, fenced)], [], _CHILDREN_FIRST))
+
+    return tvm.tirx.transform.prim_func_pass(round_products, opt_level=0)
