@@ -1,0 +1,91 @@
+"""Law of the row, for every family, KV kind and target: a token has the same bits in steps of any number of rows.
+
+A step of one row and a step of two hundred run different code of the same kernels. The full product would compile a
+thousand artifacts; here every family meets every KV kind and every target that this machine can run, and every KV kind
+every target. What is not marked long has the artifacts of other tests, and one for each target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from radixlm.compile.codegen.targets import TARGETS, find_target
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.manifest import KVDType
+from radixlm.runtime.model.model_runner import ModelRunner
+
+from ...goldens.families import FAMILIES
+from ..kernels.harness import runs_here
+from ..ragged import Rows
+from .harness import COMPILED, OFTEN
+
+NUM_PAGES, NUM_SLOTS = 211, 64  # pages are a prime number, so that Rows can scatter them
+ROW_COUNTS = (2, 5, 8, 10, 16, 31, 64, 200)
+NUM_TOKENS = 200
+KV_KINDS: tuple[KVDType, ...] = ("f16", "f32", "k12v8")
+PRECISIONS = ("f32", "q8", "q4")
+NATIVE = find_target("native").name
+Case = tuple[str, str, KVDType, str]  # family, precision, KV kind and target
+# The sinks of gpt-oss, of two sizes of registers and in codes, where a product was once fused into a sum in one copy of
+# an expression alone; then other features of attention, experts and states, one for each target.
+FOR_EACH_TARGET: tuple[Case, ...] = (
+    ("gpt_oss", "q8", "k12v8", "x86-64-v3"),
+    ("gpt_oss", "q8", "k12v8", "x86-64-v4-vnni"),
+    ("gemma2", "q4", "k12v8", "x86-64-v4"),
+    ("qwen3_5", "q8", "f32", "x86-64-v3-vnni"),
+    ("granitemoe", "q4", "f32", "x86-64-v2"),
+    ("deepseek_v2", "f32", "f16", "x86-64"),
+)
+
+
+def pairs() -> Iterator[Case]:
+    """Every pair of a family, a KV kind and a target; precisions take turns."""
+    for place, name in enumerate(COMPILED):
+        for number, target in enumerate(TARGETS):
+            kv = KV_KINDS[(place + number) % len(KV_KINDS)]
+            yield name, PRECISIONS[(place + number // 3) % len(PRECISIONS)], kv, target
+
+
+def cases() -> list[Any]:
+    often = [(name, "f32", KV_KINDS[0], NATIVE) for name in OFTEN if name in COMPILED]
+    short = [*often, *FOR_EACH_TARGET]
+    long = [case for case in dict.fromkeys(pairs()) if case not in short]
+    marked = [(case, []) for case in short] + [(case, [pytest.mark.long]) for case in long]
+    return [pytest.param(case, id="-".join(case), marks=marks) for case, marks in marked if runs_here(TARGETS[case[3]])]
+
+
+def test_every_family_meets_every_kv_kind_and_every_target() -> None:
+    found = set(pairs())
+    assert {(name, kv) for name, _, kv, _ in found} == set(product(COMPILED, KV_KINDS))
+    assert {(name, target) for name, _, _, target in found} == set(product(COMPILED, TARGETS))
+    assert {(kv, target) for _, _, kv, target in found} == set(product(KV_KINDS, TARGETS))
+    assert {target for _, _, _, target in FOR_EACH_TARGET} == set(TARGETS)
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_token_has_the_same_bits_in_steps_of_any_number_of_rows(
+    case: Case, family_artifact: Callable[..., Path]
+) -> None:
+    name, precision, kv_dtype, target = case
+    artifact = Artifact.open(family_artifact(name, precision, kv_dtype, target))
+    runner = ModelRunner(artifact, num_pages=NUM_PAGES, num_state_slots=NUM_SLOTS, num_threads=1)
+    rows = Rows(runner, NUM_PAGES, artifact.manifest.module.max_num_logits)
+    context = FAMILIES[name].context_length or NUM_TOKENS
+    ids = np.random.default_rng(0).integers(3, artifact.manifest.model.vocab_size, min(NUM_TOKENS, context)).tolist()
+    alone = in_steps(rows, ids, 1)
+    for count in ROW_COUNTS:
+        differ = (in_steps(rows, ids, count) != alone).any(axis=1)
+        assert not differ.any(), f"{differ.sum()} of {len(ids)} tokens have other bits in steps of {count}"
+    runner.close()
+
+
+def in_steps(rows: Rows, ids: list[int], count: int) -> np.ndarray:
+    """The logits of all tokens, so many of them in a step."""
+    number = rows.add(ids)
+    parts = [rows.step({number: min(count, len(ids) - start)})[number] for start in range(0, len(ids), count)]
+    return np.concatenate(parts)
