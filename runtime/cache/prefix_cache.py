@@ -278,7 +278,7 @@ class PrefixCache:
         self.pool = PagePool(self.pool.num_pages)
         self.states = None if self.states is None else self.states.emptied()
         self.tree = self.tree.emptied(self.pool, self.states)
-        self.aliases.forget(None)
+        self.aliases.start_over()
         self.sequences.clear()
         if self._kv_log is not None:
             self._kv_log.write("start_over")

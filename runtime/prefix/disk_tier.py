@@ -206,7 +206,6 @@ class DiskTier:
             wanted.is_abandoned = True
         self._waiting.clear()
         self._saver.forget()
-        self._aliases.load()
         self._end_loads()
 
     def stats(self) -> TierStats:

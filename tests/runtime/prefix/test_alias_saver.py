@@ -56,8 +56,7 @@ def test_an_alias_is_known_to_the_next_process_if_its_pages_are_on_disk(tmp_path
         aliases, saver = saver_of(store)
         assert aliases.find(ALICE, 20, lambda: encode_key(prompt)) == (alias,)
         assert aliases.num_aliases(BOB) == 0, "its pages are not there"
-        aliases.forget(None)
-        saver.load()
+        aliases.start_over()
         assert aliases.num_aliases(ALICE) == 1
 
 
