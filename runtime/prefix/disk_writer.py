@@ -73,6 +73,11 @@ class DiskWriter:
         return self._num_bytes
 
     @property
+    def is_off(self) -> bool:
+        """Whether the store takes nothing any more."""
+        return self._store.stats().is_off
+
+    @property
     def is_idle(self) -> bool:
         """Whether all changes are made, and `wrote` was told of them."""
         return self._num_unfinished == 0

@@ -64,7 +64,7 @@ class PageSaver:
     """Saves by `save` and `save_leaving`, a portion between two steps.
 
     Attributes:
-        num_dropped_pages: that were to be saved and were not, because too much waited.
+        num_dropped_pages: that were to be saved and were not, because too much waited or the store is off.
         num_saved_pages: handed to the writer.
 
     Args:
@@ -101,15 +101,16 @@ class PageSaver:
         chain = _Chain(namespace, tuple(token_ids), generated)
         if chain.num_pages == 0:
             return
-        if len(self._chains) == MAX_CHAINS:
-            dropped = self._chains.popleft()
-            self.num_dropped_pages += dropped.num_pages - dropped.num_done
         self._chains.append(chain)
+        while len(self._chains) > (0 if self.writer.is_off else MAX_CHAINS):
+            self._drop(self._chains.popleft())
         self.go_on()
 
     def save_leaving(self, node: Node, num_leaving: int) -> None:
         """Save now what is about to make room, as much of it as the writer takes: a `Leaving` of the tree."""
-        if node.is_tail:
+        if self.writer.is_off:
+            self.num_dropped_pages += num_leaving
+        if node.is_tail or self.writer.is_off:
             return
         path = node.path()
         chain = _Chain(path.namespace, tokens_of(path.key), path.generated)
@@ -131,6 +132,9 @@ class PageSaver:
     def advance(self) -> None:
         """Save the next portion, if the writer takes it."""
         if not self._is_ready:
+            return
+        if self.writer.is_off:
+            self._drop(self._chains.popleft())
             return
         chain = self._chains[0]
         self._skip(chain)
@@ -206,6 +210,9 @@ class PageSaver:
     @property
     def _portion_pages(self) -> int:
         return max(1, min(PORTION_BYTES, self.writer.max_bytes) // self.identity.page_bytes)
+
+    def _drop(self, chain: _Chain) -> None:
+        self.num_dropped_pages += chain.num_pages - chain.num_done
 
     def _skip(self, chain: _Chain) -> None:
         """Pass over first pages that are on disk, or on their way."""

@@ -362,3 +362,19 @@ def test_small_states_have_no_more_places_than_half_of_a_store_has_records(tmp_p
     assert tier.index.cache.states is not None
     assert 50 <= tier.index.cache.states.num_slots < 60, "and a few to spare"
     tier.close()
+
+
+def test_a_store_that_is_off_has_no_page_copied_for_it(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was known to be stored then, so each request had all of its pages copied, and counted as saved."""
+    served = serve()
+    served.store.store.abandon()
+    copied: list[int] = []
+    monkeypatch.setattr(served.bench.model, "read_pages", lambda page_ids, out: copied.extend(page_ids))
+    for number in range(3):
+        answered(served, f"{number}", PROMPT)
+    for number in range(12):
+        answered(served, f"makes room {number}", [number] * 60)
+    stats = served.tier.stats()
+    assert not copied and stats.num_saved_pages == 0 and stats.num_dropped_pages >= 12
