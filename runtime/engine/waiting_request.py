@@ -133,16 +133,29 @@ def waits_for(sequence: Sequence, match: PrefixMatch) -> bool:
     # no other request finds what is computed behind a sparse span
     if sequence.sparse is not None or sequence.num_computed >= limit or match.num_tokens >= limit:
         return False
-    num_common, limit = 0, min(limit, len(sequence.token_ids))
-    while num_common + PAGE_SIZE <= limit:
-        page = slice(num_common, num_common + PAGE_SIZE)
-        if tuple(match.prompt_ids[page]) != tuple(sequence.token_ids[page]):
-            break
-        num_common += PAGE_SIZE
+    num_common = _num_common(match, sequence, min(limit, len(sequence)))
     if num_common <= max(match.num_tokens, sequence.num_computed):
         return False
     sequence.state.want_at(num_common)
     return True
+
+
+def _num_common(match: PrefixMatch, sequence: Sequence, limit: int) -> int:
+    """Return how many tokens of whole pages two prompts have in common, at most `limit`.
+
+    A page that both have in the same place holds the same tokens, and so do all before it: only tokens after it are
+    compared.
+    """
+    num_shared = min(len(match.pages), len(sequence.page_ids))
+    if not num_shared or match.pages[num_shared - 1] != sequence.page_ids[num_shared - 1]:
+        num_shared = 0
+    ids, num_common = sequence.token_ids, num_shared * PAGE_SIZE
+    while num_common + PAGE_SIZE <= limit:
+        page = slice(num_common, num_common + PAGE_SIZE)
+        if tuple(match.prompt_ids[page]) != tuple(ids[page]):
+            break
+        num_common += PAGE_SIZE
+    return min(num_common, limit // PAGE_SIZE * PAGE_SIZE)
 
 
 AdmissionPolicy = Literal["optimistic", "conservative"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections.abc
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
@@ -19,6 +21,7 @@ from radixlm.runtime.engine.step.pace import PromptTime, StepPace
 from radixlm.runtime.engine.step.plan import StepPlan
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken
+from radixlm.runtime.engine.waiting_request import waits_for
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
 from ..sparse_rows import loaded_rows
@@ -57,7 +60,7 @@ class Bench:
 
     def remember(self, ids: collections.abc.Sequence[int]) -> None:
         """Leave a prompt in the cache."""
-        sequence = self.cache.open(self.cache.match(ids), context_length=160)
+        sequence = self.cache.open(self.cache.match(ids), context_length=len(ids) + 80)
         with self.cache.begin() as step:
             step.reserve(sequence, sequence.num_uncomputed)
             step.commit()
@@ -299,3 +302,30 @@ def test_pages_are_promised_for_rows_and_not_for_what_is_missing() -> None:
     bench.step()
     bench.add("large", [3] * 80)  # 6 pages, and 7 are free
     assert bench.step() == {"sparse": 1, "large": 80}
+
+
+class CountedIds(tuple[int, ...]):
+    """Token ids that count how many of them were looked at."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        CountedIds.num_read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+def test_prompts_that_share_a_long_cached_prefix_are_compared_after_it() -> None:
+    """Each waiting prompt was compared with each running one from its first token on: streams waited for that."""
+    shared = [7] * 1600
+    bench = Bench(400, policy(max_num_batched_tokens=64), context_length=2000)
+    bench.remember(shared)
+    running = bench.add("runs", [*shared, *[8] * 100])
+    assert bench.step() == {"runs": 64}
+    match = bench.cache.match([*shared, *[9] * 100])
+    CountedIds.num_read = 0
+    counted = replace(match, prompt_ids=CountedIds(match.prompt_ids))
+    assert not waits_for(running.admitted, counted)
+    assert CountedIds.num_read <= 2 * PAGE_SIZE
+    same = bench.cache.match([*shared, *[8] * 120])
+    assert waits_for(running.admitted, same), "the other computes more of it"
