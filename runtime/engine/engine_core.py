@@ -232,7 +232,7 @@ class EngineCore:
         if self.tier is not None:
             self.tier.rates.observe_step([item.reservation for item in scheduled], ended - begun)
         self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
-        return self._outputs.hand_out(plan, sampled)
+        return self._outputs.hand_out(plan, sampled, check=self.check)
 
     def warm_up(self) -> None:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads

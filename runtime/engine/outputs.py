@@ -45,16 +45,29 @@ class Outputs:
         self._expected, self._clock = expected, clock
 
     def hand_out(
-        self, plan: StepPlan, sampled: list[tuple[ScheduledRequest, Sampled | Verified]]
+        self,
+        plan: StepPlan,
+        sampled: list[tuple[ScheduledRequest, Sampled | Verified]],
+        *,
+        check: Callable[[], None],
     ) -> list[RequestOutput]:
-        """Give each request its tokens, and say of those that cannot go on why."""
+        """Give each request its tokens, and say of those that cannot go on why.
+
+        A request for which that raises fails alone, unless pages or queues are left in disorder: then `check` raises.
+        """
         now = self._clock()
         outputs: list[RequestOutput] = []
+        broken: list[Request] = []
         for item, token in sampled:
-            if isinstance(token, Verified):
-                outputs += self._take(item, token, now)
-            elif token is not None:
-                outputs.append(self._accept(item.request, token, now))
+            if is_damaged(token):
+                continue
+            try:
+                outputs += self._hand(item, token, now)
+            except Exception as error:
+                broken.append(item.request)
+                if item.request.request_id in self._scheduler:
+                    self._scheduler.remove(item.request.request_id)
+                outputs.append(self._broken(item.request, error))
         damaged = [item.request for item, token in sampled if is_damaged(token)]
         for request in damaged:
             self._scheduler.remove(request.request_id)
@@ -68,7 +81,25 @@ class Outputs:
         if plan.unservable is not None:
             self._scheduler.remove(plan.unservable.request_id)
             outputs.append(self.fail_unservable(plan.unservable))
+        if broken:
+            try:
+                check()
+            except Exception as disorder:
+                outputs += self._start_over([], disorder)
         return [output for output in outputs if output.delta is None or not output.delta.is_empty]
+
+    def _hand(self, item: ScheduledRequest, token: Sampled | Verified, now: float) -> list[RequestOutput]:
+        if isinstance(token, Verified):
+            return self._take(item, token, now)
+        return [] if token is None else [self._accept(item.request, token, now)]
+
+    def _broken(self, request: Request, error: Exception) -> RequestOutput:
+        """End a request whose tokens could not be handed out, whatever state its sequence is in."""
+        try:
+            return self.fail(request, error)
+        except Exception:
+            _LOGGER.exception("%r could not be closed", request)
+            return RequestOutput(request.request_id, error=_visible_error(request, error))
 
     def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
         """Hand out what a draft has brought; the reply has it already."""

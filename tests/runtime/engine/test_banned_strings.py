@@ -24,6 +24,7 @@ from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.errors import ConstraintFailed, InvalidParameter
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
+from radixlm.runtime.model.batch import Batch
 from radixlm.tokenizer_fix.stream_decoder import StreamDecoder
 
 from ..fake_constraint import ChainConstraint
@@ -337,3 +338,46 @@ def test_a_constraint_that_cannot_go_back_is_refused_beside_banned_strings() -> 
     with pytest.raises(InvalidParameter, match="ChainConstraint cannot") as refused:
         Bench().request("a", [1], SamplingParams(banned_strings=("a",)), constraint=ChainConstraint(VOCAB_SIZE))
     assert refused.value.param == "banned_strings"
+
+
+def test_logits_that_are_not_finite_within_a_draft_fail_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reply with banned strings is sure of was settled, although its sequence had lost the draft."""
+    monkeypatch.setattr(drafts, "Drafter", Oracle)
+    Oracle.right, Oracle.chance = 1.0, random.Random(1)
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, banned_strings=("zzqq",))
+    prompt, other = [5] * 20, [6] * 20
+    expected = alone(prompt, replace(params, banned_strings=()))
+    Oracle.replies = {tuple(prompt): expected}
+    bench = Bench(policy=replace(POLICY, speculates=True))
+    num_damaged = 0
+
+    def damage(batch: Batch, logits: np.ndarray) -> None:
+        nonlocal num_damaged
+        if len(logits) > 6 and num_damaged < 1:
+            num_damaged += 1
+            logits[-1, 7] = np.nan
+
+    bench.model.after = damage
+    bench.add("a", prompt, params)
+    bench.run()
+    assert num_damaged and "not finite" in str(bench.error("a"))
+    bench.add("again", prompt, params)
+    bench.add("other", other, params)
+    bench.run()
+    assert bench.tokens("again") == expected
+    assert bench.tokens("other") == alone(other, replace(params, banned_strings=()))
+
+
+def test_a_request_whose_tokens_cannot_be_handed_out_fails_alone() -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+    bench = Bench()
+    broken = bench.add("broken", [5] * 20, params)
+    bench.add("other", [6] * 20, params)
+
+    class Odd(type(broken)):  # type: ignore[misc]
+        num_certain = property(lambda self: 1 // 0)
+
+    broken.__class__ = Odd
+    bench.run()
+    assert "ZeroDivisionError" in str(bench.error("broken"))
+    assert bench.tokens("other") == alone([6] * 20, params)
