@@ -8,13 +8,14 @@ as a plain call; this is when steps are made, and for whom. Knows requests and l
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from ..errors import EngineDied, EngineError, EngineOverloaded, RadixLMError
+from ..errors import EngineClosed, EngineDied, EngineError, EngineOverloaded, RadixLMError
 from .completion import Delta, PrefillProgress, RequestOutput
 from .engine_core import EngineCore
 from .engine_queue import Command, EngineQueue
@@ -25,7 +26,7 @@ from .upkeep import Upkeep
 _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_RESTARTS = 1  # what kills it twice would kill it for ever
+FORGIVEN_S = 600.0  # after a death: what kills the thread again sooner would kill it for ever
 
 Listener = Callable[[RequestOutput], None]
 """Gets a request's outputs, on the loop's thread; must neither block nor raise."""
@@ -62,13 +63,21 @@ class EngineLoop:
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
         self._clients: dict[str, Client] = {}  # likewise
+        self._pid = os.getpid()
+        self._clock = clock
+        self._died_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="radixlm-engine", daemon=True)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether requests are taken and computed."""
-        return self._thread.is_alive() and not self.queue.is_closed and self.queue.crash is None
+        return (
+            os.getpid() == self._pid
+            and self._thread.is_alive()
+            and not self.queue.is_closed
+            and self.queue.crash is None
+        )
 
     @property
     def crash(self) -> str | None:
@@ -80,14 +89,17 @@ class EngineLoop:
 
         Raises:
             EngineOverloaded: too many requests run and wait.
-            EngineClosed: the loop was closed.
+            EngineClosed: the loop was closed, or belongs to another process.
             EngineDied: the loop died of an error.
         """
+        self._require_own_process()
         refuse = partial(self._lose, request.request_id, listener, is_final=True)
         self.queue.put(Command(partial(self._add, request, listener), refuse, True, request.client))
 
     def cancel(self, request_id: str) -> None:
         """End a request where it is; harmless if it has ended, or the loop has."""
+        if os.getpid() != self._pid:
+            return
         try:
             self.queue.put(Command(partial(self._abort, request_id), lambda cause: None))
         except EngineError:
@@ -105,6 +117,7 @@ class EngineLoop:
 
     def post(self, work: Callable[[EngineCore], T]) -> Future[T]:
         """Like `call`, without waiting: a request that is submitted later comes after it."""
+        self._require_own_process()
         result: Future[T] = Future()
 
         def do() -> None:
@@ -119,10 +132,19 @@ class EngineLoop:
         return result
 
     def close(self) -> None:
-        """Cancel what runs, end the thread and wait for it. May be called twice."""
+        """Cancel what runs, end the thread and wait for it. May be called twice; in a forked child nothing is to do."""
+        if os.getpid() != self._pid:
+            return
         self.queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _require_own_process(self) -> None:
+        """Raise EngineClosed in a forked child: it has the engine's memory, but not its thread."""
+        if os.getpid() != self._pid:
+            raise EngineClosed(
+                f"this engine belongs to process {self._pid}, this is {os.getpid()}; open an engine in this process"
+            )
 
     # On the thread.
 
@@ -229,7 +251,9 @@ class EngineLoop:
 
     def _has_started_over(self, cause: BaseException) -> bool:
         """After a death: tell every request that it is lost, and whether the loop goes on with those that come."""
-        goes_on = not self.queue.is_closed and self._core.counters.num_restarts < MAX_RESTARTS
+        now, died_at = self._clock(), self._died_at
+        goes_on = not self.queue.is_closed and (died_at is None or now - died_at >= FORGIVEN_S)
+        self._died_at = now
         if goes_on:
             try:
                 self._core.start_over(cause)

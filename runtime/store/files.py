@@ -170,6 +170,7 @@ class StoreLock:
     def release(self) -> None:
         """Give the lock back."""
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough: a forked child has the descriptor, too
             os.close(self._fd)
             self._fd = -1
 

@@ -1,7 +1,8 @@
-"""An engine whose thread dies is started again once, with a fresh pool; a second death is final."""
+"""An engine whose thread dies is started again with a fresh pool; a second death soon after is final."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,16 +13,17 @@ import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_tree import RadixTree
+from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
-from radixlm.runtime.engine.engine_loop import EngineLoop
+from radixlm.runtime.engine.engine_loop import FORGIVEN_S, EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step import compute as step_compute
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.errors import EngineDied
+from radixlm.runtime.errors import EngineClosed, EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader
 from radixlm.runtime.prefix.disk_tier import DiskTier
@@ -243,6 +245,54 @@ def test_what_waits_for_the_disk_is_told_and_what_is_stored_is_found(
         assert again.token_ids == alone(ids, PARAMS)
         assert sum(again.usage.disk_tokens_by_kind.values()) == 64
         running.expect_sound()
+
+
+@pytest.mark.parametrize("is_thread", [False, True])
+def test_how_replies_are_rendered_is_known_again_after_a_start_over(tmp_path: Path, is_thread: bool) -> None:
+    """It was loaded from disk, then dropped with all that memory had."""
+    ids, alias = [7] * 70, ReplyAlias((8,) * 12, b" Sure.", b" ")
+    with processes(tmp_path) as open_again:
+        served = open_again()
+        served.bench.add("first", ids, PARAMS)
+        served.run()
+        served.bench.cache.aliases.record(b"", ids[:20], ReplyAlias(tuple(ids[20:]), b" Sure.", b" "))
+        served.bench.cache.aliases.record(b"", ids, alias)  # of a reply whose pages are not stored
+        served.settle()
+        served = open_again()
+        assert served.bench.cache.aliases.num_aliases(b"") == 1
+        if is_thread:
+            served.bench.core.start_over(Killed())
+        else:
+            served.bench.core._outputs._start_over([], AssertionError("pages are in disorder"))
+        assert served.bench.cache.aliases.num_aliases(b"") == 1
+
+
+def test_a_death_long_after_another_is_not_final() -> None:
+    running = Running()
+    now = time.monotonic()
+    running.loop._clock = lambda: now  # type: ignore[method-assign]
+    running.kill()
+    now += FORGIVEN_S
+    running.kill()
+    running.expect_sound()
+
+
+def test_a_forked_child_is_told_that_the_engine_is_another_process_s() -> None:
+    running = Running()
+    running.may_step.set()
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            for use in (lambda: running.stream("child", [1]), lambda: running.loop.call(lambda core: None)):
+                with pytest.raises(EngineClosed, match="belongs to process"):
+                    use()
+            running.loop.close()
+            os.write(writer, b"told" if not running.loop.is_alive else b"alive")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 9) == b"told"
+    running.expect_sound()
 
 
 @pytest.mark.parametrize("after", [False, True])
