@@ -16,6 +16,7 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
+from ..store.page_key import MAX_NAMESPACE_BYTES
 from .sampling_params import MAX_PROMPT_LOGPROBS, MAX_REPLY_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
@@ -97,6 +98,11 @@ class RequestOptions:
     with_progress: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.namespace, bytes) or len(self.namespace) > MAX_NAMESPACE_BYTES:
+            raise InvalidParameter(
+                f"namespace is {self.namespace!r:.60}; it must be at most {MAX_NAMESPACE_BYTES} bytes",
+                param="namespace",
+            )
         if self.cache_match is not None:
             checked_match(self.cache_match)
         if self.kv_budget is not None:

@@ -17,3 +17,9 @@ def test_what_is_changed_is_checked_and_the_rest_stays() -> None:
     assert options.changed(strip_suffix=False) == RequestOptions(namespace=b"one", strip_suffix=False)
     with pytest.raises(InvalidParameter, match="request_id"):
         options.changed(request_id="")
+
+
+@pytest.mark.parametrize("namespace", ["text", 7, bytearray(b"one"), b"x" * 257])
+def test_a_namespace_that_no_store_can_keep_is_refused(namespace: object) -> None:
+    with pytest.raises(InvalidParameter, match="namespace"):
+        RequestOptions(namespace=namespace)  # type: ignore[arg-type]
