@@ -211,6 +211,10 @@ class StoreCorrupt(StoreError):
     """What is there is not what was written."""
 
 
+class StoreUnusable(StoreCorrupt):
+    """The disk does not let this process keep anything there: it is full, read-only or broken, or another user's."""
+
+
 class StoreMismatch(StoreError):
     """Pages of another model, or of another version of radixlm."""
 

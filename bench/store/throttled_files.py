@@ -82,6 +82,9 @@ class ThrottledFiles:
     def unlink(self, path: Path) -> None:
         self._files.unlink(path)
 
+    def disk_bytes(self, directory: Path) -> tuple[int, int]:
+        return self._files.disk_bytes(directory)
+
     def fsync_dir(self, path: Path) -> None:
         self._files.fsync_dir(path)
 

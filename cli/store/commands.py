@@ -121,6 +121,7 @@ def gc(directory: Path) -> None:
     \b
     radixlm store gc cache
     """
+    from radixlm.runtime.errors import StoreError
     from radixlm.runtime.store import OSFiles, PageStore
     from radixlm.runtime.store.segment import read_segments
 
@@ -130,7 +131,9 @@ def gc(directory: Path) -> None:
         return
     identity = segments[max(segments)].identity
     with PageStore.open(directory, identity, max_bytes=_ALL_OF_THE_DISK) as store:
-        report = store.gc()
+        report, off_because = store.gc(), store.stats().off_because
+    if off_because is not None:
+        raise StoreError(f"the space could not be freed: {off_because}; run it again when the disk is well")
     click.echo(
         f"{report.num_segments_removed} segments removed, {report.num_pages_moved:,} pages copied: "
         f"{report.bytes_before / 1e6:,.1f} MB before, {report.bytes_after / 1e6:,.1f} MB after"

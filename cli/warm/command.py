@@ -176,10 +176,11 @@ def _num_stored_pages(engine: Engine, *, waits: bool = False) -> int:
 
     last = -1
     while True:
-        stats = engine.stats().tier
-        assert stats is not None
-        if stats.off_because is not None:
-            raise StoreError(f"the store is off: {stats.off_because}; nothing more was kept")
+        found = engine.stats()
+        stats = found.tier
+        off_because = found.store_off_because if stats is None else stats.off_because
+        if stats is None or off_because is not None:
+            raise StoreError(f"the store is off: {off_because}; nothing more was kept")
         if not waits or (stats.num_saved_pages == last and not stats.num_queued_bytes):
             return stats.num_pages
         last = stats.num_saved_pages

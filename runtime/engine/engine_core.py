@@ -54,9 +54,10 @@ class EngineCore:
         queue: what the tier has run between two steps; by default one that nothing else knows.
         expected: is told what prompts may come, and computed by whoever knows that there is time.
         draft_model: guesses what replies go on with; None: no model does.
+        store_off_because: why there is no tier, although a store was asked for.
 
     Attributes:
-        tier, queue, expected, draft_model: see above.
+        tier, queue, expected, draft_model, store_off_because: see above.
         on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
 
     Raises:
@@ -75,6 +76,7 @@ class EngineCore:
         queue: WorkQueue | None = None,
         expected: ExpectedPrompts | None = None,
         draft_model: DraftModel | None = None,
+        store_off_because: str | None = None,
     ) -> None:
         num_needed = num_pages_for(limits.context_length) + 1
         if num_needed > cache.pool.num_pages:
@@ -88,6 +90,7 @@ class EngineCore:
         self._forward = forward
         self._cache = cache
         self._clock = clock
+        self.store_off_because = store_off_because
         self.tier, self.queue = tier, WorkQueue(clock=clock) if queue is None else queue
         self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
         self.draft_model = draft_model

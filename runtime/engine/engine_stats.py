@@ -58,6 +58,7 @@ class EngineStats:
     cached_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
     disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, loaded for the request
     tier: TierStats | None = None  # None: there is no store
+    store_off_because: str | None = None  # why there is no tier, although a store was asked for
     in_queue: LatencyCounts = field(default_factory=LatencyCounts)
     to_first_token: LatencyCounts = field(default_factory=LatencyCounts)
     between_tokens: LatencyCounts = field(default_factory=LatencyCounts)
@@ -108,6 +109,7 @@ class EngineStats:
             cached_tokens_by_kind=dict(counters.cached_tokens_by_kind),
             disk_tokens_by_kind=dict(counters.disk_tokens_by_kind),
             tier=None if core.tier is None else core.tier.stats(),
+            store_off_because=core.store_off_because,
             in_queue=counters.in_queue.read(),
             to_first_token=counters.to_first_token.read(),
             between_tokens=counters.between_tokens.read(),

@@ -18,7 +18,7 @@ from ..cache.cache_namespace import CacheNamespaces, ModelIdentity
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..chat.artifact_tokenizer import open_tokenizer
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, StoreUnusable
 from ..kv_log.log import KVLog
 from ..model.batch import PageIO, Runner, StateIO
 from ..prefix.chosen_rows import ChosenRows
@@ -63,7 +63,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         ArtifactError: the artifact cannot be run.
         InvalidParameter: the artifact or the memory does not allow an option; or there is a store and the runner cannot
             copy pages; or there is a `kv_budget` and it cannot score, or the artifact was not calibrated.
-        StoreError: the store cannot be used, or another process uses it.
+        StoreError: the store cannot be used, or another process uses it. Where only its disk does not allow it, the
+            engine opens without it.
     """
     manifest, clock, store = artifact.manifest, options.clock, options.store
     options.check_model(manifest.model)
@@ -91,9 +92,14 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         log = None if options.kv_log is None else KVLog.open(options.kv_log, options.kv_log_bytes)
         if log is not None:
             opened.callback(log.close)
+        store_off_because: str | None = None
         if isinstance(store, str | Path):
-            store = PageStore.open(store, StoreIdentity.of(manifest), max_bytes=options.store_bytes)
-            opened.callback(store.close)
+            try:
+                store = PageStore.open(store, StoreIdentity.of(manifest), max_bytes=options.store_bytes)
+                opened.callback(store.close)
+            except StoreUnusable as error:
+                _LOGGER.error("no prefix is kept on disk: %s", error)
+                store, store_off_because = None, str(error)
         runner = (
             _open_recurrent(artifact, size, options)
             if size.num_state_slots
@@ -160,6 +166,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             queue=queue,
             expected=expected,
             draft_model=draft_model,
+            store_off_because=store_off_because,
         )
         drops = [
             cache.drop_unused,

@@ -48,8 +48,9 @@ class Verdict:
         if stats.restarted_after is not None:
             died = f"the engine's thread died of {stats.restarted_after}"
             return cls(f"{died}; it was started again with an empty cache, and has computed nothing since")
-        if stats.tier is not None and stats.tier.off_because is not None:
-            cause = f" ({stats.tier.off_because})" if tells_causes else ""
+        store_off_because = stats.store_off_because if stats.tier is None else stats.tier.off_because
+        if store_off_because is not None:
+            cause = f" ({store_off_because})" if tells_causes else ""
             return cls(f"the store is off{cause}; nothing is kept on disk")
         return cls(None)
 

@@ -6,19 +6,21 @@ newest one; the others go, and all below them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from .disk_room import NO_SPACE
 from .files import Files
 from .index import Index
 from .index_rows import Located, RecordRow
 from .page_reader import PageReader
 from .record import Kind, RecordHeader
 from .segment import Segment
-from .segment_log import NO_SPACE, SegmentLog
+from .segment_log import SegmentLog
 
 _MOVE_BYTES: Final = 32 << 20  # at once
 
@@ -66,6 +68,14 @@ class Evictor:
         num_blocks = segment.num_blocks - self.log.segments[number].num_header_blocks
         kept = kept_rows(whole, sealed_at, int(num_blocks * self.max_kept_share))
         return self._retire(number, rows, list(kept), use)
+
+    def drop(self, number: int, use: int) -> list[Located]:
+        """Remove a segment whose file goes first, so that the index has room to change; the records that are gone."""
+        if number == self.log.active:
+            self.log.seal(use)
+        with contextlib.suppress(FileNotFoundError):
+            self.files.unlink(self.log.directory / self.log.segments[number].name)
+        return self._retire(number, self.index.rows_in(number), [], use)
 
     def compact(self, number: int, use: int) -> list[Located]:
         """Remove a segment and keep all records of it that are right; the others are gone."""

@@ -7,6 +7,7 @@ cannot be guessed.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -59,6 +60,9 @@ class Files(Protocol):
     def unlink(self, path: Path) -> None:
         """Remove a file."""
 
+    def disk_bytes(self, directory: Path) -> tuple[int, int]:
+        """How large the disk of a directory is, and what it has left for this user."""
+
     def fsync_dir(self, path: Path) -> None:
         """Return when names that were made in a directory, or removed, outlive a loss of power."""
 
@@ -98,6 +102,10 @@ class OSFiles:
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
+
+    def disk_bytes(self, directory: Path) -> tuple[int, int]:
+        found = os.statvfs(directory)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def fsync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -163,8 +171,9 @@ class StoreLock:
         except OSError:
             os.close(fd)
             raise
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(OSError):  # it is for people, and the disk may be full
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return cls(fd)
 
     def release(self) -> None:

@@ -20,6 +20,7 @@ from .index_rows import Located, RecordRow, SegmentRow
 from .page_key import NO_PARENT
 from .record import FORMAT_VERSION, Kind, Place, mismatch
 
+_WAL_PAGES: Final = 256  # 1 MiB, which the reserve of a small disk has room for
 _NUM_KEYS: Final = 500  # in one query; SQLite takes 999 values at least
 _SCHEMA: Final = f"""
 CREATE TABLE segments (
@@ -78,6 +79,7 @@ class Index:
                 raise mismatch(path, version)
             sql.execute("PRAGMA journal_mode = WAL")
             sql.execute("PRAGMA synchronous = NORMAL")
+            sql.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
             sql.execute("PRAGMA secure_delete = ON")  # the tokens of pages are what people said
             if version == 0:
                 sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")

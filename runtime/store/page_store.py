@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import StoreCorrupt, StoreOff
+from ..errors import StoreCorrupt, StoreOff, StoreUnusable
 from .alias_record import StoredAlias
 from .call_record import StoredCall
 from .catalogue import verify
@@ -81,6 +82,7 @@ class PageStore:
 
         Raises:
             StoreBusy: another process has it open.
+            StoreUnusable: its disk is full, read-only or broken, or another user's.
             StoreCorrupt: the directory cannot be used at all.
             StoreMismatch: a radixlm with another format wrote it.
             StoreError: not one page fits into `max_bytes`.
@@ -95,7 +97,8 @@ class PageStore:
                 stack.pop_all()
                 return store
         except (OSError, sqlite3.Error) as error:
-            raise StoreCorrupt(f"{path} cannot hold a store: {error}; give another directory") from error
+            kind = StoreCorrupt if isinstance(error, FileExistsError | NotADirectoryError) else StoreUnusable
+            raise kind(f"{path} cannot hold a store: {error}; give another directory") from error
 
     def heads(self) -> Iterator[PageKey]:
         """All pages of this model, each after the one before it in its prompt."""
@@ -218,7 +221,7 @@ class PageStore:
         """Take out pages that are wrong, or unused for too long, and all that come after them, and overwrite them on
         disk; their keys. By the thread that puts."""
         with self._state.erasing():
-            return list(self._change(partial(self._writer.drop, set(keys))).evicted)
+            return list(self._change(partial(self._writer.drop, set(keys)), must_change=True).evicted)
 
     def discard(self, namespace: bytes) -> list[bytes]:
         """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts.
@@ -227,7 +230,7 @@ class PageStore:
             StoreOff: the store is off, and some of them may still be there.
         """
         with self._state.erasing():
-            discarded = list(self._change(partial(self._writer.discard, namespace)).evicted)
+            discarded = list(self._change(partial(self._writer.discard, namespace), must_change=True).evicted)
         if self._state.off_because is not None:
             raise StoreOff(
                 "the store is off, as /health says why: pages may still be on disk; "
@@ -297,12 +300,22 @@ class PageStore:
         """Store what is beside these pages, if all of them are there, in place of what it replaces."""
         return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
 
-    def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult]) -> PutResult:
+    def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult], *, must_change: bool = False) -> PutResult:
         """Have the writer change something, after it was told which keys were used and which are bad."""
-        with self._write, self._guard():
+        made = PutResult()
+        with self._write, self._guard(must_change=must_change):
             if self._state.off_because is None:
-                result = change(*self._state.for_writer())
-                self._state.add_put(result)
-                self._runs.removed(result.segments_removed)
-                return result
-        return PutResult()
+                made = self._changed(self._writer.keep_reserve())
+                result = self._changed(change(*self._state.for_writer()))
+                return replace(
+                    result,
+                    evicted=(*(key for key in made.evicted if key not in result.stored), *result.evicted),
+                    lost_states=made.lost_states + result.lost_states,
+                )
+        return made
+
+    def _changed(self, result: PutResult) -> PutResult:
+        """Count what a change did."""
+        self._state.add_put(result)
+        self._runs.removed(result.segments_removed)
+        return result

@@ -7,7 +7,7 @@ on disk.
 from __future__ import annotations
 
 import logging
-import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
+from .disk_room import NO_SPACE, DiskRoom
 from .evictor import Evictor
 from .files import Buffer, Files
 from .index import Index
@@ -25,12 +26,13 @@ from .record import BLOCK, Kind, Place, RecordHeader, SingleRecord, padded
 from .recovery import recover
 from .scores.scores_record import ScoresHeader
 from .segment import Segment
-from .segment_log import NO_SPACE, SegmentLog
+from .segment_log import SegmentLog
 from .store_state import PutResult, RecoveryReport
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SEGMENT_BYTES: Final = 256 << 20
 _MIN_SEGMENTS: Final = 8  # of a full store, so that one of them is not much of it
+_FULL_S: Final = 60.0  # after a disk was full, until the store may be as large as before
 
 
 @dataclass
@@ -43,10 +45,13 @@ class RecordWriter:
     files: Files
     max_bytes: int
     recovery: RecoveryReport  # what opening the directory found to mend
+    room: DiskRoom
+    _lowered_until: float | None = None  # `max_bytes` is what there was when the disk was full
     _use: int = field(init=False)  # counts what happens; clocks may go backwards
 
     def __post_init__(self) -> None:
         self._use = self.index.last_use()
+        self._asked_bytes = self.max_bytes
         self._evictor = Evictor(self.index, self.log, self.files)
         self.log.reopen()
         self._evictor.remove_empty(self._singles())
@@ -61,11 +66,13 @@ class RecordWriter:
             raise StoreError(
                 f"a store of {max_bytes} bytes holds no page, one takes {smallest} with its segment; raise --store-gb"
             )
-        max_bytes = min(max_bytes, shutil.disk_usage(directory).total)  # the engine keeps books for all that fit
+        max_bytes = min(max_bytes, files.disk_bytes(directory)[0])  # the engine keeps books for all that fit
+        room = DiskRoom.of(directory, files)
+        room.make_room_to_open()
         segment_bytes = max(smallest, min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
         new_log = partial(SegmentLog, directory, files, segment_bytes=segment_bytes, clock=clock)
         index, log, report = recover(directory, files, new_log, clock)
-        return cls(identity, index, log, files, max_bytes, report)
+        return cls(identity, index, log, files, max_bytes, report, room)
 
     @property
     def num_bytes(self) -> int:
@@ -89,6 +96,18 @@ class RecordWriter:
     def num_pages(self) -> int:
         """Of this model."""
         return sum(count for number, count in self.index.num_pages().items() if self._is_ours(number))
+
+    def keep_reserve(self) -> PutResult:
+        """Remove the oldest segments until the index can be changed; before anything else that changes it."""
+        if self._lowered_until is not None and time.monotonic() >= self._lowered_until:
+            self.max_bytes, self._lowered_until = self._asked_bytes, None
+        made, missing = PutResult(), self.room.missing_bytes
+        while missing > 0 and (victim := self._evictor.next_victim()) is not None:
+            missing -= self.log.rows[victim].num_blocks * BLOCK
+            _LOGGER.warning("the disk of %s is full: segment %d makes room", self.log.directory, victim)
+            is_ours = self._is_ours(victim)
+            made = made.then(self._removed(self._evictor.drop(victim, self._use), is_ours=is_ours, segments=(victim,)))
+        return replace(made, num_evicted=made.num_removed)
 
     def put(
         self,
@@ -134,7 +153,7 @@ class RecordWriter:
             before = before.then(self._make_room_for(num_bytes))
         others = self.num_bytes - self.num_single_bytes
         room = min(self.max_bytes // 2, self.max_bytes - others) - num_bytes
-        if room < 0 or not self._has(pages):
+        if room < 0 or not self._has(pages) or not self.room.has_room_for(num_bytes):
             return before
         while self.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
             before = before.then(self._evict(victim))
@@ -234,10 +253,10 @@ class RecordWriter:
             if error.errno not in NO_SPACE or self.log.num_bytes == 0:
                 raise
             _LOGGER.warning(
-                "the disk of %s is full: the store stays below %d bytes instead of %d from here on",
+                "the disk of %s is full: the store stays below %d bytes instead of %d for a while",
                 *(self.log.directory, self.log.num_bytes, self.max_bytes),
             )
-            self.max_bytes = self.log.num_bytes
+            self.max_bytes, self._lowered_until = self.log.num_bytes, time.monotonic() + _FULL_S
             return []
 
     def _make_room(self, headers: Sequence[RecordHeader], num_blocks: int, evicts: bool) -> tuple[PutResult, list[int]]:
@@ -257,7 +276,7 @@ class RecordWriter:
     def _make_room_for(self, num_bytes: int) -> PutResult:
         """Evict the oldest segments until so many bytes fit."""
         made = PutResult()
-        while self.num_bytes + num_bytes > self.max_bytes and (victim := self._evictor.next_victim()) is not None:
+        while not self._has_room_for(num_bytes) and (victim := self._evictor.next_victim()) is not None:
             made = made.then(self._evict(victim))
         return made
 
@@ -273,7 +292,11 @@ class RecordWriter:
 
     def _fits(self, num_records: int, num_blocks: int) -> bool:
         num_bytes = self.log.bytes_for(self.identity, num_records, num_blocks)
-        return self.log.num_bytes + num_bytes <= self.max_bytes or num_records == 0
+        return num_records == 0 or self._has_room_for(num_bytes)
+
+    def _has_room_for(self, num_bytes: int) -> bool:
+        """Whether so many more bytes fit into the store, and the disk keeps its reserve."""
+        return self.log.num_bytes + num_bytes <= self.max_bytes and self.room.has_room_for(num_bytes)
 
     def _removed(
         self, records: Sequence[Located], *, is_ours: bool | None = None, segments: Sequence[int] = ()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import StoreCorrupt, StoreMismatch
+from .disk_room import is_full
 from .files import INDEX, Files
 from .index import Index, is_broken
 from .index_rows import RecordRow, SegmentRow
@@ -57,18 +58,24 @@ def remove_index(directory: Path) -> None:
 
 
 class DiskGuard:
-    """Turns a store off where its disk fails, instead of raising; what its index is then, the next start mends."""
+    """Turns a store off where its disk fails, instead of raising; what its index is then, the next start mends.
+
+    A disk that is full does not turn it off: what was to be stored is left out, and the next change makes room first.
+    """
 
     def __init__(self, directory: Path, state: StoreState) -> None:
         self._directory, self._state = directory, state
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Held while the disk is used."""
+    def __call__(self, *, must_change: bool = False) -> Iterator[None]:
+        """Held while the disk is used; what `must_change` it turns the store off if there is no room for that, too."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
-            self.turn_off(error)
+            if must_change or not is_full(error):
+                self.turn_off(error)
+            else:
+                _LOGGER.warning("the disk of %s is full (%s): something is not stored", self._directory, error)
 
     def turn_off(self, error: Exception) -> None:
         """The disk failed; said once."""

@@ -6,7 +6,6 @@ Knows files and how full they are; which records in them are wanted, the index k
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from .page_key import StoreIdentity
 from .record import BLOCK, CHECKSUM_BYTES, Kind, Place, Record, RecordHeader, SingleRecord, checksum, discarded, padded
 from .segment import Segment
 
-NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, and otherwise well
 _MAX_ZEROS: Final = 1 << 24  # bytes at once
 
 

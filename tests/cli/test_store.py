@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, M
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.catalogue import Catalogue
 from radixlm.runtime.store.record import sealed
+from radixlm.runtime.store.record_writer import RecordWriter
 from tokenizers import Tokenizer
 
 from ..runtime.server.real_server import open_fake_artifact
@@ -131,6 +133,15 @@ def test_gc_gives_room_back(stored: Stored) -> None:
     assert "1 segments removed" in run("gc", stored.directory).output
     assert "0 segments removed" in run("gc", stored.directory).output
     assert f"{len(stored.heads) - 1} pages are right" in run("verify", stored.directory).output
+
+
+def test_gc_says_that_it_could_not_give_room_back(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "on purpose")
+
+    monkeypatch.setattr(RecordWriter, "collect", fail)
+    done = run("gc", stored.directory)
+    assert done.exit_code == 2 and "could not be freed" in done.output
 
 
 def test_an_exported_prefix_is_found_by_requests_of_another_machine(stored: Stored, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.chat.tools.tool_calls import ToolCall
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.request_options import NO_OPTIONS, RequestOptions
-from radixlm.runtime.errors import EngineClosed, InvalidParameter, StoreError, StoreOff
+from radixlm.runtime.errors import EngineClosed, InvalidParameter, StoreCorrupt, StoreError, StoreOff
 from radixlm.runtime.prefix import disk_reader, disk_writer
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageStore
@@ -293,3 +294,27 @@ def test_an_engine_that_cannot_be_opened_lets_go_of_its_store(tiny_artifact: Pat
             Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store", **options)  # type: ignore[arg-type]
     with Engine(tiny_artifact, kv_cache_bytes=1 << 20, store=tmp_path / "store") as engine:
         assert engine.generate(PROMPT, PARAMS).usage.cached_tokens == 0
+
+
+def test_an_engine_opens_without_a_store_that_its_disk_does_not_allow(open_engine: Open, tmp_path: Path) -> None:
+    """A home directory that was full kept a server from starting that had run the day before."""
+    engine = open_engine(store="/proc/no-store")
+    assert engine.generate(PROMPT, PARAMS).token_ids
+    stats = engine.stats()
+    assert stats.tier is None and "/proc/no-store cannot hold a store" in str(stats.store_off_because)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreCorrupt):
+        open_engine(store=tmp_path / "file")
+    open_engine()
+
+
+def test_a_store_is_opened_again_although_a_forked_child_has_its_lock(open_engine: Open) -> None:
+    open_engine()
+    hold, release = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(release)
+        os.read(hold, 1)
+        os._exit(0)
+    assert open_engine().generate(PROMPT, PARAMS).token_ids
+    os.close(release)
+    os.waitpid(pid, 0)

@@ -44,6 +44,7 @@ def test_the_systems_own_words_are_told_only_to_clients_with_a_key() -> None:
         ({"alive": False}, False, "stopping"),
         ({"alive": False, "crash": "SystemExit"}, False, "died of SystemExit"),
         ({"restarted_after": "SystemExit"}, True, "died of SystemExit; it was started again with an empty cache"),
+        ({"store_off_because": "/cache cannot hold a store: full"}, True, "the store is off (/cache cannot hold"),
         ({"num_failed_steps_in_a_row": 1, "last_failure": "MemoryError"}, True, "the last step failed of MemoryError"),
         ({"num_failed_steps_in_a_row": MAX_FAILED_STEPS, "last_failure": "X"}, False, "the last 3 steps failed of X"),
     ],

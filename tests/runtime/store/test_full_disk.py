@@ -1,0 +1,132 @@
+"""A store leaves a part of its disk free, makes room where others took that, and is never off for want of it."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from radixlm.runtime.errors import StoreCorrupt, StoreUnusable
+from radixlm.runtime.store import PageKey, PageStore
+from radixlm.runtime.store.files import Buffer, OSFiles
+
+from .pages import ALICE, IDENTITY, PAGE_BYTES, chain, keys, payload
+
+DISK_BYTES = 1 << 20
+MAX_BYTES = 10 * DISK_BYTES
+RESERVE_BYTES = DISK_BYTES // 4
+
+
+@dataclass
+class SmallDisk(OSFiles):
+    """A disk of a mebibyte, of which others take `others_bytes`."""
+
+    directory: Path
+    others_bytes: int = 0
+
+    @property
+    def free_bytes(self) -> int:
+        taken = sum(path.stat().st_size for path in self.directory.glob("segment-*"))
+        return max(0, DISK_BYTES - self.others_bytes - taken)
+
+    def disk_bytes(self, directory: Path) -> tuple[int, int]:
+        return DISK_BYTES, self.free_bytes
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
+        if sum(memoryview(buffer).nbytes for buffer in buffers) > self.free_bytes:
+            raise OSError(errno.ENOSPC, "on purpose")
+        return super().pwritev(fd, buffers, offset)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> SmallDisk:
+    return SmallDisk(tmp_path)
+
+
+def opened(disk: SmallDisk) -> PageStore:
+    return PageStore.open(disk.directory, IDENTITY, max_bytes=MAX_BYTES, files=disk)
+
+
+def put(store: PageStore, seed: int) -> list[PageKey]:
+    heads = chain(5, seed)
+    store.put(heads, payload(heads))
+    return heads
+
+
+def num_read(store: PageStore, heads: list[PageKey]) -> int:
+    return store.read(heads, np.empty((len(heads), PAGE_BYTES), np.uint8))
+
+
+def test_a_store_larger_than_its_disk_leaves_a_reserve_free(disk: SmallDisk) -> None:
+    for first in (0, 40):
+        with opened(disk) as store:
+            for seed in range(first, first + 40):
+                heads = put(store, seed)
+                assert num_read(store, heads) == 5, "the oldest make room"
+                assert disk.free_bytes >= RESERVE_BYTES
+            assert not store.stats().is_off
+
+
+def test_a_disk_that_others_fill_takes_segments_and_not_the_store(disk: SmallDisk) -> None:
+    with opened(disk) as store:
+        for seed in range(40):
+            put(store, seed)
+        before = store.stats().num_segments
+        disk.others_bytes += disk.free_bytes
+        put(store, 50)
+        assert not store.stats().is_off and 0 < store.stats().num_segments < before
+        disk.others_bytes = DISK_BYTES
+        put(store, 51)
+        assert not store.stats().is_off and store.stats().num_segments == 0
+        disk.others_bytes = 0
+        heads = put(store, 52)
+        assert num_read(store, heads) == 5, "it goes on without a restart"
+
+
+def test_a_disk_that_is_full_at_the_start_makes_room_before_the_index_changes(disk: SmallDisk) -> None:
+    with opened(disk) as store:
+        first = put(store, 0)
+        for seed in range(1, 20):
+            newest = put(store, seed)
+    disk.others_bytes += disk.free_bytes
+    removed: list[str] = []
+    disk.unlink = lambda path: (removed.append(path.name), path.unlink())[0]  # type: ignore[method-assign,assignment]
+    with opened(disk) as store:
+        assert removed and removed == sorted(removed)
+        assert num_read(store, newest) == 5 and num_read(store, first) == 0
+        assert store.gc().bytes_after <= DISK_BYTES - disk.others_bytes
+        assert not store.stats().is_off
+
+
+def test_an_index_without_room_leaves_out_what_was_to_be_stored(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def fail(rows: object) -> None:
+        raise full
+
+    with opened(disk) as store:
+        first = put(store, 0)
+        with monkeypatch.context() as patched:
+            patched.setattr(store._writer.index, "put", fail)
+            heads = chain(5, 1)
+            assert store.put(heads, payload(heads)).stored == ()
+        assert not store.stats().is_off and num_read(store, first) == 5
+        assert store.put(heads, payload(heads)).stored == keys(heads)
+    with opened(disk) as store:
+        assert num_read(store, heads) == 5 and store.discard(ALICE) is not None
+
+
+def test_a_directory_that_cannot_be_written_is_told_from_one_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnusable):
+        PageStore.open("/proc/no-store", IDENTITY, max_bytes=MAX_BYTES)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreCorrupt) as refused:
+        PageStore.open(tmp_path / "file", IDENTITY, max_bytes=MAX_BYTES)
+    assert not isinstance(refused.value, StoreUnusable)
