@@ -5,9 +5,11 @@ Knows ranges; what an artifact or the memory allows is checked where these are k
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack, get_args
 
@@ -24,7 +26,10 @@ from .request_options import RequestOptions, checked_budget, checked_match
 from .step.policy import SchedulerPolicy
 from .waiting_request import AdmissionPolicy
 
+_LOGGER = logging.getLogger(__name__)
+
 DEFAULT_STORE_BYTES = 10_000_000_000
+_NUMBERS: dict[str, type] = {"int": Integral, "float": Real}  # what an option of a type may be
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
 
 SpeculatePolicy = Literal["auto", "off", "lookup", "draft"]
@@ -143,6 +148,11 @@ class EngineOptions:
     kv_log_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            value, kinds = getattr(self, option.name), _NUMBERS.get(str(option.type).removesuffix(" | None"))
+            if kinds and value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                kind = "a whole number" if kinds is Integral else "a number"
+                raise InvalidParameter(f"{option.name} is {value!r:.60}; it must be {kind}")
         if self.max_queue is not None and self.max_queue < 0:
             raise InvalidParameter(f"max_queue is {self.max_queue}; it must be 0 or more, or None")
         if self.prefill_ms is not None and not self.prefill_ms > 0:
@@ -223,6 +233,11 @@ class EngineOptions:
         most = limits.max_num_tokens if most is None else most
         _require_within("max_num_seqs", self.max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
         _require_within("max_num_batched_tokens", most, limits.max_num_tokens)
+        if most < self.max_num_seqs:
+            _LOGGER.warning(
+                "max_num_batched_tokens is %d: no more than that of max_num_seqs %d requests decode in a step",
+                *(most, self.max_num_seqs),
+            )
         return SchedulerPolicy(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=most,
