@@ -41,8 +41,10 @@ class SelfAttention:
         self.q_proj = linear("q", queries, bias=attention.bias)
         self.k_proj = linear("k", keys, bias=attention.bias) if has_own else None
         self.v_proj = linear("v", keys, bias=attention.bias) if has_own and not attention.keys_are_values else None
-        gates = 0 if attention.gate is None else attention.num_heads if attention.gate.over == "head" else queries
-        self.gate_proj = linear("attention_gate", gates, bias=False) if gates else None
+        gate, self.gate_proj = attention.gate, None
+        if gate is not None:
+            num_gates = attention.num_heads if gate.over == "head" else queries
+            self.gate_proj = linear("attention_gate", num_gates, bias=gate.bias)
         self.o_proj = Linear(names.layer(index, "o"), hidden, queries, attention.output_bias)
         self.spec = AttentionSpec(
             attention,

@@ -44,7 +44,7 @@ MODELS: dict[str, tuple[dict[str, Any], ...]] = {  # the layers of each, where t
     "windows": (
         {"window": 20, "soft_cap": 2.0, "qk_norm": QKNorm(), "scale": 0.4},
         {"chunk": 24, "sinks": True, "rope": None, "temperature": Temperature(beta=0.5, original_length=16, shift=1)},
-        {"rope": SLOW, "gate": Gate(), "soft_cap": 3.0},
+        {"rope": SLOW, "gate": Gate(bias=True), "soft_cap": 3.0},
         {"window": 33, "sinks": True, "gate": Gate(over="head", function="softplus"), "output_bias": True},
     ),
     "rotations": (

@@ -55,6 +55,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "soft-cap": {"soft_cap": 1.0},
     "sinks": {"sinks": True},
     "gate": {"gate": Gate()},
+    "gate with a bias": {"gate": Gate(bias=True)},
     "gate of heads": {"gate": Gate(over="head", function="softplus")},
     "temperature": {"temperature": Temperature(beta=2.0, original_length=16, shift=1)},
     "values that are keys": {"keys_are_values": True},

@@ -63,7 +63,7 @@ class Qwen35(Family):
         if has_attention:
             bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
             output_bias = c.has_bias("attn_output", otherwise=bias)
-            return c.attention(qk_norm=QKNorm(), gate=Gate(), bias=bias, output_bias=output_bias)
+            return c.attention(qk_norm=QKNorm(), gate=Gate(bias=bias), bias=bias, output_bias=output_bias)
         return delta(c, tiled=self.is_tiled and c.format == "gguf")
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:

@@ -25,6 +25,7 @@ class Gate(Strict, frozen=True, kw_only=True):
 
     over: Literal["element", "head"] = "element"
     function: Literal["sigmoid", "softplus"] = "sigmoid"
+    bias: bool = False
 
 
 class Temperature(Strict, frozen=True, kw_only=True):

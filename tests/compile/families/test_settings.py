@@ -171,6 +171,24 @@ def test_biases_of_qwen3_5_are_of_the_output_too() -> None:
     assert all(layer.bias and layer.output_bias for layer in layers)  # type: ignore[union-attr]
 
 
+def test_biases_of_qwen3_5_are_of_queries_and_gates_head_by_head(tmp_path: Path) -> None:
+    tiny = families.FAMILIES["qwen3_5"]
+    tiny.write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**tiny.config, "attention_bias": True}))
+    matrices = {
+        name: array for name, array in tiny.tensors.items() if ".self_attn." in name and name.endswith("proj.weight")
+    }
+    biases = {name[:-6] + "bias": np.arange(len(array), dtype=np.float32) for name, array in matrices.items()}
+    save_file({**tiny.tensors, **biases}, tmp_path / "model.safetensors")
+    with HuggingFaceSource(tmp_path) as source:
+        attention = source.config.layers[2].mixer
+        size = attention.head_dim  # type: ignore[union-attr]
+        stored = biases["model.layers.2.self_attn.q_proj.bias"].reshape(-1, 2, size)
+        for part, name in enumerate(("q_proj", "gate_proj")):
+            found = source.read_float32(f"model.layers.2.self_attn.{name}.bias")
+            np.testing.assert_array_equal(found, stored[:, part].ravel())
+
+
 def test_numbers_that_no_json_has_are_read_as_transformers_tags_them(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": [0.0, {"__float__": "Infinity"}], "b": {"c": {"__float__": "-Infinity"}}, "d": Infinity}')
