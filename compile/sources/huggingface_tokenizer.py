@@ -6,7 +6,7 @@ them has the last word.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,16 @@ class HuggingFaceTokenizer:
 
     def _read_chat_template(self) -> str | None:
         """A file of its own, then what the tokenizer says, then what files say that only processors read."""
+        return next((template for template in map(_usual_template, self._templates()) if template is not None), None)
+
+    def _templates(self) -> Iterator[Any]:
+        """What each file says, which is read only where none before it has a template."""
         file = self._path / "chat_template.jinja"
-        said = [read_text(file) if file.is_file() else None, self._settings.get("chat_template")]
-        said += [read_json(self._path / name, optional=True).get("chat_template") for name in _OF_PROCESSORS]
-        return next((template for template in map(_usual_template, said) if template is not None), None)
+        if file.is_file():
+            yield read_text(file)
+        yield self._settings.get("chat_template")
+        for name in _OF_PROCESSORS:
+            yield read_json(self._path / name, optional=True).get("chat_template")
 
 
 def _usual_template(said: Any) -> str | None:

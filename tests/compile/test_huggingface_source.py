@@ -93,6 +93,7 @@ def test_a_template_file_wins_over_the_one_in_the_configuration(make_tiny: Make,
         ({"tokenizer_config.json": {"chat_template": ""}, "chat_template.json": {"chat_template": "seen"}}, "seen"),
         ({"tokenizer_config.json": {"chat_template": "own"}, "chat_template.json": {"chat_template": "seen"}}, "own"),
         ({"tokenizer_config.json": {"chat_template": " "}}, None),
+        ({"tokenizer_config.json": {"chat_template": "own"}, "processor_config.json": ["is not read"]}, "own"),
     ],
 )
 def test_a_chat_template_is_found_where_repositories_put_it(
