@@ -98,7 +98,7 @@ class HuggingFaceSource:
 
     def _check_types(self, path: Path, named: Mapping[str, Tensor]) -> None:
         for name, tensor in ((name, named[name]) for name in sorted(self._tensors.used)):
-            if isinstance(tensor, PlainTensor) and tensor.info.type not in KINDS:
+            if not _is_read(tensor):
                 raise UnsupportedTensor(
                     f"{path}: {name} is stored as {tensor.info.type}, supported are {', '.join(KINDS)}; "
                     "convert it to one of these, or take a GGUF file"
@@ -143,12 +143,16 @@ def _is_tied(label: str, named: Mapping[str, Tensor], embedding: str, *, said: b
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two matrices have the same numbers; reading ends where they do not."""
-    if one.info.shape != other.info.shape:
+    """Whether two matrices have the same numbers; reading ends where they do not, or where a type is not read."""
+    if one.info.shape != other.info.shape or not (_is_read(one) and _is_read(other)):
         return False
     starts = range(0, one.info.shape[0], _COMPARED_ROWS)
     blocks = (slice(start, min(start + _COMPARED_ROWS, one.info.shape[0])) for start in starts)
     return all(np.array_equal(one.read_float32(rows), other.read_float32(rows)) for rows in blocks)
+
+
+def _is_read(tensor: Tensor) -> bool:
+    return not isinstance(tensor, PlainTensor) or tensor.info.type in KINDS
 
 
 def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> dict[str, Tensor]:

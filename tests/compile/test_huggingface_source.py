@@ -20,6 +20,7 @@ from radixlm.runtime.errors import (
     UnsupportedArchitecture,
     UnsupportedTensor,
 )
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 Make = Callable[..., Any]
@@ -222,6 +223,19 @@ def test_a_stored_output_matrix_that_is_not_the_embedding_is_used(
     with open_source(write_huggingface(tiny, **said)) as source:
         assert not source.config.tie_word_embeddings
         np.testing.assert_array_equal(source.read_float32("lm_head.weight"), tiny.weights["lm_head.weight"])
+
+
+@pytest.mark.parametrize("type_", [np.float64, np.int32])
+def test_an_output_matrix_of_a_type_that_is_not_read_is_named(
+    type_: Any, make_tiny: Make, write_huggingface: Make
+) -> None:
+    """Even where the configuration says that it is the embedding, with which it cannot be compared."""
+    tiny = make_tiny(tie_word_embeddings=True)
+    path = write_huggingface(tiny)
+    output = tiny.weights["model.embed_tokens.weight"].astype(type_)
+    save_file({**tiny.weights, "lm_head.weight": output}, path / "model.safetensors")
+    with pytest.raises(UnsupportedTensor, match=r"lm_head.weight is stored as [FI]\d\d"):
+        open_source(path)
 
 
 @pytest.mark.parametrize(
