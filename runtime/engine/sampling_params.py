@@ -30,6 +30,9 @@ MAX_BANNED_CHARACTERS = 16384  # of all of them
 class SamplingParams:
     """Sampling parameters of one request. Field names and meanings are those of OpenAI's and vLLM's APIs.
 
+    A field that is not given does nothing. The model's own defaults are `Engine.default_params`;
+    `dataclasses.replace(engine.default_params, temperature=0.7)` keeps the others.
+
     The order is: repetition, presence and frequency penalty, logit bias, temperature, then top-k, top-p and
     min-p, each on what the one before it left. `temperature=0` takes the most likely token, the lowest id on
     ties.
