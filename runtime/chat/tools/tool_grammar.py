@@ -118,7 +118,14 @@ class ToolGrammar:
             rules += [f"text{suffix}: said{suffix} {'(lead named | text)' if lead else 'named'} | {text}?{stray}"]
         if not is_special:
             rules += [f"SAID: /(.|\\n)*/ {core}", *(["SAID_N: SAID & ~NAMED"] if self._named.excluded else [])]
-        named.append("text_n" if self._named.excluded else "text")
+        nexts = [quoted(each, self._specials) for each in self._named.nexts]
+        if nexts:
+            others = [each for each in strays if each not in nexts]
+            rules += ["text_c: said named | TEXT?" + (f" | TEXT? ({' | '.join(others)}) text" if others else "")]
+            rules += [f"unnamed: TEXT_C? ({' | '.join(nexts)}) text", "TEXT_C: TEXT & ~NAMED"]
+            named.append("text_c | unnamed")
+        else:
+            named.append("text_n" if self._named.excluded else "text")
         return self._grammar([*rules, f"named: {' | '.join(named)}"])
 
     def _grammar(self, start: list[str], *, has_first: bool = False) -> Grammar:
@@ -222,6 +229,7 @@ class _NameRules:
     not begin with a name and this letter, which `excluded` says.
 
     Attributes:
+        nexts: special tokens of which one behind a name makes it a call: behind other text it is text.
         has_key: JSON's key of the arguments, or the like, stands behind the name: what has the name alone is text.
         behind: rules for what stands between the name and the arguments.
         rules: that these need.
@@ -229,7 +237,8 @@ class _NameRules:
 
     def __init__(self, format: CallTexts, names: Sequence[str]) -> None:
         self.excluded, self.has_key = False, False
-        self.rules = list[str]()
+        self.nexts, self.rules = list[str](), list[str]()
+        known = " | ".join(f"NAME_{number}" for number in range(len(names)))
         self._blank = "" if format.begin.strip() else "BLANK "
         pieces = loose(format.middle)
         blank = " BLANK" if pieces and pieces[0] == _BLANK else ""
@@ -246,9 +255,14 @@ class _NameRules:
         self.behind = before_arguments
         if is_special_next:
             self.behind = slotted(format.middle.lstrip(), format.specials)
+            self.nexts = (
+                cut_at_specials(texts[0].text, format.specials)[:1]
+                if texts
+                else [special for special in specials if special.startswith(format.arguments.opener)]
+            )
+            self.rules.append(f"NAMED: {known}")
         elif not texts:
             self.excluded = True
-            known = " | ".join(f"NAME_{number}" for number in range(len(names)))
             self.rules += [
                 f"NAMED: ({known}) BLANK /{escaped(format.arguments.opener)}(.|\\n)*/",
                 "TEXT_N: TEXT & ~NAMED",

@@ -14,6 +14,8 @@ from .scripted import OSLO, USER, Scripted, events
 from .test_tool_formats import SPECIALS, anthropic, called_in, chat, responses
 
 TEMPLATES = {name: calling(CALLS[name]) for name in CALLS} | {"hermes": QWEN, "llama3": LLAMA, "plain": NO_TOOLS}
+TEMPLATES["deepseek-special"] = TEMPLATES["deepseek"]
+TAGS = {**SPECIALS, "deepseek-special": [f"<｜tool▁{tag}｜>" for tag in "calls▁begin call▁begin sep call▁end".split()]}
 NOW = ("now", "{}")
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}'
 BARE = {
@@ -43,7 +45,7 @@ BEHIND = ("", "\n", "\n\n", " ", "\n \t", "Done.", "\nDone", "\n<b>", '\n{"city"
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def model(request: pytest.FixtureRequest) -> Iterator[Scripted]:
-    with Scripted.serving(TEMPLATES[request.param], SPECIALS.get(request.param, ())) as model:
+    with Scripted.serving(TEMPLATES[request.param], TAGS.get(request.param, ())) as model:
         yield model
 
 
@@ -58,6 +60,12 @@ def test_what_stands_behind_a_call_makes_no_other(model: Scripted, behind: str, 
     reply = model.reply(model.format.text_of([OSLO]) + behind, tool_choice=choice)
     assert (calls_of(reply), reply["message"]["content"]) == ([OSLO], None)
     assert reply["finish_reason"] == "tool_calls"
+
+
+def test_a_call_keeps_to_its_schema_and_is_the_only_one_where_one_is_allowed(model: Scripted) -> None:
+    called = calls_of(model.reply(model.format.text_of([("get_weather", '{"city": "Oslo", "days": 9}')])))
+    assert [(name, json.loads(arguments)["days"] <= 7) for name, arguments in called] == [("get_weather", True)]
+    assert calls_of(model.reply(model.format.text_of([OSLO, NOW]), parallel_tool_calls=False)) == [OSLO]
 
 
 @pytest.mark.parametrize("text", NO_CALLS)
