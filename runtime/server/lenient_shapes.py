@@ -167,6 +167,10 @@ def _input(value: Any, block: Object) -> Any:
     return value
 
 
+def _null(meaning: str) -> Read:
+    return lambda value, parent: meaning if value is None else value
+
+
 def _calls(value: Any, message: Object) -> Any:
     """Calls whose function stands in them without a name of its own."""
     if not isinstance(value, list):
@@ -383,12 +387,14 @@ _CHOICE: Final = "`any`, or any API's object", "`auto`, `none`, `required` or th
 
 CHAT: Final = (
     Shape("messages.tool_calls", "`name` and `arguments` without `function`", "a function", _calls),
+    Shape("messages.tool_calls.type", "null", "`function`", _null("function")),
     Shape("messages.tool_calls.function.arguments", "an object, or null", "its JSON; null is `{}`", _arguments),
     Shape("messages", *_IDS, _chat_ids),
     Shape("messages.content", *_RESULT, _result),
     Shape("messages.content", "null, or none of the assistant and the system", '`""`', _null_content),
     Shape("messages.content", "one part without a list", "a list of it", _one_part),
     Shape("messages.content", "texts in a list", "parts of text", _strings),
+    Shape("messages.content.text", "null", '`""`', _null("")),
     Shape("tools", *_TOOLS, _chat_tools),
     Shape("tool_choice", *_CHOICE, _chat_choice),
 )
@@ -399,6 +405,7 @@ RESPONSES: Final = (
     Shape("input", *_IDS, _response_ids),
     Shape("input.output", *_RESULT, _result_output),
     Shape("input.content", "null", '`""`', lambda value, item: "" if value is None and "role" in item else value),
+    Shape("input.content.text", "null", '`""`', _null("")),
     Shape("tools", *_TOOLS, _response_tools),
     Shape("tool_choice", *_CHOICE, _response_choice),
 )
@@ -408,7 +415,9 @@ MESSAGES: Final = (
     Shape("messages.content.input", "null, or JSON in a text", "an object", _input),
     Shape("messages", *_IDS, _message_ids),
     Shape("messages.content.content", *_RESULT, _result_block),
-    Shape("messages.content", "null", '`""`', lambda value, message: "" if value is None else value),
+    Shape("messages.content", "null", '`""`', _null("")),
+    Shape("messages.content.text", "null", '`""`', _null("")),
+    Shape("messages.content.content.text", "null", '`""`', _null("")),
     Shape("tools", *_TOOLS, _message_tools),
     Shape("tool_choice", *_CHOICE, _message_choice),
 )

@@ -5,12 +5,23 @@ Knows arguments, not the texts around them. Clients get arguments as JSON, whate
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from .lark import Specials, json_rule
 
 Schema = Mapping[str, Any]
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+def without_halves(text: str) -> str:
+    """A text with U+FFFD in place of halves of characters, which UTF-8 cannot write.
+
+    >>> without_halves("a\\ud83d")
+    'a\ufffd'
+    """
+    return _HALF.sub("\ufffd", text)
 
 
 class ArgumentStyle(Protocol):

@@ -12,6 +12,8 @@ import re
 from collections.abc import Collection
 from typing import Any, Final
 
+from .arguments import without_halves
+
 _FENCE: Final = re.compile(r"\s*```[a-zA-Z_]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 _LEAD: Final = re.compile(r"\s*(```[a-zA-Z_]*[ \t]*\n)?\s*(\[\s*)?")
 _KEY: Final = re.compile(r'\{\s*"(name|function|type)"\s*:\s*(?:"([^"]*)(")?|(\{))?')
@@ -76,7 +78,12 @@ def _call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
             arguments = json.loads(arguments, parse_constant=_refuse)
         except (ValueError, RecursionError):
             return None
-    return (str(name), json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    if not isinstance(arguments, dict):
+        return None
+    try:
+        return str(name), without_halves(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    except ValueError:  # a number is too large
+        return None
 
 
 def _refuse(word: str) -> Any:

@@ -6,13 +6,15 @@ Knows messages in the form that chat templates expect; `tool_format.py` knows wh
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final
 
 from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
 from ..thought_format import FIELD
+from .arguments import without_halves
 from .call_ids import with_counted_ids, with_short_ids
 from .cut_arguments import read_cut
 from .given_calls import AsGenerated
@@ -21,6 +23,7 @@ from .tool_format import ToolFormat
 
 Message = Mapping[str, object]
 
+_ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _INSTRUCTIONS = """\
 You may call these functions:
 {functions}
@@ -202,6 +205,7 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
         return text
     try:
         arguments = json.loads(text or "{}")
+        arguments = {} if arguments is None else arguments
     except ValueError:
         is_cut = not isinstance(text, AsGenerated) and text.lstrip().startswith("{")
         arguments = read_cut(text) if is_cut else None
@@ -209,6 +213,8 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"the arguments of the call of {name!r} are {text!r:.60}; they must be a JSON object")
+    if _ESCAPED_HALF.search(text or ""):  # maybe of a pair, of which nothing is left in what was read
+        arguments = json.loads(without_halves(json.dumps(arguments, ensure_ascii=False)))
     return SpelledJson(arguments, text) if isinstance(text, AsGenerated) else arguments
 
 

@@ -74,6 +74,12 @@ FUNCTION = {"name": "add", "arguments": {"a": 1}}
         ),
         (talk({**CALL, "function": FUNCTION}), talk(), "messages.tool_calls.function.arguments"),
         (talk({"id": "x", **CALL["function"]}), talk(), "messages.tool_calls"),
+        (talk({**CALL, "type": None}), talk(), "messages.tool_calls.type"),
+        (
+            talk(result={**RESULT, "content": [{"type": "text", "text": None}]}),
+            talk(result={**RESULT, "content": ""}),
+            "messages.content.text",
+        ),
         (
             [{"role": "system", "content": None}, {"role": "user", "content": "a"}],
             [{"role": "system", "content": ""}, {"role": "user", "content": "a"}],
@@ -99,6 +105,15 @@ FUNCTION = {"name": "add", "arguments": {"a": 1}}
 def test_a_history_is_read_as_what_it_means(model: Scripted, sent: list[Any], meant: list[Any], listed: str) -> None:
     ids, header = prompt_of(model, sent)
     assert (ids, header.split(", ")) == (prompt_of(model, meant)[0], [listed])
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [("null", "{}"), (r'{"a": "b\ud83d"}', '{"a": "b\ufffd"}'), (r'{"a": "b\ud83d', '{"a": "b\ufffd"}')],
+)
+def test_arguments_of_calls_end_no_conversation(model: Scripted, sent: str, meant: str) -> None:
+    calls = [talk({**CALL, "function": {"name": "add", "arguments": text}}) for text in (sent, meant)]
+    assert prompt_of(model, calls[0])[0] == prompt_of(model, calls[1])[0]
 
 
 def test_results_without_ids_belong_to_calls_by_their_order(model: Scripted) -> None:
