@@ -175,17 +175,20 @@ class ToolGrammar:
         again, format = self._again(), self._format
         expected = [*again, *(loose_after_white("".join(tags)) for tags in [format.end_tags[1:]] if tags)]
         text = "TEXT_N" if self._named.excluded else "TEXT"
-        rules, close = list[str](), ""
+        rules, close, section = list[str](), "", ""
         if format.close:
             closing = loose_after_white(format.close.strip())
             rules, close = lexemes("close", closing, self._specials), "close? "
             expected.append(closing)
+            if again:  # models close all calls, and open them again
+                rules += lexemes("section", (_BLANK, *loose(format.openings[0])), self._specials)
+                section = " | close section"
         if not self._max_more:
             rules.append("after: tail")
         elif not again:
             rules.append(f"after: call{{0,{self._max_more}}} tail")
         else:
-            rules += [f"again: {' | '.join(f'again_{number}' for number in range(len(again)))}"]
+            rules += [f"again: {' | '.join(f'again_{number}' for number in range(len(again)))}{section}"]
             for number, pieces in enumerate(again):
                 rules += lexemes(f"again_{number}", pieces, self._specials)
             more = "again?" if self._is_bare else "again"

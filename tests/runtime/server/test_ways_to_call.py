@@ -15,7 +15,10 @@ from .test_tool_formats import SPECIALS, anthropic, called_in, chat, responses
 
 TEMPLATES = {name: calling(CALLS[name]) for name in CALLS} | {"hermes": QWEN, "llama3": LLAMA, "plain": NO_TOOLS}
 TEMPLATES["deepseek-special"] = TEMPLATES["deepseek"]
-TAGS = {**SPECIALS, "deepseek-special": [f"<｜tool▁{tag}｜>" for tag in "calls▁begin call▁begin sep call▁end".split()]}
+TAGS = {
+    **SPECIALS,
+    "deepseek-special": [f"<｜tool▁{tag}｜>" for tag in ("calls▁begin", "call▁begin", "sep", "call▁end")],
+}
 NOW = ("now", "{}")
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}'
 BARE = {
@@ -68,6 +71,14 @@ def test_a_call_keeps_to_its_schema_and_is_the_only_one_where_one_is_allowed(mod
     assert calls_of(model.reply(model.format.text_of([OSLO, NOW]), parallel_tool_calls=False)) == [OSLO]
 
 
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_calls_may_be_closed_and_opened_again(model: Scripted, between: str) -> None:
+    if not model.format.close:
+        pytest.skip("nothing closes several calls")
+    reply = model.reply(model.format.text_of([OSLO]) + between + model.format.text_of([NOW]))
+    assert (calls_of(reply), reply["message"]["content"]) == ([OSLO, NOW], None)
+
+
 @pytest.mark.parametrize("text", NO_CALLS)
 def test_what_only_looks_like_a_call_is_text(model: Scripted, text: str) -> None:
     reply = model.reply(text)
@@ -92,6 +103,19 @@ def test_a_whole_reply_that_is_a_call_in_json_is_one(model: Scripted, says: str)
     deltas = [chunk["choices"][0] for chunk in events(model.ask(says, stream=True))]
     assert deltas[-1]["finish_reason"] == "tool_calls"
     assert not any(each["delta"].get("content") for each in deltas)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_what_no_json_can_say_is_not_in_arguments(stream: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with Scripted.serving(QWEN) as model:
+        says = r'{"name": "f", "arguments": {"a": "b\ud83d"}}'
+        assert called_in(model.ask(says, tools=tools, stream=stream), is_stream=stream) == (
+            "",
+            [("f", '{"a": "b\ufffd"}')],
+        )
+        says = '{"name": "f", "arguments": {"a": 1e999}}'
+        assert called_in(model.ask(says, tools=tools, stream=stream), is_stream=stream) == (says, [])
 
 
 def test_json_is_no_call_where_replies_keep_to_a_schema(model: Scripted) -> None:
