@@ -98,6 +98,16 @@ def _null_content(value: Any, message: Object) -> Any:
     return "" if value is MISSING and is_optional and not _says_more(message) else value
 
 
+def _null_content_of_item(value: Any, item: Object) -> Any:
+    if value is None:
+        return "" if "role" in item else value
+    return "" if value is MISSING and item.get("role") in ("assistant", "system", "developer") else value
+
+
+def _message_type(value: Any, item: Object) -> Any:
+    return "message" if value is None and "role" in item else value
+
+
 def _says_more(message: Object) -> bool:
     return any(message.get(name) for name in ("tool_calls", "function_call", "reasoning_content", "refusal", "audio"))
 
@@ -139,6 +149,13 @@ def _strings(value: Any, message: Object) -> Any:
     if not any(isinstance(each, str) for each in value):
         return value
     return [{"type": "text", "text": each} if isinstance(each, str) else each for each in value]
+
+
+def _strings_of_item(value: Any, item: Object) -> Any:
+    """The same, where parts of the assistant have a type of their own."""
+    read = _strings(value, item)
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    return value if read is value else [{"type": kind, "text": old} if isinstance(old, str) else old for old in value]
 
 
 def _arguments(value: Any, parent: Object) -> Any:
@@ -404,7 +421,11 @@ RESPONSES: Final = (
     Shape("input.arguments", "an object, or null", "its JSON; null is `{}`", _arguments_of_item),
     Shape("input", *_IDS, _response_ids),
     Shape("input.output", *_RESULT, _result_output),
-    Shape("input.content", "null", '`""`', lambda value, item: "" if value is None and "role" in item else value),
+    Shape("input.type", "null, of what has a role", "a message", _message_type),
+    Shape("input.content", "null, or none of the assistant and the system", '`""`', _null_content_of_item),
+    Shape("input.content", "one part without a list", "a list of it", _one_part),
+    Shape("input.content", "texts in a list", "parts of text", _strings_of_item),
+    Shape("input.output.text", "null", '`""`', _null("")),
     Shape("input.content.text", "null", '`""`', _null("")),
     Shape("tools", *_TOOLS, _response_tools),
     Shape("tool_choice", *_CHOICE, _response_choice),
@@ -416,7 +437,11 @@ MESSAGES: Final = (
     Shape("messages", *_IDS, _message_ids),
     Shape("messages.content.content", *_RESULT, _result_block),
     Shape("messages.content", "null", '`""`', _null("")),
+    Shape("messages.content", "one part without a list", "a list of it", _one_part),
+    Shape("messages.content", "texts in a list", "parts of text", _strings),
     Shape("messages.content.text", "null", '`""`', _null("")),
+    Shape("messages.content.thinking", "null", '`""`', _null("")),
+    Shape("system.text", "null", '`""`', _null("")),
     Shape("messages.content.content.text", "null", '`""`', _null("")),
     Shape("tools", *_TOOLS, _message_tools),
     Shape("tool_choice", *_CHOICE, _message_choice),

@@ -116,6 +116,46 @@ def test_arguments_of_calls_end_no_conversation(model: Scripted, sent: str, mean
     assert prompt_of(model, calls[0])[0] == prompt_of(model, calls[1])[0]
 
 
+ITEMS: list[tuple[Any, Any]] = [
+    ({"type": None, "role": "user", "content": "a"}, {"role": "user", "content": "a"}),
+    ({"role": "assistant"}, {"role": "assistant", "content": ""}),
+    ({"role": "user", "content": ["a", "b"]}, {"role": "user", "content": "ab"}),
+    ({"role": "assistant", "content": ["a"]}, {"role": "assistant", "content": "a"}),
+    ({"role": "user", "content": {"type": "input_text", "text": "a"}}, {"role": "user", "content": "a"}),
+]
+BLOCKS: list[tuple[Any, Any]] = [
+    (["a", "b"], "ab"),
+    ({"type": "text", "text": "a"}, "a"),
+    ([{"type": "text", "text": None}, {"type": "text", "text": "a"}], "a"),
+]
+
+
+@pytest.mark.parametrize(("sent", "meant"), ITEMS)
+def test_an_item_is_read_as_what_it_means(model: Scripted, sent: Any, meant: Any) -> None:
+    body = {"max_output_tokens": 8}
+    first, second = (
+        asked(
+            model,
+            "/v1/responses",
+            input=[{"role": "user", "content": "q"}, item, {"role": "user", "content": "r"}],
+            **body,
+        )
+        for item in (meant, sent)
+    )
+    assert first.json()["usage"]["input_tokens"] == second.json()["usage"]["input_tokens"]
+    assert second.headers[HEADER].startswith("input.")
+
+
+@pytest.mark.parametrize(("sent", "meant"), BLOCKS)
+def test_the_content_of_a_message_is_read_as_what_it_means(model: Scripted, sent: Any, meant: Any) -> None:
+    asks = [
+        asked(model, "/v1/messages", messages=[{"role": "user", "content": each}], max_tokens=8)
+        for each in (meant, sent)
+    ]
+    assert len({sum(ask.json()["usage"][f"{kind}input_tokens"] for kind in ("", "cache_read_")) for ask in asks}) == 1
+    assert asks[1].headers[HEADER].startswith("messages.content")
+
+
 def test_results_without_ids_belong_to_calls_by_their_order(model: Scripted) -> None:
     calls = [{"type": "function", "function": {"name": "add", "arguments": f'{{"a":{n}}}'}} for n in (1, 2)]
     said = {"role": "assistant", "content": None, "tool_calls": calls}
