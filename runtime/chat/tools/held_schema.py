@@ -142,7 +142,14 @@ def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
     if not all(ends(named[name]) for name in required if isinstance(name, str) and name in named):
         return False
     is_filled = kinds != "object" and isinstance(schema.get("minItems"), int) and schema["minItems"] > 0
-    return not is_filled or not isinstance(schema.get("items"), Mapping) or ends(schema["items"])
+    return not is_filled or all(map(ends, _first_items(schema, schema["minItems"])))
+
+
+def _first_items(schema: Schema, count: int) -> list[Any]:
+    """The schemas of so many items that an array begins with."""
+    first: list[Any] = next((schema[key] for key in ("prefixItems", "items") if isinstance(schema.get(key), list)), [])
+    others = [schema["items"]] if len(first) < count and isinstance(schema.get("items"), Mapping) else []
+    return [*first[:count], *others]
 
 
 def _draft_of(value: object) -> str | None:

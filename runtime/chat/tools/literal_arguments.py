@@ -15,7 +15,7 @@ from .arguments import ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .literal_reader import LiteralReader
 from .raw_text import text_rules, times_of, unkept_words, values_of
-from .schema_types import ANY, STRING, Types, looked_up, target, types_of
+from .schema_types import ANY, STRING, Types, by_itself, looked_up, target, types_of
 
 _MAX_DEPTH: Final = 48  # of schemas within schemas that are enforced
 _WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
@@ -210,8 +210,7 @@ class _LiteralRules:
 
 
 def _without_refs(asked: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    shared = {key: root[key] for key in ("$defs", "definitions") if root is not None and key in root}
-    return {**shared, **asked}
+    return dict(asked) if root is None else by_itself(asked, root)
 
 
 def _escaped(key: str) -> str:

@@ -6,7 +6,7 @@ Knows JSON schemas and values, not how a model writes a call.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
@@ -16,6 +16,7 @@ Types = frozenset[str]
 
 ANY: Final[Types] = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 STRING: Final[Types] = frozenset(("string",))
+_ROOT: Final = "the whole"  # as a definition
 _MAX_DEPTH = 16  # of schemas that say what others are
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 
@@ -128,3 +129,36 @@ def string(text: str) -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
+
+
+def by_itself(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a schema as a schema of its own, whose references lead to what they led to in all of it.
+
+    >>> by_itself({"$ref": "#/$defs/a"}, {"$defs": {"a": {}}})
+    {'$defs': {'a': {}}, '$ref': '#/$defs/a'}
+    """
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    alone = {**shared, **schema}
+    if not any(not ref.startswith(("#/$defs/", "#/definitions/")) for ref in _refs(alone)):
+        return alone
+    return {"$defs": {_ROOT: _moved(root)}, **_moved(schema)}
+
+
+def _refs(value: Any) -> Iterator[str]:
+    """The references to parts of a schema that it has."""
+    if isinstance(value, Mapping):
+        if isinstance(ref := value.get("$ref"), str) and ref.startswith("#"):
+            yield ref
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from _refs(each)
+
+
+def _moved(value: Any) -> Any:
+    """A schema whose references are to what has become a definition."""
+    if isinstance(value, Mapping):
+        return {
+            key: f"#/$defs/{_ROOT}{each[1:]}" if key == "$ref" and str(each).startswith("#") else _moved(each)
+            for key, each in value.items()
+        }
+    return [_moved(each) for each in value] if isinstance(value, list) else value

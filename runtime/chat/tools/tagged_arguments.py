@@ -13,7 +13,7 @@ from typing import Any, Final
 from .arguments import ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
-from .schema_types import ANY, STRING, Types, as_json, looked_up, string, types_of
+from .schema_types import ANY, STRING, Types, as_json, by_itself, looked_up, string, types_of
 from .slots import fit, lexemes, loose, loose_after_white, overlap
 
 MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name
@@ -210,9 +210,8 @@ class _TaggedRules:
         asked: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
         if "string" in types:
             asked = {"type": sorted(types - STRING)}
-        shared = {key: self.schema[key] for key in ("$defs", "definitions") if key in self.schema}
         words = {"boolean": ("True", "False"), "null": ("None",)} if self.style.is_python else {}
-        ways = [json_rule({**shared, **asked}, is_strict=self.is_strict)]
+        ways = [json_rule(by_itself(asked, self.schema), is_strict=self.is_strict)]
         ways += [quoted(word) for kind in words if kind in types for word in words[kind]]
         return " | ".join(ways)
 

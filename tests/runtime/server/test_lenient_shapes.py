@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.server.lenient_shapes import CHAT, MESSAGES, RESPONSES
 
-from ..tool_templates import QWEN
+from ..tool_templates import CALLS, QWEN, calling
 from .scripted import Scripted
 
 CALL: dict[str, Any] = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
@@ -318,6 +318,23 @@ def test_what_of_a_schema_cannot_be_followed_is_left_out_alike_everywhere(model:
     assert response.status_code == 200, response.text
     assert response.headers[HEADER] == "tools.f.function.parameters"
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-coder", "lfm"])
+def test_a_value_that_is_the_whole_schema_again_ends_no_reply(name: str) -> None:
+    array = {"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1}
+    either = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+    template = QWEN if name == "hermes" else calling(CALLS[name])
+    with Scripted.serving(template) as model:
+        for schema in (array, {"allOf": [{"$ref": "#"}]}, either, {"type": "array", "items": either}):
+            asks = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+            tools = [{"type": "function", "function": {"name": "f", "parameters": asks}}]
+            response = model.ask(model.format.text_of([("f", '{"x": null}')]), tools=tools)
+            assert response.status_code == 200, response.text
+        asks = {"type": "object", "properties": {"x": either}, "required": ["x"]}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": asks}}]
+        choice = model.reply(model.format.text_of([("f", '{"x": {"x": null}}')]), tools=tools)
+        assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": {"x": None}}
 
 
 def test_a_strict_schema_that_no_value_with_an_end_fits_is_refused(model: Scripted) -> None:
