@@ -18,6 +18,7 @@ from .segment import segment_paths
 _LOGGER = logging.getLogger(__name__)
 
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, and otherwise well
+FULL_S: Final = 60.0  # until something is tried again on a disk that was full
 _LEAST, _MOST = 16 << 20, 1 << 30  # bytes of the reserve
 _SHARE, _MOST_SHARE = 20, 4  # parts of the disk: one is the reserve; one is the most that it may be
 

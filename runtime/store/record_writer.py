@@ -6,6 +6,7 @@ on disk.
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
-from .disk_room import NO_SPACE, DiskRoom
+from .disk_room import FULL_S, NO_SPACE, DiskRoom
 from .evictor import Evictor
 from .files import Buffer, Files
 from .index import Index
@@ -32,7 +33,6 @@ from .store_state import PutResult, RecoveryReport
 _LOGGER = logging.getLogger(__name__)
 _MAX_SEGMENT_BYTES: Final = 256 << 20
 _MIN_SEGMENTS: Final = 8  # of a full store, so that one of them is not much of it
-_FULL_S: Final = 60.0  # after a disk was full, until the store may be as large as before
 
 
 @dataclass
@@ -256,7 +256,7 @@ class RecordWriter:
                 "the disk of %s is full: the store stays below %d bytes instead of %d for a while",
                 *(self.log.directory, self.log.num_bytes, self.max_bytes),
             )
-            self.max_bytes, self._lowered_until = self.log.num_bytes, time.monotonic() + _FULL_S
+            self.max_bytes, self._lowered_until = self.log.num_bytes, time.monotonic() + FULL_S
             return []
 
     def _make_room(self, headers: Sequence[RecordHeader], num_blocks: int, evicts: bool) -> tuple[PutResult, list[int]]:
@@ -269,6 +269,8 @@ class RecordWriter:
         while evicts and not self._fits(len(chosen), num_blocks) and (victim := self._evictor.next_victim()):
             made = made.then(self._evict(victim))
             chosen = self._choose(headers)
+        if evicts and chosen and not self.log.segments and not self._fits(1, num_blocks):
+            raise OSError(errno.ENOSPC, f"No space left on device: {self.room.reserve_bytes} bytes are to stay free")
         while not self._fits(len(chosen), num_blocks):
             chosen.pop()
         return made, chosen

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import StoreCorrupt, StoreMismatch
-from .disk_room import is_full
+from .disk_room import FULL_S, is_full
 from .files import INDEX, Files
 from .index import Index, is_broken
 from .index_rows import RecordRow, SegmentRow
@@ -60,7 +60,7 @@ def remove_index(directory: Path) -> None:
 class DiskGuard:
     """Turns a store off where its disk fails, instead of raising; what its index is then, the next start mends.
 
-    A disk that is full does not turn it off: what was to be stored is left out, and the next change makes room first.
+    A disk that is full, with nothing of the store's to remove, turns it off for a minute only.
     """
 
     def __init__(self, directory: Path, state: StoreState) -> None:
@@ -74,8 +74,8 @@ class DiskGuard:
         except (OSError, sqlite3.Error) as error:
             if must_change or not is_full(error):
                 self.turn_off(error)
-            else:
-                _LOGGER.warning("the disk of %s is full (%s): something is not stored", self._directory, error)
+            elif self._state.turn_off(f"{type(error).__name__}: {error}", for_s=FULL_S):
+                _LOGGER.warning("the store in %s is off for %.0f s: %s", self._directory, FULL_S, error)
 
     def turn_off(self, error: Exception) -> None:
         """The disk failed; said once."""

@@ -6,9 +6,11 @@ bad waits here for the writer thread.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -127,12 +129,14 @@ class Bandwidth:
 class StoreState:
     """The state since a directory was opened; any thread may use it.
 
-    Attributes:
-        off_because: why the store turned itself off, or that it was closed; None while it works.
+    Args:
+        clock: seconds; only differences count.
     """
 
-    def __init__(self, num_pages: int) -> None:
-        self.off_because: str | None = None
+    def __init__(self, num_pages: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._off_because: str | None = None
+        self._off_until = math.inf
         self._lock = threading.Lock()  # of all below
         self._touched: set[bytes] = set()
         self._bad: set[bytes] = set()  # keys of wrong records, which leave the index with the next change
@@ -144,12 +148,18 @@ class StoreState:
         self._num_read = self._read_bytes = self._num_written = self._num_evicted = 0
         self._bandwidth = Bandwidth()
 
-    def turn_off(self, because: str) -> bool:
-        """Turn the store off; False if it is off already."""
+    @property
+    def off_because(self) -> str | None:
+        """Why the store turned itself off, for good or for a while, or that it was closed; None while it works."""
+        return self._off_because if self._clock() < self._off_until else None
+
+    def turn_off(self, because: str, *, for_s: float = math.inf) -> bool:
+        """Turn the store off, for good unless it says for how long; False if it is off as long already."""
         with self._lock:
-            if self.off_because is not None:
+            until = self._clock() + for_s
+            if self.off_because is not None and self._off_until >= until:
                 return False
-            self.off_because = because
+            self._off_because, self._off_until = because, until
             return True
 
     def touch(self, keys: Iterable[bytes]) -> None:
