@@ -14,4 +14,4 @@ def test_of_a_reply_that_came_whole_only_the_last_token_is_prefilled(smollm2_art
     found = summary(turns)
     assert found["whole"]["num_turns"] >= 2
     assert found["whole"]["num_again"] == 0
-    assert sum(turn.num_prefilled for turn in turns) < sum(turn.num_by_ids for turn in turns)
+    assert sum(turn.num_prefilled for turn in turns) <= sum(turn.num_by_ids for turn in turns)

@@ -328,7 +328,7 @@ def test_request_whose_decoder_fails_fails_alone() -> None:
     bench.add("bad", [1, 2], DRAWN, decoder=Broken())
     bench.add("good", [1, 2], DRAWN)
     bench.run()
-    assert "half a character" in str(bench.error("bad"))
+    assert "UnicodeError" in str(bench.error("bad"))
     assert bench.tokens("good") == alone([1, 2], DRAWN)
 
 

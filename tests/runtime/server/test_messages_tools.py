@@ -189,7 +189,8 @@ def test_a_reply_in_json_keeps_to_its_schema(hermes: Scripted) -> None:
         message = reply(hermes, "It is sunny.", tools=None, **fields)
         assert isinstance(json.loads(message["content"][0]["text"])["ok"], bool)
     wrong = {"format": {"type": "json_schema", "schema": {"type": "odd"}}}
-    assert "odd" in ask(hermes, "No.", tools=None, output_config=wrong).json()["error"]["message"]
+    relaxed = ask(hermes, "No.", tools=None, output_config=wrong)
+    assert relaxed.status_code == 200 and relaxed.headers["x-radixlm-ignored"] == "output_config.format.schema"
 
 
 def test_a_strict_schema_that_cannot_be_used_is_named(hermes: Scripted) -> None:
@@ -233,8 +234,8 @@ def test_a_loop_of_calls_computes_nothing_twice_and_says_so(stream: bool) -> Non
         read = after["usage"]["cache_read_input_tokens"]
         # but for the last token of the reply, which was never fed, and what closes a turn
         assert read >= num_prompt(before) + before["usage"]["output_tokens"] - 2
-        assert after["usage"]["input_tokens"] == 0
-        assert num_prompt(after) - read == after["usage"]["cache_creation_input_tokens"] > 0
+        assert after["usage"]["cache_creation_input_tokens"] == 0  # nothing is marked with `cache_control`
+        assert num_prompt(after) - read == after["usage"]["input_tokens"] > 0
 
 
 def test_counted_tokens_are_those_of_the_prompt(hermes: Scripted) -> None:

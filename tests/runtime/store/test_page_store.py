@@ -198,7 +198,7 @@ def test_a_closed_store_finds_nothing_and_takes_nothing(tmp_path: Path) -> None:
     store.close()
     assert store.put(heads, payload(heads)).stored == ()
     assert (read(store, heads), store.drop(keys(heads)), list(store.heads())) == (0, [], [])
-    with pytest.raises(StoreOff, match="was closed"):
+    with pytest.raises(StoreOff, match="the store is off"):
         store.discard(ALICE)
     assert store.stats().is_off
 
