@@ -235,7 +235,7 @@ _BAD_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "negative id": {"prompt": [-1]},
     "huge id": {"prompt": [10**30]},
     "temperature": {"temperature": -1},
-    "no tokens": {"max_tokens": -1},
+    "no tokens": {"max_tokens": -2},
     "top_p": {"top_p": 1.5},
     "many choices": {"n": 10**9},
     "seed": {"seed": 2**70},
