@@ -84,10 +84,13 @@ def test_the_result_of_a_tool_is_a_part_of_the_history(client: openai.OpenAI) ->
     assert reply.choices[0].message.content and not reply.choices[0].message.tool_calls
 
 
+NO_SCHEMA = {"name": "x", "schema": {"type": "no such"}}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such"}}}},
+        {"response_format": {"type": "json_schema", "json_schema": {**NO_SCHEMA, "strict": True}}},
         {"response_format": {"type": "yaml"}},
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "no_such"}}},
         {"tool_choice": "required"},
