@@ -242,5 +242,6 @@ _BAD_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "stop": {"stop": ["x" * 5000]},
     "cache match": {"cache_match": "similar"},
     "salt": {"cache_salt": "x" * 5000},
+    "lone surrogate": {"cache_salt": "\ud800"},
     "stream options": {"stream_options": {"include_usage": True}},
 }

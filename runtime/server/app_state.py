@@ -24,7 +24,7 @@ from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.held_tools import relaxed
 from ..engine.completion import Completion
 from ..engine.request_options import NO_OPTIONS, RequestOptions
-from ..errors import InvalidGrammar
+from ..errors import InvalidGrammar, InvalidParameter
 from .choices import Ask, Choices
 from .http.api_keys import api_key_of, client_of
 from .http.body_room import BodyRoom
@@ -35,7 +35,7 @@ from .model_names import ModelNames
 from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
-from .unknown_fields import LeaveOut, decode_body
+from .unknown_fields import SURROGATES, LeaveOut, decode_body
 from .unread_parts import require_none
 
 if TYPE_CHECKING:
@@ -90,9 +90,13 @@ class AppState:
         it is listed.
 
         Raises:
-            InvalidParameter: the salt or the cache key is too long.
+            InvalidParameter: the salt or the cache key is too long, or has half of a character.
         """
         ignored = record_of(request).ignored
+        if ignored is not None and SURROGATES in ignored.harmless:
+            for name, value in {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}.items():
+                if value is not None and "\ufffd" in value:  # what others that are unlike would become, too
+                    raise InvalidParameter(f"{name} has half of a character; send whole ones")
         if self.ignores_prompt_cache_key and prompt_cache_key is not None:
             prompt_cache_key = None
             if ignored is not None:

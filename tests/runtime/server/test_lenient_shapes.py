@@ -265,6 +265,15 @@ def test_half_an_emoji_is_a_replacement_character(model: Scripted, path: str, ha
     assert HEADER not in pair.headers
 
 
+@pytest.mark.parametrize("name", ["cache_salt", "prompt_cache_key"])
+def test_half_a_character_makes_no_two_caches_one(model: Scripted, name: str) -> None:
+    """Halves that are unlike would all be U+FFFD, so that clients with them shared a cache."""
+    for half in ("\\ud83d", "\\ude00"):
+        body = f'{{"prompt": "a", "max_tokens": 1, "{name}": "mine {half}"}}'
+        response = model.client.post("/v1/completions", content=body.encode())
+        assert response.status_code == 400 and name in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("off", [{"max_tokens": -1}, {"max_completion_tokens": -1}, {"stop": ""}, {"stop": []}])
 def test_values_that_mean_off_are_off(model: Scripted, off: dict[str, Any]) -> None:
     body = {"max_tokens": None, **off}
