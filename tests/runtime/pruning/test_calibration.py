@@ -197,11 +197,11 @@ def test_of_many_heads_the_worst_are_dropped_early(monkeypatch: pytest.MonkeyPat
 def test_smollm2_looks_with_its_last_head(smollm2_artifact: Path) -> None:
     artifact = Artifact.open(smollm2_artifact)
     tokenizer = Tokenizer(artifact.tokenizer_json)
-    some = cases(shipped_text(), tokenizer.encode_inside, first_ids=[], context_length=2048)[::4]
+    some = cases(shipped_text(), tokenizer.encode_inside, first_ids=[], context_length=2048)[::3]
     with closing(ModelRunner(artifact, num_pages=pages_needed(some), keep_scores=True)) as runner:
         found = calibrate(artifact, runner, some)
     assert found.probe_head == 2 and sorted(found.head_kl) == ["0", "1", "2"]
-    assert 1.5 * found.head_kl["2"] < min(found.head_kl["0"], found.head_kl["1"])
+    assert 2 * found.head_kl["2"] < min(found.head_kl["0"], found.head_kl["1"])
     kl = [loss.kl for loss in found.losses]
     assert kl == sorted(kl, reverse=True) and np.isfinite(kl).all(), "more rows lose less"
     estimates = [loss.dropped for loss in found.losses]
