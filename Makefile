@@ -23,7 +23,7 @@ run: $(ARTIFACT)/manifest.json
 # A worker on each processor takes tests from another when it has none left. Eight at most, because each runs models on
 # all processors. A test that hangs is ended, so that the others are heard of. ruff and mypy run meanwhile.
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
-# OpenBLAS's threads would wait in loops for each other's processor, which took half of the time of all tests.
+# OpenBLAS's threads would wait in loops for each other's processor, which took half of the time of some tests.
 test test-long mutations: export OPENBLAS_NUM_THREADS := 1
 test: $(VENV)/.test
 	@sh .ci/beside.sh "$(PYTEST) --timeout 600" "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." $(BIN)/mypy

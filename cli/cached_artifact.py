@@ -258,9 +258,8 @@ def _watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) -
 
     def watch() -> None:
         with status:
-            said = (
-                status.readline().decode().rstrip() or f"{NOT_KEPT}: the process that writes it to the disk was killed"
-            )
+            said = status.readline().decode().rstrip()
+        said = said or f"{NOT_KEPT}: the process that writes it to the disk was killed"
         process.wait()
         if said.startswith(WRONG):
             click.echo(f"Error: {said.removeprefix(WRONG).lstrip()}", err=True)

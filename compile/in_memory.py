@@ -22,7 +22,7 @@ from radixlm.runtime.errors import CompileError, VerificationFailed
 from .preflight import check_space
 from .publish import publish, unpublished
 
-READY, KEPT, NOT_KEPT, WRONG = "ready", "kept", "not kept", "wrong"  # what lines to `InMemory.status_fd` begin with
+READY, KEPT, NOT_KEPT, WRONG = "ready", "kept", "not kept", "wrong"  # what the lines that `keep` writes begin with
 _COPIED_AT_A_TIME = 16 << 20  # bytes; so much waits for the disk at most
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13  # the class of those that get the disk when no other process wants it

@@ -79,8 +79,7 @@ def _clear(memory: Weights) -> None:
     flags, target = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, address + first
     if libc.mmap(target, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != target:
         raise CompileError(f"{size} bytes of zeros cannot be mapped (errno {ctypes.get_errno()})")
-    libc.madvise(
-        ctypes.c_void_p(target), ctypes.c_size_t(size), _MADV_HUGEPAGE
-    )  # a page fault for 2 MiB, not for 4 KiB
+    # A page fault for each 2 MiB instead of each 4 KiB.
+    libc.madvise(ctypes.c_void_p(target), ctypes.c_size_t(size), _MADV_HUGEPAGE)
     memory[:first] = 0
     memory[first + size :] = 0
