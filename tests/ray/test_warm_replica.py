@@ -25,5 +25,5 @@ def test_a_replica_has_computed_a_first_step_when_it_is_made() -> None:
 
     replica = _EngineReplica(open_engine, ())
     with engines[0]:
-        assert len(shapes) == 1
+        assert shapes, "it computed no step"
         replica.check_health()
