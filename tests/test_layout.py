@@ -30,10 +30,10 @@ ALLOWED_FOLDERS = {
 # What the compiler shares with the runtime: the artifact, the runner that its last stage tries it with, and how a
 # chat template is parsed.
 RUNTIME_FOR_COMPILE = {"artifact", "errors", "model.batch", "model.model_runner", "chat.chat_template"}
-# The folders of runtime/, from the ground up: each imports only from itself and from those before it. `errors` is a
-# module, `__init__` stands above all.
+# The folders of runtime/, from the ground up: each imports only from itself and from those before it. `errors` and
+# `memory` are modules, `__init__` stands above all.
 RUNTIME_ORDER = (
-    *("errors", "artifact", "model", "chat", "kv_log", "states", "cache", "store"),
+    *("errors", "memory", "artifact", "model", "chat", "kv_log", "states", "cache", "store"),
     *("prefix", "pruning", "speculation", "engine", "server", "replicas"),
 )
 # The folders of compile/, in the same way: functions for a CPU, numbers of weights, kernels, operations on rows,

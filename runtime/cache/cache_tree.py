@@ -118,11 +118,6 @@ class CacheCleared:
     num_kept_pages: int
     num_discarded_pages: int = 0  # taken off the disk
 
-    @classmethod
-    def of(cls, cache: PrefixCache, namespace: bytes) -> CacheCleared:
-        """Clear a namespace of a cache that no other thread changes meanwhile."""
-        return cls(cache.clear(namespace), cache.tree.num_pages(namespace))
-
 
 def _placed(use: CacheUse, cache: PrefixCache, namespace: bytes, places: dict[int, int]) -> CacheUse:
     node = None if use.mark is None else use.mark.node(cache.tree, namespace)

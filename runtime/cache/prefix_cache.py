@@ -15,6 +15,7 @@ from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
+from ..memory import Forgotten, Memory
 from ..states.state_pool import StatePool
 from ..states.turn_start import turn_start
 from .cache_uses import CacheUses
@@ -44,7 +45,7 @@ class CacheStats:
     num_evicted_pages: int
 
 
-class PrefixCache:
+class PrefixCache(Memory):
     """Sequences over one pool of pages, and the tree of everything that was computed.
 
     The life of a request::
@@ -272,6 +273,10 @@ class PrefixCache:
         if namespace is not None:
             return self.tree.clear(namespace)
         return sum(map(self.tree.clear, self.tree.namespaces))
+
+    def forget(self, namespace: bytes) -> Forgotten:
+        """Free what no live sequence of the namespace uses."""
+        return Forgotten(num_freed_pages=self.clear(namespace), num_kept_pages=self.tree.num_pages(namespace))
 
     def start_over(self) -> None:
         """Forget everything, live sequences too, in whatever state it is: all pages are free."""

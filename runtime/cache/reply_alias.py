@@ -53,12 +53,10 @@ class ReplyAliases:
 
     Attributes:
         recorded: told of the namespace, the prompt's ids and the alias with each `record`.
-        stored: called by `start_over`, to `restore` what is kept elsewhere.
     """
 
     def __init__(self, max_tokens: int = 1 << 20, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.recorded: Callable[[bytes, Sequence[int], ReplyAlias], None] | None = None
-        self.stored: Callable[[], None] | None = None
         self._max_tokens = max_tokens
         self._clock = clock
         self._num_tokens = 0
@@ -105,12 +103,10 @@ class ReplyAliases:
             self._drop(key)
 
     def start_over(self) -> None:
-        """Forget all, in whatever state it is, and know again what is stored."""
+        """Forget all, in whatever state it is."""
         self._num_tokens = 0
         for part in (self._aliases, self._used_at, self._num_of_length):
             part.clear()
-        if self.stored is not None:
-            self.stored()
 
     def forget_unused(self, since: float) -> None:
         """Forget what was neither recorded nor found since then, on the clock."""

@@ -6,6 +6,7 @@ text is `prompts.py`'s, the thread `engine_loop.py`'s, batching and pages `engin
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -229,15 +230,17 @@ class Engine:
             EngineError: the engine is closed, or died.
             StoreOff: memory has forgotten them, and the disk, which failed or hangs, may still have some.
         """
-        self.tokenizer.forget_texts(namespace)
-        self.prompts.given_calls.forget(namespace)
-        cleared, done = self._loop.call(lambda core: core.forget(namespace))
+        forgotten = self._loop.call(lambda core: core.forget(namespace))
+        deadline = time.monotonic() + CLEARS_WITHIN_S
         try:
-            done.result(CLEARS_WITHIN_S)
+            for done in forgotten.pending:
+                done.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             message = f"memory has forgotten them, and the disk not in {CLEARS_WITHIN_S:.0f} s; ask again to be sure"
             raise StoreOff(message) from None
-        return cleared
+        return CacheCleared(
+            forgotten.num_freed_pages, forgotten.num_kept_pages, num_discarded_pages=forgotten.num_discarded_pages
+        )
 
     def num_cached_elsewhere(self, prompt_ids: Sequence[int], namespace: bytes = b"") -> int:
         """How many of a prompt's tokens another namespace than this one has: for the owner of all, never for clients.

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 
-from ..cache.cache_tree import CacheCleared, CacheTree
+from ..cache.cache_tree import CacheTree
 from ..cache.cache_uses import CacheUse
 from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..chat.tools.tool_calls import ToolCall
 from ..errors import EngineOverloaded, InvalidParameter
+from ..memory import Forgotten, Memories
 from ..model.batch import Batch, Forward
 from ..prefix.call_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
@@ -47,6 +46,7 @@ class EngineCore:
     Args:
         forward: the model.
         cache: pages and prefixes, of this engine alone.
+        memories: all that outlives requests: the cache, and what of the following remembers anything.
         limits: what a request must keep to. A context needs a page more than its tokens fill, because the
             rows of a page that is reused in part lie there twice for a moment.
         clock: seconds; only differences count.
@@ -57,7 +57,7 @@ class EngineCore:
         store_off_because: why there is no tier, although a store was asked for.
 
     Attributes:
-        tier, queue, expected, draft_model, store_off_because: see above.
+        memories, tier, queue, expected, draft_model, store_off_because: see above.
         on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
 
     Raises:
@@ -68,6 +68,7 @@ class EngineCore:
         self,
         forward: Forward,
         cache: PrefixCache,
+        memories: Memories,
         limits: RequestLimits,
         *,
         policy: SchedulerPolicy | None = None,
@@ -85,6 +86,7 @@ class EngineCore:
                 f"{cache.pool.num_pages}; raise --kv-cache-gb or lower the context length"
             )
         self.limits = limits
+        self.memories = memories
         self.counters = CoreCounters()
         self.on_progress: Callable[[str, PrefillProgress], None] = lambda request_id, progress: None
         self._forward = forward
@@ -97,7 +99,7 @@ class EngineCore:
         policy, context_length = policy or SchedulerPolicy(), limits.context_length
         self._scheduler = Scheduler(cache, policy, context_length=context_length, draft_model=draft_model)
         self.expected = expected
-        self._outputs = Outputs(self._scheduler, cache, tier, self.counters, expected, clock=clock)
+        self._outputs = Outputs(self._scheduler, cache, memories, tier, self.counters, expected, clock=clock)
 
     @property
     def has_work(self) -> bool:
@@ -140,20 +142,10 @@ class EngineCore:
         live.sort(key=lambda request: request.spec.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
 
-    def forget(self, namespace: bytes) -> tuple[CacheCleared, Future[None]]:
-        """Forget a namespace in memory and on disk; the second comes when nothing of it is on disk any more."""
-        cleared = CacheCleared.of(self._cache, namespace)
+    def forget(self, namespace: bytes) -> Forgotten:
+        """Forget a namespace in memory and on disk."""
         self._scheduler.drop_loaded_rows(namespace)
-        if self.draft_model is not None:
-            self.draft_model.forget(namespace)
-        if self.expected is not None:
-            self.expected.forget(namespace)
-        if self.tier is not None:
-            num_discarded, done = self.tier.discard(namespace)
-            return replace(cleared, num_discarded_pages=num_discarded), done
-        nothing: Future[None] = Future()
-        nothing.set_result(None)
-        return cleared, nothing
+        return self.memories.forget(namespace)
 
     def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
         """Have the store keep a call that a client was given, after its reply."""
@@ -265,26 +257,23 @@ class EngineCore:
         """
         self.counters.count_restart(cause)
         self._scheduler.start_over()
-        self._loading.clear()
         if self.tier is not None:
-            self.tier.start_over()
-        if self.expected is not None:
-            self.expected.forget()
-        self._cache.start_over()
+            for name in self._loading:
+                self.tier.abandon(name)
+        self._loading.clear()
+        self.memories.start_over()
         self.check()
 
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences, pages and tree agree; between steps only."""
         self._scheduler.check()
-        self._cache.check()
+        self.memories.check()
         sequences = [request.sequence for request in self._scheduler.requests() if request.sequence]
         assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
         for sequence in sequences:
             assert self._cache.sequences.get(sequence.seq_id) is sequence
         for request in self._loading.values():
             assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
-        if self.tier is not None:
-            self.tier.check()
 
     def _waits_for(self, tier: DiskTier, request: Request) -> bool:
         """Have what the disk has of a request's prompt loaded; whether the request waits for that."""

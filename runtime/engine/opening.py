@@ -20,6 +20,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter, StoreUnusable
 from ..kv_log.log import KVLog
+from ..memory import Memories
 from ..model.batch import PageIO, Runner, StateIO
 from ..prefix.chosen_rows import ChosenRows
 from ..prefix.disk_tier import DiskTier
@@ -106,34 +107,37 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             else _open_runner(artifact, size.num_pages, options)
         )
         opened.callback(runner.close)
+        memories = Memories()
+        opened.callback(memories.shut_down)
         # after the runner, which maps the weights in meanwhile
         prompts = Prompts(
             artifact, clock=clock, strip_suffix=options.strip_suffix, template_kwargs=options.template_kwargs
         )
+        memories.add(prompts.texts)
         draft_model: DraftModel | None = None
         if options.draft is not None:
-            draft_model, close_draft = _open_draft(options, manifest, size, prompts, available)
-            opened.callback(close_draft)
+            draft_model = memories.add(_open_draft(options, manifest, size, prompts, available))
         limits = RequestLimits(prompts.vocab_size, size.context_length)
         states: StatePool | None = None
         if size.num_state_slots:
             special_ids = prompts.tokenizer.profile.special_ids
             states = StatePool(size.num_state_slots, special_ids=special_ids, is_stored=store is not None)
-        cache = PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log)
+        cache = memories.add(PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log))
         scored = None if calibration is None else score(runner)
         if scored is not None and calibration is not None:
             choose = choose_rows(manifest, calibration, cache, scored, options.chunk_cache_bytes, clock=clock)
         if store is not None:
-            tier = DiskTier(
-                store,
-                cache,
-                _page_io(scored or runner),
-                queue,
-                clock=clock,
-                choose_rows=choose,
-                states=None if states is None else _state_io(runner),
+            tier = memories.add(
+                DiskTier(
+                    store,
+                    cache,
+                    _page_io(scored or runner),
+                    queue,
+                    clock=clock,
+                    choose_rows=choose,
+                    states=None if states is None else _state_io(runner),
+                )
             )
-            opened.callback(tier.close)
             for namespace, call in tier.calls.known():
                 prompts.given_calls.note(namespace, call)
             known = StoredPrefill.of(
@@ -147,18 +151,21 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         if options.idle_work:
             aside = ThreadPoolExecutor(1, thread_name_prefix="radixlm-expected")
             opened.callback(aside.shutdown, cancel_futures=True)
-            expected = ExpectedPrompts(
-                scored or runner,
-                cache,
-                context_length=size.context_length,
-                max_num_tokens=policy.max_num_batched_tokens,
-                clock=clock,
-                aside=aside.submit,
-                post=queue.post,
+            expected = memories.add(
+                ExpectedPrompts(
+                    scored or runner,
+                    cache,
+                    context_length=size.context_length,
+                    max_num_tokens=policy.max_num_batched_tokens,
+                    clock=clock,
+                    aside=aside.submit,
+                    post=queue.post,
+                )
             )
         core = EngineCore(
             scored or runner,
             cache,
+            memories,
             limits,
             policy=policy,
             clock=clock,
@@ -168,15 +175,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             draft_model=draft_model,
             store_off_because=store_off_because,
         )
-        drops = [
-            cache.drop_unused,
-            *([] if tier is None else [tier.drop_unused]),
-            *([] if expected is None else [expected.forget_unused]),
-            *([] if draft_model is None else [draft_model.drop_unused]),
-            prompts.tokenizer.forget_unused_texts,
-            prompts.given_calls.forget_unused,
-        ]
-        expiry = None if options.cache_ttl_s is None else CacheExpiry(options.cache_ttl_s, clock=clock, drops=drops)
+        ttl_s, drop = options.cache_ttl_s, memories.drop_unused
+        expiry = None if ttl_s is None else CacheExpiry(ttl_s, clock=clock, drop=drop)
         idle = None if measuring is None else IdleWork(measuring, clock=clock)
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if store is None else store.secret)
         close = opened.pop_all().close
@@ -206,8 +206,8 @@ def _keep_measured(measures: Generator[None, None, bool], tier: DiskTier, known:
 
 def _open_draft(
     options: EngineOptions, manifest: Manifest, size: KVCacheSize, prompts: Prompts, available_bytes: int
-) -> tuple[DraftModel, Callable[[], None]]:
-    """The model that guesses, and what closes it.
+) -> DraftModel:
+    """The model that guesses.
 
     Raises:
         ArtifactError: it cannot be run.
@@ -221,7 +221,7 @@ def _open_draft(
     require_same_tokens(names[0], prompts.tokenizer, names[1], own, num_tokens=prompts.vocab_size, num_known=num_known)
     pages = KVCacheSize.of_draft(draft.manifest, beside=manifest, size=size, available_bytes=available_bytes)
     runner = _open_runner(draft, pages.num_pages, options)
-    guesses = DraftModel(
+    return DraftModel(
         runner,
         PrefixCache(PagePool(pages.num_pages), clock=options.clock),
         context_length=pages.context_length,
@@ -233,7 +233,6 @@ def _open_draft(
             kv_bytes=pages.num_pages * draft.manifest.kv.page_bytes,
         ),
     )
-    return guesses, runner.close
 
 
 def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> Runner:

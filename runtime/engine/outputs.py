@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ..cache.kv_transaction import KVTransaction
 from ..cache.prefix_cache import PrefixCache
 from ..errors import EngineError, EngineOverloaded, InvalidRequest, OutOfPages, RadixLMError, StepFailed
+from ..memory import Memories
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from .completion import Delta, RequestOutput
@@ -35,6 +36,7 @@ class Outputs:
         self,
         scheduler: Scheduler,
         cache: PrefixCache,
+        memories: Memories,
         tier: DiskTier | None,
         counters: CoreCounters,
         expected: ExpectedPrompts | None,
@@ -42,7 +44,7 @@ class Outputs:
         clock: Callable[[], float],
     ) -> None:
         self._scheduler, self._cache, self._tier, self._counters = scheduler, cache, tier, counters
-        self._expected, self._clock = expected, clock
+        self._memories, self._expected, self._clock = memories, expected, clock
 
     def hand_out(
         self,
@@ -226,7 +228,7 @@ class Outputs:
         _LOGGER.critical("pages are in disorder: the cache starts over", exc_info=disorder)
         left = {request.request_id: request for request in requests}
         left |= {request.request_id: request for request in self._scheduler.requests() if request.sequence is not None}
-        self._cache.start_over()
+        self._memories.start_over()
         outputs = []
         for request_id, request in left.items():
             if request_id in self._scheduler:

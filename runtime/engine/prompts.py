@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from radixlm.tokenizer_fix import PreparedPrompt
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer
 
 from ..artifact import Artifact
 from ..cache.why_not_more import WhyNotMore
@@ -27,6 +27,7 @@ from ..chat.tools.headed_format import HeadedFormat
 from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..errors import EmptyPrompt, InvalidParameter, InvalidRequest
+from ..memory import Forgotten, Memory
 from .reply import Reply
 from .request_options import Message, Prompt
 from .sampling_params import SamplingParams
@@ -36,6 +37,24 @@ if TYPE_CHECKING:
 
 SuffixPolicy = Literal["text", "always", "never"]
 """Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
+
+
+class PromptTexts(Memory):
+    """What is kept of texts beside pages: ids of those that conversations go on from, and the calls of replies."""
+
+    def __init__(self, tokenizer: Tokenizer, given_calls: GivenCalls) -> None:
+        self._tokenizer, self._given_calls = tokenizer, given_calls
+
+    def forget(self, namespace: bytes) -> Forgotten:
+        """Forget a namespace's texts and calls."""
+        self._tokenizer.forget_texts(namespace)
+        self._given_calls.forget(namespace)
+        return Forgotten()
+
+    def drop_unused(self, since: float) -> None:
+        """Forget what was not used since then."""
+        self._tokenizer.forget_unused_texts(since)
+        self._given_calls.forget_unused(since)
 
 
 class Prompts:
@@ -52,6 +71,7 @@ class Prompts:
         vocab_size: tokens that the tokenizer has and the model knows.
         chat_template: None if the artifact has none.
         given_calls: of tools, in replies.
+        texts: what is remembered of prompts and calls.
         thoughts: what the model thinks before it answers, and what of that stands in the prompts of later turns.
 
     Raises:
@@ -89,6 +109,7 @@ class Prompts:
             template_kwargs=template_kwargs or {},
         )
         self.given_calls = GivenCalls(clock=clock)
+        self.texts = PromptTexts(self.tokenizer, self.given_calls)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._healing_tokens = HealingTokens(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None

@@ -121,7 +121,6 @@ class Scheduler:
             queue.clear()
         for counts in (self._arrivals, self._by_client, self._turns):
             counts.clear()
-        self._guessing.start_over()
 
     def remove(self, request_id: str) -> Request:
         """Forget a request, finished or not; its sequence stays open and is the caller's to close."""

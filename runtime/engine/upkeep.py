@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import InvalidParameter, RadixLMError
@@ -58,10 +58,10 @@ class Upkeep:
 
 
 class CacheExpiry:
-    """Calls each of `drops` with the time before which nothing is kept that was not used since.
+    """Calls `drop` with the time before which nothing is kept that was not used since.
 
     >>> now, dropped = 100.0, []
-    >>> expiry = CacheExpiry(60.0, clock=lambda: now, drops=[dropped.append])
+    >>> expiry = CacheExpiry(60.0, clock=lambda: now, drop=dropped.append)
     >>> expiry.run()
     >>> expiry.run()  # there is nothing to do before the next check
     >>> dropped, expiry.wait_s
@@ -74,10 +74,10 @@ class CacheExpiry:
         InvalidParameter: `ttl_s` is not above 0.
     """
 
-    def __init__(self, ttl_s: float, *, clock: Callable[[], float], drops: Sequence[Callable[[float], object]]) -> None:
+    def __init__(self, ttl_s: float, *, clock: Callable[[], float], drop: Callable[[float], object]) -> None:
         if not (ttl_s > 0 and math.isfinite(ttl_s)):
             raise InvalidParameter(f"the cache's time to live is {ttl_s} s; it must be above 0")
-        self._ttl_s, self._clock, self._drops = ttl_s, clock, drops
+        self._ttl_s, self._clock, self._drop = ttl_s, clock, drop
         self._next_at = -math.inf
 
     @property
@@ -91,8 +91,7 @@ class CacheExpiry:
         if now < self._next_at:
             return
         self._next_at = now + self._ttl_s / _CHECKS
-        for drop in self._drops:
-            drop(now - self._ttl_s)
+        self._drop(now - self._ttl_s)
 
 
 class IdleWork:

@@ -28,7 +28,7 @@ class AliasSaver:
         self._aliases, self._store, self._writer = aliases, store, writer
         self._waiting: deque[tuple[bytes, tuple[int, ...], ReplyAlias]] = deque(maxlen=MAX_WAITING)
         self.load()
-        aliases.recorded, aliases.stored = self._wait, self.load
+        aliases.recorded = self._wait
 
     def load(self) -> None:
         """Have memory know all that is on disk."""

@@ -10,7 +10,6 @@ import collections.abc
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import Sequence
 from ..chat.tools.tool_calls import ToolCall
+from ..memory import Forgotten, Memory
 from ..model.batch import PageIO, StateIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
@@ -46,7 +46,7 @@ QUEUE_BYTES = 128 << 20  # of pages that wait to be written
 CLOSE_S = 10.0  # to write what waits, at the end
 
 
-class DiskTier:
+class DiskTier(Memory):
     """A store below a cache. `begin` says whether a request waits for the disk; closures in `queue` do the rest.
 
     Args:
@@ -187,12 +187,12 @@ class DiskTier:
             keys.append(parent_key := page.key)
         self._forget(keys)
 
-    def discard(self, namespace: bytes) -> tuple[int, Future[None]]:
-        """Take a namespace off the disk: how many pages are found no more, and when their bytes are gone."""
+    def forget(self, namespace: bytes) -> Forgotten:
+        """Take a namespace off the disk; what is pending is done when its bytes are gone."""
         self._saver.forget(namespace)
         self._end_loads(namespace)
         keys = self.index.clear(namespace)
-        return len(keys), self.writer.discard(namespace)
+        return Forgotten(num_discarded_pages=len(keys), pending=(self.writer.discard(namespace),))
 
     def drop_unused(self, since: float) -> None:
         """Take off the disk what was not used since then, on the cache's clock; not before this process began."""
@@ -201,12 +201,12 @@ class DiskTier:
             self.writer.drop(keys)
 
     def start_over(self) -> None:
-        """Forget all requests that wait and all that waits to be saved, in whatever state; what is on disk stays."""
-        for wanted in self._waiting.values():
-            wanted.is_abandoned = True
-        self._waiting.clear()
+        """Forget what waits to be saved. Requests that wait go on. What is on disk stays, and the cache, which has
+        started over, knows again how replies are rendered.
+        """
         self._saver.forget()
         self._end_loads()
+        self._aliases.load()
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
@@ -243,7 +243,7 @@ class DiskTier:
             misses_by_kind={kind: count for kind, count in store.misses.items()},
         )
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def shut_down(self, timeout_s: float = CLOSE_S) -> None:
         """Write what waits, for so long, and close the store. A disk that hangs is not waited for. May be called
         twice.
         """

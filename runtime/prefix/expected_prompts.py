@@ -21,6 +21,7 @@ from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..errors import InvalidRequest
+from ..memory import Forgotten, Memory
 from ..model.batch import Forward
 from ..states.state_pool import SPARE_SLOTS
 from .rates import LinearRate
@@ -51,7 +52,7 @@ class ExpectedPrompt:
     spell: Callable[[Sequence[int]], SpelledPrompt] | None = None
 
 
-class ExpectedPrompts:
+class ExpectedPrompts(Memory):
     """Computes what is expected, the newest first, on pages that are free: nothing is evicted for it.
 
     Nothing of it goes to disk before a request has used it: no token was sampled yet, by which wrong numbers show.
@@ -102,15 +103,21 @@ class ExpectedPrompts:
         """Expect a prompt."""
         self._waiting.append(_Waiting(expected, self._clock()))
 
-    def forget(self, namespace: bytes | None = None) -> None:
-        """Expect nothing of a namespace, or nothing at all, any more."""
-        self._keep(lambda waiting: namespace is not None and waiting.expected.namespace != namespace)
-        if self._asked is not None and namespace in (None, self._asked.namespace):
+    def forget(self, namespace: bytes) -> Forgotten:
+        """Expect nothing of a namespace any more."""
+        self._keep(lambda waiting: waiting.expected.namespace != namespace)
+        if self._asked is not None and self._asked.namespace == namespace:
             self._asked = None
-        if self._begun is not None and namespace in (None, self._begun[0].namespace):
+        if self._begun is not None and self._begun[0].namespace == namespace:
             self._begun = None
+        return Forgotten()
 
-    def forget_unused(self, since: float) -> None:
+    def start_over(self) -> None:
+        """Expect nothing any more."""
+        self._waiting.clear()
+        self._asked = self._begun = None
+
+    def drop_unused(self, since: float) -> None:
         """Forget what is expected since longer, on the clock: there was never time for it."""
         self._keep(lambda waiting: waiting.since >= since)
         if self._since < since:

@@ -16,6 +16,7 @@ from ..cache import sequence as cached
 from ..cache.kv_transaction import KVTransaction, Reservation, make_batch
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages
+from ..memory import Forgotten, Memory
 from ..model.batch import Float32Array, Runner, TopLogits
 from .draft import MODEL, Draft
 from .draft_length import StepCost, best_length
@@ -61,11 +62,11 @@ class Ask:
         return self.chances[-1] if self.chances else 1.0
 
 
-class DraftModel:
+class DraftModel(Memory):
     """A model that guesses for another.
 
     Args:
-        forward: the model; closed by its opener.
+        forward: the model; `shut_down` closes it.
         cache: its own.
         context_length: of its own; replies that are longer have no guesses.
         vocab_size: tokens that both models know.
@@ -111,6 +112,11 @@ class DraftModel:
             self.start_over()
             return {}
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The requests that it follows."""
+        return frozenset(self._sequences)
+
     def observe(self, name: str, num_checked: int, num_accepted: int) -> None:
         """Note how many of the guesses that were made last for a request, and checked, were right."""
         self.worth.observe(self._likely_of.pop(name, [])[:num_checked], num_accepted)
@@ -122,9 +128,10 @@ class DraftModel:
         if (sequence := self._sequences.pop(name, None)) is not None:
             self._cache.close(sequence)
 
-    def forget(self, namespace: bytes) -> None:
-        """Forget a namespace's prefixes, but for what live requests use."""
+    def forget(self, namespace: bytes) -> Forgotten:
+        """Forget a namespace's prefixes, but for what live requests use; its own pages are not counted."""
         self._cache.clear(namespace)
+        return Forgotten()
 
     def drop_unused(self, since: float) -> int:
         """Free what was last used before a time on the cache's clock; returns how many pages."""
@@ -143,11 +150,14 @@ class DraftModel:
         numbers = (pages.num_pages, pages.num_free_pages, pages.num_cached_pages)
         return DraftStats(self._about, *numbers, self.num_tokens)
 
-    def check(self, names: Sequence[str]) -> None:
-        """Raise AssertionError unless pages and sequences agree, and these requests have them all; between steps."""
+    def check(self) -> None:
+        """Raise AssertionError unless pages and sequences agree; between steps."""
         self._cache.check()
         assert len(self._cache.sequences) == len(self._sequences), "a sequence of the draft model belongs to no request"
-        assert set(self._sequences) <= set(names), "the draft model follows a request that ended"
+
+    def shut_down(self) -> None:
+        """Close the model."""
+        self._forward.close()
 
     def _follow(self, ask: Ask, cost: StepCost, num_rows: int) -> cached.Sequence | None:
         """The sequence of a reply, with all of its tokens and few of them uncomputed; None: not now."""

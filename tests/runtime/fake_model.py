@@ -27,6 +27,7 @@ from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.kv_log.log import KVLog
+from radixlm.runtime.memory import Memories
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.speculation.draft_model import DraftModel
@@ -243,13 +244,18 @@ class Bench:
         states = StatePool(self.num_states) if self.num_states else None
         if states is not None:
             self.model = RecurrentModel(self.num_pages, self.vocab_size, self.num_states)
-        self.cache = PrefixCache(PagePool(self.num_pages), states=states, kv_log=self.kv_log)
+        self.memories = Memories()
+        self.cache = self.memories.add(PrefixCache(PagePool(self.num_pages), states=states, kv_log=self.kv_log))
         limits = RequestLimits(self.vocab_size, self.context_length)
         queue = WorkQueue(clock=lambda: self.now)
-        self.tier = None if self.open_tier is None else self.open_tier(self.cache, self.model, queue)
+        tier = None if self.open_tier is None else self.open_tier(self.cache, self.model, queue)
+        self.tier = None if tier is None else self.memories.add(tier)
+        if self.draft_model is not None:
+            self.memories.add(self.draft_model)
         self.core = EngineCore(
             self.model,
             self.cache,
+            self.memories,
             limits,
             policy=self.policy,
             clock=lambda: self.now,

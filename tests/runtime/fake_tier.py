@@ -127,7 +127,7 @@ class Served:
     def close(self) -> None:
         self.store.may_read.set()
         self.store.may_write.set()
-        self.tier.close(WAIT_S)
+        self.tier.shut_down(WAIT_S)
 
     def num_loaded(self, name: str) -> int:
         """Tokens of a finished request that came from disk."""

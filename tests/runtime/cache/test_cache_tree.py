@@ -6,7 +6,7 @@ import random
 
 import pytest
 from radixlm.runtime.cache import cache_tree
-from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree
+from radixlm.runtime.cache.cache_tree import CacheTree
 from radixlm.runtime.cache.cache_uses import MAX_ENDED, MAX_NAMESPACES, CacheUse, CacheUses, PageMark, UseState
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
@@ -14,6 +14,7 @@ from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.memory import Forgotten
 
 ALICE, BOB = b"alice", b"bob"
 ALIAS = ReplyAlias((1, 2), b" Sure.")
@@ -104,19 +105,19 @@ def test_clearing_frees_what_no_request_uses_and_nothing_of_another_namespace() 
         clocked.cache.aliases.record(namespace, [1], ALIAS)
     before = clocked.tree(BOB)
     num_pages = clocked.tree(ALICE).num_pages
-    assert CacheCleared.of(clocked.cache, ALICE) == CacheCleared(num_pages, 0)
+    assert clocked.cache.forget(ALICE) == Forgotten(num_pages, 0)
     clocked.cache.check()
     assert clocked.tree(ALICE).num_pages == 0 == clocked.num_cached(prompt(1, 40), ALICE)
     assert clocked.tree(BOB) == before and clocked.num_cached(prompt(1, 40), BOB) == 40
     assert (clocked.tree(ALICE).num_aliases, clocked.tree(BOB).num_aliases) == (0, 1)
-    assert CacheCleared.of(clocked.cache, ALICE) == CacheCleared(0, 0)
+    assert clocked.cache.forget(ALICE) == Forgotten(0, 0)
 
 
 def test_clearing_keeps_what_a_live_request_uses_and_remembers_nothing_of_the_rest() -> None:
     clocked = Clocked()
     clocked.serve(prompt(1, 64))
     live = clocked.open(prompt(1, 33))
-    assert CacheCleared.of(clocked.cache, ALICE) == CacheCleared(2, 2)
+    assert clocked.cache.forget(ALICE) == Forgotten(2, 2)
     clocked.cache.check()
     assert clocked.cache.match(prompt(1, 64), namespace=ALICE).why_not_more.kind == "unseen", "nor was it evicted"
     clocked.cache.close(live)
@@ -190,12 +191,12 @@ def test_random_uses_drops_and_clears_leave_what_a_slow_list_says(seed: int) -> 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_time_to_live_is_a_number_of_seconds(ttl_s: float) -> None:
     with pytest.raises(InvalidParameter):
-        CacheExpiry(ttl_s, clock=lambda: 0.0, drops=())
+        CacheExpiry(ttl_s, clock=lambda: 0.0, drop=print)
 
 
 def test_expiry_is_checked_ten_times_within_a_time_to_live() -> None:
     now, dropped = [0.0], list[float]()
-    expiry = CacheExpiry(100.0, clock=lambda: now[0], drops=[dropped.append])
+    expiry = CacheExpiry(100.0, clock=lambda: now[0], drop=dropped.append)
     assert expiry.wait_s == 0.0
     for now[0] in (0.0, 9.0, 10.0, 15.0, 50.0):
         expiry.run()

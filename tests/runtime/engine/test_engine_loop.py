@@ -230,7 +230,7 @@ def test_a_call_to_a_closed_or_dead_loop_is_refused(running: Running) -> None:
 
 def test_what_expires_is_dropped_while_nothing_is_to_be_done() -> None:
     now, dropped = [0.0], threading.Event()
-    expiry = CacheExpiry(0.01, clock=time.monotonic, drops=[lambda since: dropped.set() if now[0] else None])
+    expiry = CacheExpiry(0.01, clock=time.monotonic, drop=lambda since: dropped.set() if now[0] else None)
     loop = EngineLoop(Bench().core, clock=time.monotonic, on_exit=lambda: None, upkeep=Upkeep(expiry))
     now[0] = 1.0
     assert dropped.wait(WAIT_S)

@@ -160,7 +160,7 @@ def test_what_is_forgotten_while_its_ids_are_made_is_not_computed(namespace: byt
     expected = expectations(bench, aside=elsewhere.append)
     expected.add(ExpectedPrompt(b"a", lambda: EXPECTED))
     expected.run()
-    expected.forget(namespace)
+    expected.start_over() if namespace is None else expected.forget(namespace)
     elsewhere.pop()()
     assert not expected.has_work
 
@@ -171,7 +171,7 @@ def test_what_there_was_no_time_for_is_forgotten_like_all_that_is_unused() -> No
     expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
     bench.now += 5
     expected.add(ExpectedPrompt(b"", lambda: EXPECTED[:40]))
-    expected.forget_unused(bench.now - 1)
+    expected.drop_unused(bench.now - 1)
     run(bench, expected)
     assert expected.num_tokens == 40
 
@@ -185,7 +185,7 @@ def test_what_was_begun_long_ago_is_forgotten_like_what_waits(has_ids: bool) -> 
     expected.run()
     if has_ids:
         elsewhere.pop()()
-    expected.forget_unused(bench.now + 1)
+    expected.drop_unused(bench.now + 1)
     for late in elsewhere:
         late()
     assert expected.is_done and expected.num_tokens == 0

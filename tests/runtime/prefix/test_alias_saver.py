@@ -57,6 +57,8 @@ def test_an_alias_is_known_to_the_next_process_if_its_pages_are_on_disk(tmp_path
         assert aliases.find(ALICE, 20, lambda: encode_key(prompt)) == (alias,)
         assert aliases.num_aliases(BOB) == 0, "its pages are not there"
         aliases.start_over()
+        assert aliases.num_aliases(ALICE) == 0
+        saver.load()
         assert aliases.num_aliases(ALICE) == 1
 
 

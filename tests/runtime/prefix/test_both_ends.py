@@ -260,9 +260,10 @@ def test_a_namespace_that_is_forgotten_meanwhile_is_not_put_in(serve: Callable[.
     served.bench.add("warm", PROMPT, GREEDY)
     read(served, 4)
     served.bench.step()
-    cleared, done = served.bench.core.forget(b"")
-    done.result(WAIT_S)
-    assert cleared.num_discarded_pages == 21 and not served.tier.loader.met_names
+    forgotten = served.bench.core.forget(b"")
+    for done in forgotten.pending:
+        done.result(WAIT_S)
+    assert forgotten.num_discarded_pages == 21 and not served.tier.loader.met_names
     finish(served, "warm")
     assert served.num_loaded("warm") == 0
 

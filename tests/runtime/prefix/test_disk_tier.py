@@ -274,9 +274,10 @@ def test_a_namespace_that_is_forgotten_is_forgotten_on_disk(serve: Callable[...,
     answered(served, "a", PROMPT, b"a")
     answered(served, "b", PROMPT, b"b")
     served.settle()
-    num_pages, done = served.tier.discard(b"a")
-    done.result(30)
-    assert num_pages == 4
+    forgotten = served.tier.forget(b"a")
+    for done in forgotten.pending:
+        done.result(30)
+    assert forgotten.num_discarded_pages == 4
     served = serve()
     assert answered(served, "a", PROMPT, b"a") == 0
     assert answered(served, "b", PROMPT, b"b") == 64
@@ -361,7 +362,7 @@ def test_small_states_have_no_more_places_than_half_of_a_store_has_records(tmp_p
     tier = DiskTier(store, cache, FakeModel(8), queue, clock=lambda: 0.0, states=FakeStates(4, 32))
     assert tier.index.cache.states is not None
     assert 50 <= tier.index.cache.states.num_slots < 60, "and a few to spare"
-    tier.close()
+    tier.shut_down()
 
 
 def test_a_store_that_is_off_has_no_page_copied_for_it(

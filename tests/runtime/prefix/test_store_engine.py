@@ -157,7 +157,7 @@ def test_closing_does_not_wait_for_a_disk_that_hangs_and_says_so(
     monkeypatch.setattr(PageStore, operation, hang)
     for module in (disk_reader, disk_writer):
         monkeypatch.setattr(module, "HANG_S", 0.01)
-    monkeypatch.setattr(DiskTier.close, "__defaults__", (0.01,))
+    monkeypatch.setattr(DiskTier.shut_down, "__defaults__", (0.01,))
     try:
         with engine.stream(PROMPT if operation == "read" else PROMPT[::-1], PARAMS):
             assert began.wait(60)
@@ -211,7 +211,7 @@ def test_clearing_ends_when_the_engine_is_closed_over_a_disk_that_hangs(
 
     monkeypatch.setattr(PageStore, "discard", hang)
     monkeypatch.setattr(disk_writer, "HANG_S", 0.01)
-    monkeypatch.setattr(DiskTier.close, "__defaults__", (0.01,))
+    monkeypatch.setattr(DiskTier.shut_down, "__defaults__", (0.01,))
     threads = [threading.Thread(target=clear) for _ in range(2)]  # one is at work, one waits
     try:
         for thread in threads:

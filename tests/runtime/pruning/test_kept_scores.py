@@ -146,7 +146,7 @@ def test_what_is_discarded_leaves_no_scores(tmp_path: Path, processes: ExitStack
     ours, theirs = process.heads(SYSTEM, b"ours"), process.heads(SYSTEM, b"theirs")
     assert process.store.scores.read(ours) and process.store.scores.read(theirs)
     process.cache.clear(b"ours")
-    process.tier.discard(b"ours")
+    process.tier.forget(b"ours")
     process.settle()
     assert not process.store.scores.read(ours) and process.store.scores.read(theirs)
 

@@ -96,7 +96,7 @@ class Asked:
         return self.tier.stats().num_rewritten_runs
 
     def close(self) -> None:
-        self.tier.close(WAIT_S)
+        self.tier.shut_down(WAIT_S)
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_a_namespace_that_is_discarded_takes_its_runs_along(asked: Asked) -> Non
         asked.tier.used(namespace, [*SYSTEM, 3], num_reused=len(SYSTEM))
     ours, theirs = asked.heads(SYSTEM, b"ours"), asked.heads(SYSTEM, b"theirs")
     asked.cache.clear(b"ours")
-    _, done = asked.tier.discard(b"ours")
+    (done,) = asked.tier.forget(b"ours").pending
     asked.settle()
     assert done.done() and asked.num_rewritten == 3
     assert asked.store.open_ordered(ours) is None
