@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -55,6 +56,7 @@ def artifact_of(
     say: Say | None = None,
     meanwhile: AbstractContextManager[None] | None = None,
     *,
+    written: Callable[[Path], None] | None = None,
     kept: Say | None = None,
     on_disk: bool = False,
 ) -> Path:
@@ -68,6 +70,8 @@ def artifact_of(
         options: of `radixlm compile`, by their names; only where `model` is no artifact.
         say: gets the lines of the progress; without it the progress goes to the error stream.
         meanwhile: entered while the model is compiled, or another process is waited for that compiles it.
+        written: gets the path of a fresh artifact that is complete, while its logits are compared. Nothing that is
+            computed with it may be used before this function has returned.
         kept: gets a line once a fresh artifact is in the cache folder, or could not be written there.
         on_disk: wait for the disk, and return the path in the cache folder.
 
@@ -102,7 +106,9 @@ def artifact_of(
                 status = _Pipe()
                 numbers = (memory.weights_fd, memory.limit_bytes, status.writer.fileno())
                 place = ("--in-memory", str(memory.directory), *map(str, numbers), str(lock.path))
-                process = _compile([*arguments, *place, "--", model], [lock.descriptor, memory.weights_fd], say, status)
+                descriptors = (lock.descriptor, memory.weights_fd)
+                tell_written = None if written is None else partial(written, memory.directory)
+                process = _compile([*arguments, *place, "--", model], descriptors, say, status, tell_written)
                 if not memory.is_used:  # too large for the memory
                     return path
                 lock.hand_over()
@@ -275,6 +281,7 @@ def _compile(
     descriptors: Sequence[int],
     say: Say | None,
     status: _Pipe | None = None,
+    written: Callable[[], None] | None = None,
 ) -> subprocess.Popen[str]:
     """Run `radixlm compile` to its end, or until it says that the artifact can be used.
 
@@ -283,9 +290,12 @@ def _compile(
     Args:
         descriptors: which it has while it runs.
         status: through which it says that.
+        written: called when it says that the artifact is complete.
     """
     debug = click.get_current_context().find_root().params.get("debug")
     command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
+    from radixlm.compile.in_memory import WRITTEN
+
     # In a session of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
     process = subprocess.Popen(
         command,
@@ -304,7 +314,12 @@ def _compile(
             said = line.rstrip()
             if say is not None and not said.startswith("Error: "):
                 say(said)
-        is_ready = status is not None and status.reader.readline() != b""
+        while status is not None and (told := status.reader.readline().decode().rstrip()):
+            if told != WRITTEN:
+                is_ready = True
+                break
+            if written is not None:
+                written()
         code = 0 if is_ready else process.wait()
     finally:
         if not is_ready and process.poll() is None:

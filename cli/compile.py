@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,12 +81,12 @@ def command(
     radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
-    from radixlm.compile.in_memory import InMemory, keep
+    from radixlm.compile.in_memory import WRITTEN, InMemory, keep, tell
     from radixlm.compile.preflight import check_ready
 
     from .progress import ProgressDisplay
 
-    place = None if in_memory is None else InMemory(*in_memory[:3])
+    place = None if in_memory is None else InMemory(*in_memory[:3], written=partial(tell, in_memory[3], WRITTEN))
     check_ready(source, output, quantize, needs_space=place is None)
     with ExitStack() as stack:
         with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:

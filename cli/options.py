@@ -147,6 +147,7 @@ class CompileOptions:
         say: Callable[[str], None] | None = None,
         meanwhile: AbstractContextManager[None] | None = None,
         *,
+        written: Callable[[Path], None] | None = None,
         kept: Callable[[str], None] | None = None,
         on_disk: bool = False,
     ) -> Path:
@@ -155,7 +156,7 @@ class CompileOptions:
 
         given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
         options = {name: value for name, value in given.items() if value is not None}
-        return artifact_of(model, options, say, meanwhile, kept=kept, on_disk=on_disk)
+        return artifact_of(model, options, say, meanwhile, written=written, kept=kept, on_disk=on_disk)
 
 
 def compile_options(function: F) -> F:

@@ -13,6 +13,7 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,14 +58,14 @@ class Serving:
 
     def run(
         self,
-        find_artifact: Callable[[AbstractContextManager[None]], Path],
+        find_artifact: FindArtifact,
         open_engine: Callable[[Path], Engine],
         opened: Callable[[Engine], None] | None = None,
     ) -> None:
         """Listen at once, compile the model if need be, open the engine, and serve it until told to stop.
 
         Args:
-            find_artifact: returns the artifact of the model; while it compiles one, it enters its argument.
+            find_artifact: returns the artifact of the model.
             opened: called once, when the engine is served; what it raises ends the server.
 
         Raises:
@@ -80,7 +81,12 @@ class Serving:
             url = f"http://{host}:{listener.getsockname()[1]}"
             is_loopback = _is_loopback(listener)
             loading = Loading()
-            artifact = find_artifact(answered(listener, loading))
+            early = Early(open_engine)
+            try:
+                artifact = find_artifact(answered(listener, loading), written=early.begin)
+            except BaseException:
+                early.close()
+                raise
 
             def serve(engine: Engine) -> None:
                 app = create_app(
@@ -95,7 +101,6 @@ class Serving:
                     ignores_prompt_cache_key=self.ignores_prompt_cache_key,
                     hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
                 )
-                engine.warm_up()
                 loading.app = app
                 self._say(f"serving {self.model} at {url}/v1")
                 if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
@@ -119,7 +124,7 @@ class Serving:
             )
             serving = server(config, lambda: opening.close_value(), self.grace_s)
             self._say(f"loading {self.model}; {url}/health tells when it is ready")
-            opening = Opening(lambda: open_engine(artifact), opened=serve, failed=stop)
+            opening = Opening(lambda: early.result(artifact), opened=serve, failed=stop)
             try:
                 serving.run(sockets=[listener])
             finally:
@@ -208,6 +213,59 @@ class Closable(Protocol):
 
 
 T = TypeVar("T", bound=Closable)
+
+
+class FindArtifact(Protocol):
+    """Finds a model's artifact, or compiles it; see `cached_artifact.artifact_of`."""
+
+    def __call__(
+        self, meanwhile: AbstractContextManager[None], *, written: Callable[[Path], None] | None = None
+    ) -> Path: ...
+
+
+class Early:
+    """Opens an engine and computes a first step, perhaps while it is not sure yet that the artifact is right.
+
+    >>> class Model:
+    ...     warm_up = close = lambda self: None
+    >>> early = Early(lambda path: Model())
+    >>> early.begin(Path("one"))
+    >>> type(early.result(Path("one"))).__name__
+    'Model'
+    """
+
+    def __init__(self, open_engine: Callable[[Path], Engine]) -> None:
+        self._open_engine = open_engine
+        self._begun: Future[Engine] | None = None
+
+    def begin(self, artifact: Path) -> None:
+        """Open it in another thread."""
+        self._begun = Future()
+        threading.Thread(target=self._run, args=(artifact, self._begun), name="radixlm-early", daemon=True).start()
+
+    def result(self, artifact: Path) -> Engine:
+        """The engine, which is opened now if that was not begun. Raises what opening raised."""
+        return self._opened(artifact) if self._begun is None else self._begun.result()
+
+    def close(self) -> None:
+        """Close what was begun: the artifact is wrong."""
+        if self._begun is not None and self._begun.exception() is None:
+            self._begun.result().close()
+
+    def _run(self, artifact: Path, begun: Future[Engine]) -> None:
+        try:
+            begun.set_result(self._opened(artifact))
+        except BaseException as error:
+            begun.set_exception(error)
+
+    def _opened(self, artifact: Path) -> Engine:
+        engine = self._open_engine(artifact)
+        try:
+            engine.warm_up()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
 
 class Opening(Generic[T]):

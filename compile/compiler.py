@@ -223,11 +223,12 @@ def fresh_artifact(
         num_rows, half = 0, reporter.part_of("verify", 0, 0.5)
         if not is_in_memory:  # at first, because it names the tensor that is wrong
             num_rows = written.check(lambda compared, total: half(compared / total))
+        if in_memory is not None and is_in_memory:
+            artifact.remember_weights()  # it is opened where it is
+            in_memory.written()
         done = reporter.part_of("verify", 0 if is_in_memory else 0.5, 1)
         verification = check_logits(artifact, planned.plan, planned.weights, planned.ops.rounded_inputs, done)
         verification = replace(verification, num_rows=num_rows)
-        if is_in_memory:
-            artifact.remember_weights()  # it is opened where it is
         fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
         report = CompileReport(output, artifact.manifest, verification, fault, writer.rounded())
         yield FreshArtifact(artifact, report, is_in_memory, written, reporter, wait_for_disk)

@@ -22,7 +22,8 @@ from radixlm.runtime.errors import CompileError, VerificationFailed
 from .preflight import check_space
 from .publish import publish, unpublished
 
-READY, KEPT, NOT_KEPT, WRONG = "ready", "kept", "not kept", "wrong"  # what the lines that `keep` writes begin with
+# What the lines to the parent begin with: at first WRITTEN, then those of `keep`.
+WRITTEN, READY, KEPT, NOT_KEPT, WRONG = "written", "ready", "kept", "not kept", "wrong"
 _COPIED_AT_A_TIME = 16 << 20  # bytes; so much waits for the disk at most
 _SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13  # the class of those that get the disk when no other process wants it
@@ -38,11 +39,13 @@ class InMemory:
     Attributes:
         weights_fd: of a file in memory (`os.memfd_create`).
         limit_bytes: of weights; a compile publishes larger ones as usual, and leaves `directory` empty.
+        written: called when the artifact is complete and its logits are to be compared.
     """
 
     directory: Path
     weights_fd: int
     limit_bytes: int
+    written: Callable[[], None] = lambda: None
 
     def prepare(self) -> Path:
         """Make the link to the weights. Returns the directory that takes the other files."""
@@ -67,14 +70,10 @@ def keep(place: InMemory, output: Path, check_weights: Callable[[], object], *, 
     """
     parent = os.getppid()
 
-    def tell(status: str, text: str = "") -> None:
-        with contextlib.suppress(OSError):  # the parent has ended
-            os.write(status_fd, f"{status} {text}".rstrip().encode() + b"\n")
-
     try:
         with _copied(place.directory, output) as copy:
             _be_silent()
-            tell(READY)
+            tell(status_fd, READY)
             be_idle()
             check_weights()
             copy.finish()
@@ -87,7 +86,13 @@ def keep(place: InMemory, output: Path, check_weights: Callable[[], object], *, 
         lock.unlink()
     if os.getppid() != parent:
         shutil.rmtree(place.directory, ignore_errors=True)
-    tell(*outcome)
+    tell(status_fd, *outcome)
+
+
+def tell(status_fd: int, status: str, text: str = "") -> None:
+    """Write a line to the parent, which may have ended."""
+    with contextlib.suppress(OSError):
+        os.write(status_fd, f"{status} {text}".rstrip().encode() + b"\n")
 
 
 @dataclass

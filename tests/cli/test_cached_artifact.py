@@ -117,6 +117,27 @@ def test_a_command_that_ends_before_its_writer_has_begun_keeps_the_artifact(
     assert len(list(cache.iterdir())) == 1
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_wrong_logits_end_a_server_before_it_serves(
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Its engine is open by then, and has computed a step."""
+    wrong = """
+        import time
+        from radixlm.compile import compiler
+        from radixlm.runtime.errors import VerificationFailed
+        def check(*_):
+            time.sleep(2)
+            raise VerificationFailed("logits differ")
+        compiler.check_logits = check"""
+    _change_compiler(monkeypatch, tmp_path, wrong)
+    process = _start("serve", source, "--port", "0", "--log-format", form)
+    said = process.communicate(timeout=100)[1]
+    assert process.returncode == 2, said
+    assert "logits differ" in said and "Traceback" not in said and "serving " not in said
+    assert list(cache.iterdir()) == []
+
+
 def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
     source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,6 @@ def test_the_server_is_ready_once_a_first_step_was_computed(monkeypatch: pytest.
     options |= {"is_strict": False, "ignores_prompt_cache_key": False, "log_format": "text", "logs_prompts": False}
     with pytest.raises(Seen):
         Serving("fake.radixlm", "127.0.0.1", 0, **options, grace_s=0.0).run(
-            lambda meanwhile: Path("fake.radixlm"), open_engine, opened
+            lambda meanwhile, written: Path("fake.radixlm"), open_engine, opened
         )
     assert health == [("a step", 503), ("a step", 503), ("opened", 200)]  # the second step tells what one costs

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
-from radixlm.compile import compile_model, in_memory
+from radixlm.compile import compile_model, compiler, in_memory
 from radixlm.compile.compiler import CompileOptions, FreshArtifact, fresh_artifact
 from radixlm.compile.in_memory import KEPT, NOT_KEPT, READY, WRONG, InMemory, keep
 from radixlm.compile.publish import unpublished_directory
+from radixlm.compile.verification import Verification
 from radixlm.runtime.artifact import MANIFEST, WEIGHTS, Artifact
 from radixlm.runtime.errors import VerificationFailed
 from radixlm.runtime.model.memory import map_weights
@@ -81,6 +83,24 @@ def test_it_is_the_artifact_that_a_compile_to_disk_writes(
     }
     assert not (output / WEIGHTS).is_symlink()
     np.testing.assert_array_equal(map_weights(artifact), map_weights(Artifact.open(output)))  # still there
+
+
+def test_it_can_be_opened_while_its_logits_are_compared(
+    tiny_source: Path, output: Path, place: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    real = compiler.check_logits
+
+    def check(*arguments: Any) -> Verification:
+        said.append("check")
+        return real(*arguments)
+
+    def written() -> None:
+        said.append(Artifact.open(place.directory).manifest.name)
+
+    monkeypatch.setattr(compiler, "check_logits", check)
+    with fresh_artifact(tiny_source, output, OPTIONS, in_memory=replace(place, written=written)) as fresh:
+        assert fresh.is_in_memory and said == ["tiny", "check"]
 
 
 def test_weights_beyond_the_limit_are_published(tiny_source: Path, output: Path) -> None:
