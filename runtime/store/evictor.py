@@ -62,6 +62,8 @@ class Evictor:
         """Remove a segment for the room that it takes; the records that are gone."""
         if number == self.log.active:
             self.log.seal(use - 1)
+        with self.index.transaction():
+            self.index.uses.spread()
         rows, segment = self.index.rows_in(number), self.log.rows[number]
         sealed_at = use - 1 if segment.sealed_at is None else segment.sealed_at
         whole = [row for row in rows.values() if row is not None]

@@ -17,6 +17,7 @@ from typing import Final
 
 from ..errors import StoreCorrupt, StoreMismatch
 from .index_rows import Located, RecordRow, SegmentRow
+from .index_uses import IndexUses, name_keys
 from .page_key import NO_PARENT
 from .record import FORMAT_VERSION, Kind, Place, mismatch
 
@@ -58,10 +59,14 @@ class Index:
     """One connection. Methods that change something are called inside of `transaction`, or alone.
 
     All raise sqlite3.Error where the file is broken or the disk fails.
+
+    Attributes:
+        uses: when records were used last.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection
+        self.uses = IndexUses(connection)
 
     @classmethod
     def open(cls, path: Path) -> Index:
@@ -85,7 +90,7 @@ class Index:
                 sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
             if sql.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
                 raise StoreCorrupt(f"{path} is broken; remove it, and it is made again")
-            sql.execute("CREATE TEMP TABLE named (key BLOB PRIMARY KEY) WITHOUT ROWID")
+            sql.execute("CREATE TEMP TABLE named (key BLOB PRIMARY KEY) WITHOUT ROWID")  # see `name_keys`
             sql.execute(f"SELECT {_COLUMNS} FROM records LIMIT 0")
             sql.execute(f"SELECT {_SEGMENT_COLUMNS} FROM segments LIMIT 0")
         except (StoreCorrupt, StoreMismatch):
@@ -152,15 +157,18 @@ class Index:
             f"INSERT OR REPLACE INTO records ({_COLUMNS}) VALUES ({marks})", (row.values() for row in rows)
         )
 
-    def remove(self, keys: Iterable[bytes]) -> list[Located]:
+    def remove(self, keys: Collection[bytes]) -> list[Located]:
         """Take out records and all below them, which could not be found any more; all that were taken out."""
         removed = self.below(keys)
+        if self.uses.are_unspread(each.key for each in removed if each.kind == Kind.PAGE):
+            self.uses.spread()  # the pages before them stay used when they are gone
+            removed = self.below(keys)
         self._sql.execute("DELETE FROM records WHERE key IN (SELECT key FROM named)")
         return removed
 
     def below(self, keys: Iterable[bytes]) -> list[Located]:
         """These records and all below them, as far as they are there."""
-        self._name(keys)
+        name_keys(self._sql, keys)
         self._sql.execute(
             "WITH RECURSIVE below(key) AS (SELECT key FROM named UNION "
             "SELECT records.key FROM below CROSS JOIN records ON records.parent = below.key) "
@@ -199,20 +207,6 @@ class Index:
     def rows_of_kind(self, kind: Kind) -> dict[bytes, RecordRow | None]:
         """The records of a kind by their keys, the one used longest ago first; None for rows that broke."""
         return self._rows("kind = ? ORDER BY last_used, segment, block", int(kind))
-
-    def touch(self, keys: Iterable[bytes], use: int) -> None:
-        """Note that records were used, and with a page those before it in its prompt, its aliases and calls."""
-        self._name(keys)
-        self._sql.execute(
-            "WITH RECURSIVE up(key) AS (SELECT key FROM named UNION "
-            f"SELECT records.parent FROM up CROSS JOIN records ON records.key = up.key AND kind = {Kind.PAGE:d}) "
-            "INSERT OR IGNORE INTO named SELECT key FROM up"
-        )
-        for which in ("key", f"kind IN ({Kind.ALIAS:d}, {Kind.CALL:d}) AND parent"):
-            self._sql.execute(
-                f"UPDATE records SET last_used = ? WHERE last_used < ? AND {which} IN (SELECT key FROM named)",
-                (use, use),
-            )
 
     def num_pages(self) -> dict[int, int]:
         """How many pages each segment has that has any."""
@@ -261,11 +255,6 @@ class Index:
         num_cut = self._sql.execute(sql, (number, num_blocks)).rowcount
         sql = "SELECT coalesce(max(block + num_blocks), 0) FROM records WHERE segment = ?"
         return num_cut, int(self._sql.execute(sql, (number,)).fetchone()[0])
-
-    def _name(self, keys: Iterable[bytes]) -> None:
-        """Fill the table that the next statement takes its keys from."""
-        self._sql.execute("DELETE FROM named")
-        self._sql.executemany("INSERT OR IGNORE INTO named VALUES (?)", ((key,) for key in keys))
 
     def _located(self, which: str, keys: Sequence[bytes]) -> Iterator[Located]:
         for first in range(0, len(keys), _NUM_KEYS):

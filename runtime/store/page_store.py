@@ -101,7 +101,7 @@ class PageStore:
             raise kind(f"{path} cannot hold a store: {error}; give another directory") from error
 
     def heads(self) -> Iterator[PageKey]:
-        """All pages of this model, each after the one before it in its prompt."""
+        """All pages of this model, each after the one before it in its prompt: right after it, unless prompts part."""
         return (row.header.page for row in self._rows(Index.reachable) if row.header.kind == Kind.PAGE)
 
     def aliases(self) -> Iterator[StoredAlias]:
@@ -269,7 +269,7 @@ class PageStore:
             return
         self._is_closed = True
         with self._write, self._read:
-            self._change(self._writer.settle)
+            self._change(self._writer.finish)
             for part in (self._runs, self._reader, self._writer):
                 try:
                     part.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ class RecordWriter:
 
     def __post_init__(self) -> None:
         self._use = self.index.last_use()
+        self.index.uses.find_unspread()
         self._asked_bytes = self.max_bytes
         self._evictor = Evictor(self.index, self.log, self.files)
         self.log.reopen()
@@ -173,11 +174,18 @@ class RecordWriter:
         segments = (*before.segments_removed, *emptied)
         return replace(before, stored=tuple(pages), lost_states=lost, segments_removed=segments)
 
-    def settle(self, touched: Iterable[bytes], bad: Iterable[bytes]) -> PutResult:
+    def finish(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
+        """Note all uses, for the next process to know; the last change."""
+        result = self.settle(touched, bad)
+        with self.index.transaction():
+            self.index.uses.spread()
+        return result
+
+    def settle(self, touched: Collection[bytes], bad: Collection[bytes]) -> PutResult:
         """Note which records were used, and take out those that are wrong."""
         self._use += 1
         with self.index.transaction():
-            self.index.touch(touched, self._use)
+            self.index.uses.touch(touched, self._use)
             removed = self.index.remove(bad)
         return self._removed(removed)
 
@@ -229,7 +237,7 @@ class RecordWriter:
         self.log.close()
         self.index.close()
 
-    def _forget(self, keys: Iterable[bytes], touched: Iterable[bytes], bad: Iterable[bytes]) -> PutResult:
+    def _forget(self, keys: Collection[bytes], touched: Collection[bytes], bad: Collection[bytes]) -> PutResult:
         """Take records out of the index that were overwritten."""
         before = self.settle(touched, bad)
         with self.index.transaction():

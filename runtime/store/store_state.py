@@ -221,7 +221,7 @@ class StoreState:
         with self._lock:
             if result.bad_key is not None and num_erasures != self._num_erasures:
                 result = replace(result, miss="gone", bad_key=None)  # perhaps it was overwritten during the read
-            self._touched.update(head.key for head in heads[: result.num_read])
+            self._touched.update(head.key for head in heads[: result.num_read][-1:])  # and so those before it
             self._num_read += result.num_read
             self._read_bytes += result.num_bytes
             self._bandwidth.add(result.num_bytes, seconds)
