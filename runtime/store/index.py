@@ -49,9 +49,11 @@ PRAGMA user_version = {FORMAT_VERSION};
 """
 _COLUMNS: Final = "key, kind, parent, namespace, details, segment, block, num_blocks, last_used, row_check"
 _SEGMENT_COLUMNS: Final = "number, num_blocks, sealed_at, is_doomed, begun_at"
+# Depth first, so that the pages of a prompt come one after the other. Without a LIMIT, SQLite leaves the order out.
 _REACHED: Final = (
-    "WITH RECURSIVE reached(key) AS (SELECT key FROM records WHERE parent = ? UNION "
-    "SELECT records.key FROM reached CROSS JOIN records ON records.parent = reached.key)"
+    "WITH RECURSIVE reached(key, depth) AS (SELECT key, 0 FROM records WHERE parent = :root AND key <> :root UNION ALL "
+    "SELECT records.key, reached.depth + 1 FROM reached CROSS JOIN records ON records.parent = reached.key "
+    "WHERE records.key <> :root ORDER BY 2 DESC LIMIT -1)"
 )
 
 
@@ -179,15 +181,16 @@ class Index:
     def remove_unreachable(self) -> int:
         """Take out records without all the pages before them; how many there were."""
         self._sql.execute("DELETE FROM named")
-        self._sql.execute(f"INSERT INTO named {_REACHED} SELECT key FROM reached", (NO_PARENT,))
+        self._sql.execute(f"INSERT INTO named {_REACHED} SELECT key FROM reached", {"root": NO_PARENT})
         return self._sql.execute("DELETE FROM records WHERE key NOT IN (SELECT key FROM named)").rowcount
 
     def reachable(self) -> Iterator[tuple[bytes, RecordRow | None]]:
-        """All records and their keys, parents first; None for a row that broke, and for those below it."""
+        """All records and their keys, parents first and depth first; None for a row that broke, and for those below."""
         broken: set[bytes] = set()
         columns = ", ".join(f"records.{name}" for name in _COLUMNS.split(", "))
         for values in self._sql.execute(
-            f"{_REACHED} SELECT {columns} FROM reached CROSS JOIN records ON records.key = reached.key", (NO_PARENT,)
+            f"{_REACHED} SELECT {columns} FROM reached CROSS JOIN records ON records.key = reached.key",
+            {"root": NO_PARENT},
         ):
             row = RecordRow.of(values)
             if row is None or row.header.parent_key in broken:
