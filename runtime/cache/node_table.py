@@ -5,8 +5,6 @@ Knows how nodes grow, split and go. Not what is looked for in them, and not when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
@@ -33,12 +31,12 @@ class NodeTable:
         self.nodes: dict[int, Node] = {}
         self.num_unused_rows = 0
         self.version = 0
-        self._node_of_page = np.full(pool.num_pages, -1, np.int64)
+        self._node_of_page = np.full(0, -1, np.int64)  # grows with the pages that were ever in the tree
         self._next_id = 0
 
     def node_of(self, page_id: int) -> Node | None:
         """The node that a page is in; None if it is in none."""
-        return self.nodes.get(int(self._node_of_page[page_id]))
+        return self.nodes.get(int(self._node_of_page[page_id])) if page_id < len(self._node_of_page) else None
 
     def root(self, namespace: bytes) -> Node:
         """Where the namespace's runs begin; a new root, for a child to be added, if it has none."""
@@ -47,11 +45,12 @@ class NodeTable:
             root = self.roots[namespace] = Node(-1, parent=None, start=0, namespace=namespace)
         return root
 
-    def end_of(self, page_ids: Sequence[int]) -> tuple[Node, int]:
-        """The node that these pages, from a root down, end in, and how many of its pages they take."""
-        node = self.nodes[int(self._node_of_page[page_ids[-1]])]
-        offset = len(page_ids) - node.start
-        assert node.pages[offset - 1] == page_ids[-1], f"page {page_ids[-1]} is elsewhere in the tree"
+    def end_of(self, page_id: int, num_pages: int) -> tuple[Node, int]:
+        """The node that a page is in, and how many of its pages the first `num_pages` from the root take, of which it
+        is the last."""
+        node = self.nodes[int(self._node_of_page[page_id])]
+        offset = num_pages - node.start
+        assert node.pages[offset - 1] == page_id, f"page {page_id} is elsewhere in the tree"
         return node, offset
 
     def extend(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> None:
@@ -162,6 +161,9 @@ class NodeTable:
     def _add_pages(self, page_ids: list[int]) -> None:
         self.version += 1
         self._pool.add_to_tree(page_ids)
+        size = len(self._node_of_page)
+        if (num_missing := max(page_ids) + 1 - size) > 0:
+            self._node_of_page = np.concatenate([self._node_of_page, np.full(max(num_missing, size), -1, np.int64)])
         if self._kv_log is not None:
             self._kv_log.write("keep", pages=page_ids)
 

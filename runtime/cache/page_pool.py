@@ -21,7 +21,8 @@ class PagePool:
     """`num_pages` pages, each free, cached (the tree is its one owner) or in use (a sequence owns it too).
 
     `num_free + num_cached + num_in_use == num_pages`, always. Owners are sequences, counted, and the tree, at
-    most once. A page becomes free when its last owner leaves, and in no other way.
+    most once. A page becomes free when its last owner leaves, and in no other way. Pages that were never taken cost
+    no memory.
 
     >>> pool = PagePool(num_pages=2)
     >>> pages = pool.allocate(2)
@@ -37,16 +38,16 @@ class PagePool:
         if num_pages < 1:
             raise OutOfPages(f"a pool of {num_pages} pages holds nothing; raise --kv-cache-gb")
         self.num_pages = num_pages
-        self._free = list(range(num_pages - 1, -1, -1))  # a stack: the page freed last is the warmest
-        self._num_users = [0] * num_pages
-        self._in_tree = bytearray(num_pages)
+        self._free: list[int] = []  # of those that were taken, a stack: the page freed last is the warmest
+        self._num_users: list[int] = []  # of the pages that were ever taken, which are the first ones
+        self._in_tree = bytearray()  # likewise
         self._num_cached = 0
         self._num_in_use = 0
 
     @property
     def num_free(self) -> int:
         """Pages without an owner."""
-        return len(self._free)
+        return len(self._free) + self.num_pages - len(self._num_users)
 
     @property
     def num_cached(self) -> int:
@@ -64,12 +65,16 @@ class PagePool:
         Raises:
             OutOfPages: fewer are free; nothing is taken.
         """
-        if num_pages > len(self._free):
+        if num_pages > self.num_free:
             raise OutOfPages(
-                f"{num_pages} pages of {PAGE_SIZE} tokens are needed, {len(self._free)} are free; "
+                f"{num_pages} pages of {PAGE_SIZE} tokens are needed, {self.num_free} are free; "
                 f"lower --max-num-seqs or raise --kv-cache-gb"
             )
-        pages = [self._free.pop() for _ in range(num_pages)]
+        pages = [self._free.pop() for _ in range(min(num_pages, len(self._free)))]
+        num_new = num_pages - len(pages)
+        pages += range(len(self._num_users), len(self._num_users) + num_new)
+        self._num_users += [0] * num_new
+        self._in_tree += bytes(num_new)
         for page in pages:
             self._num_users[page] = 1
         self._num_in_use += num_pages
@@ -116,19 +121,19 @@ class PagePool:
 
     def ref_count(self, page_id: int) -> int:
         """How many owners the page has, the tree included."""
-        return self._num_users[page_id] + self._in_tree[page_id]
+        return self.num_users(page_id) + self.is_in_tree(page_id)
 
     def num_users(self, page_id: int) -> int:
         """How many sequences own the page."""
-        return self._num_users[page_id]
+        return self._num_users[page_id] if page_id < len(self._num_users) else 0
 
     def is_in_tree(self, page_id: int) -> bool:
         """Whether the tree owns the page: then its valid rows never change."""
-        return bool(self._in_tree[page_id])
+        return page_id < len(self._in_tree) and bool(self._in_tree[page_id])
 
     def is_private(self, page_id: int) -> bool:
         """Whether one sequence is the only owner of the page: only then may rows be written to it."""
-        return self._num_users[page_id] == 1 and not self._in_tree[page_id]
+        return self.num_users(page_id) == 1 and not self._in_tree[page_id]
 
     def check(self, users: Iterable[Sequence[int]], tree_page_ids: Iterable[int]) -> None:
         """Compare every count with the live owners: the pages of each sequence, and those of the tree.
@@ -139,7 +144,8 @@ class PagePool:
         owners = Counter(page for page_ids in users for page in page_ids)
         in_tree = Counter(tree_page_ids)
         free = Counter(self._free)
-        for page in range(self.num_pages):
+        assert max([-1, *owners, *in_tree, *free]) < len(self._num_users) <= self.num_pages, "a page that nobody took"
+        for page in range(len(self._num_users)):
             assert self._num_users[page] == owners[page], (
                 f"page {page} counts {self._num_users[page]} sequences, {owners[page]} live ones own it"
             )

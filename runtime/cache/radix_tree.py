@@ -141,9 +141,21 @@ class RadixTree:
         Where the tree has a page of the same tokens at the same place, that one is in the result and the
         given one stays the caller's alone.
         """
+        return self.insert_after(namespace, above[-1] if above else None, len(above), token_ids, page_ids, generated)
+
+    def insert_after(
+        self,
+        namespace: bytes,
+        last_above: int | None,
+        num_above: int,
+        token_ids: Sequence[int],
+        page_ids: Sequence[int],
+        generated: bytes,
+    ) -> list[int]:
+        """`insert` below `num_above` pages of which only the last is known; None: there is none above."""
         assert len(token_ids) == PAGE_SIZE * len(page_ids) == len(generated)
         key = encode_key(token_ids)
-        node, offset = self._end_of(namespace, above)
+        node, offset = self._end_of(namespace, last_above, num_above)
         kept: list[int] = []
         while len(kept) < len(page_ids):
             if offset < len(node.pages):
@@ -178,7 +190,7 @@ class RadixTree:
         """
         assert 0 < len(token_ids) == len(generated) < PAGE_SIZE
         key = encode_key(token_ids)
-        node, offset = self._end_of(namespace, above)
+        node, offset = self._end_of(namespace, above[-1] if above else None, len(above))
         if offset < len(node.pages):
             run = node.run[offset * PAGE_BYTES : (offset + 1) * PAGE_BYTES]
             if run.startswith(key):
@@ -197,7 +209,7 @@ class RadixTree:
     def touch(self, page_ids: Sequence[int]) -> None:
         """Say that these pages, from a root down, are used now; the rest of their last run is not."""
         if page_ids:
-            self._touch(*self._table.end_of(page_ids))
+            self._touch(*self._table.end_of(page_ids[-1], len(page_ids)))
 
     def evict(self, num_pages: int) -> None:
         """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
@@ -244,7 +256,8 @@ class RadixTree:
         """Drop the states within a partial page of these tokens that stood behind the pages `above`, and of which no
         other has the same."""
         if self.states is not None and self.root(namespace) is not None:
-            self._table.forget_states(*self._end_of(namespace, above), encode_key(token_ids))
+            end = self._end_of(namespace, above[-1] if above else None, len(above))
+            self._table.forget_states(*end, encode_key(token_ids))
 
     def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
         """Namespace, tokens and pages from the root to each leaf; slow."""
@@ -267,9 +280,9 @@ class RadixTree:
         """Every page that the tree owns."""
         return [page for node in self._table.nodes.values() for page in node.pages]
 
-    def _end_of(self, namespace: bytes, above: Sequence[int]) -> tuple[Node, int]:
-        """The node that the pages `above` end in, and how many of its pages they take."""
-        return self._table.end_of(above) if above else (self._table.root(namespace), 0)
+    def _end_of(self, namespace: bytes, last_above: int | None, num_above: int) -> tuple[Node, int]:
+        """The node that `num_above` pages end in, and how many of its pages they take; without any, the root."""
+        return (self._table.root(namespace), 0) if last_above is None else self._table.end_of(last_above, num_above)
 
     def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
         """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""

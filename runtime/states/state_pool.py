@@ -84,8 +84,8 @@ class StatePool:
         if num_slots < MIN_SLOTS:
             raise OutOfStates(f"{num_slots} slots for states; {MIN_SLOTS} are the least: raise --state-cache-gb")
         self.num_slots, self.special_ids, self.is_stored = num_slots, special_ids, is_stored
-        self._free = list(range(num_slots - 1, NO_STATE, -1))
-        self._num_users = [0] * num_slots
+        self._free: list[int] = []  # of those that were taken
+        self._num_users = [0]  # of the zeros and of the slots that were ever taken, which are the first ones
         self._num_in_use = 0
         self._snapshots: dict[int, _Snapshot] = {}  # by slot
         self._at: dict[Place, dict[bytes, int]] = {}  # slots
@@ -101,12 +101,12 @@ class StatePool:
     @property
     def num_free(self) -> int:
         """Slots that hold nothing."""
-        return len(self._free)
+        return len(self._free) + self.num_slots - len(self._num_users)
 
     @property
     def num_cached(self) -> int:
         """Snapshots that no sequence uses: all of them can go."""
-        return self.num_slots - 1 - len(self._free) - self._num_in_use
+        return self.num_slots - 1 - self.num_free - self._num_in_use
 
     @property
     def num_in_use(self) -> int:
@@ -129,11 +129,14 @@ class StatePool:
         Raises:
             OutOfStates: all slots are in use; nothing is taken.
         """
-        if not self._free and not self._evict():
+        if not self.num_free and not self._evict():
             raise OutOfStates(
                 f"a state is needed, and all {self.num_slots - 1} slots are in use; lower --max-num-seqs or raise "
                 f"--state-cache-gb"
             )
+        if not self._free:
+            self._free.append(len(self._num_users))
+            self._num_users.append(0)
         slot = self._free.pop()
         self._num_users[slot] = 1
         self._num_in_use += 1
@@ -181,7 +184,7 @@ class StatePool:
             self._snapshots[slot] = _Snapshot(place, rows, before, num_saved, self._least_credit + num_saved)
             if before != NO_STATE:
                 self._snapshots[before].behind.add(slot)
-            if len(self._free) < SPARE_SLOTS:
+            if self.num_free < SPARE_SLOTS:
                 self._evict()
 
     def find(self, namespace: bytes, page_ids: Sequence[int], key: bytes, num_tokens: int) -> FoundState:
@@ -241,7 +244,8 @@ class StatePool:
         """
         counts = Counter(slot for slot in users if slot != NO_STATE)
         free = Counter(self._free)
-        for slot in range(1, self.num_slots):
+        assert max([NO_STATE, *counts, *free, *self._snapshots]) < len(self._num_users) <= self.num_slots
+        for slot in range(1, len(self._num_users)):
             assert self._num_users[slot] == counts[slot], (
                 f"slot {slot} counts {self._num_users[slot]} sequences, {counts[slot]} live ones use it"
             )

@@ -68,3 +68,15 @@ def test_check_notices_an_owner_that_the_count_lacks() -> None:
         pool.check([pages, pages], [])
     with pytest.raises(AssertionError, match="in 1 nodes"):
         pool.check([pages], pages)
+
+
+def test_pages_that_were_never_taken_have_no_owner() -> None:
+    pool = PagePool(1 << 40)
+    pages = pool.allocate(2)
+    assert pages == [0, 1] and pool.num_free == (1 << 40) - 2
+    for page in (2, (1 << 40) - 1):
+        assert (pool.num_users(page), pool.ref_count(page)) == (0, 0)
+        assert not pool.is_in_tree(page) and not pool.is_private(page)
+    pool.check([pages], [])
+    pool.release(pages)
+    assert pool.allocate(3) == [1, 0, 2], "the page freed last is the warmest"
