@@ -6,18 +6,17 @@ Knows heads, keys and tokens; reads and writes nothing. One thread owns it, the 
 from __future__ import annotations
 
 import collections.abc
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import tokens_of
 from ..states.state_pool import MIN_SLOTS, SPARE_SLOTS, StatePool
-from ..store.page_key import KEY_BYTES, NO_PARENT, PageKey
+from ..store.page_key import NO_PARENT, PageKey
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,16 @@ class DiskIndex:
     A record whose parent is not known cannot be found by anybody and is passed over.
 
     Args:
-        num_records: as many are known at most.
+        num_records: as many are known at most; memory is taken for those that are known.
         num_states: of a recurrent model, as many states; what is found of a prompt ends at one. None: it keeps none.
     """
 
     def __init__(self, num_records: int, *, num_states: int | None = None, clock: Callable[[], float]) -> None:
-        self._num_records = num_records
         # slots number states on disk instead of in memory
         states = None if num_states is None else StatePool(num_states + MIN_SLOTS + SPARE_SLOTS)
         self.cache = PrefixCache(PagePool(num_records), states=states, clock=clock)
-        self._keys = np.zeros((num_records, KEY_BYTES), np.uint8)  # by record
+        self._keys: list[bytes] = []  # by record
+        self._depths = array("I")  # by record: pages from the start of the prompt to its end
         self._record_of: dict[bytes, int] = {}  # by key
 
     def __len__(self) -> int:
@@ -114,7 +113,7 @@ class DiskIndex:
         """Of the first pages of these tokens, those that are on disk; they count as used now."""
         found = self.cache.tree.find(namespace, token_ids)
         self.cache.tree.touch(found.pages)
-        return [self._keys[record].tobytes() for record in found.pages]
+        return [self._keys[record] for record in found.pages]
 
     def prefix(self, namespace: bytes, token_ids: tuple[int, ...], num_pages: int) -> StoredPrefix:
         """The first pages of tokens that were found; there must be a token after them. They count as used now."""
@@ -144,12 +143,12 @@ class DiskIndex:
         """Raise AssertionError unless keys, records and tree agree."""
         self.cache.check()
         assert sorted(self._record_of.values()) == sorted(self.cache.tree.page_ids())
-        assert all(self._keys[record].tobytes() == key for key, record in self._record_of.items())
+        assert all(self._keys[record] == key for key, record in self._record_of.items())
 
     def _heads(
         self, namespace: bytes, token_ids: tuple[int, ...], records: list[int], generated: bytes
     ) -> tuple[PageKey, ...]:
-        keys = [NO_PARENT, *(self._keys[record].tobytes() for record in records)]
+        keys = [NO_PARENT, *(self._keys[record] for record in records)]
         spans = (slice(number * PAGE_SIZE, (number + 1) * PAGE_SIZE) for number in range(len(records)))
         return tuple(
             PageKey(key, parent_key, namespace, token_ids[span], generated[span])
@@ -162,32 +161,27 @@ class DiskIndex:
         run = run[: pool.num_free]
         if not run:
             return
-        above = self._pages_to(run[0].parent_key)
-        if above is None:
+        last_above = self._record_of.get(run[0].parent_key)
+        if last_above is None and run[0].parent_key != NO_PARENT:
             return
+        num_above = 0 if last_above is None else self._depths[last_above]
         records = pool.allocate(len(run))
+        num_missing = max(records) + 1 - len(self._keys)
+        self._keys += [b""] * num_missing
+        self._depths.extend([0] * num_missing)
         token_ids = [token_id for head in run for token_id in head.token_ids]
         generated = b"".join(head.generated for head in run)
-        kept = self.cache.tree.insert(run[0].namespace, above, token_ids, records, generated)
+        kept = self.cache.tree.insert_after(run[0].namespace, last_above, num_above, token_ids, records, generated)
         pool.release(records)
-        for head, record, ours in zip(run, kept, records, strict=True):
+        for depth, (head, record, ours) in enumerate(zip(run, kept, records, strict=True), num_above + 1):
             if record == ours:  # else the tree has the same tokens under a key that somebody made up
-                self._keys[record] = np.frombuffer(head.key, np.uint8)
+                self._keys[record], self._depths[record] = head.key, depth
                 self._record_of[head.key] = record
 
-    def _pages_to(self, parent_key: bytes) -> list[int] | None:
-        """The records from the root to this one; None if it is not known."""
-        if parent_key == NO_PARENT:
-            return []
-        record = self._record_of.get(parent_key)
-        node = None if record is None else self.cache.tree.node_of(record)
-        if record is None or node is None:
-            return None
-        path = node.path().page_ids
-        return path[: node.start + node.pages.index(record) + 1]
-
     def _forget(self, records: list[int]) -> list[bytes]:
-        keys = [self._keys[record].tobytes() for record in records]
+        keys = [self._keys[record] for record in records]
+        for record in records:
+            self._keys[record] = b""
         for key in keys:
             self._record_of.pop(key, None)
         return keys
