@@ -133,7 +133,7 @@ class NodeTable:
             self._states.forget(page_ids)
         if self._kv_log is not None:
             self._kv_log.write("evict", pages=page_ids, free=[num_free, self._pool.num_free])
-        del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :]
+        del node.pages[left:], node.run[left * PAGE_BYTES :], node.generated[left * PAGE_SIZE :], node.disk_keys[left:]
 
     def check(self) -> None:
         """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
@@ -147,6 +147,7 @@ class NodeTable:
                 assert child.parent is node and child.start == node.start + len(node.pages)
                 assert child.pages and len(child.generated) * TOKEN_BYTES == len(child.run)
                 assert -(-len(child.run) // PAGE_BYTES) == len(child.pages)
+                assert len(child.disk_keys) <= len(child.run) // PAGE_BYTES
                 assert not child.is_tail or (len(child.pages) == 1 and not child.children), "a tail is a leaf"
                 assert (self._node_of_page[child.pages] == child.node_id).all()
                 num_users = [self._pool.num_users(page) for page in node.pages[-1:] + child.pages]

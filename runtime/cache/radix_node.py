@@ -81,7 +81,8 @@ class Node:
     The run begins `start` pages below the root and has `len(run) // TOKEN_BYTES` tokens. `generated` has one
     byte a token, 1 where a model made it. Siblings are sorted by their first page of tokens; no two have the
     same full page, but they may begin with the same rows. `evicted` are first pages of continuations that had
-    to make room, as keys, the last ones last.
+    to make room, as keys, the last ones last. `disk_keys` are what the disk has its first pages under, as far as
+    that was computed.
     """
 
     node_id: int
@@ -95,6 +96,7 @@ class Node:
     keys: list[bytes] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
     evicted: dict[bytes, None] = field(default_factory=dict)
+    disk_keys: list[bytes] = field(default_factory=list)
     namespace: bytes = b""  # of a root
     spelled: SpelledChildren[Node] | None = None  # made when a text is first looked for here
 
@@ -247,10 +249,11 @@ class Node:
             children=self.children,
             evicted=self.evicted,
             spelled=self.spelled,
+            disk_keys=self.disk_keys[num_pages:],
         )
         for child in lower.children:
             child.parent = lower
-        del self.run[cut * TOKEN_BYTES :], self.pages[num_pages:], self.generated[cut:]
+        del self.run[cut * TOKEN_BYTES :], self.pages[num_pages:], self.generated[cut:], self.disk_keys[num_pages:]
         self.keys, self.children, self.evicted, self.spelled = [lower.key], [lower], {}, None
         return lower
 

@@ -151,12 +151,11 @@ class DiskTier(Memory):
     def save_computed(self, sequence: Sequence) -> None:
         """Save what is computed of a sequence between the next steps."""
         if sequence.namespace is not None:
-            num_tokens = sequence.num_computed
-            self.save(sequence.namespace, sequence.token_ids[:num_tokens], sequence.generated[:num_tokens])
+            self.save(sequence.namespace, sequence.token_ids[: sequence.num_computed])
 
-    def save(self, namespace: bytes, token_ids: collections.abc.Sequence[int], generated: bytes) -> None:
+    def save(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Save the full pages of these tokens, which are in the tree, between the next steps."""
-        self._saver.save(namespace, token_ids, generated)
+        self._saver.save(namespace, token_ids)
 
     def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
         """Save a call that a client was given, after the pages of its reply."""

@@ -16,10 +16,10 @@ import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
-from ..cache.radix_node import Node, tokens_of
+from ..cache.radix_node import Node
 from ..chat.tools.tool_calls import ToolCall
 from ..model.batch import PageIO
-from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
+from ..store.page_key import PageKey, StoreIdentity
 from .alias_saver import AliasSaver
 from .call_saver import CallSaver, MadeBy
 from .chosen_rows import RunOrder
@@ -27,6 +27,7 @@ from .disk_index import DiskIndex
 from .disk_reader import EngineThread
 from .disk_writer import DiskWriter, remaining_s
 from .state_saver import StateSaver
+from .unsaved_pages import UnsavedFinder, UnsavedPages, note_keys
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -40,23 +41,14 @@ class _Chain:
 
     namespace: bytes
     token_ids: tuple[int, ...]
-    generated: bytes
     num_done: int = 0
-    parent_key: bytes = NO_PARENT
+    is_begun: bool = False
+    end: tuple[Node, int] | None = None  # the node that has its last page in the tree, and how many pages lead there
 
     @property
     def num_pages(self) -> int:
         """Full pages."""
         return len(self.token_ids) // PAGE_SIZE
-
-    def head(self, identity: StoreIdentity) -> PageKey:
-        """Of the first page that is not done."""
-        tokens = slice(self.num_done * PAGE_SIZE, (self.num_done + 1) * PAGE_SIZE)
-        return PageKey.of(identity, self.namespace, self.parent_key, self.token_ids[tokens], self.generated[tokens])
-
-    def advance(self, key: bytes) -> None:
-        """The first page that is not done has this key, and is done."""
-        self.num_done, self.parent_key = self.num_done + 1, key
 
 
 @dataclass
@@ -87,18 +79,22 @@ class PageSaver:
     states: StateSaver | None = None
     num_saved_pages: int = 0
     num_dropped_pages: int = 0
+    _finder: UnsavedFinder = field(init=False)
     _chains: deque[_Chain] = field(default_factory=deque)
     _on_their_way: set[bytes] = field(default_factory=set)  # keys that the writer has
     _is_posted: bool = False  # `_write_on`
+
+    def __post_init__(self) -> None:
+        self._finder = UnsavedFinder(self.identity, self._is_saved)
 
     @property
     def has_pending(self) -> bool:
         """Whether anything waits."""
         return bool(self._chains)
 
-    def save(self, namespace: bytes, token_ids: Sequence[int], generated: bytes) -> None:
+    def save(self, namespace: bytes, token_ids: Sequence[int]) -> None:
         """Have the full pages of these tokens saved, which are in the tree; when there is time."""
-        chain = _Chain(namespace, tuple(token_ids), generated)
+        chain = _Chain(namespace, tuple(token_ids))
         if chain.num_pages == 0:
             return
         self._chains.append(chain)
@@ -112,16 +108,19 @@ class PageSaver:
             self.num_dropped_pages += num_leaving
         if node.is_tail or self.writer.is_off:
             return
-        path = node.path()
-        chain = _Chain(path.namespace, tokens_of(path.key), path.generated)
+        num_left = num_leaving
         try:
-            self._skip(chain)
-            self._write(chain, path.page_ids, self.writer.room_bytes // self.identity.page_bytes)
+            num_pages, room = len(node.pages), self.writer.room_bytes // self.identity.page_bytes
+            unsaved = self._finder.find(node, num_pages, most=room)
+            if unsaved.num_before:
+                self.touched([unsaved.parent_key])
+            self._write(unsaved)
+            num_left = node.start + num_pages - unsaved.num_before - len(unsaved.heads)
             if self.reorder is not None:
                 self.reorder.leaving(node)
         except Exception:  # what is not saved is computed again
             _LOGGER.exception("pages that make room could not be saved")
-        self.num_dropped_pages += min(num_leaving, chain.num_pages - chain.num_done)
+        self.num_dropped_pages += min(num_leaving, num_left)
 
     def go_on(self) -> None:
         """Write on before the next step, if something waits and the writer takes it."""
@@ -137,11 +136,14 @@ class PageSaver:
             self._drop(self._chains.popleft())
             return
         chain = self._chains[0]
-        self._skip(chain)
-        if chain.num_done < chain.num_pages:
-            found = self.cache.tree.find(chain.namespace, chain.token_ids)
-            self._write(chain, found.pages, self._portion_pages)
-            if chain.num_done < min(len(found.pages), chain.num_pages):
+        end = self._end_of(chain)
+        if not chain.is_begun:
+            self._begin(chain, end)
+        if end is not None and chain.num_done < end[0].start + end[1]:
+            unsaved = self._finder.find(*end, most=self._portion_pages, num_done=chain.num_done)
+            self._write(unsaved)
+            chain.num_done = unsaved.num_before + len(unsaved.heads)
+            if chain.num_done < end[0].start + end[1]:
                 return
         self._chains.popleft()  # saved, or the rest made room meanwhile
         if self.states is not None:
@@ -214,29 +216,39 @@ class PageSaver:
     def _drop(self, chain: _Chain) -> None:
         self.num_dropped_pages += chain.num_pages - chain.num_done
 
-    def _skip(self, chain: _Chain) -> None:
-        """Pass over first pages that are on disk, or on their way."""
-        if chain.num_done == 0 and (stored := self.index.keys(chain.namespace, chain.token_ids)):
-            chain.num_done, chain.parent_key = len(stored), stored[-1]
-            self.touched(stored)
-        while chain.num_done < chain.num_pages:
-            key = chain.head(self.identity).key
-            if key not in self._on_their_way and key not in self.index:
-                return
-            chain.advance(key)
+    def _begin(self, chain: _Chain, end: tuple[Node, int] | None) -> None:
+        """Pass over the first pages that are on disk; they count as used."""
+        chain.is_begun = True
+        if stored := self.index.keys(chain.namespace, chain.token_ids):
+            chain.num_done = len(stored)
+            self.touched(stored[-1:])
+            if end is not None:
+                note_keys(*end, stored)
 
-    def _write(self, chain: _Chain, page_ids: Sequence[int], num_pages: int) -> None:
-        """Hand the next pages of a chain to the writer, as far as they are in the pool."""
-        start = chain.num_done
-        stop = min(start + num_pages, chain.num_pages, len(page_ids))
-        heads: list[PageKey] = []
-        while chain.num_done < stop:
-            heads.append(chain.head(self.identity))
-            chain.advance(heads[-1].key)
+    def _is_saved(self, key: bytes) -> bool:
+        """Whether a page is on disk, or on its way."""
+        return key in self._on_their_way or key in self.index
+
+    def _end_of(self, chain: _Chain) -> tuple[Node, int] | None:
+        """The node with the last page of a chain that is in the tree, and how many of its pages lead there; None if
+        none is. It is looked for from the root only if it is not where it was."""
+        tree = self.cache.tree
+        if chain.end is not None:
+            node, stop = chain.end
+            if stop <= len(node.pages) and tree.node_of(node.pages[stop - 1]) is node:
+                return chain.end
+        pages = tree.find(chain.namespace, chain.token_ids).pages
+        node_of_last = tree.node_of(pages[-1]) if pages else None
+        chain.end = None if node_of_last is None else (node_of_last, len(pages) - node_of_last.start)
+        return chain.end
+
+    def _write(self, unsaved: UnsavedPages) -> None:
+        """Hand pages to the writer."""
+        heads = unsaved.heads
         if not heads:
             return
         pages = np.empty((len(heads), self.identity.page_bytes), np.uint8)
-        self.io.read_pages(list(page_ids[start:stop]), pages)
+        self.io.read_pages(unsaved.page_ids, pages)
         if self.writer.write(heads, pages):
             self._on_their_way.update(head.key for head in heads)
             self.num_saved_pages += len(heads)
