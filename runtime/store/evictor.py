@@ -23,6 +23,7 @@ from .segment import Segment
 from .segment_log import SegmentLog
 
 _MOVE_BYTES: Final = 32 << 20  # at once
+_SINGLE_KINDS: Final = (Kind.RUN, Kind.STATE, Kind.SCORES)  # of records with a segment of their own
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,11 @@ class Evictor:
         singles = {number for number, segment in self.log.segments.items() if segment.is_single}
         if not singles:
             return None
-        rows = {kind: self._rows_of(kind) for kind in (Kind.RUN, Kind.STATE, Kind.SCORES)}
-        known = {row.place.segment for each in rows.values() for row in each}
-        going = [row for kind in kinds for row in rows[kind] if row.place.segment in singles]
+        rows = [row for row in self.index.rows_at(sorted(singles)) if row.header.kind in _SINGLE_KINDS]
+        going = [row for row in rows if row.header.kind in kinds]
         first = min(going, key=lambda row: (row.last_used, row.place.segment), default=None)
+        known = {row.place.segment for row in rows}
         return min(singles - known, default=None if first is None else first.place.segment)
-
-    def _rows_of(self, kind: Kind) -> list[RecordRow]:
-        return [row for row in self.index.rows_of_kind(kind).values() if row is not None]
 
     def evict(self, number: int, use: int) -> list[Located]:
         """Remove a segment for the room that it takes; the records that are gone."""

@@ -144,13 +144,11 @@ class Index:
 
     def rows_below(self, parents: Sequence[bytes], kind: Kind) -> list[RecordRow]:
         """The records of a kind that have one of these parents, but for rows that broke."""
-        rows: list[RecordRow | None] = []
-        for first in range(0, len(parents), _NUM_KEYS):
-            some = parents[first : first + _NUM_KEYS]
-            where = f"kind = {kind:d} AND parent IN ({','.join('?' * len(some))})"
-            found = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", some)
-            rows += [RecordRow.of(values) for values in found]
-        return [row for row in rows if row is not None]
+        return self._rows_with(f"kind = {kind:d} AND parent", parents)
+
+    def rows_at(self, segments: Sequence[int]) -> list[RecordRow]:
+        """The records in any of these segments, but for rows that broke."""
+        return self._rows_with("segment", segments)
 
     def put(self, rows: Iterable[RecordRow]) -> None:
         """Add records, each in place of the one that had its key."""
@@ -258,6 +256,15 @@ class Index:
         num_cut = self._sql.execute(sql, (number, num_blocks)).rowcount
         sql = "SELECT coalesce(max(block + num_blocks), 0) FROM records WHERE segment = ?"
         return num_cut, int(self._sql.execute(sql, (number,)).fetchone()[0])
+
+    def _rows_with(self, which: str, values: Sequence[bytes | int]) -> list[RecordRow]:
+        rows: list[RecordRow | None] = []
+        for first in range(0, len(values), _NUM_KEYS):
+            some = values[first : first + _NUM_KEYS]
+            where = f"{which} IN ({','.join('?' * len(some))})"
+            found = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", some)
+            rows += [RecordRow.of(columns) for columns in found]
+        return [row for row in rows if row is not None]
 
     def _located(self, which: str, keys: Sequence[bytes]) -> Iterator[Located]:
         for first in range(0, len(keys), _NUM_KEYS):

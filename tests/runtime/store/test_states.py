@@ -144,3 +144,20 @@ def test_no_page_makes_room_for_its_own_state(tmp_path: Path) -> None:
     with store:
         result = store.states.put(heads[0], state_of(heads[0]))
         assert result.stored and heads[1].key in result.evicted and found(store, heads[0])
+
+
+def test_what_a_state_costs_does_not_grow_with_the_pages_beside_it(tmp_path: Path) -> None:
+    def num_operations(num_pages: int) -> int:
+        heads = chain(num_pages)
+        with opened(tmp_path / str(num_pages), 2 * num_pages * 12288) as store:
+            store.put(heads, payload(heads))
+            for head in heads[:20]:
+                store.states.put(head, state_of(head))
+            counted: list[None] = []
+            store._writer.index._sql.set_progress_handler(lambda: counted.append(None), 1)
+            assert store._writer._evictor.next_single() is not None
+            store.states.put(heads[20], state_of(heads[20]))
+            return len(counted)
+
+    few, many = num_operations(100), num_operations(1000)
+    assert many < 1.2 * few
