@@ -204,10 +204,13 @@ class RecordWriter:
         """Take out a namespace and overwrite its records, also those that the index forgot before."""
         before = self.settle(touched, bad)
         num_indexed, rows = self.index.num_blocks(), self.index.rows_of(namespace)
+        places_by_segment: dict[int, list[Place]] = {}
+        for row in rows.values():
+            if row is not None:
+                places_by_segment.setdefault(row.place.segment, []).append(row.place)
         for number, segment in sorted(self.log.segments.items(), key=lambda item: item[1].is_single):
             if num_indexed.get(number, 0) + segment.num_header_blocks == self.log.rows[number].num_blocks:
-                whole = (row for row in rows.values() if row is not None)
-                places = [row.place for row in whole if row.place.segment == number]
+                places = places_by_segment.get(number, [])
             else:
                 places = self.log.places_of(number, namespace)
             if places:
@@ -319,7 +322,9 @@ class RecordWriter:
         ours = [each for each in records if (self._is_ours(each.place.segment) if is_ours is None else is_ours)]
         pages = tuple(each.key for each in ours if each.kind == Kind.PAGE)
         states = tuple(each.parent_key for each in ours if each.kind == Kind.STATE)
-        removed = (*segments, *self._evictor.remove_empty(self._singles() & {each.place.segment for each in records}))
+        numbers = {each.place.segment for each in records} & self.log.segments.keys()
+        singles = [number for number in numbers if self.log.segments[number].is_single]
+        removed = (*segments, *self._evictor.remove_empty(singles))
         return PutResult(evicted=pages, lost_states=states, num_removed=len(pages), segments_removed=removed)
 
     def _within(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, Place]:

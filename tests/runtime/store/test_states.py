@@ -9,6 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from radixlm.runtime.store import OSFiles, PageKey, PageStore
 from radixlm.runtime.store.catalogue import verify
+from radixlm.runtime.store.index import Index
+from radixlm.runtime.store.index_rows import RecordRow
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, chain, payload
 from .runs import run_files
@@ -161,3 +163,24 @@ def test_what_a_state_costs_does_not_grow_with_the_pages_beside_it(tmp_path: Pat
 
     few, many = num_operations(100), num_operations(1000)
     assert many < 1.2 * few
+
+
+def test_a_discard_looks_at_each_record_once_however_many_segments_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    class Rows(dict[bytes, RecordRow | None]):
+        def values(self):  # type: ignore[no-untyped-def]
+            looks.append(len(self))
+            return super().values()
+
+    rows_of = Index.rows_of
+    monkeypatch.setattr(Index, "rows_of", lambda index, namespace: Rows(rows_of(index, namespace)))
+    with with_pages(tmp_path) as store:
+        for head in HEADS:
+            store.states.put(head, state_of(head))
+        assert store.stats().num_segments == 5
+        assert sorted(store.discard(ALICE)) == sorted(head.key for head in HEADS)
+        assert sum(looks) == 8
+        assert not any(found(store, head) for head in HEADS) and run_files(tmp_path) == []
