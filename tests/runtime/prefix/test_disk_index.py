@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.radix_node import Node
 from radixlm.runtime.prefix.disk_index import DiskIndex
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
@@ -126,3 +127,17 @@ def test_an_index_takes_memory_for_the_pages_that_are_there() -> None:
     assert num_bytes(6_000_000, 0) < 100_000
     assert num_bytes(6_000_000, 1000) - num_bytes(1001, 1000) < 10_000
     assert num_bytes(6_000_000, 4000) < 5 * num_bytes(6_000_000, 1000)
+
+
+def test_looking_for_what_was_not_used_looks_at_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], list[int]()
+    index = DiskIndex(1000, clock=lambda: now[0])
+    old, new = (chain(20, seed, identity=IDENTITY) for seed in range(2))
+    index.add(old)
+    now[0] = 10.0
+    index.add(new)
+    is_in_tree = PagePool.is_in_tree
+    monkeypatch.setattr(PagePool, "is_in_tree", lambda pool, page: looks.append(page) or is_in_tree(pool, page))
+    assert index.drop_unused(0.0) == [] and looks == []
+    assert sorted(index.drop_unused(5.0)) == sorted(page.key for page in old)
+    assert len(index) == 20
