@@ -16,11 +16,12 @@ import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
-from ..cache.radix_node import Node, tokens_of
+from ..cache.radix_node import Node
 from ..prefix.disk_index import DiskIndex
 from ..prefix.disk_reader import DiskReader, Read
 from ..prefix.disk_writer import DiskWriter
-from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
+from ..prefix.unsaved_pages import UnsavedFinder
+from ..store.page_key import PageKey, StoreIdentity
 from ..store.scores.scores_record import RowScores
 from .attention_scores import AttentionScores
 
@@ -131,10 +132,6 @@ class ScoreKeeper:
 
 def heads_of(identity: StoreIdentity, node: Node) -> list[PageKey]:
     """The keys of a node's pages."""
-    path = node.path()
-    tokens, heads, parent_key = tokens_of(path.key), list[PageKey](), NO_PARENT
-    for start in range(0, (node.start + len(node.pages)) * PAGE_SIZE, PAGE_SIZE):
-        span = slice(start, start + PAGE_SIZE)
-        heads.append(PageKey.of(identity, path.namespace, parent_key, tokens[span], path.generated[span]))
-        parent_key = heads[-1].key
-    return heads[node.start :]
+    num_pages = len(node.pages)
+    finder = UnsavedFinder(identity, is_saved=lambda key: False)
+    return finder.find(node, num_pages, most=num_pages, num_done=node.start).heads
