@@ -9,14 +9,13 @@ from __future__ import annotations
 import collections.abc
 from array import array
 from collections.abc import Iterable
-from operator import or_
 
 from ..errors import AppendLengthError, ForkLengthError, PopLengthError, SparseForkError, UnknownSequence
 from ..kv_log.log import KVLog
 from ..states.sequence_state import SequenceState
 from ..states.state_pool import NO_STATE, FoundState, StatePool
 from .page_pool import PagePool, num_pages_for
-from .radix_node import encode_key
+from .radix_node import either, encode_key
 from .sparse_span import SparseSpan
 
 
@@ -322,7 +321,7 @@ class Sequence:
     def inherit_generated(self, generated: bytes) -> None:
         """Mark those of the first tokens that a model made, as the run has them in which they were found."""
         own = self._generated[: len(generated)]
-        self._generated[: len(generated)] = bytes(map(or_, own, generated))
+        self._generated[: len(generated)] = either(own, generated[: len(own)])
 
     def check(self) -> None:
         """Raise AssertionError unless tokens, KV length and pages agree."""
