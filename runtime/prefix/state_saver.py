@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..model.batch import StateIO, UInt8Array
-from ..store.page_key import NO_PARENT, PageKey, StoreIdentity
+from ..store.page_key import PageKey, StoreIdentity
 from ..store.store_state import PutResult
 from .disk_index import DiskIndex
 from .disk_reader import EngineThread
 from .disk_writer import DiskWriter
+from .unsaved_pages import head_of
 
 if TYPE_CHECKING:
     from ..store import PageStore
@@ -46,14 +46,13 @@ class StateSaver:
         states = self.cache.states
         if states is None:
             return
-        page_ids = self.cache.tree.find(namespace, token_ids).pages
-        slots = [states.at_page_end(page) for page in page_ids]
-        key = NO_PARENT
-        for number in range(max((n for n, slot in enumerate(slots, 1) if slot is not None), default=0)):
-            tokens = token_ids[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]
-            page = PageKey.of(self.identity, namespace, key, tokens, bytes(PAGE_SIZE))
-            key, slot = page.key, slots[number]
-            if slot is None or key in self._on_their_way or self.index.has_state(key):
+        for number, page_id in enumerate(self.cache.tree.find(namespace, token_ids).pages):
+            slot, node = states.at_page_end(page_id), self.cache.tree.node_of(page_id)
+            if slot is None or node is None:
+                continue
+            page = head_of(self.identity, node, number - node.start)
+            key = page.key
+            if key in self._on_their_way or self.index.has_state(key):
                 continue
             if self.writer.room_bytes < self.io.state_bytes:
                 self.num_dropped += 1

@@ -81,6 +81,12 @@ class UnsavedFinder:
         return head
 
 
+def head_of(identity: StoreIdentity, node: Node, at: int) -> PageKey:
+    """Return what the disk has page `at` of a node under."""
+    finder = UnsavedFinder(identity, is_saved=lambda key: False)
+    return finder.find(node, at + 1, most=1, num_done=node.start + at).heads[0]
+
+
 def note_keys(node: Node, stop: int, keys: Sequence[bytes]) -> None:
     """Note what the disk has the first pages under, of those from the root to the first `stop` of a node."""
     for each, end in _path_to(node, stop)[1]:

@@ -22,6 +22,8 @@ from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.prefix import page_saver
 from radixlm.runtime.prefix.disk_index import DiskIndex
 from radixlm.runtime.prefix.page_saver import PageSaver
+from radixlm.runtime.prefix.state_saver import StateSaver
+from radixlm.runtime.states.state_pool import StatePool
 from radixlm.runtime.store import NO_PARENT, PageKey, StoreIdentity
 
 IDENTITY = StoreIdentity("model", "tokenizer", "q4", "f16", 8)
@@ -257,3 +259,24 @@ def test_leaves_behind_one_prefix_compute_its_keys_once(monkeypatch: pytest.Monk
     memory.cache.tree.evict(110)
     assert counted.calls["of"] == 110
     assert counted.calls["_is_saved"] <= 6 * 110
+
+
+def test_states_that_are_stored_again_compute_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = StatePool(10)
+    cache, ids = PrefixCache(PagePool(40), states=states), prompt(1, 40)
+    pages = cache.pool.allocate(40)
+    cache.tree.insert(b"", [], ids, pages, bytes(len(ids)))
+    cache.tree.touch(pages[:17])  # in two nodes
+    for number in (9, 16, 38):
+        slot = states.allocate()
+        states.keep(pages[number], b"", slot, num_saved=16)
+        states.release(slot)
+    index, io, writer = DiskIndex(100, num_states=10, clock=time.monotonic), Mock(state_bytes=8), Mock(room_bytes=100)
+    saver = StateSaver(cache, io, index, writer, IDENTITY, Mock())
+    expected = {key for number, key in enumerate(keys_of(ids)) if number in (9, 16, 38)}
+    counted = Counted(monkeypatch)
+    saver.save(b"", ids)
+    assert saver._on_their_way == expected and saver.num_saved == writer.submit.call_count == 3
+    assert counted.calls["of"] == 39
+    saver.save(b"", ids)
+    assert counted.calls["of"] == 39 and saver.num_saved == 3
