@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CompileOnce = Callable[..., Path]
 # Suites of their own, in environments of their own: see the Makefile.
 collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
+NUM_ENGINE_THREADS = "1"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -59,6 +60,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 def share_kernels() -> None:
     """Tests that choose a cache folder, and the commands that they start, take kernels from the user's all the same."""
     os.environ.setdefault("RADIXLM_KERNEL_CACHE", str(cache_dir() / "kernels"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def two_threads_for_kernels() -> None:
+    """Compute what tests call themselves on two threads, so that kernels which race are noticed.
+
+    Engines have threads of their own, and a pool of kernel threads each. They take one: see `pytest_runtest_setup`.
+    Threads that spin would wait for the processor that another worker's threads spin on.
+    """
+    from radixlm.runtime.model.model_runner import _tvm_ffi
+
+    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "0"
+    os.environ["TVM_NUM_THREADS"] = "2"
+    assert _tvm_ffi().get_global_func("runtime.NumThreads")() == 2  # it starts this thread's pool
+    os.environ["TVM_NUM_THREADS"] = NUM_ENGINE_THREADS
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Have engines compute on one thread unless a test says how many: two spend half of their time in waits for each
+    other, on models this small."""
+    os.environ["TVM_NUM_THREADS"] = NUM_ENGINE_THREADS  # an engine that is told a number leaves it there
 
 
 @pytest.fixture(scope="session", autouse=True)
