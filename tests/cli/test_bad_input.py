@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from .forked_command import run_forked
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
 PROGRESS = re.compile(r"(read|build|weights|verify|publish): |loading |[-0-9]+ [:,0-9]+ INFO uvicorn")
@@ -57,6 +58,14 @@ def gguf(tmp_path: Path) -> Path:
 
 def test_a_source_that_is_not_there(output: Path, tmp_path: Path) -> None:
     assert "does not exist" in _refuses_to_compile(tmp_path / "no.gguf", output)
+
+
+@pytest.mark.parametrize("command", [["compile", "no.gguf", "-o", "out.radixlm"], ["generate", "no.radixlm", "hello"]])
+def test_a_command_that_a_shell_starts_says_what_one_that_is_forked_says(command: list[str], tmp_path: Path) -> None:
+    started = subprocess.run([*COMMAND, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    forked = run_forked(command, env={"PWD": str(tmp_path)})
+    assert started.returncode == forked.returncode == 2
+    assert (started.stdout, _error(started)) == (forked.stdout, _error(forked))
 
 
 def test_a_directory_that_is_no_model(output: Path, tmp_path: Path) -> None:
@@ -261,13 +270,7 @@ def _error(done: subprocess.CompletedProcess[str]) -> str:
 def _run(
     *arguments: object, env: dict[str, str] | None = None, max_file_bytes: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    def limit() -> None:
-        if max_file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
-
-    command = [*COMMAND, *map(str, arguments)]
-    environment = {**os.environ, **(env or {})}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limit, timeout=120)
+    return run_forked([*map(str, arguments)], env=env, max_file_bytes=max_file_bytes)
 
 
 def _start(*arguments: object) -> subprocess.Popen[str]:

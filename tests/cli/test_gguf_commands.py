@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from ..goldens import tiny_gguf
 from ..goldens.families import FAMILIES
 from ..serve_process import ServeProcess
+from .forked_command import run_forked
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
 MATRICES = ("attn_q.", "attn_k.", "attn_v.", "attn_output.", "ffn_gate.", "ffn_up.", "ffn_down.")
@@ -59,7 +60,7 @@ def test_a_gguf_file_is_inspected_continued_and_served(file: Path, cache: Path, 
 def test_a_cut_gguf_file_of_a_supported_model_is_one_line(keep: float, file: Path, cache: Path) -> None:
     os.truncate(file, int(file.stat().st_size * keep))
     for command in (("inspect", file), ("generate", file, "x"), ("serve", file, "--port", "0")):
-        done = run(*command)
+        done = run_forked([*map(str, command)], timeout_s=300)
         assert done.returncode == 2
         assert "fetch it again" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
         assert done.stderr.count("fetch it again") == 1
