@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from radixlm.runtime.artifact.manifest import (
     TokenizerInfo,
 )
 from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope, ShortConvolution
-from radixlm.tokenizer_fix import profile_tokenizer
+from radixlm.tokenizer_fix import TokenizerProfile, profile_tokenizer
 
 ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=Rope(theta=1e4, rotary_dim=4))
 
@@ -83,10 +84,15 @@ def fake_artifact(
             bos_token_id=bos_token_id,
             eos_token_ids=(eos_token_id,),
             add_bos_token=add_bos_token,
-            profile=profile_tokenizer(tokenizer_json).to_dict(),
+            profile=_profile(tokenizer_json).to_dict(),
         ),
         sampling=sampling or SamplingDefaults(),
         source=SourceInfo(format="gguf", name="fake", fingerprint="0" * 64),
         files={},
     )
     return FakeArtifact(manifest, tokenizer_json, chat_template)
+
+
+@functools.lru_cache(maxsize=16)  # tests make hundreds of artifacts with a few tokenizers
+def _profile(tokenizer_json: str) -> TokenizerProfile:
+    return profile_tokenizer(tokenizer_json)

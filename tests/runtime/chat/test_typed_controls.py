@@ -32,6 +32,15 @@ QUESTION = {"role": "user", "content": "Weather?"}
 
 def prompts(template: str, delimiters: Sequence[str] = (), template_kwargs: dict[str, object] | None = None) -> Prompts:
     """SmolLM2's tokenizer with this template; `delimiters` are added tokens that are not special."""
+    artifact: Any = fake_artifact(
+        tokenizer_with(tuple(delimiters)), template, vocab_size=50_000, bos_token_id=1, eos_token_id=END_OF_TURN
+    )
+    return Prompts(artifact, clock=time.monotonic, template_kwargs=template_kwargs)
+
+
+@cache
+def tokenizer_with(delimiters: tuple[str, ...]) -> str:
+    """SmolLM2's tokenizer.json with these added tokens, which are not special."""
     tokenizer: dict[str, Any] = json.loads(gzip.decompress((TOKENIZERS / "smollm2.json.gz").read_bytes()))
     vocabulary = tokenizer["model"]["vocab"]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
@@ -39,10 +48,7 @@ def prompts(template: str, delimiters: Sequence[str] = (), template_kwargs: dict
         {"id": vocabulary.get(text, len(vocabulary) + number), "content": text, **flags}
         for number, text in enumerate(delimiters)
     ]
-    artifact: Any = fake_artifact(
-        json.dumps(tokenizer), template, vocab_size=50_000, bos_token_id=1, eos_token_id=END_OF_TURN
-    )
-    return Prompts(artifact, clock=time.monotonic, template_kwargs=template_kwargs)
+    return json.dumps(tokenizer)
 
 
 def call(arguments: str) -> dict[str, object]:
