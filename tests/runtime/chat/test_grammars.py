@@ -97,7 +97,7 @@ class Bench:
             rest = rest[len(self.tokenizer.token_bytes(token)) :]
         if rest:
             return False
-        return constraint.is_finished or self.eos[0] in allowed_ids(constraint, self.tokenizer)
+        return constraint.is_finished or bool(allowed_of(constraint.mask(), self.tokenizer.vocab_size)[self.eos[0]])
 
 
 @pytest.fixture(scope="module", params=["smollm2", "qwen2"])
