@@ -25,6 +25,8 @@ run: $(ARTIFACT)/manifest.json
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 # OpenBLAS's threads would wait in loops for each other's processor, which took half of the time of some tests.
 test test-long mutations: export OPENBLAS_NUM_THREADS := 1
+# Each process that tests start would parse all modules again where no bytecode is kept: a third of its start.
+test test-long: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	@sh .ci/beside.sh "$(PYTEST) --timeout 600" "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." $(BIN)/mypy
 
