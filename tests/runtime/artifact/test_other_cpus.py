@@ -5,6 +5,7 @@ Older CPUs are qemu's (`apt-get install qemu-user`); the same refusals are teste
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import shutil
@@ -101,8 +102,9 @@ def test_features_are_those_of_the_emulated_cpu(model: str, target: str) -> None
     assert not found >= set(TARGETS[better].features)
 
 
+@functools.cache
 def _generate(artifact: Path, model: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Continue a prompt by the real command, on this CPU or on qemu's `model`."""
+    """Continue a prompt by the real command, on this CPU, where it is asked once, or on qemu's `model`."""
     arguments = ["generate", str(artifact), "the cat sat on", "--max-tokens", "4", "--temperature", "0"]
     return _python(["-c", COMMAND, *arguments, "--threads", "1", "--kv-cache-gb", "0.01"], model)
 
