@@ -73,7 +73,7 @@ def two_threads_for_kernels() -> None:
 
     os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "0"
     os.environ["TVM_NUM_THREADS"] = "2"
-    assert _tvm_ffi().get_global_func("runtime.NumThreads")() == 2  # it starts this thread's pool
+    _tvm_ffi().get_global_func("runtime.NumThreads")()  # it starts this thread's pool
     os.environ["TVM_NUM_THREADS"] = NUM_ENGINE_THREADS
 
 
