@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from .lark import Specials, json_rule
 
 Schema = Mapping[str, Any]
+MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name, where a format of ours has them
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ...errors import InvalidGrammar
-from .arguments import ArgumentsReader, Schema
+from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .literal_reader import LiteralReader
 from .raw_text import text_rules, times_of, unkept_words, values_of
@@ -92,7 +92,8 @@ def _by_name(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 @dataclass
 class _LiteralRules:
-    """A grammar for the arguments of one tool, in the order of its schema, or sorted.
+    """A grammar for the arguments of one tool: the required ones in the order of its schema, or sorted, the others
+    anywhere.
 
     Each schema has one rule for its values, wherever it stands: recursive ones would have no end else.
 
@@ -120,29 +121,35 @@ class _LiteralRules:
         required = schema.get("required")
         required = required if isinstance(required, list) else []
         extra = schema.get("additionalProperties", not items)
-        first, more = list[tuple[str, bool]](), list[str]()  # `first`: alternatives where nothing stands before
+        needed, others = list[str](), list[str]()
         for number, (key, each) in enumerate(items):
             own = f"{name}_{number}"
             self.rules.add([f"{own}: {self._quoted(key)} {self._quoted(assign)} {self._value(each)}"])
-            is_required = key in required
-            first.append((own, is_required))
-            more.append(f"({self._quoted(comma)} {own})" + ("" if is_required else "?"))
+            (needed if key in required else others).append(own)
+        most = len(others)
         if extra is not False:
             own, known = f"{name}_more", "".join(f" & ~/{_escaped(key)}/" for key, _ in items)
             key = f"{name.upper()}_KEY"
             value = f"{own}: {key} {self._quoted(assign)} {self._value(extra)}"
             self.rules.add([f"{key}: /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/{known}", value])
-            first.append((own, False))
-            more.append(f"({self._quoted(comma)} {own}){{0,32}}")
-        ways = []
-        for number, (own, is_required) in enumerate(first):
-            rest = more[number:] if own.endswith("_more") else more[number + 1 :]
-            ways.append(" ".join([own, *rest]))
-            if is_required:
-                break
-        else:
-            ways.append('""')
-        return f"{self._quoted(opener)} ({' | '.join(ways)}) {self._quoted(closer)}"
+            others.append(own)
+            most += MAX_EXTRAS
+        written = self._in_any_order(f"{name}_other", needed, others, most, self._quoted(comma))
+        return f"{self._quoted(opener)} {written} {self._quoted(closer)}"
+
+    def _in_any_order(self, name: str, needed: list[str], others: list[str], most: int, comma: str) -> str:
+        """The needed members in their order, with at most so many others between them.
+
+        Args:
+            name: of the rule for these, which is added.
+        """
+        if not others:
+            return f" {comma} ".join(needed) or '""'
+        self.rules.add([f"{name}: {' | '.join(others)}"])
+        more = f"({comma} {name}){{0,{most}}}"
+        if not needed:
+            return f"({name} {more})?"
+        return f"({name} {comma}){{0,{most}}} " + f" {comma} ".join(f"{each} {more}" for each in needed)
 
     def _value(self, schema: object) -> str:
         """The rule for a value that fits a schema.

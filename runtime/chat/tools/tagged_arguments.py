@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .arguments import ArgumentsReader, Schema
+from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, by_itself, looked_up, string, types_of
 from .slots import fit, lexemes, loose, loose_after_white, overlap
 
-MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
 
 
@@ -155,7 +154,7 @@ class _TaggedReader:
 
 @dataclass(frozen=True)
 class _TaggedRules:
-    """A grammar for the arguments of one tool, in the order of its schema."""
+    """A grammar for the arguments of one tool: the required ones in the order of its schema, the others anywhere."""
 
     style: TaggedArguments
     schema: Schema
@@ -169,15 +168,21 @@ class _TaggedRules:
         required = self.schema.get("required")
         required = required if isinstance(required, list) else []
         extra = self.schema.get("additionalProperties", not properties)
-        parts, rules = list[str](), Rules()
+        needed, others, rules = list[str](), list[str](), Rules()
         for number, (key, schema) in enumerate(properties.items()):
-            parts.append(f"{name}_{number}" + ("" if key in required else "?"))
+            (needed if key in required else others).append(f"{name}_{number}")
             rules.add(self._argument(f"{name}_{number}", self._quoted(key), schema, f"{name}_open"))
+        most = len(others)
         if extra is not False:
-            parts.append(f"{name}_more{{0,{MAX_EXTRAS}}}")
+            others.append(f"{name}_more")
+            most += MAX_EXTRAS
             known = "".join(f" & ~/{_escaped(key)}/" for key in properties)
             rules.append(f"{name.upper()}_KEY: /[a-zA-Z0-9_.\\-]{{1,64}}/{known}")
             rules.add(self._argument(f"{name}_more", f"{name.upper()}_KEY", extra, f"{name}_open"))
+        anywhere = [f"{name}_other{{0,{most}}}"] if others else []
+        if others:
+            rules.append(f"{name}_other: {' | '.join(others)}")
+        parts = anywhere + [part for each in needed for part in (each, *anywhere)]
         own = f"{name}: " + (" ".join(parts) or quoted("", self.specials))
         return [own, *lexemes(f"{name}_open", loose_after_white(self.style.open), self.specials), *rules]
 
