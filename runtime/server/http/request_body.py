@@ -24,10 +24,7 @@ DEADLINE_S = 60.0  # for a whole body: a client that sends a byte now and then c
 _TYPES = ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded")
 
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_LONE_HALVES = (
-    re.compile(rb"(?<!\\)((?:\\\\)*)" + _HIGH + rb"(?!" + _LOW + rb")"),
-    re.compile(rb"(?<!" + _HIGH + rb")(?<!\\)((?:\\\\)*)" + _LOW),
-)
+_HALVES = re.compile(rb"(\\\\|" + _HIGH + _LOW + rb")|" + _HIGH + rb"|" + _LOW)  # an escaped backslash begins none
 _ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _BORDERS = b",[{"  # a value that is not the first of an array or an object stands behind one of these
 
@@ -105,8 +102,7 @@ def without_lone_surrogates(body: bytes | bytearray) -> bytes | bytearray:
     >>> without_lone_surrogates(rb'"a \\ud83d b \\ud83d\\ude00 \\\\ud83d"')
     b'"a \\\\ufffd b \\\\ud83d\\\\ude00 \\\\\\\\ud83d"'
     """
-    for half in _LONE_HALVES:
-        body = half.sub(rb"\1\\ufffd", body)
+    body = _HALVES.sub(lambda found: found[1] or rb"\ufffd", body)
     return _ENCODED_HALF.sub("\ufffd".encode(), body)
 
 
