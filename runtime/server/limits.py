@@ -53,7 +53,7 @@ def said(**schema: int | float) -> msgspec.Meta:
 
 
 MaxTokens = Annotated[int, said(minimum=-1)]  # 0: the prompt is computed, and kept; -1: no limit
-MinTokens = Annotated[int, said(minimum=0)]
+MinTokens = Annotated[int, said(minimum=-1)]  # -1: none
 Temperature = Annotated[float, said(minimum=0, maximum=100)]
 TopP = Annotated[float, said(minimum=0, maximum=1)]
 TopK = Annotated[int, said(minimum=-1)]  # vLLM's -1 is 0: all
@@ -64,11 +64,11 @@ Penalty = Annotated[float, said(minimum=-2, maximum=2)]
 Seed = Annotated[int, said(minimum=-(2**63), maximum=2**64 - 1)]
 NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
 NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
-StopString = Annotated[str, said(minLength=1, maxLength=MAX_STOP_LENGTH)]
+StopString = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": MAX_STOP_LENGTH})]
 StopStrings = Annotated[list[StopString], said(maxItems=MAX_STOP_STRINGS)]
 # one expression or several; Python's syntax, without what looks ahead or back
 StopRegex = StopString | StopStrings
-BannedString = Annotated[str, said(minLength=1, maxLength=MAX_BANNED_LENGTH)]
+BannedString = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": MAX_BANNED_LENGTH})]
 BannedStrings = BannedString | Annotated[list[BannedString], said(maxItems=MAX_BANNED_STRINGS)]
 StopTokenIds = Annotated[list[int], said(maxItems=MAX_STOP_TOKEN_IDS)]
 LogitBias = Annotated[dict[int, Annotated[float, said(minimum=-100, maximum=100)]], said(maxProperties=MAX_LOGIT_BIAS)]

@@ -114,17 +114,16 @@ class Conversation:
 
 @dataclass
 class _Calls:
-    """The calls so far: no two have the same id, and each is answered before the assistant speaks again."""
+    """The calls so far: each is answered before the assistant speaks again, and until then no other has its id. Some
+    servers count the calls of each reply anew.
+    """
 
-    ids: set[str] = field(default_factory=set)
     unanswered: dict[str, str] = field(default_factory=dict)  # ids to names
 
     def begin(self, call: ToolUseBlock, param: str) -> None:
-        if call.id in self.ids:
-            raise InvalidParameter(
-                f"{param}: the id {call.id!r:.80} is another call's; ids must be unique", param=param
-            )
-        self.ids.add(call.id)
+        if call.id in self.unanswered:
+            message = f"{param}: the id {call.id!r:.80} is that of another call without a result; ids must be unique"
+            raise InvalidParameter(message, param=param)
         self.unanswered[call.id] = call.name
 
     def answer(self, call_id: str, param: str) -> str:

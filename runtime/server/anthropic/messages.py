@@ -19,7 +19,7 @@ from ..asked_chat import AskedChat, OpenedChat
 from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
-from ..lenient_shapes import MESSAGES, relaxing
+from ..lenient.shapes import MESSAGES, relaxing
 from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
@@ -53,7 +53,7 @@ class Messages:
         """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
         read = partial(self._asked, request)
         body, conversation, asked = await self.state.prepared(
-            request, MessagesRequest, read, leave_out=relaxing(MESSAGES)
+            request, MessagesRequest, read, leave_out=relaxing(MESSAGES, MessagesRequest)
         )
         opened = await asked.open(self.state, request)
         choices = opened.choices
@@ -92,7 +92,7 @@ class Messages:
             conversation, use = self._conversation(request, body), body.tool_use()
             return partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
 
-        leave_out = relaxing(MESSAGES, leave_out_of_counting)
+        leave_out = relaxing(MESSAGES, CountTokensRequest, leave_out_of_counting)
         encode = await self.state.prepared(
             request, CountTokensRequest, prepare, max_bytes=MAX_BODY_BYTES, leave_out=leave_out
         )

@@ -45,6 +45,10 @@ class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
     strict: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.is_custom and self.input_schema is None:
+            raise ValueError("input_schema is missing or null; send the JSON schema of the tool's arguments")
+
     @property
     def is_custom(self) -> bool:
         """Whether it is the client's own."""
@@ -194,7 +198,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
         require_stream(self.stream, "return_progress", self.return_progress)
         names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
         wishes: dict[str, Any] = {name: getattr(self, name) for name in names}
-        wishes |= {"stop": self.stop_sequences or None, "stop_regex": several(self.stop_regex)}
+        wishes |= {"stop": self.stop_sequences, "stop_regex": several(self.stop_regex)}
         wishes["banned_strings"] = several(self.banned_strings)
         return wished(defaults, wishes, {"stop": "stop_sequences"})
 

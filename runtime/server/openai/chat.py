@@ -19,7 +19,7 @@ from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
-from ..lenient_shapes import CHAT, relaxing
+from ..lenient.shapes import CHAT, relaxing
 from ..request_log import new_id
 from .chat_request import ChatRequest
 from .legacy_functions import legacy_delta, legacy_message, legacy_reason
@@ -46,7 +46,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         read = partial(self._asked, request)
-        body, asked = await self.state.prepared(request, ChatRequest, read, leave_out=relaxing(CHAT))
+        body, asked = await self.state.prepared(request, ChatRequest, read, leave_out=relaxing(CHAT, ChatRequest))
         model = self.state.models.named(body.model)
         opened = await asked.open(self.state, request)
         choices = opened.choices

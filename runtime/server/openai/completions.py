@@ -20,6 +20,7 @@ from ..app_state import AppState
 from ..choices import Choices, params_of_choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
+from ..lenient.shapes import COMPLETIONS, relaxing
 from ..request_log import new_id
 from ..truncation import cut_middle, require_countable
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
@@ -48,7 +49,9 @@ class Completions:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body, params, content = await self.state.prepared(request, CompletionRequest, self._read)
+        body, params, content = await self.state.prepared(
+            request, CompletionRequest, self._read, leave_out=relaxing(COMPLETIONS, CompletionRequest)
+        )
         model, asked = self.state.models.named(body.model), body.prompts
         num_replies = len(asked) * body.num_choices
         require_few_reply_logprobs(num_replies, params, self.state.engine.context_length)

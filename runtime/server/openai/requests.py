@@ -140,14 +140,14 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         """
         require_at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
         require_at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise InvalidParameter(
                 "stream_options is for streams; set stream to true or leave it out", param="stream_options"
             )
         require_stream(self.stream, "return_progress", self.return_progress)
         require_stream(self.stream, "return_guesses", self.return_guesses)
         wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        wishes |= {"stop": several(self.stop or None), "stop_regex": several(self.stop_regex)}
+        wishes |= {"stop": several(self.stop), "stop_regex": several(self.stop_regex)}
         wishes["banned_strings"] = several(self.banned_strings)
         wishes |= self._own_wishes()
         return wished(defaults, wishes, self._own_names())
@@ -205,8 +205,14 @@ def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[s
         raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
 
 
-_OFF: Mapping[str, tuple[Collection[int], object]] = {"top_k": ((-1,), 0), "max_tokens": ((-1,), None)}
-"""Values by which vLLM and LM Studio say that there is no limit, and what `SamplingParams` has for it."""
+_OFF: Mapping[str, tuple[Collection[int], object]] = {
+    "top_k": ((-1,), 0),
+    "max_tokens": ((-1,), None),
+    "min_tokens": ((-1,), 0),
+    "seed": ((-1,), None),
+}
+"""Values by which vLLM, llama.cpp and LM Studio say that there is no limit, or no seed, and what `SamplingParams` has
+for it."""
 _TEXTS = ("stop", "stop_regex", "banned_strings")  # one or several
 # A field that has the name of one of `SamplingParams` sets it, as it is.
 _PLAIN_FIELDS = tuple(

@@ -25,7 +25,8 @@ from ..errors import HTTPError, describe
 from ..field_policy import IgnoredFields
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
-from ..lenient_shapes import RESPONSES, relax, relaxing
+from ..lenient.shapes import RESPONSES, relax, relaxing
+from ..lenient.values import relax_values
 from ..limits import require_small
 from ..request_log import RequestRecord, new_id, record_of
 from ..truncation import Truncation
@@ -46,7 +47,7 @@ from .response_replies import (
     Status,
 )
 from .response_requests import AnyText, ReasoningOptions, ResponseRequest, TextOptions
-from .response_tools import OfferedTool, offered, response_tool_use
+from .response_tools import FunctionOfResponses, OfferedTool, offered, response_tool_use
 
 _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
 
@@ -74,7 +75,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         read = partial(self._asked, request)
-        leave_out = relaxing(RESPONSES, leave_out_foreign)
+        leave_out = relaxing(RESPONSES, ResponseRequest, leave_out_foreign)
         asked = await self.state.prepared(request, ResponseRequest, read, leave_out=leave_out)
         body, history, tools, chat = asked
         opened = await chat.open(self.state, request)
@@ -108,12 +109,15 @@ class Responses:
         raw: dict[str, Any] = {"tools": body.tools, "tool_choice": body.tool_choice}  # which have any shape so far
         if not self.state.is_strict:
             ignored.harmless |= relax(raw, RESPONSES)
-        tools = offered(raw["tools"], ignored, is_strict=self.state.is_strict)
+            for tool in raw.get("tools") or ():
+                if tool.get("type") == "function":
+                    ignored.harmless |= {f"tools.{name}" for name in relax_values(tool, FunctionOfResponses)}
+        tools = offered(raw.get("tools"), ignored, is_strict=self.state.is_strict)
         asked = AskedChat(
             history.messages,
             body.sampling_params(self.state.engine.default_params),
             self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
-            use=response_tool_use(tools, raw["tool_choice"], is_parallel=body.parallel_tool_calls is not False),
+            use=response_tool_use(tools, raw.get("tool_choice"), is_parallel=body.parallel_tool_calls is not False),
             parameters_field=lambda place: tools[place].field,
             content=body.grammar,
             naming=partial(named_grammar, "text.format.schema"),

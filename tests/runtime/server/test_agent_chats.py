@@ -228,7 +228,7 @@ def test_a_function_whose_schema_cannot_be_followed_is_listed(model: Scripted) -
         ({"functions": [{"name": "a", "parameters": {"properties": 5}, "strict": True}]}, "functions[0].parameters"),
         ({"messages": [USER, {"role": "function", "content": "a"}]}, "function"),
         ({"messages": [{"role": "user", "content": "a", "function_call": {"name": "now"}}]}, "assistant"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "part"),
+        ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}, "part"),
     ],
 )
 def test_what_is_wrong_with_functions_is_named(model: Scripted, body: dict[str, Any], param: str) -> None:

@@ -68,7 +68,7 @@ def test_several_choices_keep_to_it_beside_a_grammar(server: RealServer) -> None
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@pytest.mark.parametrize("wrong", ["", 7, [""], ["a", 7], {"a": 1}, ["a"] * 513, "a" * 257, ["a" * 256] * 65])
+@pytest.mark.parametrize("wrong", [7, ["a", 7], {"a": 1}, ["a"] * 513, "a" * 257, ["a" * 256] * 65])
 def test_what_cannot_be_banned_is_400_in_every_dialect(server: RealServer, path: str, wrong: Any) -> None:
     response = server.client.post(server.url + path, json=DIALECTS[path] | {"banned_strings": wrong})
     assert response.status_code == 400, response.text

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from radixlm.runtime.server.lenient_shapes import CHAT, MESSAGES, RESPONSES
+from radixlm.runtime.chat.conversations import Conversations
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.server.lenient.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from radixlm.runtime.server.lenient.values import VALUES, relax_values
+from radixlm.runtime.server.openai.requests import CompletionRequest
 
 from ..tool_templates import CALLS, QWEN, calling
 from .scripted import Scripted
@@ -245,7 +250,9 @@ def test_blocks_are_read_as_what_they_mean(
     assert response.headers[HEADER] == listed
 
 
-@pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\uD83D x \\ud83d", "\\\\\\ud83d"])
+@pytest.mark.parametrize(
+    "half", ["\\\\ud83d\\ude00", "\\\\\\\\\\ude00", "\\ud83d", "\\ude00", "\\uD83D x \\ud83d", "\\\\\\ud83d"]
+)
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions", "/tokenize"]
 )
@@ -370,5 +377,151 @@ def test_the_name_of_a_draft_decides_nothing(model: Scripted, draft: str) -> Non
 
 def test_the_table_is_the_documentation() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "agents.md").read_text()
-    for shape in (*CHAT, *RESPONSES, *MESSAGES):
+    for shape in (*CHAT, *RESPONSES, *MESSAGES, *COMPLETIONS):
         assert f"| `{shape.path}` | {shape.sent} | {shape.meaning} |" in page, shape
+    for value in VALUES:
+        assert f"| any field | {value.sent} | {value.meaning} |" in page, value
+
+
+APIS: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/chat/completions": ("messages", {"max_tokens": 4}),
+    "/v1/responses": ("input", {"max_output_tokens": 4}),
+    "/v1/messages": ("messages", {"max_tokens": 4}),
+}
+THANKS = {"role": "user", "content": "thanks"}
+BLOCK_CALLS = [{"type": "tool_use", "id": name, "name": "add", "input": {"a": 1}} for name in "xy"]
+BLOCK_RESULTS = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in "xy"]
+ITEM_CALLS = [{"type": "function_call", "call_id": name, "name": "add", "arguments": '{"a":1}'} for name in "xy"]
+ITEM_RESULTS = [{"type": "function_call_output", "call_id": name, "output": name} for name in "xy"]
+CHAT_RESULTS = [{"role": "tool", "tool_call_id": name, "content": name} for name in "xy"]
+HISTORIES = {
+    "chat": [
+        {"role": "assistant", "content": "Hm.", "tool_calls": [{**CALL, "id": name} for name in "xy"]},
+        *CHAT_RESULTS,
+        THANKS,
+    ],
+    "items": [{"role": "assistant", "content": "Hm."}, *ITEM_CALLS, *ITEM_RESULTS, THANKS],
+    "blocks": [
+        {"role": "assistant", "content": [{"type": "text", "text": "Hm."}, *BLOCK_CALLS]},
+        {"role": "user", "content": BLOCK_RESULTS},
+        THANKS,
+    ],
+    "blocks with words": [
+        {"role": "assistant", "content": [{"type": "text", "text": "Hm."}, *BLOCK_CALLS]},
+        {"role": "user", "content": [*BLOCK_RESULTS, {"type": "text", "text": "thanks"}]},
+    ],
+}
+OWN = {"/v1/chat/completions": "chat", "/v1/responses": "items", "/v1/messages": "blocks"}
+
+
+@pytest.mark.parametrize("shape", HISTORIES)
+@pytest.mark.parametrize("path", APIS)
+def test_calls_and_results_may_have_the_shape_of_any_api(
+    model: Scripted, monkeypatch: pytest.MonkeyPatch, path: str, shape: str
+) -> None:
+    field, body = APIS[path]
+    rendered, render = list[str](), Conversations.rendered  # longer ones are of turns that may follow
+
+    def note(*args: Any) -> str:
+        text = render(*args)
+        rendered.append(text)
+        return text
+
+    monkeypatch.setattr(Conversations, "rendered", note)
+
+    def prompt(history: list[Any]) -> tuple[str, str]:
+        said = {field: [{"role": "user", "content": "add"}, *history], "tools": [TOOL]}
+        rendered.clear()
+        response = asked(model, path, **said, **body)
+        return min(rendered, key=len), response.headers.get(HEADER, "")
+
+    meant, _ = prompt(HISTORIES[OWN[path]])
+    sent, listed = prompt(HISTORIES[shape])
+    assert sent == meant and "Hm." in meant
+    assert (field in listed.split(", ")) == (not shape.startswith(OWN[path]))
+
+
+def test_ids_of_calls_may_be_counted_anew_in_each_reply(model: Scripted) -> None:
+    turn = [{"role": "assistant", "content": BLOCK_CALLS}, {"role": "user", "content": BLOCK_RESULTS}]
+    asked(model, "/v1/messages", messages=[{"role": "user", "content": "add"}, *turn, *turn], max_tokens=4)
+
+
+VALUES_SENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"temperature": "0.5"}, {"temperature": 0.5}),
+    ({"temperature": ""}, {}),
+    ({"top_k": 5.0}, {"top_k": 5}),
+    ({"top_k": " 5 "}, {"top_k": 5}),
+    ({"stream": "False"}, {"stream": False}),
+    ({"stream": 0}, {"stream": False}),
+    ({"metadata": []}, {}),
+    ({"metadata": ""}, {}),
+    ({"tools": {}}, {}),
+    ({"tools": False}, {}),
+    ({"tools": [None]}, {"tools": []}),
+    ({"tools": TOOL}, {"tools": [TOOL]}),
+    ({"tools": [{**TOOL, "type": ""}]}, {"tools": [TOOL]}),
+    ({"tools": [{"name": "add", "input_schema": None}]}, {"tools": [{"name": "add", "input_schema": {}}]}),
+    ({"tools": [{"name": "add", "strict": "false"}]}, {"tools": [{"name": "add", "strict": False}]}),
+    ({"tools": [{"name": "add"}]}, {"tools": [{"name": "add", "input_schema": {}}]}),
+    ({"tool_choice": ""}, {}),
+    ({"tool_choice": {}}, {}),
+    ({"stop": [""]}, {}),
+    ({"stop": ""}, {}),
+    ({"banned_strings": ["", None]}, {}),
+    ({"stop_sequences": ""}, {}),
+]
+
+
+@pytest.mark.parametrize(("sent", "meant"), VALUES_SENT, ids=str)
+@pytest.mark.parametrize("path", APIS)
+def test_a_value_is_read_as_what_it_means_in_every_api(
+    model: Scripted, path: str, sent: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    field, body = APIS[path]
+    body = {**body, field: [{"role": "user", "content": "add"}]}
+    model.say("Yes.")
+    expected = model.client.post(path, json={**body, **meant})
+    model.say("Yes.")
+    response = model.client.post(path, json={**body, **sent})
+    assert (response.status_code, expected.status_code) == (200, 200), response.text
+    (name,) = sent
+    is_known = not (name == "stop" and path != "/v1/chat/completions") and name != "stop_sequences"
+    assert not is_known or HEADER in response.headers or (name, sent[name]) in (("tool_choice", {}), ("metadata", ""))
+
+
+UNCLEAR: list[dict[str, Any]] = [
+    {"cache_salt": []},
+    {"cache_salt": 5},
+    {"temperature": False},
+    {"temperature": "warm"},
+    {"temperature": "1,5"},
+    {"top_k": 5.5},
+    {"top_k": "5.5"},
+    {"stream": "yes"},
+    {"stream": 2},
+    {"tools": "add"},
+    {"banned_strings": 7},
+]
+
+
+@pytest.mark.parametrize("sent", UNCLEAR, ids=str)
+@pytest.mark.parametrize("path", APIS)
+def test_what_may_mean_two_things_is_refused_in_every_api(model: Scripted, path: str, sent: dict[str, Any]) -> None:
+    field, body = APIS[path]
+    response = model.client.post(path, json={**body, field: [{"role": "user", "content": "add"}], **sent})
+    assert response.status_code == 400 and next(iter(sent)) in response.text
+
+
+def test_values_that_are_taken_stay() -> None:
+    assert relax_values({"prompt": "a", "n": "1"}, CompletionRequest) == {"n"}
+    for body in ({"prompt": "a", "n": 1}, {"prompt": [1, 2]}, {"prompt": ["a"], "stop": None, "logit_bias": {"5": 1}}):
+        sent = json.loads(json.dumps(body))
+        assert relax_values(sent, CompletionRequest) == set() and sent == body
+
+
+@pytest.mark.parametrize("off", [{"min_tokens": -1}, {"seed": -1}, {"top_k": -1}, {"max_tokens": -1}])
+def test_minus_one_is_off(off: dict[str, Any]) -> None:
+    body = msgspec.convert({"prompt": "a", **off}, CompletionRequest)
+    name = next(iter(off))
+    params = body.sampling_params(SamplingParams())
+    assert getattr(params, name) == getattr(SamplingParams(), name)

@@ -155,5 +155,5 @@ def test_what_a_message_of_messages_holds_is_refused_clearly(
 
 
 def test_a_part_is_a_text_or_an_image_and_not_both(client: TestClient) -> None:
-    for part in ({"type": "input_text"}, {"type": "input_text", "text": "a", "image_url": URL}):
+    for part in ({"type": "refusal"}, {"type": "input_text", "text": "a", "image_url": URL}):
         assert respond(client, part).status_code == 400

@@ -1,0 +1,1 @@
+"""Requests that are not as documented, read as what they can only mean."""

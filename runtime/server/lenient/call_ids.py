@@ -1,0 +1,91 @@
+"""Ids of calls where some have none: results belong to calls by their order.
+
+Knows JSON, not what is done with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from .json_values import Object, each
+
+
+@dataclass
+class _Pairs:
+    """Gives calls ids that have none, and their results the ids of the calls that they follow, in their order."""
+
+    num_calls: int = 0
+    waiting: deque[str] = field(default_factory=deque)
+
+    def call(self, call_id: Any) -> str:
+        """The id of a call."""
+        self.num_calls += 1
+        known = call_id if isinstance(call_id, str) else f"call_{self.num_calls}"
+        self.waiting.append(known)
+        return known
+
+    def result(self, call_id: Any) -> str:
+        """The id of the call that a result belongs to."""
+        if isinstance(call_id, str):
+            if call_id in self.waiting:
+                self.waiting.remove(call_id)
+            return call_id
+        return self.waiting.popleft() if self.waiting else f"call_{self.num_calls + 1}"
+
+
+def chat_ids(value: Any, body: Object) -> Any:
+    """Messages whose calls and results have ids."""
+    pairs = _Pairs()
+
+    def read(message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        if message.get("role") == "tool":
+            return _with(message, "tool_call_id", pairs.result(message.get("tool_call_id")))
+        if not isinstance(message.get("tool_calls"), list) or not message["tool_calls"]:
+            return message
+        pairs.waiting.clear()
+        calls = each(
+            message["tool_calls"],
+            lambda call: _with(call, "id", pairs.call(call.get("id"))) if isinstance(call, dict) else call,
+        )
+        return _with(message, "tool_calls", calls)
+
+    return each(value, read)
+
+
+def response_ids(value: Any, body: Object) -> Any:
+    pairs = _Pairs()
+
+    def read(item: Any) -> Any:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind in ("function_call", "custom_tool_call"):
+            return _with(item, "call_id", pairs.call(item.get("call_id")))
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            return _with(item, "call_id", pairs.result(item.get("call_id")))
+        return item
+
+    return each(value, read)
+
+
+def message_ids(value: Any, body: Object) -> Any:
+    pairs = _Pairs()
+
+    def read_block(block: Any) -> Any:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use":
+            return _with(block, "id", pairs.call(block.get("id")))
+        return _with(block, "tool_use_id", pairs.result(block.get("tool_use_id"))) if kind == "tool_result" else block
+
+    def read(message: Any) -> Any:
+        content = message.get("content") if isinstance(message, dict) else None
+        return _with(message, "content", each(content, read_block)) if isinstance(content, list) else message
+
+    return each(value, read)
+
+
+def _with(parent: Object, name: str, value: Any) -> Object:
+    """The object with this value; itself where it has it."""
+    return parent if parent.get(name) is value else {**parent, name: value}

@@ -1,0 +1,193 @@
+"""Shapes that clients send in place of what an endpoint documents, where they can only mean one thing.
+
+A conversation is sent again with every request: to refuse one of its messages would end it. So what is in this table is
+read as what it means, and its path is listed with the fields that are ignored. It is looked at only where a body is not
+as documented, and a strict server refuses it. `docs/agents.md` has the table, and that of `values.py`. Knows JSON, not
+what is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ..field_policy import IgnoredFields
+from ..unknown_fields import LeaveOut
+from . import call_ids, contents, foreign_messages, tools
+from .json_values import MISSING, Object, Read
+from .values import relax_values
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape that is read.
+
+    Args:
+        path: where it stands; arrays have no part in it.
+        sent: what clients send there.
+        meaning: what it is read as.
+    """
+
+    path: str
+    sent: str
+    meaning: str
+    read: Read
+
+
+def relax(body: Any, shapes: Sequence[Shape]) -> set[str]:
+    """Replace such shapes in a body, and return the paths of those that were there.
+
+    >>> body = {"tool_choice": "any"}
+    >>> relax(body, CHAT), body
+    ({'tool_choice'}, {'tool_choice': 'required'})
+    """
+    found = set[str]()
+    for shape in shapes if isinstance(body, dict) else ():
+        *parents, name = shape.path.split(".")
+        for parent in _objects(body, parents):
+            value = parent.get(name, MISSING)
+            meant = shape.read(value, parent)
+            if meant is not value:
+                found.add(shape.path)
+                if meant is MISSING:
+                    del parent[name]
+                else:
+                    parent[name] = meant
+    return found
+
+
+def relaxing(shapes: Sequence[Shape], type: type[msgspec.Struct], *then: LeaveOut) -> LeaveOut:
+    """What `decode_body` does with a body that is not as documented: it reads these shapes, and goes on.
+
+    Args:
+        type: what the body is decoded as, which says what each field takes.
+    """
+
+    def leave_out(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
+        if not is_strict:
+            ignored.harmless |= relax(body, shapes) | relax_values(body, type)
+        for each in then:
+            each(body, ignored, is_strict=is_strict)
+
+    return leave_out
+
+
+def _objects(value: Any, path: Sequence[str]) -> Iterator[Object]:
+    """The objects at a path, through arrays."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _objects(each, path)
+    elif isinstance(value, dict):
+        if not path:
+            yield value
+        elif path[0] in value:
+            yield from _objects(value[path[0]], path[1:])
+
+
+def _foreign(read: Callable[[Any], Any]) -> Read:
+    return lambda value, body: read(value)
+
+
+_IDS: Final = "no id, or null", "ids by order: a result without one belongs to the first call without a result"
+_STOPS: Final = tuple(
+    Shape(name, '`""`, alone or in a list', "none", contents.no_empty_texts)
+    for name in ("stop", "stop_sequences", "stop_regex", "banned_strings")
+)
+_FOREIGN: Final = "calls and results in the shape of another API", "the same calls and results"
+_PART_TYPE: Final = "none, of what has a text", "a text"
+_OTHER_TYPE: Final = "`input_text` or `output_text`", "`text`"
+_NO_CHOICE: Final = '`""` or `{}`', "none"
+_NO_PARAMETERS: Final = 'null, `""` or `[]`', "no arguments"
+_ROLE: Final = "in capitals", "in small letters"
+_ONE_TOOL: Final = "one tool without a list", "a list of it"
+_NO_TEXT: Final = "null, or none of a part of text", '`""`'
+_ARGUMENTS: Final = "an object, null or `[]`", "its JSON; nothing is `{}`"
+_RESULT: Final = "null, a number, an object or a list", 'nothing is `""`, anything else is its JSON'
+_TOOLS: Final = "tools in the shape of another API", "the same tools"
+_CHOICE: Final = "`any`, or any API's object", "`auto`, `none`, `required` or the one tool"
+
+CHAT: Final = (
+    Shape("messages", "a text", "a message of the user", contents.user),
+    Shape("messages.role", *_ROLE, contents.role),
+    Shape("messages", *_FOREIGN, _foreign(foreign_messages.for_chat)),
+    Shape("messages.tool_calls", "`name` and `arguments` without `function`", "a function", tools.calls),
+    Shape("messages.tool_calls.type", "null", "`function`", contents.null("function")),
+    Shape(
+        "messages.tool_calls.function.arguments",
+        "an object, null or `[]`",
+        "its JSON; nothing is `{}`",
+        contents.arguments,
+    ),
+    Shape("messages", *_IDS, call_ids.chat_ids),
+    Shape("messages.content", *_RESULT, contents.result),
+    Shape("messages.content", "null, or none of the assistant and the system", '`""`', contents.null_content),
+    Shape("messages.content", "one part without a list", "a list of it", contents.one_part),
+    Shape("messages.content", "texts in a list", "parts of text", contents.strings),
+    Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
+    Shape("messages.content.text", *_NO_TEXT, contents.no_text),
+    Shape("tools", *_ONE_TOOL, tools.one_tool),
+    Shape("tools", *_TOOLS, tools.chat_tools),
+    Shape("tool_choice", *_NO_CHOICE, tools.no_choice),
+    Shape("tool_choice", *_CHOICE, tools.chat_choice),
+    *_STOPS,
+)
+"""`/v1/chat/completions`."""
+
+RESPONSES: Final = (
+    Shape("input.role", *_ROLE, contents.role),
+    Shape("input", *_FOREIGN, _foreign(foreign_messages.for_responses)),
+    Shape("input.arguments", *_ARGUMENTS, contents.arguments_of_item),
+    Shape("input", *_IDS, call_ids.response_ids),
+    Shape("input.output", *_RESULT, contents.result_output),
+    Shape("input.type", "null, of what has a role", "a message", contents.message_type),
+    Shape("input.content", "null, or none of the assistant and the system", '`""`', contents.null_content_of_item),
+    Shape("input.content", "one part without a list", "a list of it", contents.one_part),
+    Shape("input.content", "texts in a list", "parts of text", contents.strings_of_item),
+    Shape("input.content.type", *_PART_TYPE, contents.part_type("text")),
+    Shape("input.output.type", *_PART_TYPE, contents.part_type("text")),
+    Shape("input.output.text", *_NO_TEXT, contents.no_text),
+    Shape("input.content.text", *_NO_TEXT, contents.no_text),
+    Shape("tools", *_ONE_TOOL, tools.one_tool),
+    Shape("tools", *_TOOLS, tools.response_tools),
+    Shape("tools.parameters", *_NO_PARAMETERS, tools.no_parameters),
+    Shape("tool_choice", *_NO_CHOICE, tools.no_choice),
+    Shape("tool_choice", *_CHOICE, tools.response_choice),
+    *_STOPS,
+)
+"""`/v1/responses`."""
+
+MESSAGES: Final = (
+    Shape("messages", "a text", "a message of the user", contents.user),
+    Shape("messages.role", *_ROLE, contents.role),
+    Shape("messages", *_FOREIGN, _foreign(foreign_messages.for_messages)),
+    Shape("messages.role", "`developer`", "`system`", contents.system_role),
+    Shape("messages.content", "calls that Anthropic's servers ran", "left out", contents.without_run_tools),
+    Shape("messages.content.input", "null, `[]`, or JSON in a text", "an object", contents.input),
+    Shape("messages", *_IDS, call_ids.message_ids),
+    Shape("messages.content.content", *_RESULT, contents.result_block),
+    Shape("messages.content", "null", '`""`', contents.null("")),
+    Shape("messages.content", "one part without a list", "a list of it", contents.one_part),
+    Shape("messages.content", "texts in a list", "parts of text", contents.strings),
+    Shape("messages.content.type", *_PART_TYPE, contents.part_type("text")),
+    Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
+    Shape("messages.content.content.type", *_PART_TYPE, contents.part_type("text")),
+    Shape("messages.content.text", *_NO_TEXT, contents.no_text),
+    Shape("messages.content.thinking", "null, or none of a thought", '`""`', contents.no_thought),
+    Shape("messages.content.content.text", *_NO_TEXT, contents.no_text),
+    Shape("system", "one block without a list, or texts in one", "blocks of text", contents.system_blocks),
+    Shape("system.type", *_PART_TYPE, contents.part_type("text")),
+    Shape("system.text", *_NO_TEXT, contents.no_text),
+    Shape("tools", *_ONE_TOOL, tools.one_tool),
+    Shape("tools", *_TOOLS, tools.message_tools),
+    Shape("tools.input_schema", *_NO_PARAMETERS, tools.no_parameters),
+    Shape("tool_choice", *_NO_CHOICE, tools.no_choice),
+    Shape("tool_choice", *_CHOICE, tools.message_choice),
+    *_STOPS,
+)
+"""`/v1/messages`."""
+
+COMPLETIONS: Final = _STOPS
+"""`/v1/completions`."""

@@ -1,0 +1,222 @@
+"""Values that clients send in place of what a field takes, where they can only mean one thing, whatever the field is.
+
+A form writes numbers as texts, a language with one kind of container writes an empty object as a list, and a client
+that fills in every field sends empty ones. Which field takes what is read from the request's type. Looked at only where
+a body is not as documented. Knows types of msgspec and values of JSON, not what any field means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import inspect
+
+from ..field_policy import asks_for_nothing
+from .json_values import MISSING
+
+Kind = Literal["null", "text", "word", "number", "integer", "switch", "list", "object", "empty object"]
+"""What a field may take. A word is one of some texts."""
+
+_NEVER_CHANGED: Final = ("cache_salt", "prompt_cache_key")  # who shares a cache is not to be guessed
+
+_INTEGER: Final = re.compile(r"\s*[-+]?\d{1,20}\s*", re.ASCII)
+_NUMBER: Final = re.compile(r"\s*[-+]?(\d{1,20}\.?\d{0,40}|\.\d{1,40})([eE][-+]?\d{1,3})?\s*", re.ASCII)
+_SWITCHES: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a field takes.
+
+    Args:
+        kinds: of values; none: any.
+        is_required: whether it cannot be left out.
+        items: what the entries of its lists are; None: it has no lists.
+        objects: the fields of its objects, by the tag of these, which `tag_field` has; None: they have none.
+    """
+
+    kinds: frozenset[Kind]
+    is_required: bool = False
+    items: Taken | None = None
+    objects: Mapping[object, Mapping[str, Taken]] = field(default_factory=dict)
+    tag_field: str | None = None
+
+
+@dataclass(frozen=True)
+class ReadValue:
+    """A kind of value that is read as what it means.
+
+    Args:
+        sent: what clients send.
+        meaning: what it is read as.
+        read: returns what a value means, which may be the value itself, or `MISSING`. It is no value that is taken.
+    """
+
+    sent: str
+    meaning: str
+    read: Callable[[Any, Taken], Any]
+
+
+def relax_values(body: Any, type: type[msgspec.Struct]) -> set[str]:
+    """Replace such values in the body of a request, and return the paths of those that were there.
+
+    >>> from radixlm.runtime.server.openai.requests import CompletionRequest
+    >>> body = {"prompt": "a", "max_tokens": "5", "stream": "False", "tools": "", "stop": {}}
+    >>> sorted(relax_values(body, CompletionRequest)), body
+    (['max_tokens', 'stop', 'stream'], {'prompt': 'a', 'max_tokens': 5, 'stream': False, 'tools': ''})
+    """
+    found = set[str]()
+    _relax(body, _taken_by(type), "", found)
+    return found
+
+
+def _relax(value: Any, taken: Taken, path: str, found: set[str]) -> None:
+    if isinstance(value, list) and taken.items is not None:
+        for each in value:
+            _relax(each, taken.items, path, found)
+    if not isinstance(value, dict):
+        return
+    tag = None if taken.tag_field is None else value.get(taken.tag_field)
+    fields = taken.objects.get(tag if isinstance(tag, str) else None, {})
+    for name in [name for name in value if name in fields and name not in _NEVER_CHANGED]:
+        place = f"{path}.{name}" if path else name
+        meant = _meant(value[name], fields[name])
+        if meant is not value[name]:
+            found.add(place)
+            value[name] = meant
+        if meant is MISSING:
+            del value[name]
+        else:
+            _relax(meant, fields[name], place, found)
+
+
+def _meant(value: Any, taken: Taken) -> Any:
+    """What a value means, by the first of the kinds that says so."""
+    if not taken.kinds or _kinds_of(value) & taken.kinds:
+        return _without_nulls(value, taken)
+    for each in VALUES:
+        meant = each.read(value, taken)
+        if meant is not value:
+            return meant
+    return value
+
+
+def _kinds_of(value: Any) -> set[Kind]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"switch"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number"}
+        case str():
+            return {"text", "word"} if value else {"text"}
+    if isinstance(value, list):
+        return {"list"}
+    return {"object"} if value else {"empty object"}
+
+
+def _nothing(value: Any, taken: Taken) -> Any:
+    """Nothing, in a field that may be left out. Of a number, false might be 0 as well."""
+    is_zero = value is False and taken.kinds & {"number", "integer"}
+    return MISSING if asks_for_nothing(value) and not taken.is_required and not is_zero else value
+
+
+def _number(value: Any, taken: Taken) -> Any:
+    if isinstance(value, float) and "integer" in taken.kinds and value.is_integer():
+        return int(value)
+    if not isinstance(value, str):
+        return value
+    if "integer" in taken.kinds and _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if "number" in taken.kinds and _NUMBER.fullmatch(value) else value
+
+
+def _switch(value: Any, taken: Taken) -> Any:
+    if "switch" not in taken.kinds:
+        return value
+    if isinstance(value, str):
+        return _SWITCHES.get(value.strip().lower(), value)
+    return bool(value) if type(value) is int and value in (0, 1) else value
+
+
+def _digits(value: Any, taken: Taken) -> Any:
+    """Of a field for one text: where several may be, a number might be the id of a token."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return json.dumps(value) if is_number and "text" in taken.kinds and "list" not in taken.kinds else value
+
+
+def _one(value: Any, taken: Taken) -> Any:
+    is_entry = taken.items is not None and _kinds_of(value) & taken.items.kinds
+    is_other = isinstance(value, int | float) and "text" in taken.kinds
+    return [value] if is_entry and not is_other else value
+
+
+def _without_nulls(value: Any, taken: Taken) -> Any:
+    takes_none = taken.items is not None and taken.items.kinds and "null" not in taken.items.kinds
+    is_changed = isinstance(value, list) and takes_none and None in value
+    return [each for each in value if each is not None] if is_changed else value
+
+
+VALUES: Final = (
+    ReadValue('null, `""`, `[]`, `{}` or false, in a field that takes none such', "the field left out", _nothing),
+    ReadValue("a number in a text, or an integer as `5.0`", "the number", _number),
+    ReadValue("`true` or `false` in a text, 1 or 0", "true or false", _switch),
+    ReadValue("a number in place of a text", "its digits", _digits),
+    ReadValue("one entry in place of a list", "a list of it", _one),
+    ReadValue("null among the entries of a list", "the others", _without_nulls),
+)
+"""For all fields of all endpoints."""
+
+
+@cache  # to ask msgspec takes 30 ms
+def _taken_by(type: Any) -> Taken:
+    return _taken(inspect.type_info(type), is_required=True)
+
+
+def _taken(type: inspect.Type, *, is_required: bool) -> Taken:
+    kinds, items, objects, tag_field = set[Kind](), None, dict[object, Mapping[str, Taken]](), None
+    for each in _members(type):
+        match each:
+            case inspect.NoneType():
+                kinds.add("null")
+            case inspect.BoolType():
+                kinds.add("switch")
+            case inspect.IntType():
+                kinds.add("integer")
+            case inspect.FloatType():
+                kinds |= {"number", "integer"}
+            case inspect.StrType():
+                kinds.add("text")
+            case inspect.LiteralType(values=values):
+                kinds |= {"switch" if isinstance(word, bool) else "word" for word in values}
+            case inspect.ListType(item_type=item):
+                kinds.add("list")
+                items = _taken(item, is_required=True)
+            case inspect.DictType():
+                kinds |= {"object", "empty object"}
+            case inspect.StructType():
+                tag_field = each.tag_field or tag_field
+                tag = each.tag if each.tag_field else None
+                objects[tag] = {part.encode_name: _taken(part.type, is_required=part.required) for part in each.fields}
+                kinds.add("object")
+                if tag is None and not any(part.required for part in each.fields):
+                    kinds.add("empty object")
+            case _:
+                return Taken(frozenset(), is_required)
+    return Taken(frozenset(kinds), is_required, items, objects, tag_field)
+
+
+def _members(type: inspect.Type) -> list[inspect.Type]:
+    """The types that a type is one of."""
+    while isinstance(type, inspect.Metadata):
+        type = type.type
+    return [type] if not isinstance(type, inspect.UnionType) else [one for each in type.types for one in _members(each)]
