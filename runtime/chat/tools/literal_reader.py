@@ -17,6 +17,7 @@ _WORDS: Final = {"True": "true", "False": "false", "None": "null", "true": "true
 _BRACKETS: Final = {"(": "{", ")": "}", "{": "{", "}": "}", "[": "[", "]": "]"}
 _JOINTS: Final = {"=": ": ", ":": ": "}
 _BARE: Final = re.compile(r"[^\s,=:(){}\[\]'\"<]+")
+_CUT_NUMBER: Final = re.compile(r"-?(\d+(\.\d*)?([eE][-+]?\d*)?)?", re.ASCII)
 _KEY: Final = re.compile(r"[^,=:(){}\[\]]+")  # names of schemas may have spaces
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
@@ -58,7 +59,8 @@ class LiteralReader:
             if self._is_key:
                 return self._comma + string(word)[:-1]
             known = next((json for said, json in _WORDS.items() if said.startswith(word)), None)
-            return self._comma + (known[: len(word)] if known else _number(word) or string(word)[:-1])
+            begun = known[: len(word)] if known else word if _CUT_NUMBER.fullmatch(word) else string(word)[:-1]
+            return self._comma + begun
         if self._is_raw:
             return string(held[: len(held) - overlap(held, self._quote)])[1:-1]
         return ""

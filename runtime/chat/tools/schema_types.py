@@ -19,6 +19,14 @@ STRING: Final[Types] = frozenset(("string",))
 _ROOT: Final = "the whole"  # as a definition
 _MAX_DEPTH = 16  # of schemas that say what others are
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
+_WORDS: Final = {
+    **{"true": "boolean", "false": "boolean", "null": "null"},
+    **{"True": "boolean", "False": "boolean", "None": "null"},
+}
+_BEGINNINGS: Final[Mapping[str, Types]] = {
+    **{"{": frozenset(("object",)), "[": frozenset(("array",)), '"': STRING},
+    **dict.fromkeys("-0123456789", frozenset(("number", "integer"))),
+}
 
 
 def types_of(
@@ -120,6 +128,21 @@ def as_json(text: str, types: Types) -> str:
     if "string" in types and kind not in types:
         return string(text)
     return written
+
+
+def cut_as_json(text: str, types: Types) -> str:
+    """The beginning of the JSON of a value that was cut: that of a type which the text may be, and else of a string.
+
+    >>> [cut_as_json(text, ANY) for text in ("No", "[1", "a b")], cut_as_json("12", STRING | {"null"})
+    (['nu', '[1', '"a b'], '"12')
+    """
+    begun = text.strip()
+    types = types if "string" in types else ANY  # as `as_json`: JSON of another type is passed on
+    for word, kind in _WORDS.items():
+        if begun and word.startswith(begun) and kind in types:
+            return _PYTHON.get(word, word)[: len(begun)]
+    kinds = _BEGINNINGS.get(begun[:1], frozenset())
+    return text.lstrip() if kinds & types else string(text)[:-1]
 
 
 def string(text: str) -> str:

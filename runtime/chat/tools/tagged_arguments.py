@@ -13,7 +13,7 @@ from typing import Any, Final
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
 from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
-from .schema_types import ANY, STRING, Types, as_json, by_itself, looked_up, string, types_of
+from .schema_types import ANY, STRING, Types, as_json, by_itself, cut_as_json, looked_up, string, types_of
 from .slots import fit, lexemes, loose, loose_after_white, overlap
 
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
@@ -91,7 +91,7 @@ class _TaggedReader:
         """As `ArgumentsReader` says; a tag that was cut is none of it."""
         if self._read == self._read_value:
             value = held[: self._end_of_value(held, is_cut=True)[0]]
-            return string(value)[1:-1] if self._types == STRING else value
+            return string(value)[1:-1] if self._types == STRING else cut_as_json(value, self._types) if value else ""
         if self._read != self._read_key:
             return ""
         key = _without_cut(_without_cut(held, self._style.between), self._style.before_string or "")

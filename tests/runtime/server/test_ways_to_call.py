@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from radixlm.runtime.chat.tools.arguments import JSON
+from radixlm.runtime.chat.tools.literal_arguments import LiteralArguments
+from radixlm.runtime.chat.tools.tool_format import ToolFormat
 
 from ..thought_templates import HYBRID, OPENED
 from ..tool_templates import CALLS, HARMONY, LLAMA, NO_TOOLS, QWEN, calling
-from .scripted import OSLO, USER, Scripted, events
+from .scripted import OSLO, TOOLS, USER, Scripted, events
 from .test_tool_formats import SPECIALS, anthropic, called_in, chat, responses
 
 TEMPLATES = {name: calling(CALLS[name]) for name in CALLS} | {"hermes": QWEN, "llama3": LLAMA, "plain": NO_TOOLS}
@@ -207,3 +211,81 @@ def test_a_call_in_a_fence_is_a_call_in_every_api(dialect: Any, stream: bool) ->
         model.say(BARE["fenced"])
         response = dialect(model, [USER], stream=stream, temperature=0.0, max_tokens=300)
         assert called_in(response, is_stream=stream) == ("", [OSLO])
+
+
+ORDERED = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "string"},
+        "b": {"type": "integer"},
+        "c": {"type": "string"},
+        "d": {"type": "boolean"},
+    },
+    "required": ["b"],
+}
+
+
+@pytest.mark.parametrize("keys", ["b", "cba", "dbac", "bdca", "acdb"])
+def test_arguments_that_are_not_required_may_come_in_any_order(model: Scripted, keys: str) -> None:
+    if model.format.arguments is JSON:
+        pytest.skip("the library keeps members of JSON objects in the order of their schema")
+    values = {"a": "x", "b": 1, "c": "y", "d": True}
+    arguments = {key: values[key] for key in keys}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": ORDERED}}]
+    for choice in ("auto", "required"):
+        written = unsorted(model.format).text_of([("f", json.dumps(arguments))])
+        [(name, text)] = calls_of(model.reply(written, tools=tools, tool_choice=choice))
+        assert (name, list(json.loads(text).items())) == ("f", list(arguments.items()))
+
+
+def unsorted(format: ToolFormat) -> ToolFormat:
+    """A format whose template sorts arguments, writing them as they come."""
+    return (
+        replace(format, arguments=AsTheyCome(**vars(format.arguments)))
+        if hasattr(format.arguments, "quote")
+        else format
+    )
+
+
+class AsTheyCome(LiteralArguments):
+    def in_order(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        return list(values.items())
+
+
+WRONG = [
+    {"town": "Oslo"},
+    {"city": 5, "days": "three"},
+    {},
+    {"city": "Oslo", "days": 9, "more": None},
+]
+NO_ARGUMENTS: list[Any] = ["Oslo", ["Oslo"], 5, None, True, '"Oslo"', "{", ""]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("fence", ["{}", "```json\n{}\n```"], ids=["bare", "fenced"])
+def test_json_as_a_whole_reply_is_passed_on_as_it_is_and_a_call_only_with_an_object(fence: str, stream: bool) -> None:
+    """Agents tell a model what is wrong with its arguments; what no tool can be asked with is no call."""
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]  # type: ignore[dict-item]
+    with Scripted.serving(QWEN) as model:
+        for tools in (TOOLS, strict):
+            for arguments in WRONG:
+                says = fence.replace("{}", json.dumps({"name": "get_weather", "arguments": arguments}))
+                content, [(name, text)] = called_in(model.ask(says, tools=tools, stream=stream), is_stream=stream)
+                assert (content, name, json.loads(text)) == ("", "get_weather", arguments)
+        for value in NO_ARGUMENTS:
+            says = fence.replace("{}", json.dumps({"name": "get_weather", "arguments": value}))
+            assert called_in(model.ask(says, stream=stream), is_stream=stream) == (says, [])
+        for name in ("get_money", "", None, 5, ["now"]):
+            says = fence.replace("{}", json.dumps({"name": name, "arguments": {}}))
+            assert called_in(model.ask(says, stream=stream), is_stream=stream) == (says, [])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_call_inside_of_reasoning_is_none(stream: bool) -> None:
+    with Scripted.serving(HYBRID) as model:
+        call = model.format.text_of([OSLO])
+        for thought in (call, f"I could {call} or not", f"```json\n{call}\n```", f"hm {call[:20]}"):
+            for answer, expected in (("Done.", ("Done.", [])), (call, ("", [OSLO]))):
+                says = f"<think>\n{thought}\n</think>\n\n{answer}"
+                assert called_in(model.ask(says, stream=stream), is_stream=stream) == expected
+        assert called_in(model.ask(f"<think>\n{call}", stream=stream), is_stream=stream) == ("", [])

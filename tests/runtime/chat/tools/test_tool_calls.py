@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.tools.known_formats import KNOWN, PLAIN
 from radixlm.runtime.chat.tools.schema_types import type_of
+from radixlm.runtime.chat.tools.tagged_arguments import TaggedArguments
 from radixlm.runtime.chat.tools.tool_calls import ReadReply, ToolCallReader
 from radixlm.runtime.chat.tools.tool_format import ToolFormat
 
@@ -94,3 +95,123 @@ def test_what_is_no_call_is_content_as_it_is(format: ToolFormat, data: st.DataOb
     if any(head + name in text or (not head and name + middle in text) for name in NAMES):
         return
     assert read(format, list(text)).content == text
+
+
+ANY_TYPES = {
+    name: {"properties": {"a": {"type": "string"}, "b": {}, "c": {"type": ["string", "null"]}}} for name in NAMES
+}
+
+
+def fragments(format: ToolFormat) -> st.SearchStrategy[str]:
+    """Pieces of replies: what the format writes, whole calls, JSON that may be one, and all that text may have."""
+    style = format.arguments
+    marks = [
+        getattr(style, name, "") or "" for name in ("open", "between", "close", "before_string", "quote", "assign")
+    ]
+    tags = [format.open, format.begin, format.middle, format.end, format.close, format.trigger, *marks]
+    values = st.sampled_from(["x", "", "l\nf", "q\"'\\", "😀", None, True, 5, [1, {"z": "</a>"}], *tags])
+    arguments = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+    calls = st.tuples(st.sampled_from(NAMES), arguments).map(lambda call: said(format, [call]))
+    plain = st.sampled_from(
+        [
+            *NAMES,
+            '{"name": "now", "arguments": {}}',
+            "```json\n",
+            "\n```",
+            "\n",
+            "\r\n",
+            " ",
+            "{",
+            "}",
+            "[",
+            "]",
+            "<",
+            "</",
+        ]
+    )
+    return st.sampled_from(tags) | calls | plain | st.text("aß😀\"'\\=,:()-1", max_size=3)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.begin + format.middle)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_reply_of_any_shape_says_the_same_however_it_comes(format: ToolFormat, data: st.DataObject) -> None:
+    text = "".join(data.draw(st.lists(fragments(format), max_size=8)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    whole = outcome(read(format, [text], ANY_TYPES))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert outcome(read(format, pieces, ANY_TYPES)) == whole
+    assert outcome(read(format, list(text), ANY_TYPES)) == whole
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.begin + format.middle)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_reply_that_is_cut_has_the_beginnings_of_its_calls_and_no_other(
+    format: ToolFormat, data: st.DataObject
+) -> None:
+    values = st.sampled_from(["x", "12 apples", "l\nf", "😀", None, True, 5, -1.5, [1, {"z": "</a>"}], {"y": "None"}])
+    arguments = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
+    drawn = st.lists(
+        st.tuples(st.sampled_from(NAMES), arguments), min_size=1, max_size=3, unique_by=lambda call: call[0]
+    )
+    calls = data.draw(drawn)
+    calls = calls if format.separator is not None else calls[:1]
+    schemas = {name: typed(values) for name, values in calls}
+    text = ("Let me see. " if format.is_tagged else "") + said(format, calls)
+    _, whole = outcome(read(format, [text], schemas))
+    for end in range(len(text)):
+        _, found = outcome(read(format, [text[:end]], schemas))
+        assert len(found) <= len(whole)
+        for (name, begun), (expected, all_of_it) in zip(found, whole, strict=False):
+            assert name == expected and all_of_it.startswith(begun)
+
+
+def outcome(reply: ReadReply) -> tuple[str, list[tuple[str, str]]]:
+    return reply.content, [(call.name, call.arguments) for call in reply.calls]
+
+
+@pytest.mark.parametrize(
+    ("types", "value"),
+    [(["string", "null"], "5 apples"), (["string", "null"], None), (["integer"], 12), ({}, "😀"), ({}, [True, "x"])],
+)
+def test_a_value_that_is_cut_is_the_beginning_of_its_json(types: Any, value: Any) -> None:
+    schema = {"now": {"properties": {"a": {"type": types} if types else {}}}}
+    for format in FORMATS:
+        text = said(format, [("now", {"a": value})])
+        [(_, whole)] = outcome(read(format, [text], schema))[1]
+        for end in range(len(text)):
+            _, found = outcome(read(format, [text[:end]], schema))
+            assert all(whole.startswith(begun) for _, begun in found), (format, text[:end])
+
+
+def test_a_value_ends_at_the_last_tag_before_the_next_that_belongs_to_the_call() -> None:
+    """Where a value has all that ends a call, no reader can tell it from the end."""
+    values = [
+        "</parameter>",
+        "a\n</parameter>\nb",
+        "<parameter=x>\n1\n</parameter> </a>",
+        "</function>",
+        "</tool_call>",
+    ]
+    for format in FORMATS:
+        style = format.arguments
+        if not isinstance(style, TaggedArguments):
+            continue
+        close = style.close.strip()
+        for value in [
+            *values,
+            close,
+            f"a{close}b",
+            f"a{close}\n",
+            f"{close}{close}",
+            style.open,
+            style.close * 2 + "x",
+        ]:
+            calls = [("now", {"a": value, "b": "x"}), ("get_weather", {"a": value})]
+            calls = calls if format.separator is not None else calls[:1]
+            schemas = {name: typed(arguments) for name, arguments in calls}
+            text = said(format, calls)
+            for pieces in ([text], list(text)):
+                found = outcome(read(format, pieces, schemas))
+                assert [(name, json.loads(arguments)) for name, arguments in found[1]] == calls
