@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from ..limits import MAX_MESSAGES
+
 Message = dict[str, Any]
 
 _BLOCKS: Final = frozenset(("tool_use", "tool_result", "thinking", "redacted_thinking"))
@@ -20,7 +22,7 @@ def for_chat(messages: Any) -> Any:
     >>> for_chat([{"type": "function_call", "call_id": "x", "name": "now", "arguments": "{}"}])[0]["tool_calls"]
     [{'id': 'x', 'type': 'function', 'function': {'name': 'now', 'arguments': '{}'}}]
     """
-    return _each(messages, lambda message: _of_item(message) or _of_blocks(message), _with_calls)
+    return _each(messages, lambda message: _of_item(message) or _of_blocks(message), "tool_calls")
 
 
 def for_responses(items: Any) -> Any:
@@ -30,48 +32,49 @@ def for_responses(items: Any) -> Any:
 
 def for_messages(messages: Any) -> Any:
     """Anthropic's messages, with calls and results of chats and of Responses as blocks."""
-    return _each(messages, lambda message: _all(_of_item(message) or _of_chat(message), _as_blocks), _with_blocks)
+    return _each(messages, lambda message: _all(_of_item(message) or _of_chat(message), _as_blocks), "content")
 
 
 def _each(
     value: Any,
     read: Callable[[Message], list[Message] | None],
-    joined: Callable[[Message, Message], Message | None] = lambda last, message: None,
+    joined: str = "",
 ) -> Any:
-    """A list with what `read` makes of its entries; itself if that is nothing of any.
+    """A list with what `read` makes of its entries; itself if that is nothing of any, or if it is too long.
 
     Args:
-        joined: what was made and the reply before it as one; None: they are two.
+        joined: the field of a reply that goes on with that of a reply which was made of the entry behind it.
     """
-    if not isinstance(value, list):
+    if not isinstance(value, list) or len(value) > MAX_MESSAGES:
         return value
-    told, is_changed = list[Any](), False
+    told, is_changed, is_ours = list[Any](), False, False
     for entry in value:
         found = read(entry) if isinstance(entry, dict) else None
         is_changed |= found is not None
         for each in [entry] if found is None else found:
-            last = told[-1] if told and isinstance(told[-1], dict) else {}
-            are_replies = found is not None and each.get("role") == last.get("role") == "assistant"
-            both = joined(last, each) if are_replies else None
-            if both is None:
+            last: Any = told[-1] if told else None
+            if found is None or not joined or not _goes_on(last, each, joined):
                 told.append(each)
-            else:
-                told[-1] = both
+                is_ours = found is not None
+                continue
+            if not is_ours or not isinstance(last.get(joined), list):  # it is the client's
+                told[-1], is_ours = _opened(last, joined), True
+            told[-1][joined].extend(each[joined])
     return told if is_changed else value
 
 
-def _with_calls(last: Message, message: Message) -> Message | None:
-    """A reply with calls that came behind it, and nothing else."""
-    calls = last.get("tool_calls") or []
-    if message.get("content") or not message.get("tool_calls") or not isinstance(calls, list):
-        return None
-    return {**last, "tool_calls": [*calls, *message["tool_calls"]]}
+def _goes_on(last: Any, reply: Message, name: str) -> bool:
+    """Whether a reply can be a part of what comes before it: calls behind words, or blocks behind others."""
+    if not isinstance(last, dict) or not last.get("role") == reply.get("role") == "assistant":
+        return False
+    has_more = name == "tool_calls" and bool(reply.get("content"))
+    return bool(reply.get(name)) and not has_more and isinstance(last.get(name), list | str | None)
 
 
-def _with_blocks(last: Message, message: Message) -> Message | None:
-    content = last.get("content")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
-    return {**last, "content": [*blocks, *message["content"]]} if isinstance(blocks, list) else None
+def _opened(reply: Message, name: str) -> Message:
+    """A reply with a list of its own."""
+    said = reply.get(name) or []
+    return {**reply, name: [{"type": "text", "text": said}] if isinstance(said, str) else list(said)}
 
 
 def _all(messages: list[Message] | None, read: Callable[[Message], list[Message]]) -> list[Message] | None:

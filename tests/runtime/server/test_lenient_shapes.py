@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from radixlm.runtime.chat.conversations import Conversations
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.server.lenient.foreign_messages import for_chat, for_messages, for_responses
 from radixlm.runtime.server.lenient.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from radixlm.runtime.server.lenient.values import VALUES, relax_values
 from radixlm.runtime.server.openai.requests import CompletionRequest
@@ -525,3 +526,20 @@ def test_minus_one_is_off(off: dict[str, Any]) -> None:
     name = next(iter(off))
     params = body.sampling_params(SamplingParams())
     assert getattr(params, name) == getattr(SamplingParams(), name)
+
+
+def test_calls_go_on_with_the_reply_before_them_and_the_clients_messages_stay() -> None:
+    user, said = {"role": "user", "content": "add"}, {"role": "assistant", "content": "Hm."}
+    history = [user, said, *ITEM_CALLS, *ITEM_RESULTS, *ITEM_CALLS]
+    calls = [{**CALL, "id": name} for name in "xy"]
+    assert for_chat(history) == [
+        user,
+        {**said, "tool_calls": calls},
+        *CHAT_RESULTS,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+    ]
+    blocks = [{**block, "input": '{"a":1}'} for block in BLOCK_CALLS]
+    assert for_messages(history)[1] == {"role": "assistant", "content": [{"type": "text", "text": "Hm."}, *blocks]}
+    assert history[:2] == [user, {"role": "assistant", "content": "Hm."}]
+    for read in (for_chat, for_messages, for_responses):
+        assert read([user, said]) == [user, said]
