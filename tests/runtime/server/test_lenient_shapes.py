@@ -9,12 +9,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from radixlm.runtime.chat.conversations import Conversations
 from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.server.anthropic.requests import MessagesRequest
 from radixlm.runtime.server.lenient.foreign_messages import for_chat, for_messages, for_responses
 from radixlm.runtime.server.lenient.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from radixlm.runtime.server.lenient.values import VALUES, relax_values
+from radixlm.runtime.server.openai.chat_request import ChatRequest
 from radixlm.runtime.server.openai.requests import CompletionRequest
+from radixlm.runtime.server.openai.response_requests import ResponseRequest
 
 from ..tool_templates import CALLS, QWEN, calling
 from .scripted import Scripted
@@ -543,3 +548,33 @@ def test_calls_go_on_with_the_reply_before_them_and_the_clients_messages_stay() 
     assert history[:2] == [user, {"role": "assistant", "content": "Hm."}]
     for read in (for_chat, for_messages, for_responses):
         assert read([user, said]) == [user, said]
+
+
+REQUESTS = (ChatRequest, ResponseRequest, MessagesRequest, CompletionRequest)
+ODD = st.sampled_from(
+    [None, "", "a", "5", "5.0", "true", 0, 1, 5, 5.0, 0.5, True, False, [], {}, ["a"], [None], [5], "auto"]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_what_a_field_takes_is_never_changed_and_what_is_changed_is_taken(data: st.DataObject) -> None:
+    type = data.draw(st.sampled_from(REQUESTS))
+    needed = {"messages": [{"role": "user", "content": "a"}], "input": "a", "prompt": "a", "max_tokens": 4}
+    fields = {field.encode_name: field.required for field in msgspec.structs.fields(type)}
+    name, value = data.draw(st.sampled_from(sorted(fields.keys() - needed.keys()))), data.draw(ODD)
+    body = {**{key: each for key, each in needed.items() if fields.get(key)}, name: value}
+    sent = json.loads(json.dumps(body))
+    found = relax_values(sent, type)
+    if is_taken(body, type):
+        assert (found, sent) == (set(), body)
+    elif found:
+        assert found == {name} and (is_taken(sent, type) or name in sent)
+
+
+def is_taken(body: dict[str, Any], type: Any) -> bool:
+    try:
+        msgspec.json.decode(json.dumps(body), type=type)
+    except msgspec.ValidationError:
+        return False
+    return True
