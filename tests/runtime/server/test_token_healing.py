@@ -47,7 +47,7 @@ def test_a_stream_joined_is_the_whole_reply(server: RealServer) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"token_healing": 1},
+        {"token_healing": 2},
         {"token_healing": "yes"},
         {"strip_suffix": True},
         {"prompt_logprobs": 0},
