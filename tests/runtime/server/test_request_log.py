@@ -66,7 +66,7 @@ def test_choices_are_counted_together(client: TestClient, logged: pytest.LogCapt
 @pytest.mark.parametrize(
     ("method", "path", "body", "error"),
     [
-        ("POST", "/v1/chat/completions", {"messages": "secret"}, "invalid_request_error"),
+        ("POST", "/v1/chat/completions", {"messages": ["secret"]}, "invalid_request_error"),
         ("POST", "/v1/chat/completions", CHAT | {"model": "other"}, "model_not_found"),
         ("GET", "/v2", None, "not_found"),
     ],
