@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.conversations import Conversations
 from radixlm.runtime.engine.sampling_params import SamplingParams
@@ -556,7 +556,7 @@ ODD = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_a_field_takes_is_never_changed_and_what_is_changed_is_taken(data: st.DataObject) -> None:
     type = data.draw(st.sampled_from(REQUESTS))
