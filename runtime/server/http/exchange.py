@@ -32,6 +32,7 @@ class Exchange:
     """Is filled by a connection while the application runs.
 
     Args:
+        read_on: called when the application took what came of the body.
         begins: called before an answer; returns the headers that every answer has.
         ends: called after it.
 
@@ -50,6 +51,7 @@ class Exchange:
         *,
         keep_alive: bool,
         awaits_continue: bool,
+        read_on: Callable[[], None],
         begins: Callable[[Exchange], Headers],
         ends: Callable[[Exchange], None],
     ) -> None:
@@ -57,7 +59,7 @@ class Exchange:
         self.is_whole = self.has_started = False
         self.keep_alive = keep_alive
         self._scope, self._writer, self._flow = scope, writer, flow
-        self._awaits_continue, self._begins, self._ends = awaits_continue, begins, ends
+        self._awaits_continue, self._read_on, self._begins, self._ends = awaits_continue, read_on, begins, ends
         self._body, self._start = bytearray(), dict[str, Any]()
         self._has_read = self._has_ended = self._is_gone = False  # all of the body; the answer; the client
         self._is_chunked = self._has_body = False  # the answer
@@ -107,7 +109,7 @@ class Exchange:
         while not (self._is_gone or self._has_ended):
             if not self._has_read and (self._body or self.is_whole):
                 body, self._body, self._has_read = bytes(self._body), bytearray(), self.is_whole
-                self._flow.resume_reading()
+                self._read_on()
                 return {"type": "http.request", "body": body, "more_body": not self._has_read}
             self._changed.clear()
             await self._changed.wait()

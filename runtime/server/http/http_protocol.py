@@ -169,6 +169,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._flow,
             keep_alive=version == "1.1" and self._parser.should_keep_alive(),
             awaits_continue=headers.get(b"expect", b"").lower() == b"100-continue",
+            read_on=self._read_on,
             begins=self._answer_begins,
             ends=self._answer_ends,
         )
@@ -196,6 +197,11 @@ class HTTPProtocol(asyncio.Protocol):
 
     # What an exchange calls
 
+    def _read_on(self) -> None:
+        """Read more, unless requests wait behind the one that is answered: a client may send any number of those."""
+        if len(self._exchanges) < 2:
+            self._flow.resume_reading()
+
     def _answer_begins(self, exchange: Exchange) -> Headers:
         """The answer to a request that has not come whole is the connection's last."""
         self._close_after(None)
@@ -213,7 +219,7 @@ class HTTPProtocol(asyncio.Protocol):
         if not exchange.keep_alive:
             self._transport.close()
             return
-        self._flow.resume_reading()
+        self._read_on()
         if self._exchanges:
             self._answer_first()
         else:
