@@ -21,6 +21,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from ..errors import ErrorBody, ErrorReply
+from .connection_room import connection_to_close
 from .exchange import Exchange, Headers
 from .guarded_writer import GuardedWriter
 from .listener import max_connections
@@ -75,13 +76,13 @@ class HTTPProtocol(asyncio.Protocol):
     # What uvicorn and asyncio call
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport, self._idle_since = transport, self._loop.time()
+        self._transport, self.idle_since = transport, self._loop.time()
+        self._client, self._listener = get_remote_addr(transport), get_local_addr(transport)
         self._make_room()
         self._server.connections.add(self)  # type: ignore[arg-type]
         self._writer = GuardedWriter(transport, self._loop, self.write_s)
         self._reader = StepReader(transport, self._loop, self._feed, self._step_bytes)
         self._flow = FlowControl(self._reader)  # type: ignore[arg-type]
-        self._client, self._listener = get_remote_addr(transport), get_local_addr(transport)
         self._close_after(self.headers_s)
 
     def data_received(self, data: bytes) -> None:
@@ -119,6 +120,16 @@ class HTTPProtocol(asyncio.Protocol):
             self._exchanges[0].keep_alive = False
         else:
             self._transport.close()
+
+    # What `connection_to_close` asks
+
+    @property
+    def host(self) -> str | None:
+        return None if self._client is None else self._client[0]
+
+    @property
+    def has_request(self) -> bool:
+        return bool(self._exchanges)
 
     # What the parser calls
 
@@ -223,21 +234,26 @@ class HTTPProtocol(asyncio.Protocol):
         if self._exchanges:
             self._answer_first()
         else:
-            self._is_idle, self._idle_since = True, self._loop.time()
+            self._is_idle, self.idle_since = True, self._loop.time()
             self._close_after(self._keep_alive_s)
 
     # What happens here
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest for a request, where there are as many as there may be; this
-        one, if all are at work."""
+        """Close a connection whose client has yet to send something, where there are as many as there may be; this one,
+        if all are at work."""
         others: set[Any] = self._server.connections
         if len(others) < type(self).max_connections():
             return
-        waiting = (each for each in others if isinstance(each, HTTPProtocol) and not each._exchanges)
-        oldest = min(waiting, key=lambda each: each._idle_since, default=self)
-        others.discard(oldest)
-        oldest._transport.close()
+        waiting = [each for each in others if isinstance(each, HTTPProtocol) and each._waits_for_client]
+        closed = connection_to_close(waiting, self, now=self._loop.time())
+        others.discard(closed)
+        closed._transport.close()
+
+    @property
+    def _waits_for_client(self) -> bool:
+        """Whether nothing is done for the client until it sends a request, or the rest of its body."""
+        return not self._exchanges or (self._exchanges[0] is self._reading and not self._exchanges[0].has_started)
 
     def _answer_first(self) -> None:
         task = self._loop.create_task(self._exchanges[0].run(self._app))

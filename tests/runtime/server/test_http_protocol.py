@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,7 @@ from radixlm.runtime.server import create_app
 from radixlm.runtime.server.errors import ErrorBody, HTTPError
 from radixlm.runtime.server.http import http_protocol
 from radixlm.runtime.server.http.body_room import BodyRoom
+from radixlm.runtime.server.http.connection_room import connection_to_close
 from radixlm.runtime.server.http.exchange import Exchange
 from radixlm.runtime.server.http.guarded_writer import GuardedWriter
 from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, STEP_BYTES, HTTPProtocol
@@ -392,6 +394,55 @@ def test_of_too_many_connections_the_longest_idle_one_is_closed(
         assert [rest_of(connection) for connection in connections[:17]] == [b""] * 17
         with socket.create_connection(address_of(server), 10) as another:
             assert b"200 OK" in get(another)
+
+
+def test_of_too_many_unfinished_bodies_the_oldest_loses_its_connection(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with as many of them as there may be connections kept all others out for a minute."""
+    monkeypatch.setattr(Hasty, "max_connections", lambda: 3)
+    engine.go_on.clear()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 16\r\n\r\n"
+    with serving(engine) as server, contextlib.ExitStack() as opened:
+        at_work, *slow = (opened.enter_context(socket.create_connection(address_of(server), 10)) for _ in range(3))
+        at_work.sendall(head + BODY)
+        wait_until(lambda: bool(engine.streams))
+        for connection in slow:
+            connection.sendall(head + BODY[:-1])
+        wait_until(lambda: sum(each.has_request for each in server.server_state.connections) == 3)  # type: ignore[union-attr]
+        with socket.create_connection(address_of(server), 10) as another:
+            assert b"200 OK" in get(another)
+        assert rest_of(slow[0]) == b""
+        engine.go_on.set()
+        for connection, rest in ((at_work, b""), (slow[1], BODY[-1:])):
+            assert b"200 OK" in ask(connection, rest)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    host: str | None
+    idle_since: float
+    has_request: bool = False
+
+
+@pytest.mark.parametrize(
+    ("waiting", "closed"),
+    [
+        ([], None),
+        ([Waiting("a", 1), Waiting("b", 2)], 0),
+        ([Waiting("a", 1), Waiting("b", 2), Waiting("b", 3)], 1),  # who has most of them
+        ([Waiting("a", 1), Waiting("b", 2, True), Waiting("b", 3, True)], 1),
+        ([Waiting("b", 2, True), Waiting("b", 3)], 1),  # no client waits for an answer there
+        ([Waiting("b", 2, True), Waiting("b", 9.5)], 0),  # which is about to be used
+        ([Waiting("b", 9.6), Waiting("b", 9.5)], 1),
+        ([Waiting("a", 1), Waiting("new", 2)], 1),  # the newest one counts
+        ([Waiting(None, 1), Waiting(None, 2)], 0),
+    ],
+)
+def test_the_address_with_most_connections_makes_room(waiting: list[Waiting], closed: int | None) -> None:
+    newest = Waiting("new", 10.0)
+    found = connection_to_close(waiting, newest, now=10.0)
+    assert found is (newest if closed is None else waiting[closed])
 
 
 def test_requests_that_wait_behind_another_are_few(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
