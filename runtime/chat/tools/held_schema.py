@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from ...errors import InvalidGrammar
@@ -35,7 +36,7 @@ _LIMITS: Final = tuple(
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _LOOKS_AROUND: Final = re.compile(r"\(\?(=|!|<=|<!)|\\[AZbBk1-9]")
 _DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(?:19-09|20-12))/schema#?")
-_MAX_PASSES: Final = 64  # over schemas, to find those that have no end
+_MAX_LOOKS: Final = 1 << 17  # at schemas, to find those that have no end
 _NOTHING: Final = object()
 
 
@@ -98,12 +99,16 @@ def endless_in(root: Schema) -> set[int]:
         ]
     if not any("$ref" in schema for schema in schemas.values()):
         return set()
-    endless = set(schemas)
-    for _ in range(_MAX_PASSES):
-        ended = {key for key in endless if _has_end(schemas[key], root, endless)}
-        endless -= ended
-        if not ended:
+    endless, order, num_looks = set(schemas), [*schemas], 0
+    while num_looks < _MAX_LOOKS:
+        before = len(endless)
+        for key in order:
+            if key in endless and _has_end(schemas[key], root, endless):
+                endless.remove(key)
+        num_looks += before
+        if len(endless) == before:
             break
+        order.reverse()  # what leads from one to the next in this order takes one pass in the other
     return endless
 
 
@@ -134,7 +139,7 @@ def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
     if not all(map(ends, schema["allOf"] if isinstance(schema.get("allOf"), list) else ())):
         return False
     kinds = schema.get("type")
-    if isinstance(kinds, list) and not set(kinds) <= {"object", "array"}:
+    if isinstance(kinds, list) and any(kind not in ("object", "array") for kind in kinds):
         return True
     named, required = schema.get("properties"), schema.get("required")
     if kinds == "array" or not isinstance(named, Mapping) or not isinstance(required, list):
@@ -165,10 +170,11 @@ def _outline(schema: Schema) -> Schema:
     properties, required = schema.get("properties"), schema.get("required")
     named = properties if isinstance(properties, Mapping) else {}
     kinds = {name: each.get("type") if isinstance(each, Mapping) else None for name, each in named.items()}
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
     return {
         "type": "object",
         "properties": {name: {"type": kind} if _is_type(kind, schema) else {} for name, kind in kinds.items()},
-        "required": [name for name in kinds if isinstance(required, list) and name in required],
+        "required": [name for name in kinds if name in needed],
         "additionalProperties": named is not properties or schema.get("additionalProperties") is not False,
     }
 
@@ -230,11 +236,20 @@ class _Reading:
     def _value(self, key: str, value: Any) -> Any:
         if self.leaves_out and not _FITS.get(key, _is_any)(value, self.root):
             return _NOTHING
+        if self.leaves_out and key == "$ref" and resolved(value, self.root) is None and not self._has_names:
+            return _NOTHING  # it leads nowhere
         if key in _NAMED and isinstance(value, Mapping):
             return {name: self._schema(each) for name, each in value.items()}
         if key in _LISTS and isinstance(value, list):
             return [self._schema(each) for each in value]
         return self._schema(value) if key in _ONE else value
+
+    @cached_property
+    def _has_names(self) -> bool:
+        """Whether some definitions have names of their own, by which references may find them."""
+        shared = [self.root[key] for key in ("$defs", "definitions") if isinstance(self.root.get(key), Mapping)]
+        each_shared = (each for named in shared for each in named.values() if isinstance(each, Mapping))
+        return any("$id" in each or "$anchor" in each for each in each_shared)
 
     def _schema(self, value: Any) -> Any:
         if isinstance(value, bool):
@@ -297,13 +312,6 @@ def _is_multiple(value: object, root: Schema) -> bool:
     return isinstance(value, int | float) and 0 < value <= MAX_MULTIPLE
 
 
-def _leads_somewhere(value: object, root: Schema) -> bool:
-    if not isinstance(value, str) or resolved(value, root) is not None:
-        return isinstance(value, str)
-    shared = [root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), Mapping)]
-    return any("$id" in each or "$anchor" in each for named in shared for each in named.values() if each)
-
-
 _FITS: Final[Mapping[str, Callable[[object, Schema], bool]]] = {
     **{name: _is_list for name in ("enum", *_LISTS - _ONE)},
     **{name: _is_mapping for name in _NAMED},
@@ -313,7 +321,7 @@ _FITS: Final[Mapping[str, Callable[[object, Schema], bool]]] = {
     "pattern": _is_pattern,
     "format": _is_text,
     "multipleOf": _is_multiple,
-    "$ref": _leads_somewhere,
+    "$ref": _is_text,
     **{name: _is_limit for names in _LIMITS for name in names},
     **{name: _is_count for names in _COUNTS for name in names},
 }

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.tools.held_schema import ANY_OBJECT, MAX_DEPTH, MAX_SCHEMAS, Schema, held, without_words
+from radixlm.runtime.chat.tools.held_schema import (
+    ANY_OBJECT,
+    MAX_DEPTH,
+    MAX_SCHEMAS,
+    Schema,
+    _has_end,
+    endless_in,
+    followed,
+    held,
+    without_words,
+)
 from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER
 from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.errors import InvalidGrammar
@@ -154,3 +167,105 @@ def test_what_is_left_out_forbids_nothing(bench: Bench) -> None:
     jsonschema.validate({"ab": 1}, schema)
     asked, _ = held(schema)
     assert bench.follows(grammar_of(asked), HERMES.text_of([("f", '{"ab": 1}')]))
+
+
+KEYWORDS = (
+    *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions"),
+    *("items", "prefixItems", "additionalItems", "additionalProperties", "patternProperties", "pattern", "format"),
+    *("minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "multipleOf", "$schema", "$id", "title"),
+)
+REFS = st.sampled_from(["#", "#/$defs/a", "#/properties/a", "#/anyOf/0", "#/nothing", "elsewhere"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | REFS | st.sampled_from(["object", "string", "a"])
+LOOSE = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from((*KEYWORDS, "a", "")), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), LOOSE, max_size=6))
+def test_whatever_stands_in_a_schema_is_followed_or_left_out(schema: dict[str, Any]) -> None:
+    """A list among the types of a schema that refers to another was an error of the server, and so was a definition
+    that is `true` beside a reference to nothing."""
+    for hold in ("schema", "outline", "object"):
+        held(schema, hold)
+    followed(schema)
+    with suppress(InvalidGrammar):
+        without_words(schema)
+
+
+@pytest.mark.parametrize("odd", [{"type": [[]]}, {"type": [{"a": 1}, "null"]}, {"$defs": {"a": True, "b": 5}}])
+def test_odd_values_beside_references_are_left_out(odd: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"x": {"$ref": "nothing"}, "y": odd}, "required": ["y"]}
+    assert held({**odd, **schema})[0]["type"] == "object"
+
+
+NODES = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["object", "array", "string", ["object", "null"]]),
+        "properties": st.dictionaries(
+            st.sampled_from("ab"), st.builds(lambda at: {"$ref": f"#/$defs/{at}"}, st.integers(0, 5)), max_size=2
+        ),
+        "required": st.lists(st.sampled_from("ab"), max_size=2),
+        "anyOf": st.lists(st.builds(lambda at: {"$ref": f"#/$defs/{at}"}, st.integers(0, 5)), min_size=1, max_size=2),
+        "$ref": st.builds("#/$defs/{}".format, st.integers(0, 5)),
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(nodes=st.lists(NODES, min_size=6, max_size=6))
+def test_schemas_without_end_are_those_that_no_number_of_looks_finds_one_for(nodes: list[dict[str, Any]]) -> None:
+    root: dict[str, Any] = {"$ref": "#/$defs/0", "$defs": {str(at): node for at, node in enumerate(nodes)}}
+    schemas = {id(each): each for each in [root, *nodes, *refs_in(nodes)]}
+    ended, found = set[int](), endless_in(root)
+    while more := {key for key in schemas if _has_end(schemas[key], root, set(schemas) - ended)} - ended:
+        ended |= more
+    assert found == set(schemas) - ended
+
+
+def refs_in(value: Any) -> list[dict[str, Any]]:
+    """The schemas that are nothing but references, in lists and names."""
+    inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    own = [value] if isinstance(value, dict) and value.keys() == {"$ref"} else []
+    return own + [found for each in inner for found in refs_in(each)]
+
+
+def test_a_long_chain_of_schemas_has_its_end_found() -> None:
+    """In either order: each look at all of them found one end before."""
+    links = [
+        {"type": "object", "properties": {"x": {"$ref": f"#/$defs/{n + 1}"}}, "required": ["x"]} for n in range(500)
+    ]
+    named = {str(number): link for number, link in enumerate([*links, {"type": "string"}])}
+    for defs in (named, dict(reversed(named.items()))):
+        assert without_words({"$ref": "#/$defs/0", "$defs": defs})
+
+
+def test_each_name_of_a_schema_is_looked_at_a_few_times() -> None:
+    """Names times names held a thread for half a minute."""
+
+    class Counted(str):
+        num_compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Counted.num_compared += 1
+            return str(self) == str(other)
+
+    class Definitions(dict[str, Any]):
+        num_listed = 0
+
+        def values(self) -> Any:
+            Definitions.num_listed += 1
+            return super().values()
+
+    names = [Counted(f"p{number}") for number in range(500)]
+    schema = {"properties": {str(name): {"$ref": "nowhere"} for name in names}, "required": names}
+    schema["$defs"] = Definitions(a={})
+    assert held(schema, "outline")[0]["required"] == names
+    held(schema)
+    assert Counted.num_compared < 10 * len(names) and Definitions.num_listed < 10
