@@ -62,21 +62,26 @@ class SystemMessages:
         if not any(message.get("role") == "system" for message in messages[1:]) or self._knows_the_middle:
             return messages
         told: list[Message] = []
+        words: list[list[str]] = []  # of each, which are joined in the end
+        is_reminder = False  # the last one has nothing but words of the system
         for message in messages:
-            last = told[-1] if told else {}
-            if message.get("role") == "system" and last.get("role") == "system":  # both at the beginning
-                told[-1] = _joined(last, str(message.get("content")))
-            elif message.get("role") == "system" and told:
-                said = f"<system-reminder>\n{message.get('content')}\n</system-reminder>"
-                if last.get("role") in ("user", "tool"):
-                    told[-1] = _joined(last, said)
-                else:
-                    told.append({"role": "user", "content": said, "is_reminder": True})
-            elif message.get("role") == "user" and last.get("is_reminder"):
-                told[-1] = _joined({"role": "user", "content": last.get("content")}, str(message.get("content")))
+            role, text, last = message.get("role"), str(message.get("content")), told[-1] if told else {}
+            reminder = f"<system-reminder>\n{text}\n</system-reminder>"
+            if role == "system" and last.get("role") == "system":  # both at the beginning
+                words[-1].append(text)
+            elif role == "system" and last.get("role") in ("user", "tool"):
+                words[-1].append(reminder)
+            elif role == "user" and is_reminder:
+                words[-1].append(text)
+                is_reminder = False
             else:
-                told.append(message)
-        return [{key: value for key, value in message.items() if key != "is_reminder"} for message in told]
+                is_reminder = role == "system" and bool(told)
+                told.append({"role": "user", "content": reminder} if is_reminder else message)
+                words.append([reminder if is_reminder else text])
+        return [
+            {**message, "content": "\n\n".join(said)} if len(said) > 1 else message
+            for message, said in zip(told, words, strict=True)
+        ]
 
     @cached_property
     def _knows_the_middle(self) -> bool:
@@ -103,7 +108,3 @@ class SystemMessages:
             return self._template.render(messages)
         except InvalidRequest:
             return None
-
-
-def _joined(message: Message, words: str) -> Message:
-    return {**message, "content": f"{message.get('content')}\n\n{words}"}

@@ -6,13 +6,15 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from ..errors import InvalidRequest
 from .chat_template import ChatTemplate
 from .thought_format import FIELD as THOUGHT_FIELD
 from .thought_format import Message
+
+T = TypeVar("T")
 
 _ID: Final = "abcdefgh0"  # Mistral's templates want nine letters and digits
 _UNANSWERED: Final = "[no result: the call was interrupted]"
@@ -68,6 +70,26 @@ class Turns:
         return all(str(message["content"]) in text for message in messages)
 
 
+def grouped(items: Iterable[T], belongs: Callable[[Sequence[T], T], bool]) -> list[list[T]]:
+    """The items in groups of neighbours that belong together, each of at least one.
+
+    Texts of a group are joined at once: one after the other, thousands of long messages were copied for ten seconds.
+
+    >>> grouped([1, 2, 4, 5], lambda group, item: item == group[-1] + 1)
+    [[1, 2], [4, 5]]
+
+    Args:
+        belongs: whether an item belongs to the group before it.
+    """
+    groups = list[list[T]]()
+    for item in items:
+        if groups and belongs(groups[-1], item):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
 def _without_empty_replies(messages: Sequence[Message]) -> Sequence[Message]:
     keys = ("content", "tool_calls", THOUGHT_FIELD)
     return [each for each in messages if each.get("role") != "assistant" or any(each.get(key) for key in keys)]
@@ -104,18 +126,19 @@ def _begun_by_the_user(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _with_replies_joined(messages: Sequence[Message]) -> Sequence[Message]:
-    told = list[Message]()
-    for message in messages:
-        last = told[-1] if told else {}
-        if message.get("role") != "assistant" or last.get("role") != "assistant" or _calls(last):
-            told.append(message)
-            continue
-        told[-1] = {**last, **message}
-        for key in ("content", THOUGHT_FIELD):
-            said = [str(each[key]) for each in (last, message) if each.get(key)]
-            if said:
-                told[-1] = {**told[-1], key: "\n\n".join(said)}
-    return told
+    def belongs(group: Sequence[Message], message: Message) -> bool:
+        return group[-1].get("role") == message.get("role") == "assistant" and not _calls(group[-1])
+
+    return [_one_reply(group) for group in grouped(messages, belongs)]
+
+
+def _one_reply(messages: Sequence[Message]) -> Message:
+    joined = {key: value for message in messages for key, value in message.items()}
+    for key in ("content", THOUGHT_FIELD):
+        said = [str(each[key]) for each in messages if each.get(key)]
+        if len(messages) > 1 and said:
+            joined[key] = "\n\n".join(said)
+    return joined
 
 
 def _with_the_system_in_a_question(messages: Sequence[Message]) -> Sequence[Message]:
@@ -124,23 +147,20 @@ def _with_the_system_in_a_question(messages: Sequence[Message]) -> Sequence[Mess
 
 
 def _with_words_in_results(messages: Sequence[Message]) -> Sequence[Message]:
-    told = list[Message]()
-    for message in messages:
-        if message.get("role") == "user" and told and told[-1].get("role") == "tool":
-            told[-1] = {**told[-1], "content": f"{told[-1].get('content')}\n\n{message.get('content')}"}
-        else:
-            told.append(message)
-    return told
+    def belongs(group: Sequence[Message], message: Message) -> bool:
+        return group[0].get("role") == "tool" and message.get("role") == "user"
+
+    return [
+        {**group[0], "content": "\n\n".join(str(each.get("content")) for each in group)} if group[1:] else group[0]
+        for group in grouped(messages, belongs)
+    ]
 
 
 def _with_questions_joined(messages: Sequence[Message]) -> Sequence[Message]:
-    told = list[Message]()
-    for message in messages:
-        if told and message.get("role") == told[-1].get("role") == "user":
-            told[-1] = _joined(told[-1], message)
-        else:
-            told.append(message)
-    return told
+    def belongs(group: Sequence[Message], message: Message) -> bool:
+        return group[-1].get("role") == message.get("role") == "user"
+
+    return [_joined(*group) if group[1:] else group[0] for group in grouped(messages, belongs)]
 
 
 def _calls(message: Message) -> Sequence[Any]:
@@ -148,9 +168,9 @@ def _calls(message: Message) -> Sequence[Any]:
     return calls if isinstance(calls, list | tuple) else ()
 
 
-def _joined(message: Message, more: Message) -> Message:
-    said = [str(each["content"]) for each in (message, more) if each.get("content")]
-    return {**more, "content": "\n\n".join(said)}
+def _joined(*messages: Message) -> Message:
+    said = [str(each["content"]) for each in messages if each.get("content")]
+    return {**messages[-1], "content": "\n\n".join(said)}
 
 
 def _said(role: str, number: int) -> Message:

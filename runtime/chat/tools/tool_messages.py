@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
 from ..thought_format import FIELD
+from ..turns import grouped
 from .arguments import without_halves
 from .call_ids import with_counted_ids, with_short_ids
 from .cut_arguments import read_cut
@@ -85,29 +86,38 @@ def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
     """Messages with one call each, and its results behind it, for models that make one call a reply. gpt-oss's template
     renders the first call of a message, and names a result by the call before it; Llama 3's refuses several.
     """
-    told, left = list[Message](), list(messages)
+    told, left = list[Message](), deque(messages)
     while left:
-        message = left.pop(0)
+        message = left.popleft()
         calls = _calls(message)
         if not calls:
             told.append({key: value for key, value in message.items() if key != "tool_calls"})
             continue
-        results = list(takewhile(lambda each: each.get("role") == "tool", left)) if len(calls) > 1 else []
-        del left[: len(results)]
-        for number, call in enumerate(calls):
-            said = message if number == 0 else {"role": message.get("role"), "content": ""}
-            told.append({**said, "tool_calls": [call]})
-            own = [each for each in results if _answers(each, call)]
-            if any(other.get("id") == call.get("id") for other in calls[number + 1 :]):
-                own = own[:1]  # the next one is for the next call of that id
-            told += own
-            results = [each for each in results if not any(each is told_one for told_one in own)]
-        told += results
+        results = list[Message]()
+        while len(calls) > 1 and left and left[0].get("role") == "tool":
+            results.append(left.popleft())
+        told += _in_turns(message, calls, results)
     return told
 
 
-def _answers(result: Message, call: Mapping[str, object]) -> bool:
-    return call.get("id") is not None and result.get("tool_call_id") == call["id"]
+def _in_turns(message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]) -> Iterator[Message]:
+    """Each call of a message, and behind it its results; of several with one id, the last has all that are left. Last
+    the results that are of none."""
+    num_left = Counter(call["id"] for call in calls if call.get("id") is not None)
+    own = {call_id: deque[Message]() for call_id in num_left}
+    others = deque[Message]()
+    for result in results:
+        own.get(result.get("tool_call_id"), others).append(result)
+    for number, call in enumerate(calls):
+        said = message if number == 0 else {"role": message.get("role"), "content": ""}
+        yield {**said, "tool_calls": [call]}
+        num_left[call.get("id")] -= 1
+        answers = own.get(call.get("id"), ())
+        while answers:
+            yield answers.popleft()
+            if num_left[call["id"]]:
+                break  # the next result is of the next call of that id
+    yield from others
 
 
 def _with_one_thought(message: Message) -> Message:
@@ -149,17 +159,12 @@ def _with_calls_said(message: Message, format: ToolFormat, between: str) -> Mess
 def _merged(messages: Sequence[Message]) -> list[Message]:
     """The messages with neighbouring results, and the user's words behind them, in one: templates expect roles to take
     turns."""
-    merged: list[Message] = []
-    is_open = False  # the last message has results
-    for message in messages:
-        is_result = bool(message.get("is_result"))
-        plain = {key: value for key, value in message.items() if key != "is_result"}
-        if is_open and message.get("role") == "user":
-            merged[-1] = {**merged[-1], "content": f"{merged[-1]['content']}\n{message['content']}"}
-        else:
-            merged.append(plain)
-            is_open = is_result
-    return merged
+    groups = grouped(messages, lambda group, message: bool(group[0].get("is_result")) and message.get("role") == "user")
+    plain = ([{key: value for key, value in each.items() if key != "is_result"} for each in group] for group in groups)
+    return [
+        group[0] if len(group) == 1 else {**group[0], "content": "\n".join(str(each["content"]) for each in group)}
+        for group in plain
+    ]
 
 
 def _with_instructions(messages: list[Message], tools: Sequence[Message], format: ToolFormat) -> list[Message]:

@@ -5,7 +5,7 @@ Knows JSON, not what is done with it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +17,37 @@ class _Pairs:
     """Gives calls ids that have none, and their results the ids of the calls that they follow, in their order."""
 
     num_calls: int = 0
-    waiting: deque[str] = field(default_factory=deque)
+    waiting: deque[str] = field(default_factory=deque)  # calls; those that `answered` counts are passed over
+    unanswered: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+
+    def clear(self) -> None:
+        """Wait for no results of the calls so far."""
+        for part in (self.waiting, self.unanswered, self.answered):
+            part.clear()
 
     def call(self, call_id: Any) -> str:
         """The id of a call."""
         self.num_calls += 1
         known = call_id if isinstance(call_id, str) else f"call_{self.num_calls}"
         self.waiting.append(known)
+        self.unanswered[known] += 1
         return known
 
     def result(self, call_id: Any) -> str:
         """The id of the call that a result belongs to."""
         if isinstance(call_id, str):
-            if call_id in self.waiting:
-                self.waiting.remove(call_id)
+            if self.unanswered[call_id]:
+                self.unanswered[call_id] -= 1
+                self.answered[call_id] += 1
             return call_id
-        return self.waiting.popleft() if self.waiting else f"call_{self.num_calls + 1}"
+        while self.waiting:
+            first = self.waiting.popleft()
+            if not self.answered[first]:
+                self.unanswered[first] -= 1
+                return first
+            self.answered[first] -= 1
+        return f"call_{self.num_calls + 1}"
 
 
 def chat_ids(value: Any, body: Object) -> Any:
@@ -46,7 +61,7 @@ def chat_ids(value: Any, body: Object) -> Any:
             return _with(message, "tool_call_id", pairs.result(message.get("tool_call_id")))
         if not isinstance(message.get("tool_calls"), list) or not message["tool_calls"]:
             return message
-        pairs.waiting.clear()
+        pairs.clear()
         calls = each(
             message["tool_calls"],
             lambda call: _with(call, "id", pairs.call(call.get("id"))) if isinstance(call, dict) else call,

@@ -15,7 +15,7 @@ from radixlm.runtime.chat.conversations import Conversations
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.server.anthropic.requests import MessagesRequest
 from radixlm.runtime.server.lenient.foreign_messages import for_chat, for_messages, for_responses
-from radixlm.runtime.server.lenient.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from radixlm.runtime.server.lenient.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, relax
 from radixlm.runtime.server.lenient.values import VALUES, relax_values
 from radixlm.runtime.server.openai.chat_request import ChatRequest
 from radixlm.runtime.server.openai.requests import CompletionRequest
@@ -578,3 +578,35 @@ def is_taken(body: dict[str, Any], type: Any) -> bool:
     except msgspec.ValidationError:
         return False
     return True
+
+
+class Id(str):
+    """Counts how often it is compared."""
+
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Id.num_compared += 1
+        return str(self) == str(other)
+
+
+def test_results_find_their_calls_at_once() -> None:
+    """Each was looked for among all calls: twenty seconds for a body of megabytes."""
+    ids = [Id(f"c{number}") for number in range(500)]
+    calls = [{"type": "function_call", "call_id": each, "name": "f", "arguments": "{}"} for each in ids]
+    results = [{"type": "function_call_output", "call_id": Id(each), "output": "x"} for each in reversed(ids)]
+    before = Id.num_compared
+    assert relax({"input": [*calls, *results]}, RESPONSES) == set()
+    assert Id.num_compared - before < 20 * len(ids)
+
+
+def test_results_without_an_id_belong_to_the_first_calls_that_have_none() -> None:
+    ids: list[tuple[str, str | None]] = [("call", "a"), ("call", "b"), ("call", "a"), ("call", None)]
+    ids += [("output", "a"), ("output", None), ("output", "a"), ("output", None), ("output", None)]
+    items = [
+        {"type": f"function_{kind}" if kind == "call" else "function_call_output", "call_id": i} for kind, i in ids
+    ]
+    body = {"input": [{**item, "name": "f", "arguments": "{}", "output": "x"} for item in items]}
+    relax(body, RESPONSES)
+    assert [item["call_id"] for item in body["input"]] == ["a", "b", "a", "call_4", "a", "b", "a", "call_4", "call_5"]

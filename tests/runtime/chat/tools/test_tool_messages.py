@@ -146,3 +146,33 @@ def test_calls_may_be_a_tuple_where_ids_are_short() -> None:
     listed = for_template(history, (), MISTRAL_IDS)[0]
     history[1]["tool_calls"] = tuple(history[1]["tool_calls"])
     assert for_template(history, (), MISTRAL_IDS)[0] == listed
+
+
+class Id(str):
+    """Counts how often it is compared."""
+
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Id.num_compared += 1
+        return str(self) == str(other)
+
+
+def test_results_find_their_calls_at_once() -> None:
+    """Each call was looked for among all results, and each among all calls: a minute for a body of megabytes."""
+    ids = [Id(f"c{number}") for number in range(500)]
+    calls = [{"id": each, "function": {"name": "f", "arguments": "{}"}} for each in ids]
+    results = [{"role": "tool", "tool_call_id": Id(each), "content": str(each)} for each in reversed(ids)]
+    before = Id.num_compared
+    told, _ = for_template([*said(*calls), *results], (), LLAMA3)
+    assert [each["content"] for each in told if each["role"] == "tool"] == [str(each) for each in ids]
+    assert Id.num_compared - before < 20 * len(ids)
+
+
+def test_results_of_calls_with_one_id_are_told_in_their_order() -> None:
+    calls = [{"id": each, "function": {"name": "f", "arguments": "{}"}} for each in ("a", "b", "a")]
+    results = [{"role": "tool", "tool_call_id": i, "content": words} for i, words in zip("xaaab", "01234", strict=True)]
+    told, _ = for_template([*said(*calls), *results], (), LLAMA3)
+    shown = [each["tool_calls"][0]["id"] if each.get("tool_calls") else each["content"] for each in told[1:]]
+    assert shown == ["a", "1", "b", "4", "a", "2", "3", "0"]
