@@ -18,6 +18,8 @@ from .segment import segment_paths
 _LOGGER = logging.getLogger(__name__)
 
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, and otherwise well
+# SQLite calls the second a "disk I/O error": the memory that it shares with its readers, a file, could not grow.
+_INDEX_IS_FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 FULL_S: Final = 60.0  # until something is tried again on a disk that was full
 _LEAST, _MOST = 16 << 20, 1 << 30  # bytes of the reserve
 _SHARE, _MOST_SHARE = 20, 4  # parts of the disk: one is the reserve; one is the most that it may be
@@ -27,7 +29,7 @@ def is_full(error: Exception) -> bool:
     """Return whether an error says that the disk is full, and nothing worse."""
     if isinstance(error, OSError):
         return error.errno in NO_SPACE
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return getattr(error, "sqlite_errorcode", None) in _INDEX_IS_FULL
 
 
 @dataclass(frozen=True)

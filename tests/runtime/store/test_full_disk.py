@@ -113,11 +113,15 @@ def test_a_disk_that_is_full_at_the_start_makes_room_before_the_index_changes(di
         assert not store.stats().is_off
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(sqlite3.SQLITE_FULL, "database or disk is full"), (sqlite3.SQLITE_IOERR_SHMSIZE, "disk I/O error")],
+)
 def test_an_index_without_room_leaves_out_what_was_to_be_stored(
-    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch, code: int, words: str
 ) -> None:
-    full = sqlite3.OperationalError("database or disk is full")
-    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    full = sqlite3.OperationalError(words)
+    full.sqlite_errorcode = code
 
     def fail(rows: object) -> None:
         raise full
@@ -128,7 +132,7 @@ def test_an_index_without_room_leaves_out_what_was_to_be_stored(
             patched.setattr(store._writer.index, "put", fail)
             heads = chain(5, 1)
             assert store.put(heads, payload(heads)).stored == ()
-        assert "is full" in str(store.stats().off_because) and num_read(store, first) == 0
+        assert words in str(store.stats().off_because) and num_read(store, first) == 0
         wait(store)
         assert num_read(store, first) == 5
         assert store.put(heads, payload(heads)).stored == keys(heads)
