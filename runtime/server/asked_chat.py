@@ -107,8 +107,9 @@ class AskedChat:
     def _tell(self, request: Request, loose: Sequence[Tool]) -> None:
         """List tools whose schemas are not followed whole: `tools.NAME.input_schema`."""
         ignored = record_of(request).ignored
-        if ignored is not None:
-            fields = [self.parameters_field(self.use.tools.index(tool)) for tool in loose]
+        if ignored is not None and loose:
+            places = {tool.name: place for place, tool in enumerate(self.use.tools)}
+            fields = [self.parameters_field(places[tool.name]) for tool in loose]
             ignored.harmless |= {
                 f"{field.partition('[')[0]}.{tool.name}{field.rpartition(']')[2]}"
                 for tool, field in zip(loose, fields, strict=True)

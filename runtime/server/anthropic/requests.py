@@ -5,7 +5,7 @@ Knows shapes and defaults, not the engine's work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -141,10 +141,11 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         is_parallel = not getattr(self.tool_choice, "disable_parallel_tool_use", False)
         return ToolUse.of(tools, choice, chosen, is_parallel=is_parallel, parameters_field=self.parameters_field)
 
-    def parameters_field(self, index: int) -> str:
-        """The name of the field that has the parameters of a tool that the model is told of."""
+    @property
+    def parameters_field(self) -> Callable[[int], str]:
+        """Names the field that has the parameters of a tool that the model is told of."""
         places = [number for number, tool in enumerate(self.tools or ()) if tool.is_custom]
-        return _parameters_field(places[index])
+        return lambda index: _parameters_field(places[index])
 
     def grammar(self) -> Grammar | None:
         """What a reply that is no call must keep to; None for any text.

@@ -61,6 +61,14 @@ SCHEMA = {"type": "object", "properties": {f"p{number}": {"type": "string"} for 
 LARGE_SCHEMA = {"anyOf": [SCHEMA] * 99}
 TOOLS = [{"type": "function", "function": {"name": f"f{n}", "parameters": SCHEMA}} for n in range(100)]
 
+UNFOLLOWED = {"type": "object", "properties": {"a": {"pattern": "(?!b)"}}}
+NAMES = [f"f{number}" for number in range(512)]
+LOOSE: dict[str, Any] = {
+    CHAT: [{"type": "function", "function": {"name": name, "parameters": UNFOLLOWED}} for name in NAMES],
+    RESPONSES: [{"type": "function", "name": name, "parameters": UNFOLLOWED} for name in NAMES],
+    MESSAGES: [{"name": name, "input_schema": UNFOLLOWED} for name in NAMES],
+}
+
 COSTLY: dict[str, tuple[str, Any]] = {
     **{f"classes of letters, {path}": (path, ASKED[path] | {"stop_regex": classes(6)}) for path in ASKED},
     **{f"16 classes of letters, {path}": (path, ASKED[path] | {"stop_regex": classes(16)}) for path in (CHAT, TEXT)},
@@ -88,6 +96,26 @@ COSTLY: dict[str, tuple[str, Any]] = {
     "a history of calls": (CHAT, {"messages": MANY_CALLS, "max_tokens": 1}),
     "a history to count": ("/v1/messages/count_tokens", {"messages": TALK}),
     "large tools": (CHAT, ASKED[CHAT] | {"tools": TOOLS, "max_tokens": 1}),
+    **{
+        f"many tools that are not followed whole, {path}": (path, ASKED[path] | {"tools": LOOSE[path]})
+        for path in LOOSE
+    },
+    "many calls in a message": (
+        MESSAGES,
+        {
+            "max_tokens": 1,
+            "messages": [
+                {"role": kind, "content": blocks}
+                for kind, blocks in (
+                    (
+                        "assistant",
+                        [{"type": "tool_use", "id": f"c{n}", "name": "f", "input": None} for n in range(9000)],
+                    ),
+                    ("user", [{"type": "tool_result", "tool_use_id": f"c{n}"} for n in range(9000)]),
+                )
+            ],
+        },
+    ),
     "a large schema": (
         CHAT,
         ASKED[CHAT]
