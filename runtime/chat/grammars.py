@@ -31,7 +31,8 @@ from .grammar_constraint import GrammarConstraint, MatcherWork
 from .grammar_trial import GrammarTrial, OutOfTime
 from .grammar_trial_process import Vocabulary, limits_of, trim_heap
 
-MAX_GRAMMARS = 128  # the states of a large one take some tens of megabytes
+MAX_GRAMMARS = 128  # kept, shorter ones than MAX_CHARACTERS / 128 each
+MAX_CHARACTERS = 1 << 20  # of kept grammars together: compiled, each takes up to 150 bytes
 MAX_MASKS = 8192  # of kept grammars together: states that they remember take up to 30 KB a mask
 MAX_REFUSED = 128  # kept with the reason
 MAX_WAITING = 64  # callers that wait in one lane
@@ -51,6 +52,7 @@ class CompiledGrammar:
         work: what its matcher remembers.
 
     Args:
+        num_characters: of the text that it is made of.
         on_failed: called when a reply becomes too much work.
     """
 
@@ -59,11 +61,12 @@ class CompiledGrammar:
         open_matcher: Callable[[], llguidance.LLMatcher],
         vocab_size: int,
         *,
+        num_characters: int = 0,
         holds_thoughts: bool = False,
         on_failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.work = MatcherWork(on_failed=on_failed)
-        self.holds_thoughts = holds_thoughts
+        self.holds_thoughts, self.num_characters = holds_thoughts, num_characters
         self._open_matcher = open_matcher
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -125,7 +128,10 @@ class Grammars:
         self._time_limit_s = time_limit_s
         self._limits = limits_of(LIMITS)
         self.answer_limit_s = answer_limit_s
-        self._compiled: LRUCache[Grammar, CompiledGrammar] = LRUCache(max_grammars)
+        least = MAX_CHARACTERS // max_grammars
+        self._compiled: LRUCache[Grammar, CompiledGrammar] = LRUCache(
+            least * max_grammars, getsizeof=lambda compiled: max(compiled.num_characters, least)
+        )
         self._refused: LRUCache[Grammar, InvalidGrammar] = LRUCache(MAX_REFUSED)  # apart: they drive out no good ones
         self._lock = threading.Lock()  # guards the grammars,
         self._opening = threading.Lock()  # and this the first use of the tokenizer
@@ -259,6 +265,7 @@ class Grammars:
         compiled = CompiledGrammar(
             lambda: self._matcher(tried),
             self._tokenizer.vocab_size,
+            num_characters=len(grammar.text),
             holds_thoughts=grammar.holds_thoughts,
             on_failed=lambda: self._drop(grammar),
         )

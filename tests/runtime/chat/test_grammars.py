@@ -339,6 +339,23 @@ def test_only_the_latest_used_grammars_are_kept(small: Bench) -> None:
         grammars.close()
 
 
+def test_what_kept_grammars_take_is_bounded_by_the_length_of_their_texts(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred long lists of tools took a gigabyte, and kept it."""
+    monkeypatch.setattr(grammars_module, "MAX_CHARACTERS", 10_000)
+    grammars = small.open(max_grammars=10)
+    try:
+        for number in range(6):
+            grammars.compile(Grammar("regex", f"({number}|{'ab' * 1500})"))
+            assert 1 <= len(grammars) <= 3
+        for number in range(12):
+            grammars.compile(Grammar("regex", str(number)))
+        assert len(grammars) == 10
+    finally:
+        grammars.close()
+
+
 def test_a_grammar_that_a_reply_cannot_follow_any_further_is_not_kept(small: Bench) -> None:
     """Each of 60 left 18 MB of states behind, as long as there were not 128 others."""
     grammars = small.open()
