@@ -20,7 +20,7 @@ class RouterPolicy:
     """How texts are remembered, and how much busier than others the holder of a prefix may be.
 
     A text is cut in blocks of `block_bytes`, of which the first `max_blocks_of_text` count; of each replica the
-    `max_blocks` used last are remembered, 190 bytes of memory each. A replica is overloaded when it has `max_lead`
+    `max_blocks` used last are remembered, 260 bytes of memory each. A replica is overloaded when it has `max_lead`
     requests more than the one that has fewest.
     """
 
@@ -81,13 +81,11 @@ class PrefixRouter:
     def forget_namespace(self, namespace: bytes) -> None:
         """Note that no replica holds anything of the namespace."""
         for held in self._held.values():
-            # reading by the cache's own method is a use, and would change what is forgotten first
-            for block in [block for block in held if Cache.__getitem__(held, block) == namespace]:
-                del held[block]
+            held.forget(namespace)
 
-    def _nothing(self) -> LRUCache[bytes, bytes]:
-        """What a new replica holds: no digests of blocks, and so no namespaces that they belong to."""
-        return LRUCache(self._policy.max_blocks)
+    def _nothing(self) -> _HeldBlocks:
+        """What a new replica holds."""
+        return _HeldBlocks(self._policy.max_blocks)
 
     def _num_held(self, replica: str, blocks: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self._held[replica].__contains__, blocks))
@@ -102,3 +100,28 @@ class PrefixRouter:
             digest.update(text[number * size : (number + 1) * size])
             blocks.append(digest.digest())
         return blocks
+
+
+class _HeldBlocks(LRUCache[bytes, bytes]):
+    """Digests of blocks, those used last, with the namespaces that they belong to."""
+
+    def __init__(self, max_blocks: int) -> None:
+        super().__init__(max_blocks)
+        self._by_namespace: dict[bytes, set[bytes]] = {}
+
+    def __setitem__(self, block: bytes, namespace: bytes) -> None:
+        super().__setitem__(block, namespace)
+        self._by_namespace.setdefault(namespace, set()).add(block)
+
+    def __delitem__(self, block: bytes) -> None:
+        namespace = Cache.__getitem__(self, block)  # the cache's own method is a use
+        super().__delitem__(block)
+        blocks = self._by_namespace[namespace]
+        blocks.remove(block)
+        if not blocks:
+            del self._by_namespace[namespace]
+
+    def forget(self, namespace: bytes) -> None:
+        """Drop the blocks of a namespace, without a look at those of others: any client may ask for it."""
+        for block in [*self._by_namespace.get(namespace, ())]:
+            del self[block]

@@ -27,7 +27,8 @@ from ..cache.prefix_match import MatchPolicy
 from ..errors import RadixLMError
 from ..server.cache import PARAMETERS
 from ..server.errors import HTTPError, answer
-from ..server.http.api_keys import api_key_of
+from ..server.http.api_keys import api_key_of, client_of
+from ..server.http.body_room import MAX_BODIES, BodyRoom
 from ..server.http.disconnect import ClientGone, while_connected
 from ..server.http.door import door
 from ..server.http.request_body import read_body
@@ -77,7 +78,7 @@ class ReplicaFront:
         self._replicas = replicas
         self._router = PrefixRouter(replicas, policy)
         self._namespaces = CacheNamespaces(ModelIdentity())
-        self._max_body_bytes = max_body_bytes
+        self._max_body_bytes, self._bodies = max_body_bytes, BodyRoom(MAX_BODIES * max_body_bytes)
         self._match = match  # the engines', for requests that do not say
         self._loads = dict.fromkeys(replicas, 0)
         self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
@@ -130,7 +131,8 @@ class ReplicaFront:
         return JSONResponse({**sums, "object": "cache.cleared"})
 
     async def _forward(self, request: Request) -> Response:
-        body = bytes(await read_body(request, max_bytes=self._max_body_bytes))
+        with self._bodies.reading(client_of(request)) as room:
+            body = bytes(await read_body(request, max_bytes=self._max_body_bytes, room=room))
         api_key, most = api_key_of(request), self._router.max_text_bytes
         read = partial(RoutedPrompt.of, body, api_key, self._namespaces, most, match=self._match)
         prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)

@@ -21,7 +21,7 @@ from .anthropic.messages import Messages
 from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
 from .health import MAX_STALL_S, Health
-from .http.body_room import BodyRoom
+from .http.body_room import MAX_BODIES, BodyRoom
 from .http.door import App, Endpoint, door
 from .lanes import Lanes
 from .metrics import Metrics
@@ -37,9 +37,6 @@ from .truncation import Truncation
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-
-
-MAX_BODIES = 16  # of the largest size that may be read at a time
 
 
 def create_app(

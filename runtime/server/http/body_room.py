@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..errors import HTTPError
 
 RETRY_AFTER_S = 1
+MAX_BODIES = 16  # of the largest size that a server reads at a time
 
 
 @dataclass(eq=False)

@@ -124,3 +124,19 @@ def test_forgetting_a_namespace_is_no_use_of_the_others() -> None:
     router.record("a", b"alice", b"new1new2")
     assert router.num_held_bytes("a", b"alice", b"kept") == 4
     assert router.num_held_bytes("a", b"alice", b"left") == 0
+
+
+def test_forgetting_a_namespace_looks_at_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client may ask for it as often as it likes, and the event loop went through all blocks of all replicas."""
+    router, dropped = PrefixRouter(["a"], RouterPolicy(block_bytes=4)), list[bytes]()
+    for number in range(200):
+        router.record("a", b"alice", b"%04d" % number)
+    router.record("a", b"bob", b"gonetoo!")
+    held = router._held["a"]
+    monkeypatch.setattr(type(held), "__iter__", lambda self: pytest.fail("all blocks are looked through"))
+    forget = type(held).__delitem__
+    monkeypatch.setattr(type(held), "__delitem__", lambda self, block: (dropped.append(block), forget(self, block))[1])
+    router.forget_namespace(b"bob")
+    assert len(dropped) == 2 and len(held) == 200
+    router.forget_namespace(b"bob")
+    assert len(dropped) == 2

@@ -353,3 +353,13 @@ def test_a_page_that_was_asked_in_is_asked_by_no_replica_where_it_comes_from() -
     assert origins == [[], []]
     preflight = headers | {"access-control-request-method": "POST"}
     assert client.options("/v1/chat/completions", headers=preflight).status_code == 200
+
+
+def test_bodies_that_arrive_at_the_front_have_a_bound_together(
+    replicas: dict[str, FakeReplica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_front, "MAX_BODIES", 0.5)
+    front = ReplicaFront(replicas, max_body_bytes=1000)
+    with TestClient(front.app()) as client:
+        assert ask(client, "x" * 700).status_code == 503
+        assert [ask(client, "x" * 300).status_code for _ in range(3)] == [200] * 3
