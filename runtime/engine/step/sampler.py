@@ -108,9 +108,9 @@ def _allowed(
             return int(ids[0])
         if len(ids):
             weights = relative_weights(values.astype(np.float64), params.temperature)
-            num_kept = _num_kept(weights, int(np.count_nonzero(is_allowed)) - len(ids), params)
-            if num_kept is not None:
-                return int(ids[_pick(weights[:num_kept], state)])
+            kept = _kept(weights, ids, int(np.count_nonzero(is_allowed)) - len(ids), params)
+            if kept is not None:
+                return int(ids[kept[_pick(weights[kept], state)]])
     adjusted = logits.astype(np.float64)
     state.penalize(adjusted)
     allowed_ids = np.flatnonzero(is_allowed)
@@ -121,10 +121,20 @@ def _allowed(
 def _draw_of_top(logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState) -> int:
     """As `_draw` of the whole row, which is read only if more than the top may be drawn."""
     weights = relative_weights(top_values.astype(np.float64), state.params.temperature)
-    num_kept = _num_kept(weights, len(logits) - len(weights), state.params)
-    if num_kept is None:
+    kept = _kept(weights, top_ids, len(logits) - len(weights), state.params)
+    if kept is None:
         return _draw(logits.astype(np.float64), state)
-    return int(top_ids[_pick(weights[:num_kept], state)])
+    return int(top_ids[kept[_pick(weights[kept], state)]])
+
+
+def _kept(weights: Float64Array, ids: Int32Array, num_others: int, params: SamplingParams) -> IntArray | None:
+    """Which of the largest weights may be drawn, in the order of `_candidates`; None if others may be, too."""
+    is_min_p_alone = params.top_p == 1.0 and not 0 < params.top_k < len(weights) + num_others and params.min_p > 0.0
+    if is_min_p_alone and weights[-1] < params.min_p * weights[0]:  # the others weigh no more than the last one
+        is_kept = weights >= params.min_p * weights[0]
+        return np.argsort(ids[is_kept])
+    num_kept = _num_kept(weights, num_others, params)
+    return None if num_kept is None else np.arange(num_kept)
 
 
 def _num_kept(weights: Float64Array, num_others: int, params: SamplingParams) -> int | None:

@@ -164,6 +164,8 @@ def test_the_largest_logits_draw_what_the_whole_row_does(params: SamplingParams,
         SamplingParams(seed=1, top_k=40),
         SamplingParams(seed=1, top_k=64, top_p=0.9, min_p=0.01),
         SamplingParams(seed=1, temperature=0.2, top_p=0.9),
+        SamplingParams(seed=1, min_p=0.2),
+        SamplingParams(seed=1, top_k=MANY, min_p=0.2),
     ],
 )
 def test_where_the_largest_logits_decide_no_other_is_read(params: SamplingParams) -> None:
