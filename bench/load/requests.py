@@ -189,7 +189,7 @@ class Stream:
         rng, facts = self._random, self._facts
         good: dict[str, Any] = {"prompt": "Hello", "max_tokens": 4}
         path, chat = "/v1/completions", "/v1/chat/completions"
-        messages = rng.choice([{}, "Hi", [1], [{"role": "nobody", "content": "x"}]])
+        messages = rng.choice([{}, 5, [1], [{"role": "nobody", "content": "x"}]])
         others: tuple[tuple[str, int, Callable[[], Call]], ...] = (
             ("not JSON", 400, lambda: self._call(path, rng.randbytes(40).replace(b"{", b"") + b"\xff")),
             ("not UTF-8", 400, lambda: self._call(path, b'{"prompt": "\xc3\x28"}')),

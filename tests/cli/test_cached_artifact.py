@@ -149,14 +149,17 @@ def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
             found = real(artifact, *args)
             with artifact.weights_path.open("r+b") as file:
                 file.seek(artifact.data_offset())
+                times = __import__("os").fstat(file.fileno())
                 file.write(bytes([37]) * (artifact.manifest.module.weights_bytes // 2))
+                file.flush()  # at its time: a server that opens it only now would read it all, and see it
+                __import__("os").utime(file.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
             return found
         compiler.check_logits = check
         in_memory.be_idle = lambda: __import__("time").sleep(1)"""
     _change_compiler(monkeypatch, tmp_path, wrong)
     process = _start("serve", source, "--port", "0")
     said = process.communicate(timeout=100)[1]
-    assert process.returncode == 143
+    assert process.returncode == 143, said
     assert "serving " in said
     assert "Error: model." in said and "differs from the source in the numbers of rows" in said
     assert list(cache.iterdir()) == []
