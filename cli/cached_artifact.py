@@ -292,10 +292,10 @@ def _compile(
         status: through which it says that.
         written: called when it says that the artifact is complete.
     """
-    debug = click.get_current_context().find_root().params.get("debug")
-    command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
     from radixlm.compile.in_memory import WRITTEN
 
+    debug = click.get_current_context().find_root().params.get("debug")
+    command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
     # In a session of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
     process = subprocess.Popen(
         command,

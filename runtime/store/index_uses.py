@@ -17,10 +17,7 @@ _MAX_UNSPREAD: Final = 1 << 16  # keys in memory, some 10 MB
 
 
 class IndexUses:
-    """The column `last_used` of the records that one connection changes.
-
-    >>> uses = IndexUses(sqlite3.connect("index.sqlite"))  # doctest: +SKIP
-    """
+    """The column `last_used` of the records that one connection changes."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection
