@@ -65,8 +65,8 @@ class Serving:
         """Listen at once, compile the model if need be, open the engine, and serve it until told to stop.
 
         Args:
-            find_artifact: returns the artifact of the model. While it compiles one, it enters `meanwhile`; the engine is
-                opened with what it gives to `written`, and served only once it has returned.
+            find_artifact: returns the artifact of the model. While it compiles one, it enters `meanwhile`. The engine
+                is opened with what it gives to `written`, and served only once it has returned.
             opened: called once, when the engine is served; what it raises ends the server.
 
         Raises:
