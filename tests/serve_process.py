@@ -51,6 +51,15 @@ class ServeProcess:
         """What the server has said so far."""
         return self._log_path.read_text(encoding="utf-8", errors="replace")
 
+    def said(self, pattern: str) -> re.Match[str]:
+        """The first place of the log that matches, when there is one: the server answers before it has said all."""
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while (found := re.search(pattern, self.log, re.MULTILINE)) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{pattern!r} is not in what the server says:\n{self.log}")
+            time.sleep(0.05)
+        return found
+
     def __enter__(self) -> Self:
         deadline = time.monotonic() + STARTS_WITHIN_S
         while not self._is_ready():

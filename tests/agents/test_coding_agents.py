@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ..serve_process import ServeProcess
 from .task import DONE, SHOWN, STEPS, TASK, Call, Step, check_done, script
 from .workplace import Asked, Workplace, check_tokens, free_port
 
@@ -126,7 +127,7 @@ def test_it_does_its_task_and_nothing_is_computed_twice(
     call_of = lambda step: agent.call_of(step, workplace.repository)  # noqa: E731
     told = script(agent.tool, call_of) | {"faults": faults}
     with workplace.serve(told, "agent", agent.name, "fake.radixlm", "--write", "--port", str(free_port())) as server:
-        said = workplace.run(*_typed(agent, server.log, npm, workplace))
+        said = workplace.run(*_typed(agent, server, npm, workplace))
         met = re.findall("^fault: (.*)$", server.log, re.MULTILINE)
     assert met == [str(fault) for fault in faults.values()]
     assert DONE in said
@@ -147,7 +148,7 @@ def test_it_does_its_task_though_the_server_is_killed_and_the_conversation_is_fo
     command = ("agent", agent.name, "fake.radixlm", "--write", "--port", str(free_port()))
     with (
         workplace.serve(told | {"faults": {"7": "kill"}}, *command) as server,
-        workplace.begun(*_typed(agent, server.log, npm, workplace)) as client,
+        workplace.begun(*_typed(agent, server, npm, workplace)) as client,
     ):
         assert server.wait_until_ended() == -signal.SIGKILL
         before = _asked(agent, workplace)
@@ -166,11 +167,9 @@ def _asked(agent: Agent, workplace: Workplace) -> list[Asked]:
     return [each for each in workplace.asked() if f'"name": "{agent.tool}"' in each.prompt]
 
 
-def _typed(agent: Agent, log: str, npm: Path, workplace: Workplace) -> tuple[list[str], dict[str, str]]:
+def _typed(agent: Agent, server: ServeProcess, npm: Path, workplace: Workplace) -> tuple[list[str], dict[str, str]]:
     """The command that `radixlm agent` has said to run, with the task; and its environment."""
-    found = re.search(r"; run: (.*)$", log, re.MULTILINE)
-    assert found, log
-    words = shlex.split(found[1])
+    words = shlex.split(server.said(r"; run: (.*)$")[1])
     at = words.index(agent.name)
     assigned = dict(word.split("=", 1) for word in words[:at])
     command = [*agent.command(npm), *words[at + 1 :], *agent.arguments, TASK]

@@ -87,7 +87,7 @@ def test_aider_edits_tests_and_edits_again_and_nothing_is_computed_twice(
     port = str(free_port())
     with workplace.serve(told, "agent", "aider", "fake.radixlm", "--write", "--port", port) as server:
         config = str(workplace.home / ".aider.radixlm.yml")
-        assert f"run: aider --config {config}" in server.log
+        server.said(re.escape(f"run: aider --config {config}"))
         unattended = ["--yes-always", "--no-fancy-input", "--no-pretty", "--no-gitignore", "--no-auto-commits"]
         tested = ["--no-suggest-shell-commands", "--auto-test", "--test-cmd", "python3 test_greeting.py"]
         command = [str(aider), "--config", config, *unattended, *tested, "greeting.py", "NOTES.md"]
