@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .conversation import interrupts
-from .options import CompileOptions, EngineOptions, compile_options, engine_options, guess_options, store_options, take
-from .sampling_options import SamplingOptions, sampling_options
+from .field_flags import ENGINE, FieldCommand, engine_keywords, sampled
+from .options import CompileOptions, compile_options, take
 
 if TYPE_CHECKING:
     from .conversation import Conversation
@@ -29,14 +29,10 @@ HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C s
 _COMMAND = re.compile(r"/[A-Za-z]*")  # a line that is only that: a path, or a question about one, is a question
 
 
-@click.command("chat")
+@click.command("chat", cls=FieldCommand, flags=(*ENGINE, "sampling"))
 @click.argument("model")
 @click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
 @compile_options
-@store_options
-@guess_options
-@engine_options
-@sampling_options
 def command(model: str, system: str, **options: Any) -> None:
     """Talk with MODEL: an artifact, or what compile takes, which is compiled once and kept in the cache folder.
 
@@ -51,13 +47,13 @@ def command(model: str, system: str, **options: Any) -> None:
     radixlm chat model.Q4_K_M.gguf < questions.txt
     radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
     """
+    from radixlm.runtime import Engine
     from radixlm.runtime.errors import InvalidRequest
 
     from .conversation import Conversation
 
     artifact = take(CompileOptions, options).artifact_of(model)
-    sampling_wishes = take(SamplingOptions, options)
-    with take(EngineOptions, options).open(artifact) as engine:
+    with Engine(artifact, **engine_keywords(options)) as engine:
         if engine.prompts.chat_template is None:
             raise InvalidRequest(
                 f'{model} takes no conversations; continue a text: radixlm generate {model} "Once upon"'
@@ -67,7 +63,7 @@ def command(model: str, system: str, **options: Any) -> None:
         defaults = dataclasses.replace(engine.default_params, max_tokens=MAX_TOKENS)
         if not interactive and piped is None:
             defaults = dataclasses.replace(defaults, temperature=0.0, seed=DEMO_SEED, max_tokens=DEMO_MAX_TOKENS)
-        conversation = Conversation(engine, sampling_wishes.params(defaults), system)
+        conversation = Conversation(engine, sampled(options, defaults), system)
         if interactive:
             with interrupts(lambda: None):
                 talk(conversation)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import EngineOptions, engine_options
+from .field_flags import FieldCommand, engine_keywords
 
 if TYPE_CHECKING:
     from .playback import Played
 
 
-@click.command("explain-cache")
+@click.command("explain-cache", cls=FieldCommand, flags=("engine",))
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option(
     "--turns",
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 )
 @click.option("--no-generate", is_flag=True, help="Run no model: replies that FILE lacks are empty.")
 @click.option("--json", "as_json", is_flag=True, help="Print the turns as JSON.")
-@engine_options
 def command(artifact: Path, file: Path, max_tokens: int, no_generate: bool, as_json: bool, **options: Any) -> None:
     """Say, turn by turn, what was reused of each prompt and why not more.
 
@@ -52,7 +51,7 @@ def command(artifact: Path, file: Path, max_tokens: int, no_generate: bool, as_j
 
     turns = read_turns(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
     explained = []
-    with Playback(artifact, EngineOptions(**options), max_tokens=max_tokens, generates=not no_generate) as playback:
+    with Playback(artifact, engine_keywords(options), max_tokens=max_tokens, generates=not no_generate) as playback:
         for number, turn in enumerate(turns, 1):
             played = playback.play(turn)
             explained.append({"turn": number, "message": str(played.why_not_more), **msgspec.to_builtins(played)})

@@ -7,18 +7,14 @@ from typing import Any
 
 import click
 
-from .options import CompileOptions, EngineOptions, compile_options, engine_options, guess_options, store_options, take
-from .sampling_options import SamplingOptions, sampling_options
+from .field_flags import ENGINE, FieldCommand, engine_keywords, sampled
+from .options import CompileOptions, compile_options, take
 
 
-@click.command("generate")
+@click.command("generate", cls=FieldCommand, flags=(*ENGINE, "sampling"))
 @click.argument("model")
 @click.argument("prompt")
 @compile_options
-@store_options
-@guess_options
-@engine_options
-@sampling_options
 def command(model: str, prompt: str, **options: Any) -> None:
     """Continue PROMPT, without a chat template; a PROMPT of - is read from standard input.
 
@@ -27,12 +23,13 @@ def command(model: str, prompt: str, **options: Any) -> None:
     \b
     radixlm generate smollm2 "The capital of France is" --max-tokens 16 --temperature 0
     """
+    from radixlm.runtime import Engine
+
     artifact = take(CompileOptions, options).artifact_of(model)
-    sampling_wishes = take(SamplingOptions, options)
     text = sys.stdin.read() if prompt == "-" else prompt
     with (
-        take(EngineOptions, options).open(artifact) as engine,
-        engine.stream(text, sampling_wishes.params(engine.default_params)) as stream,
+        Engine(artifact, **engine_keywords(options)) as engine,
+        engine.stream(text, sampled(options, engine.default_params)) as stream,
     ):
         for delta in stream:
             click.echo(delta.text, nl=False)

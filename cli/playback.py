@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from .options import EngineOptions
 from .turns import Reply, Turn
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ class Playback:
     """One engine for all turns; a context manager.
 
     Args:
+        options: of the engine.
         max_tokens: of a reply that the model generates.
         generates: whether there is a model; without one the replies that turns lack are empty.
 
@@ -44,10 +44,12 @@ class Playback:
         ArtifactError: the artifact cannot be used.
     """
 
-    def __init__(self, artifact: Path, options: EngineOptions, *, max_tokens: int, generates: bool) -> None:
+    def __init__(self, artifact: Path, options: Mapping[str, Any], *, max_tokens: int, generates: bool) -> None:
+        from radixlm.runtime import Engine
+
         self._max_tokens, self._generates = max_tokens, generates
         self._replies: list[str] = []
-        self._engine = options.open(artifact, idle_work=False, speculate="off", open_runner=self._open_runner)
+        self._engine = Engine(artifact, **options, idle_work=False, speculate="off", open_runner=self._open_runner)
         eos_ids = self._engine.manifest.tokenizer.eos_token_ids
         self._end = eos_ids[:1] or (0,)
 

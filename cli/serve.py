@@ -11,24 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .field_flags import ENGINE, FieldCommand, engine_keywords
 from .log_config import JSONErrors, log_line
-from .options import (
-    DEFAULT_PREFILL_MS,
-    CompileOptions,
-    EngineOptions,
-    compile_options,
-    engine_options,
-    guess_options,
-    store_options,
-    take,
-)
+from .options import CompileOptions, compile_options, take
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
-    from radixlm.runtime.engine.waiting_request import AdmissionPolicy
     from radixlm.runtime.server.truncation import Truncation
-
-DEFAULT_LOG_KV_MB = 100
 
 
 class KeyOption(click.Option):
@@ -57,7 +46,11 @@ cache_key_option = click.option(
 )
 
 
-@click.command("serve", cls=JSONErrors)
+class ServeCommand(JSONErrors, FieldCommand):
+    """With errors in JSON where the log is, and with the engine's flags."""
+
+
+@click.command("serve", cls=ServeCommand, flags=(*ENGINE, "serve"))
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
@@ -97,19 +90,6 @@ cache_key_option = click.option(
 )
 @cache_key_option
 @click.option(
-    "--cache-ttl",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="Drop cached prefixes that were not used for so long.  [default: only to make room]",
-)
-@click.option(
-    "--max-queue",
-    type=click.IntRange(min=0),
-    default=256,
-    show_default=True,
-    help="Requests that may wait beside the --max-num-seqs that are computed; more are answered 429.",
-)
-@click.option(
     "--truncation",
     type=click.Choice(["none", "middle"]),
     default="none",
@@ -124,45 +104,6 @@ cache_key_option = click.option(
     "answer are ignored, and listed in the header x-radixlm-ignored.",
 )
 @click.option(
-    "--context-length",
-    type=click.IntRange(min=1),
-    metavar="TOKENS",
-    help="Prompt and reply together, at most the model's; what --kv-cache-gb does not hold is refused.  [default: the "
-    "model's, or what --kv-cache-gb holds of it]",
-)
-@click.option(
-    "--max-num-batched-tokens",
-    type=click.IntRange(min=1),
-    metavar="TOKENS",
-    help="Computed in one step, of all requests: fewer let running replies go on sooner beside a long prompt.  "
-    "[default: as many as the artifact takes]",
-)
-@click.option(
-    "--idle-work/--no-idle-work",
-    default=True,
-    show_default=True,
-    help="While there is nothing else to do, compute what a conversation's next prompt begins with, where the chat "
-    "template drops a reply's thought; on free memory alone.",
-)
-@click.option(
-    "--prefill-ms",
-    type=click.FloatRange(min=0),
-    default=DEFAULT_PREFILL_MS,
-    show_default=True,
-    metavar="MS",
-    help="That a step computes prompts while other requests wait or decode, or longer where so short a part would "
-    "waste the machine; decoding requests keep half of their speed. 0: as long as its tokens take.",
-)
-@click.option(
-    "--admission",
-    type=click.Choice(["optimistic", "conservative"]),
-    default="optimistic",
-    show_default=True,
-    help="What of a reply has memory reserved when its request begins. optimistic: one token, so that more run at "
-    "once, and the newest is preempted when memory runs out; conservative: max_tokens, or the context if a request "
-    "does not say, so that none is preempted.",
-)
-@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
@@ -170,19 +111,6 @@ cache_key_option = click.option(
     help="How stderr is written: a line a request, with counts, times and errors; as json, nothing but JSON.",
 )
 @click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too, unless the match is off.")
-@click.option(
-    "--log-kv",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Add a JSON line to this file for each change of a sequence or its pages; replay-kv checks them.",
-)
-@click.option(
-    "--log-kv-mb",
-    type=click.FloatRange(min=1),
-    metavar="MB",
-    help="Rename the file of --log-kv to FILE.1 when it is so large, what was that to FILE.2, and so on up to FILE.4.  "
-    f"[default: {DEFAULT_LOG_KV_MB}]",
-)
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(min=0),
@@ -192,9 +120,6 @@ cache_key_option = click.option(
     help="Told to stop, give running replies so long to end, then cancel them.",
 )
 @compile_options
-@store_options
-@guess_options
-@engine_options
 def command(
     model: str,
     host: str,
@@ -204,19 +129,10 @@ def command(
     api_key_files: tuple[Path, ...],
     cors_origins: tuple[str, ...],
     ignores_prompt_cache_key: bool,
-    cache_ttl: float | None,
-    max_queue: int,
     truncation: Truncation,
     strict: bool,
-    context_length: int | None,
-    max_num_batched_tokens: int | None,
-    idle_work: bool,
-    prefill_ms: float,
-    admission: AdmissionPolicy,
     log_format: str,
     log_prompts: bool,
-    log_kv: Path | None,
-    log_kv_mb: float | None,
     shutdown_timeout: float,
     opened: Callable[[Engine], None] | None = None,
     **options: Any,
@@ -241,6 +157,7 @@ def command(
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
+    from radixlm.runtime import Engine
     from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
     from radixlm.runtime.server.http.origins import cors
     from radixlm.runtime.server.malloc_arenas import share_one_arena
@@ -250,8 +167,6 @@ def command(
     gc.freeze()
     gc.enable()
 
-    if log_kv is None and log_kv_mb is not None:
-        raise ValueError("--log-kv-mb is given and --log-kv is not; say where, too")
     cors(cors_origins)  # what is wrong with these is known before the model is loaded, too
     keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
     find_artifact = partial(
@@ -275,16 +190,5 @@ def command(
         grace_s=shutdown_timeout,
     )
     share_one_arena()
-    open_engine = partial(
-        EngineOptions(**options).open,
-        cache_ttl_s=cache_ttl,
-        max_queue=max_queue,
-        context_length=context_length,
-        max_num_batched_tokens=max_num_batched_tokens,
-        idle_work=idle_work,
-        prefill_ms=prefill_ms,
-        admission=admission,
-        kv_log=log_kv,
-        kv_log_bytes=int((log_kv_mb or DEFAULT_LOG_KV_MB) * 1e6),
-    )
+    open_engine = partial(Engine, **engine_keywords(options))
     serving.run(find_artifact, open_engine, opened)

@@ -33,7 +33,7 @@ RUNTIME_FOR_COMPILE = {"artifact", "errors", "model.batch", "model.model_runner"
 # The folders of runtime/, from the ground up: each imports only from itself and from those before it. `errors` and
 # `memory` are modules, `__init__` stands above all.
 RUNTIME_ORDER = (
-    *("errors", "memory", "artifact", "model", "chat", "kv_log", "states", "cache", "store"),
+    *("errors", "fields", "memory", "artifact", "model", "chat", "kv_log", "states", "cache", "store"),
     *("prefix", "pruning", "speculation", "engine", "server", "replicas"),
 )
 # The folders of compile/, in the same way: functions for a CPU, numbers of weights, kernels, operations on rows,

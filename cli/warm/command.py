@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import DEFAULT_STORE_GB, EngineOptions, engine_options
+from ..field_flags import FieldCommand, engine_keywords
 from ..progress import ProgressDisplay
 from ..serve import KeyOption, cache_key_option
 from .asking import Warmed, ask
@@ -25,15 +25,14 @@ _SETTLED_S = 0.2  # nothing was written for so long
 _PAGE_TOKENS = 16
 
 
-@click.command("warm")
+@click.command(
+    "warm",
+    cls=FieldCommand,
+    flags=("engine", "store", "store_bytes", "context_length"),
+    requires=("store",),
+)
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE|REQUESTS...")
-@click.option("--store", type=click.Path(file_okay=False), required=True, metavar="DIR", help="As of serve.")
-@click.option(
-    "--store-gb",
-    type=click.FloatRange(min=0, min_open=True),
-    help=f"What the files in --store may take, in GB; the oldest make room.  [default: {DEFAULT_STORE_GB:g}]",
-)
 @click.option(
     "--api-key",
     "api_keys",
@@ -55,21 +54,14 @@ _PAGE_TOKENS = 16
 @click.option("--cache-salt", help="The cache_salt of those who will ask.  [default: what the bodies say]")
 @click.option("--prompt-cache-key", help="Their prompt_cache_key.  [default: what the bodies say]")
 @cache_key_option
-@click.option(
-    "--context-length", type=click.IntRange(min=1), metavar="TOKENS", help="As of serve.  [default: the model's]"
-)
-@engine_options
 def command(
     artifact: Path,
     sources: tuple[Path, ...],
-    store: str,
-    store_gb: float | None,
     api_keys: tuple[str, ...],
     api_key_files: tuple[Path, ...],
     cache_salt: str | None,
     prompt_cache_key: str | None,
     ignores_prompt_cache_key: bool,
-    context_length: int | None,
     **options: Any,
 ) -> None:
     """Compute an agent's first prompt, its system's words and its tools, before it asks: serve --store DIR finds it.
@@ -96,24 +88,24 @@ def command(
         raise ValueError("--prompt-cache-key and --ignore-prompt-cache-key are given; choose one")
     given = {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}
     scope = {name: value for name, value in given.items() if value is not None}
-    opened = EngineOptions(**options, store=store, store_gb=store_gb)
+    opened = engine_keywords(options)
     for bundle in bundles:
         _take_in(bundle, artifact, opened, keys or [None], scope)
     if bodies:
-        _compute(bodies, artifact, opened, keys or [None], scope, context_length, ignores_prompt_cache_key)
+        _compute(bodies, artifact, opened, keys or [None], scope, ignores_prompt_cache_key)
 
 
 def _take_in(
-    bundle: Path, artifact: Path, options: EngineOptions, keys: Sequence[str | None], scope: dict[str, str]
+    bundle: Path, artifact: Path, options: Mapping[str, Any], keys: Sequence[str | None], scope: dict[str, str]
 ) -> None:
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+    from radixlm.runtime.engine.engine_options import EngineOptions
     from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
 
-    assert options.store is not None
     manifest = Artifact.open(artifact).manifest
-    max_bytes = int((options.store_gb or DEFAULT_STORE_GB) * 1e9)
-    with PageStore.open(Path(options.store), StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
+    max_bytes = EngineOptions(**options).store_bytes
+    with PageStore.open(Path(options["store"]), StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), store.secret)
         for key in keys:
             report = import_bundle(store, bundle, namespaces.of(CacheScope(key, **scope)), evicts=True)
@@ -124,20 +116,21 @@ def _take_in(
 def _compute(
     bodies: Sequence[Body],
     artifact: Path,
-    options: EngineOptions,
+    options: Mapping[str, Any],
     keys: Sequence[str | None],
     scope: dict[str, str],
-    context_length: int | None,
     ignores_prompt_cache_key: bool,
 ) -> None:
-    with options.open(artifact, idle_work=False, prefill_ms=None, context_length=context_length) as engine:
+    from radixlm.runtime import Engine
+
+    with Engine(artifact, **options, idle_work=False, prefill_ms=0) as engine:
         before = _num_stored_pages(engine)
         warmed = [each for key in keys for each in _asked(engine, bodies, key, scope, ignores_prompt_cache_key)]
         kept = _num_stored_pages(engine, waits=True)
     num_prompt, num_found = sum(each.num_prompt for each in warmed), sum(each.num_found for each in warmed)
     click.echo(
         f"{len(warmed):,} prompts of {num_prompt:,} tokens: {num_prompt - num_found:,} computed, {num_found:,} found; "
-        f"{options.store} keeps {kept * _PAGE_TOKENS:,} tokens, {(kept - before) * _PAGE_TOKENS:,} more than before"
+        f"{options['store']} keeps {kept * _PAGE_TOKENS:,} tokens, {(kept - before) * _PAGE_TOKENS:,} more than before"
     )
 
 

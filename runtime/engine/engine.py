@@ -11,15 +11,16 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
 
 from ..artifact import Artifact
 from ..cache.cache_tree import CacheCleared, CacheTree
 from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import ToolFormat
 from ..errors import StoreOff
+from ..fields import takes_fields_of
 from .completion import Completion
-from .engine_options import EngineKeywords, EngineOptions
+from .engine_options import EngineOptions
 from .engine_stats import EngineStats
 from .generation_stream import GenerationStream, complete_all
 from .opening import open_parts
@@ -52,8 +53,7 @@ class Engine:
 
     Args:
         model: the artifact, or its directory. Opening it runs its model.so: trust where it comes from.
-        options: how it is opened. Keywords with the names of its fields set or change single ones:
-            `Engine(model, num_threads=4)`.
+        more: how it is opened; the fields of `EngineOptions`: `Engine(model, num_threads=4)`.
 
     Attributes:
         prompts: makes of texts and conversations what the model is fed.
@@ -72,10 +72,9 @@ class Engine:
         StoreError: the store cannot be used, or another process uses it.
     """
 
-    def __init__(
-        self, model: str | Path | Artifact, options: EngineOptions | None = None, **more: Unpack[EngineKeywords]
-    ) -> None:
-        self._options = options = (options or EngineOptions()).changed(**more)
+    @takes_fields_of(EngineOptions)
+    def __init__(self, model: str | Path | Artifact, /, **more: Any) -> None:
+        self._options = options = EngineOptions(**more)
         artifact = Artifact.open(model) if isinstance(model, str | Path) else model
         opened = open_parts(artifact, options)
         self.manifest, self.prompts, self.namespaces = artifact.manifest, opened.prompts, opened.namespaces

@@ -11,18 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-from ..engine.sampling_params import (
-    MAX_BANNED_LENGTH,
-    MAX_BANNED_STRINGS,
-    MAX_LOGPROBS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-)
+from ..engine.sampling_params import MAX_LOGPROBS
 from ..errors import InvalidParameter
 
 MAX_CHOICES = 128  # of one request: prompts times n
-MAX_LOGIT_BIAS = 1024  # entries
-MAX_STOP_TOKEN_IDS = 1024
 MAX_MESSAGES = 4096  # of one conversation
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # entries and characters, where they are sent back
 MAX_VALUES = 1 << 18  # of a body, token ids among them; as many take some hundredths of a second to decode
@@ -53,22 +45,6 @@ def said(**schema: int | float) -> msgspec.Meta:
 
 
 MaxTokens = Annotated[int, said(minimum=-1)]  # 0: the prompt is computed, and kept; -1: no limit
-MinTokens = Annotated[int, said(minimum=-1)]  # -1: none
-Temperature = Annotated[float, said(minimum=0, maximum=100)]
-TopP = Annotated[float, said(minimum=0, maximum=1)]
-TopK = Annotated[int, said(minimum=-1)]  # vLLM's -1 is 0: all
-MinP = Annotated[float, said(minimum=0, maximum=1)]
 KVShare = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
-RepetitionPenalty = Annotated[float, said(minimum=0.01, maximum=100)]
-Penalty = Annotated[float, said(minimum=-2, maximum=2)]
-Seed = Annotated[int, said(minimum=-(2**63), maximum=2**64 - 1)]
 NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
 NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
-StopString = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": MAX_STOP_LENGTH})]
-StopStrings = Annotated[list[StopString], said(maxItems=MAX_STOP_STRINGS)]
-# one expression or several; Python's syntax, without what looks ahead or back
-StopRegex = StopString | StopStrings
-BannedString = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": MAX_BANNED_LENGTH})]
-BannedStrings = BannedString | Annotated[list[BannedString], said(maxItems=MAX_BANNED_STRINGS)]
-StopTokenIds = Annotated[list[int], said(maxItems=MAX_STOP_TOKEN_IDS)]
-LogitBias = Annotated[dict[int, Annotated[float, said(minimum=-100, maximum=100)]], said(maxProperties=MAX_LOGIT_BIAS)]

@@ -17,21 +17,10 @@ from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..field_policy import IgnoredFields, asks_for_nothing
-from ..limits import (
-    BannedStrings,
-    KVShare,
-    MaxTokens,
-    MinP,
-    Seed,
-    StopRegex,
-    StopStrings,
-    Temperature,
-    TopK,
-    TopP,
-    require_at_most,
-)
-from ..openai.requests import CacheText, ReturnProgress, require_stream, several, wished
+from ..limits import KVShare, MaxTokens, require_at_most
+from ..openai.requests import CacheText, ReturnProgress, require_stream
 from ..openai.tools import MAX_TOOLS, FunctionName
+from ..sampling_fields import sampling_params, with_sampling_of
 from ..truncation import Truncation
 from .blocks import InputMessages, System
 
@@ -167,21 +156,14 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         return kwargs or None
 
 
+@with_sampling_of("messages")
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """Body of `POST /v1/messages`."""
 
     max_tokens: MaxTokens
     stream: bool | None = None
-    stop_sequences: StopStrings | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
     metadata: dict[str, Any] | None = None  # for the client's own books: nothing is done with it
     service_tier: str | None = None  # likewise
-    min_p: MinP | None = None  # ours, as all that follow
-    seed: Seed | None = None
-    stop_regex: StopRegex | None = None  # the reply ends before the first match
-    banned_strings: BannedStrings | None = None  # what begins one is taken back, and chosen again
     cache_match: MatchPolicy | None = None  # how cached prefixes may be found, instead of the server's way
     kv_budget: KVShare | None = None  # of a prefix on disk, the share of keys and values that is enough
     cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
@@ -197,11 +179,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
             InvalidParameter: a value is outside its range.
         """
         require_stream(self.stream, "return_progress", self.return_progress)
-        names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
-        wishes: dict[str, Any] = {name: getattr(self, name) for name in names}
-        wishes |= {"stop": self.stop_sequences, "stop_regex": several(self.stop_regex)}
-        wishes["banned_strings"] = several(self.banned_strings)
-        return wished(defaults, wishes, {"stop": "stop_sequences"})
+        return sampling_params("messages", self, defaults, {}, {})
 
 
 def leave_out_of_counting(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:

@@ -6,9 +6,8 @@ refuses. Else the reply would answer a question that was not asked. Knows shapes
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -16,31 +15,8 @@ from ...cache.cache_namespace import MAX_LENGTH
 from ...cache.prefix_match import MatchPolicy
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
-from ..limits import (
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOKEN_ID,
-    BannedStrings,
-    KVShare,
-    LogitBias,
-    MaxTokens,
-    MinP,
-    MinTokens,
-    NumChoices,
-    NumLogprobs,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
-    StopRegex,
-    StopString,
-    StopStrings,
-    StopTokenIds,
-    Temperature,
-    TopK,
-    TopP,
-    require_at_most,
-)
+from ..limits import MAX_CHOICES, MAX_TOKEN_ID, KVShare, MaxTokens, NumChoices, NumLogprobs
+from ..sampling_fields import sampling_params, with_sampling_of
 from ..truncation import Truncation
 from .response_format import GuidedRequest
 
@@ -74,29 +50,14 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # would hide lengths from observers of the network: nothing is added here
 
 
+@with_sampling_of("openai")
 class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
-    """The fields that both kinds of completion share. None, or a missing field, is the model's default."""
+    """The fields that both kinds of completion share, beside sampling parameters."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens | None = None
-    min_tokens: MinTokens | None = None  # vLLM's: as many come before anything may end the reply
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Seed | None = None
-    stop: StopString | StopStrings | None = None
-    stop_regex: StopRegex | None = None  # SGLang's: the reply ends before the first match
-    banned_strings: BannedStrings | None = None  # TabbyAPI's: what begins one is taken back, and chosen again
-    stop_token_ids: StopTokenIds | None = None
-    logit_bias: LogitBias | None = None
-    ignore_eos: bool | None = None
-    prompt_logprobs: NumLogprobs | None = None  # vLLM's: those of the prompt's tokens, all of which are computed then
+    prompt_logprobs: NumLogprobs | None = None  # vLLM's: all tokens of the prompt are computed then
     n: NumChoices | None = None
     cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
     kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
@@ -138,19 +99,13 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         Raises:
             InvalidParameter: a value is outside its range, or there are too many of them.
         """
-        require_at_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS)
-        require_at_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise InvalidParameter(
                 "stream_options is for streams; set stream to true or leave it out", param="stream_options"
             )
         require_stream(self.stream, "return_progress", self.return_progress)
         require_stream(self.stream, "return_guesses", self.return_guesses)
-        wishes = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        wishes |= {"stop": several(self.stop), "stop_regex": several(self.stop_regex)}
-        wishes["banned_strings"] = several(self.banned_strings)
-        wishes |= self._own_wishes()
-        return wished(defaults, wishes, self._own_names())
+        return sampling_params("openai", self, defaults, self._own_wishes(), self._own_names())
 
     def _own_names(self) -> Mapping[str, str]:
         """The request's names of fields of `SamplingParams`, where they are others."""
@@ -181,45 +136,6 @@ def require_stream(stream: bool | None, name: str, wanted: bool | None) -> None:
     """Raise InvalidParameter if what streams alone have is asked for in a reply that is not streamed."""
     if wanted and not stream:
         raise InvalidParameter(f"{name} is for streams; set stream to true or leave it out", param=name)
-
-
-def several(texts: str | list[str] | None) -> tuple[str, ...] | None:
-    """What a client may write as one text or as a list of them."""
-    return (texts,) if isinstance(texts, str) else None if texts is None else tuple(texts)
-
-
-def wished(defaults: SamplingParams, wishes: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
-    """`defaults` with the wishes that are not None. An error names the client's field, by `names`.
-
-    Raises:
-        InvalidParameter: a value is outside its range.
-    """
-    wishes = {name: value for name, value in wishes.items() if value is not None}
-    wishes |= {name: off for name, (said, off) in _OFF.items() if wishes.get(name) in said}
-    try:
-        return dataclasses.replace(defaults, **wishes)
-    except InvalidParameter as error:
-        if error.param is None or error.param not in names:
-            raise
-        name = names[error.param]
-        raise InvalidParameter(str(error).replace(error.param, name, 1), param=name) from error
-
-
-_OFF: Mapping[str, tuple[Collection[int], object]] = {
-    "top_k": ((-1,), 0),
-    "max_tokens": ((-1,), None),
-    "min_tokens": ((-1,), 0),
-    "seed": ((-1,), None),
-}
-"""Values by which vLLM, llama.cpp and LM Studio say that there is no limit, or no seed, and what `SamplingParams` has
-for it."""
-_TEXTS = ("stop", "stop_regex", "banned_strings")  # one or several
-# A field that has the name of one of `SamplingParams` sets it, as it is.
-_PLAIN_FIELDS = tuple(
-    field.name
-    for field in dataclasses.fields(SamplingParams)
-    if field.name in SamplingRequest.__struct_fields__ and field.name not in _TEXTS
-)
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):

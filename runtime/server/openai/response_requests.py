@@ -16,30 +16,9 @@ from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..field_policy import is_near
-from ..limits import (
-    MAX_MESSAGES,
-    BannedStrings,
-    KVShare,
-    MaxTokens,
-    MinP,
-    MinTokens,
-    NumLogprobs,
-    Seed,
-    StopRegex,
-    Temperature,
-    TopK,
-    TopP,
-)
-from .requests import (
-    CacheText,
-    ReasoningEffort,
-    ReturnProgress,
-    effort_kwargs,
-    require_stream,
-    several,
-    thinking_kwargs,
-    wished,
-)
+from ..limits import MAX_MESSAGES, KVShare, MaxTokens, NumLogprobs
+from ..sampling_fields import sampling_params, with_sampling_of
+from .requests import CacheText, ReasoningEffort, ReturnProgress, effort_kwargs, require_stream, thinking_kwargs
 from .response_format import Schema, SchemaName
 from .response_items import History, InputItem
 from .response_tools import RawChoice, RawTool
@@ -80,6 +59,7 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # as in `StreamOptions`
 
 
+@with_sampling_of("responses")
 class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /v1/responses`. None, or a missing field, is the model's default."""
 
@@ -89,14 +69,6 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None  # ours, as the next five
-    min_tokens: MinTokens | None = None
-    min_p: MinP | None = None
-    seed: Seed | None = None
-    stop_regex: StopRegex | None = None  # the reply ends before the first match
-    banned_strings: BannedStrings | None = None  # what begins one is taken back, and chosen again
     top_logprobs: NumLogprobs | None = None
     include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDE)] | None = None  # what else is to be told
     text: TextOptions | None = None
@@ -195,16 +167,5 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidParameter(f'top_logprobs is set; set include to ["{LOGPROBS}"] as well', param="top_logprobs")
         require_stream(self.stream, "return_progress", self.return_progress)
-        wishes: dict[str, Any] = {
-            "max_tokens": self.max_output_tokens,
-            "min_tokens": self.min_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "seed": self.seed,
-            "stop_regex": several(self.stop_regex),
-            "banned_strings": several(self.banned_strings),
-            "logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None,
-        }
-        return wished(defaults, wishes, {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"})
+        own = {"logprobs": (self.top_logprobs or 0) if self.wants_logprobs else None}
+        return sampling_params("responses", self, defaults, own, {"logprobs": "top_logprobs"})

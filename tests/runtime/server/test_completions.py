@@ -69,7 +69,7 @@ def test_a_prompt_is_a_text_or_token_ids(client: TestClient, engine: FakeEngine,
         ({"prompt": ""}, "the prompt has no tokens"),
         ({"prompt": {}}, "prompt"),
         ({"logprobs": 99}, "logprobs is 99"),
-        ({"stop": ["a"] * 99}, "stop has 99 strings"),
+        ({"stop": ["a"] * 99}, "stop has 99 entries"),
     ],
 )
 def test_bad_input_is_400(client: TestClient, body: dict[str, object], says: str) -> None:

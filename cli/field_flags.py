@@ -1,0 +1,193 @@
+"""The flags of engine options and sampling parameters, made from where these are declared when a command is run.
+
+Importing this loads neither the engine nor arrays: the help of all commands does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from radixlm.runtime import SamplingParams
+    from radixlm.runtime.fields import Field
+
+ENGINE = ("store", "draft", "engine")  # groups of the commands that open a model to answer with it
+
+
+class JSONObject(click.ParamType[dict[str, Any]]):
+    """An option whose value is an object in JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """The object.
+
+        Raises:
+            BadParameter: it is none.
+        """
+        if isinstance(value, dict):
+            return value
+        try:
+            read = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
+        if not isinstance(read, dict):
+            self.fail(f"{value!r} is no object in JSON", param, ctx)
+        return read
+
+
+class FieldCommand(click.Command):
+    """A command with flags of declared fields, which it gets as keyword arguments with the fields' names.
+
+    Args:
+        flags: groups of fields, or names of single ones.
+        requires: names of those that must be given.
+    """
+
+    def __init__(self, *args: Any, flags: Sequence[str], requires: Sequence[str] = (), **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._flags, self._requires = flags, requires
+        self._options: list[click.Parameter] | None = None
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """As click's: the command's own, those of fields, and `--help`."""
+        if self._options is None:
+            chosen = (field for field in _fields().values() if field.about.flag is not None)
+            self._options = [
+                _option(field, field.name in self._requires)
+                for field in chosen
+                if not {field.name, field.about.flag.group}.isdisjoint(self._flags)  # type: ignore[union-attr]
+            ]
+        *own, last = super().get_params(ctx)
+        return [*own, *self._options, last]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's.
+
+        Raises:
+            InvalidParameter: a flag is given, and not the one that it needs.
+        """
+        from radixlm.runtime.fields import check_needs
+
+        left = super().parse_args(ctx, args)
+        fields = _fields()
+        given = {name: value for name, value in ctx.params.items() if name in fields and value is not None}
+        check_needs(fields, given, _flag_of)
+        return left
+
+
+def engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
+    """Those keyword arguments of a command that `Engine` takes, out of all of them; those not given are left out."""
+    from radixlm.runtime.engine.engine_options import EngineOptions
+    from radixlm.runtime.fields import fields_of
+
+    return _taken(options, fields_of(EngineOptions))
+
+
+def sampled(options: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
+    """`defaults` with what the keyword arguments of a command say instead.
+
+    Raises:
+        InvalidParameter: a value is outside its range.
+    """
+    from radixlm.runtime import SamplingParams
+    from radixlm.runtime.fields import fields_of
+
+    return dataclasses.replace(defaults, **_taken(options, fields_of(SamplingParams)))
+
+
+def _taken(options: dict[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    taken = {name: options.pop(name) for name in fields if name in options}
+    return {name: value for name, value in taken.items() if value not in (None, ())}
+
+
+def _fields() -> Mapping[str, Field]:
+    from radixlm.runtime.engine.engine_options import EngineOptions
+    from radixlm.runtime.engine.sampling_params import SamplingParams
+    from radixlm.runtime.fields import fields_of
+
+    return {**fields_of(EngineOptions), **fields_of(SamplingParams)}
+
+
+def _flag_of(field: Field) -> str:
+    return field.name if field.about.flag is None else field.about.flag.name
+
+
+def _option(field: Field, is_required: bool) -> click.Option:
+    flag = field.about.flag
+    assert flag is not None
+    if field.kind is bool:
+        names = [f"{flag.name}/--no-{flag.name[2:]}", field.name]
+        return click.Option(names, default=field.default, show_default=True, help=_said(field.about.doc))
+    unit = flag.unit or (None, 1)
+    return click.Option(
+        [flag.name, field.name],
+        type=_type(field),
+        multiple=field.kind == tuple[str, ...],
+        default=flag.default,
+        required=is_required,
+        metavar=flag.metavar or unit[0],
+        callback=partial(_converted, field),
+        help=_said(field.about.doc) + _default(field),
+    )
+
+
+def _type(field: Field) -> click.ParamType[Any]:
+    flag = field.about.flag
+    assert flag is not None
+    if field.choices:
+        return click.Choice(field.choices)
+    if flag.path is not None:
+        is_artifact = flag.path == "artifact"
+        return click.Path(exists=is_artifact, file_okay=flag.path == "file", dir_okay=flag.path != "file")
+    if field.kind == tuple[str, ...]:
+        return click.STRING
+    if field.kind in (int, float):
+        return click.INT if field.kind is int and flag.unit is None else click.FLOAT
+    return JSONObject()
+
+
+def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """What was given, in the units of the field.
+
+    Raises:
+        ValueError: it is outside the field's range, or an empty path.
+    """
+    flag = field.about.flag
+    assert flag is not None
+    if value == "":
+        raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or leave it out")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{flag.name} is {value}; it must be a number" + (f" of {flag.unit[0]}" if flag.unit else ""))
+    if isinstance(value, int | float) and not field.about.holds(value):
+        raise ValueError(f"{flag.name} is {value:g}; it must be a number {field.about.range}")
+    return value if value is None or flag.unit is None else int(value * flag.unit[1])
+
+
+def _default(field: Field) -> str:
+    """What is done without the flag, as the help has it."""
+    flag, value = field.about.flag, field.default
+    assert flag is not None
+    if flag.default is not None:
+        value = flag.default
+    elif flag.unit is not None and value is not None:
+        value /= flag.unit[1]
+    if field.about.unset is not None and (value is None or not field.is_optional):
+        return f"  [default: {_said(field.about.unset)}]"
+    if value in (None, ()):
+        return ""
+    return f"  [default: {value}]" if isinstance(value, str) else f"  [default: {value:g}]"
+
+
+def _said(text: str) -> str:
+    """Documentation as the command line says it: with flags for fields, and without backticks."""
+    fields = _fields()
+    return re.sub("`(.+?)`", lambda found: _flag_of(fields[found[1]]) if found[1] in fields else found[1], text)

@@ -1,0 +1,110 @@
+"""The sampling parameters of requests, in every API, made from where `SamplingParams` declares them.
+
+Knows fields and types, not what an endpoint does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
+
+from ..engine.sampling_params import SamplingParams
+from ..errors import InvalidParameter
+from ..fields import BIAS, Field, fields_of
+from .limits import said
+
+API = Literal["openai", "responses", "messages"]
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+
+def with_sampling_of(api: API) -> Callable[[type[Request]], type[Request]]:
+    """Add the sampling parameters of an API to the type of a request; None is the model's default.
+
+    Fields that the type has already stay as they are.
+    """
+
+    def added(request: type[Request]) -> type[Request]:
+        fields = [
+            (name, wire_type(field) | None, None)
+            for name, field in _fields(api).items()
+            if name not in request.__struct_fields__
+        ]
+        made = msgspec.defstruct(
+            request.__name__,
+            fields,
+            bases=(request,),
+            module=request.__module__,
+            namespace={"__doc__": request.__doc__},
+            kw_only=True,
+            forbid_unknown_fields=True,
+        )
+        return cast("type[Request]", made)
+
+    return added
+
+
+def sampling_params(
+    api: API,
+    request: msgspec.Struct,
+    defaults: SamplingParams,
+    own: Mapping[str, object],
+    own_names: Mapping[str, str],
+) -> SamplingParams:
+    """`defaults` with what a request wishes instead; an error names the request's field.
+
+    Args:
+        own: parameters that an endpoint takes from other fields; None where they are not given.
+        own_names: of those, where they have other names in the request.
+
+    Raises:
+        InvalidParameter: a value is outside its range, or there are too many of them.
+    """
+    names = {field.name: name for name, field in _fields(api).items()}
+    wishes = {name: getattr(request, wire_name) for name, wire_name in names.items()}
+    wishes |= {name: value for name, value in own.items() if value is not None}
+    fields = fields_of(SamplingParams)
+    wishes = {name: _as_field(fields[name], value) for name, value in wishes.items() if value is not None}
+    try:
+        return dataclasses.replace(defaults, **wishes)
+    except InvalidParameter as error:
+        name = (names | dict(own_names)).get(error.param or "", error.param)
+        if name == error.param:
+            raise
+        raise InvalidParameter(str(error).replace(str(error.param), str(name), 1), param=name) from error
+
+
+def wire_type(field: Field) -> Any:
+    """The type of a field in a request. Ranges are described, and checked by `SamplingParams` with better words."""
+    about = field.about
+    if field.kind == BIAS:
+        return Annotated[dict[int, Annotated[float, _numbers(field)]], said(maxProperties=about.most or 0)]
+    if field.kind == tuple[int, ...]:
+        return Annotated[list[int], said(maxItems=about.most or 0)]
+    if field.kind == tuple[str, ...]:
+        text = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": about.longest})]
+        return text | Annotated[list[text], said(maxItems=about.most or 0)]
+    return bool if field.kind is bool else Annotated[field.kind, _numbers(field)]
+
+
+def _numbers(field: Field) -> msgspec.Meta:
+    low, high, off = field.about.low, field.about.high, field.about.off
+    least = low if low is None or off is None else min(low, off)
+    return said(**{name: bound for name, bound in (("minimum", least), ("maximum", high)) if bound is not None})
+
+
+def _as_field(field: Field, value: Any) -> Any:
+    """A wish that is not None, as the field has it: a client may write one text for a list, and a number for none."""
+    if field.about.off is not None and value == field.about.off:
+        return field.default
+    return (value,) if field.kind == tuple[str, ...] and isinstance(value, str) else value
+
+
+@cache
+def _fields(api: API) -> Mapping[str, Field]:
+    """The sampling parameters of an API's requests, by their names there."""
+    fields = [each for each in fields_of(SamplingParams).values() if each.about.apis is None or api in each.about.apis]
+    return {field.about.names.get(api, field.name): field for field in fields}
