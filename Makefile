@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality goldens lock clean
+.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -64,6 +64,10 @@ test-agents: $(VENV)/.run .venv-agents/.suite
 # once five more and 1.4 GB to install them.
 test-instruments: $(ARTIFACT)/manifest.json .venv-instruments/.suite
 	$(SERVED) .venv-instruments/bin/pytest --confcutdir=tests/instruments tests/instruments
+
+# Files and lines of ours that a generate(), a chat and a chat with a tool enter; FILES=1 lists them.
+trace: $(ARTIFACT)/manifest.json
+	$(BIN)/python -m bench.trace $(ARTIFACT) $(if $(FILES),--files)
 
 # What the harness scores two models by how numbers are stored, and over parts of prefixes; hours, RADIXLM_DATA.
 bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
