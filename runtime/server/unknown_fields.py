@@ -28,7 +28,7 @@ class LeaveOut(Protocol):
 
 
 def decode_body(
-    body: bytes | bytearray, type: type[T], *, is_strict: bool, leave_out: LeaveOut | None = None
+    body: bytes, type: type[T], *, is_strict: bool, leave_out: LeaveOut | None = None
 ) -> tuple[T, IgnoredFields]:
     """JSON as a type, and the fields that are ignored.
 
@@ -54,7 +54,7 @@ def decode_body(
     return value, ignored
 
 
-def _decoded(body: bytes | bytearray, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
+def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
     """JSON as a type, in which halves of characters become U+FFFD."""
     try:
         return decode_json(body, type)
@@ -67,7 +67,7 @@ def _decoded(body: bytes | bytearray, type: type[T], ignored: IgnoredFields, is_
 
 
 def _without_unknown(
-    body: bytes | bytearray, type: type[Any], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool
+    body: bytes, type: type[Any], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool
 ) -> bytes:
     """The same JSON without them: decoding it again costs less than to look at each value of every body in Python."""
     try:

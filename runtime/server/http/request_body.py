@@ -31,7 +31,7 @@ _BORDERS = b",[{"  # a value that is not the first of an array or an object stan
 
 async def read_json(
     request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S, room: BodyReading | None = None
-) -> bytearray:
+) -> bytes:
     """The body of `request`, which is meant as JSON; `decode_json` and `unknown_fields.decode_body` read it.
 
     Raises:
@@ -46,7 +46,7 @@ async def read_json(
 
 async def read_body(
     request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S, room: BodyReading | None = None
-) -> bytearray:
+) -> bytes:
     """The bytes of a request's body.
 
     Args:
@@ -81,7 +81,7 @@ def num_body_bytes_of(request: Request) -> int:
     return num_bytes
 
 
-def decode_json(body: bytes | bytearray, type: type[T]) -> T:
+def decode_json(body: bytes, type: type[T]) -> T:
     """JSON as a type.
 
     Raises:
@@ -95,7 +95,7 @@ def decode_json(body: bytes | bytearray, type: type[T]) -> T:
         raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
 
 
-def without_lone_surrogates(body: bytes | bytearray) -> bytes | bytearray:
+def without_lone_surrogates(body: bytes) -> bytes:
     """JSON with U+FFFD in place of halves of characters, which clients make that cut texts between them; itself if it
     has none.
 
@@ -106,21 +106,23 @@ def without_lone_surrogates(body: bytes | bytearray) -> bytes | bytearray:
     return _ENCODED_HALF.sub("\ufffd".encode(), body)
 
 
-async def _read(request: Request, max_bytes: int, room: BodyReading | None) -> bytearray:
-    body, size = bytearray(), JSONSize()
+async def _read(request: Request, max_bytes: int, room: BodyReading | None) -> bytes:
+    chunks: list[bytes] = []  # joined once: a long array that grows is moved, which holds the event loop
+    num_bytes, size = 0, JSONSize()
     is_whole = False
     while not is_whole:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk, is_whole = message.get("body", b""), not message.get("more_body", False)
-        body += chunk
-        _check_length(len(body), max_bytes)
+        chunks.append(chunk)
+        num_bytes += len(chunk)
+        _check_length(num_bytes, max_bytes)
         if room is not None:
             room.add(len(chunk))
         size.add(chunk)
         _check_values(size.num_values)
-    return body
+    return b"".join(chunks)
 
 
 def _check_headers(request: Request) -> None:
