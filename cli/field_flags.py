@@ -183,7 +183,7 @@ def _default(field: Field) -> str:
     if field.about.unset is not None and (value is None or not field.is_optional):
         return f"  [default: {_said(field.about.unset)}]"
     if value in (None, ()):
-        return ""
+        return "" if value is None else "  [repeatable]"
     return f"  [default: {value}]" if isinstance(value, str) else f"  [default: {value:g}]"
 
 

@@ -112,7 +112,7 @@ class SamplingParams:
     )
     stop: tuple[str, ...] = option(
         (),
-        "End the reply before this; repeatable.",
+        "End the reply before this.",
         most=16,
         longest=1024,
         names={"messages": "stop_sequences"},
@@ -120,7 +120,7 @@ class SamplingParams:
     )
     stop_regex: tuple[str, ...] = option(
         (),
-        "End the reply before the first match of this regular expression; repeatable.",
+        "End the reply before the first match of this regular expression.",
         most=16,
         longest=1024,
         flag=Flag("--stop-regex", "sampling", metavar="REGEX"),
@@ -128,7 +128,7 @@ class SamplingParams:
     banned_strings: tuple[str, ...] = option(
         (),
         "Have the reply go on without this, in whatever case: a token that begins it is taken back, and another is "
-        "chosen; repeatable.",
+        "chosen.",
         most=512,
         longest=256,
         flag=Flag("--ban", "sampling", metavar="TEXT"),
