@@ -70,7 +70,7 @@ AnyChoice = ToolChoice | NamedChoice | AllowedChoice
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    name: FunctionName
+    name: str  # whatever an earlier reply called, and were it no tool's: the conversation goes on
     arguments: str = "{}"
     parsed_arguments: Any = None  # what OpenAI's client made of them, and sends back: nothing is done with it
 

@@ -22,6 +22,7 @@ HISTORIES: dict[str, list[Said]] = {
     "a call last": [ASKED, ("call", "1")],
     "a result twice": [ASKED, ("call", "1"), ("result", "1", "RAIN"), ("result", "1", "SUN")],
     "a result of another call": [ASKED, ("call", "1"), ("result", "2", "RAIN")],
+    "a call of what is no name": [ASKED, ("call", "1", "get weather:größe"), ("result", "1", "RAIN")],
     "an id twice in one reply": [ASKED, ("call", "1"), ("call", "1"), ("result", "1", "RAIN"), ("result", "1", "SUN")],
     "an id twice": [ASKED, ("call", "1"), ("result", "1", "RAIN"), ("call", "1"), ("result", "1", "SUN")],
     "results in another order": [
@@ -45,12 +46,17 @@ def model(request: pytest.FixtureRequest) -> Iterator[Scripted]:
         yield model
 
 
+def called(said: list[str]) -> str:
+    """The name in a call of a history."""
+    return said[1] if len(said) > 1 else "look"
+
+
 def messages_of(history: list[Said]) -> list[Any]:
     messages: list[Any] = []
     is_open = False  # the last message is a reply with calls
     for kind, *said in history:
         if kind == "call":
-            call = {"id": said[0], "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            call = {"id": said[0], "type": "function", "function": {"name": called(said), "arguments": "{}"}}
             if not is_open:
                 messages.append({"role": "assistant", "content": None, "tool_calls": []})
             messages[-1]["tool_calls"].append(call)
@@ -66,7 +72,7 @@ def items_of(history: list[Said]) -> list[Any]:
     items: list[Any] = []
     for kind, *said in history:
         if kind == "call":
-            items.append({"type": "function_call", "call_id": said[0], "name": "look", "arguments": "{}"})
+            items.append({"type": "function_call", "call_id": said[0], "name": called(said), "arguments": "{}"})
         elif kind == "result":
             items.append({"type": "function_call_output", "call_id": said[0], "output": said[1]})
         else:
