@@ -82,12 +82,13 @@ def command(
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
     from radixlm.compile.in_memory import WRITTEN, InMemory, keep, tell
-    from radixlm.compile.preflight import check_ready
+    from radixlm.compile.preflight import check_ready, read_ahead
 
     from .progress import ProgressDisplay
 
     place = None if in_memory is None else InMemory(*in_memory[:3], written=partial(tell, in_memory[3], WRITTEN))
     check_ready(source, output, quantize, needs_space=place is None)
+    read_ahead(Path(source))
     with ExitStack() as stack:
         with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
             from radixlm.compile.compiler import CompileOptions, fresh_artifact  # a second: the clock ticks meanwhile

@@ -1,4 +1,4 @@
-"""What a compile needs of this machine, checked before anything slow: an output, room on the disk, a C compiler.
+"""What comes before anything slow: checks of the output, the disk and the C compiler; and the disk begins to read.
 
 Imports no TVM, and opens no model.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from radixlm.runtime.errors import CompileError
@@ -14,7 +16,8 @@ from radixlm.runtime.errors import CompileError
 from .publish import check_output, unpublished
 
 _OTHER_FILES_BYTES = 16 << 20  # about: library, tokenizer, manifest
-_WEIGHT_FILES = (".safetensors", ".bin")  # of a directory
+_WEIGHT_FILES = (".safetensors", ".bin")  # of a directory; the first that there are are read
+_READ_AHEAD_BYTES = 2 << 30  # what a fast disk reads while the compiler is loaded and the kernels are found
 # The least part of its bytes that a source becomes: half, because it may have tensors that are not compiled, such as
 # those of images, times the bits of a number over the 32 that it may have had.
 _LEAST_SHARE = {"keep": 0.5, "f32": 0.5, "f16": 0.25, "q8": 0.13, "q4": 0.07}
@@ -72,6 +75,34 @@ def check_compiler() -> None:
         raise CompileError(
             f"the module is linked by a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH; install gcc"
         )
+
+
+def read_ahead(source: Path) -> threading.Thread:
+    """Have the disk read the beginning of a model's files, in a thread: a busy disk lets its callers wait."""
+    thread = threading.Thread(target=_read_ahead, args=(source,), name="radixlm-read-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _read_ahead(source: Path) -> None:
+    left = _READ_AHEAD_BYTES if hasattr(os, "posix_fadvise") else 0
+    for path in _weight_files(source):
+        with suppress(OSError), path.open("rb") as file:  # who reads it says what is wrong
+            size = min(left, path.stat().st_size)
+            if size:  # 0 would be all of it
+                os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_WILLNEED)
+            left -= size
+
+
+def _weight_files(source: Path) -> list[Path]:
+    """The files with a model's weights, in one format if it is there in two; none if it is not here yet."""
+    if not source.is_dir():
+        return [source] if source.is_file() else []
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    for suffix in _WEIGHT_FILES:
+        if found := [path for path in files if path.suffix == suffix]:
+            return found
+    return []
 
 
 def least_bytes(source: Path, quantize: str) -> int:

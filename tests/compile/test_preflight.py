@@ -94,6 +94,25 @@ def test_names_of_compilers_are_tvms() -> None:
     assert f"cc_names = [{', '.join(f'{chr(34)}{name}{chr(34)}' for name in preflight._COMPILERS)}]" in source
 
 
+def test_the_beginning_of_a_model_is_read_ahead_in_the_format_that_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[str, int, int]] = []
+
+    def advise(file: int, start: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        read.append((Path(os.readlink(f"/proc/self/fd/{file}")).name, start, size))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(preflight, "_READ_AHEAD_BYTES", 25)
+    for name in ("model.bin", "a.safetensors", "b.safetensors", "c.safetensors", "d.safetensors"):
+        (tmp_path / name).write_bytes(bytes(10))
+    (tmp_path / "b.safetensors").write_bytes(b"")
+    for source in (tmp_path, tmp_path / "model.bin", tmp_path / "nowhere"):
+        preflight.read_ahead(source).join()
+    assert read == [("a.safetensors", 0, 10), ("c.safetensors", 0, 10), ("d.safetensors", 0, 5), ("model.bin", 0, 10)]
+
+
 @pytest.mark.parametrize("lacking", ["compiler", "output"])
 def test_the_command_says_it_before_it_loads_the_compiler(lacking: str, source: Path, tmp_path: Path) -> None:
     output = tmp_path / ("model.radixlm" if lacking == "compiler" else "nowhere/model.radixlm")
