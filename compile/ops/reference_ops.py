@@ -8,7 +8,9 @@ tensor only; of those that can be read by their rows, for some of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -275,22 +277,26 @@ class ReferenceOps:
         self, x: Array, layer: Linear, *, rounded: bool = True, outputs: Sequence[slice] | None = None
     ) -> Array:
         x = round_to_int8(x) if rounded and self._quantized(layer.name) else x
-        product = np.concatenate([_product(x, strip) for strip in self._strips(layer, outputs)], axis=-1)
+        product = np.concatenate(self._products(x, layer, outputs), axis=-1)
         if layer.has_bias:
             bias = self._read(layer.bias_name)
             product = product + (bias if outputs is None else np.concatenate([bias[rows] for rows in outputs]))
         return product if layer.factor == 1.0 else product * self._number(layer.factor)
 
-    def _strips(self, layer: Linear, outputs: Sequence[slice] | None) -> Iterator[Array]:
-        """The rows of a matrix, or of some outputs, in their order."""
-        if self._rows is None:
+    def _products(self, x: Array, layer: Linear, outputs: Sequence[slice] | None) -> list[Array]:
+        """Products with parts of a matrix, or of some outputs, in their order."""
+        read = self._rows
+        if read is None:
             matrix = self._read(layer.name)
-            yield matrix if outputs is None else np.concatenate([matrix[rows] for rows in outputs])
-            return
+            return [_product(x, matrix if outputs is None else np.concatenate([matrix[rows] for rows in outputs]))]
         size = max(1, STRIP // layer.num_inputs)
-        for run in outputs or [slice(0, layer.num_outputs)]:
-            for start in range(run.start, run.stop, size):
-                yield self._rows(layer.name, slice(start, min(start + size, run.stop))).astype(self._dtype, copy=False)
+        strips = [
+            slice(start, min(start + size, run.stop))
+            for run in outputs or [slice(0, layer.num_outputs)]
+            for start in range(run.start, run.stop, size)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # reading takes longer than multiplying
+            return [*pool.map(lambda rows: _product(x, read(layer.name, rows).astype(self._dtype, copy=False)), strips)]
 
     def _norm(self, x: Array, norm: Norm) -> Array:
         groups = x if norm.group is None else x.reshape(*x.shape[:-1], -1, norm.group)
