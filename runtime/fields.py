@@ -210,9 +210,9 @@ def check_needs(
 
 
 def given_of(options: object) -> dict[str, object]:
-    """The fields whose values are not the defaults, with these."""
+    """The fields that are None where they are not given, and are given, with their values."""
     fields = fields_of(type(options))  # type: ignore[arg-type]  # a class is hashable
-    return {name: value for name, value in vars(options).items() if value != fields[name].default}
+    return {name: value for name, value in vars(options).items() if value is not None and fields[name].default is None}
 
 
 def documented(options: Class) -> Class:

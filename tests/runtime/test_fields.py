@@ -32,6 +32,7 @@ class Oven:
     share: float = option(0.5, "Of `watts`.", low=0, high=1, flag=Flag("--share", "heat"))
     mode: Literal["grill", "bake"] = option("bake", "`grill`: from above.", flag=Flag("--mode", "heat"))
     minutes: int = option(9, "Until it rings.", low=1, needs="watts", flag=Flag("--minutes", "time", default=7))
+    seconds: int | None = option(None, "Beside `minutes`.", low=0, needs="watts")
     light: bool = option(True, "Whether one sees it.", flag=Flag("--light", "other"))
     racks: tuple[str, ...] = option((), "Names.", most=2, longest=4, flag=Flag("--rack", "other"))
 
@@ -69,7 +70,7 @@ def test_a_number_is_refused_exactly_where_it_is_none_or_outside_its_range(optio
         ({"light": 1}, "light is 1; it must be true or false"),
         ({"share": math.nan}, "share is nan; it must be a number from 0 to 1"),
         ({"watts": 0}, "watts is 0; it must be an integer above 0"),
-        ({"minutes": 3}, "minutes is given and watts is not; give both, or leave minutes out"),
+        ({"seconds": 3}, "seconds is given and watts is not; give both, or leave seconds out"),
         ({"racks": ("a", "b", "c")}, "racks has 3 entries; at most 2 are allowed"),
         ({"racks": ("upper",)}, "racks has 'upper'; each must be a string of 1 to 4 characters"),
         ({"racks": ["a"]}, "racks is .'a'.; it must be a tuple"),
