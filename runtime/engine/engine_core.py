@@ -18,7 +18,7 @@ from ..chat.tools.tool_calls import ToolCall
 from ..errors import EngineOverloaded, InvalidParameter
 from ..memory import Forgotten, Memories
 from ..model.batch import Batch, Forward
-from ..prefix.call_saver import MadeBy
+from ..prefix.beside_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows

@@ -22,6 +22,7 @@ from ..errors import InvalidParameter, StoreUnusable
 from ..kv_log.log import KVLog
 from ..memory import Memories
 from ..model.batch import PageIO, Runner, StateIO
+from ..prefix.beside_saver import known_calls
 from ..prefix.chosen_rows import ChosenRows
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
@@ -138,7 +139,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                     states=None if states is None else _state_io(runner),
                 )
             )
-            for namespace, call in tier.calls.known():
+            for namespace, call in known_calls(store):
                 prompts.given_calls.note(namespace, call)
             known = StoredPrefill.of(
                 store.directory, store.identity, num_threads=options.num_threads, is_scored=scored is not None

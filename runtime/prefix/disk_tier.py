@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..artifact.manifest import PAGE_SIZE
@@ -22,8 +23,7 @@ from ..model.batch import PageIO, StateIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
-from .alias_saver import AliasSaver
-from .call_saver import CallSaver, MadeBy
+from .beside_saver import BesideSaver, MadeBy, keep_alias, load_aliases
 from .chosen_loader import ChosenLoader
 from .chosen_rows import ChosenRows, RunOrder
 from .disk_index import DiskIndex
@@ -83,8 +83,9 @@ class DiskTier(Memory):
             self.index.add_state(key)
         self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
         self.reader = DiskReader(store, page_bytes, queue)
-        self._aliases = AliasSaver(cache.aliases, store, self.writer)
-        self.calls = CallSaver(store, self.writer)
+        aliases, calls = BesideSaver(self.writer), BesideSaver(self.writer)
+        load_aliases(cache.aliases, store)
+        cache.aliases.recorded = partial(keep_alias, aliases)
         self.loader = PrefixLoader(
             *(cache, io, self.index, self.reader, self.rates, queue),
             clock=clock,
@@ -96,7 +97,7 @@ class DiskTier(Memory):
         self.chosen = None if choose_rows is None else choose_rows(self)
         order = None if self.chosen is None else self.chosen.order
         self._saver = PageSaver(
-            cache, self.index, self.writer, io, store.identity, store.touch, self._aliases, self.calls, queue, order
+            cache, self.index, self.writer, io, store.identity, store.touch, aliases, calls, queue, order
         )
         if states is not None:
             self._saver.states = StateSaver(cache, states, self.index, self.writer, store.identity, queue)
@@ -205,7 +206,7 @@ class DiskTier(Memory):
         """
         self._saver.forget()
         self._end_loads()
-        self._aliases.load()
+        load_aliases(self.cache.aliases, self.store)
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""

@@ -20,8 +20,7 @@ from ..cache.radix_node import Node
 from ..chat.tools.tool_calls import ToolCall
 from ..model.batch import PageIO
 from ..store.page_key import PageKey, StoreIdentity
-from .alias_saver import AliasSaver
-from .call_saver import CallSaver, MadeBy
+from .beside_saver import BesideSaver, MadeBy, keep_call
 from .chosen_rows import RunOrder
 from .disk_index import DiskIndex
 from .disk_reader import EngineThread
@@ -72,8 +71,8 @@ class PageSaver:
     io: PageIO
     identity: StoreIdentity
     touched: Callable[[Sequence[bytes]], None]
-    aliases: AliasSaver
-    calls: CallSaver
+    aliases: BesideSaver
+    calls: BesideSaver
     queue: EngineThread
     reorder: RunOrder | None = None
     states: StateSaver | None = None
@@ -177,7 +176,7 @@ class PageSaver:
 
     def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
         """Have a call saved after the pages of its reply."""
-        self.calls.keep(namespace, call, made_by)
+        keep_call(self.calls, namespace, call, made_by)
         if not self._chains:
             self.calls.save()
 

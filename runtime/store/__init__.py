@@ -1,8 +1,7 @@
 """Pages of keys and values on disk: found again by what they depend on, checked on every read, safe from any crash."""
 
-from .alias_record import StoredAlias
+from .beside_record import Beside, StoredAlias, StoredCall
 from .bundle import ImportReport, export_bundle, import_bundle, is_bundle
-from .call_record import StoredCall
 from .files import Files, OSFiles
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_store import PageStore
@@ -10,6 +9,7 @@ from .store_state import GCReport, PutResult, RecoveryReport, StoreStats, Verify
 
 __all__ = [
     "NO_PARENT",
+    "Beside",
     "Files",
     "GCReport",
     "ImportReport",

@@ -16,14 +16,13 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreOff, StoreUnusable
-from .alias_record import StoredAlias
-from .call_record import StoredCall
+from .beside_record import Beside, StoredAlias, StoredCall
 from .catalogue import verify
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
 from .index import Index
@@ -42,6 +41,7 @@ from .scores.stored_scores import StoredScores
 from .states.stored_states import StoredStates
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
+AnyBeside = TypeVar("AnyBeside", bound=Beside)
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -106,13 +106,11 @@ class PageStore:
 
     def aliases(self) -> Iterator[StoredAlias]:
         """All aliases of this model, the one used longest ago first."""
-        rows = self._rows(lambda index: index.rows_of_kind(Kind.ALIAS).items())
-        return (alias for row in rows if (alias := StoredAlias.of(row.header)) is not None)
+        return self._beside(StoredAlias)
 
     def calls(self) -> Iterator[StoredCall]:
         """All calls of this model, the one used longest ago first."""
-        rows = self._rows(lambda index: index.rows_of_kind(Kind.CALL).items())
-        return (call for row in rows if (call := StoredCall.of(row.header)) is not None)
+        return self._beside(StoredCall)
 
     def pages_with_state(self) -> Iterator[bytes]:
         """The keys of the pages of this model behind which a state is stored."""
@@ -135,7 +133,7 @@ class PageStore:
         records = [(RecordHeader.of_page(head), row.data) for head, row in zip(heads, rows, strict=True)]
         return self._change(partial(self._writer.put, records, evicts=evicts))
 
-    def put_beside(self, record: StoredAlias | StoredCall) -> PutResult:
+    def put_beside(self, record: Beside) -> PutResult:
         """Store an alias or a call, if its page is there. It is evicted, dropped and discarded with that page."""
         header = record.header(self.identity)
         return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
@@ -295,6 +293,10 @@ class PageStore:
             return
         with self._guard(), closing(Index.open_to_read(self.directory / INDEX)) as index:
             yield from self._state.whole(rows_of(index), self._writer.segments())
+
+    def _beside(self, kind: type[AnyBeside]) -> Iterator[AnyBeside]:
+        rows = self._rows(lambda index: index.rows_of_kind(kind.kind).items())
+        return (record for row in rows if (record := kind.of(row.header)) is not None)
 
     def _put_single(self, record: SingleRecord, heads: Sequence[PageKey]) -> PutResult:
         """Store what is beside these pages, if all of them are there, in place of what it replaces."""

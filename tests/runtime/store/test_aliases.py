@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from radixlm.runtime.store import PageKey, PageStore, StoredAlias
-from radixlm.runtime.store.alias_record import last_page_key
+from radixlm.runtime.store.beside_record import last_page_key
 from radixlm.runtime.store.page_key import NO_PARENT
 from radixlm.runtime.store.record import MAX_DETAILS_BYTES
 

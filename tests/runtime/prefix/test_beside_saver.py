@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.cache.radix_node import encode_key
 from radixlm.runtime.cache.reply_alias import ReplyAlias, ReplyAliases
-from radixlm.runtime.prefix.alias_saver import AliasSaver
+from radixlm.runtime.prefix.beside_saver import BesideSaver, keep_alias, load_aliases
 from radixlm.runtime.store import PageKey, PageStore
 
 from ..store.pages import ALICE, BOB, IDENTITY, chain, payload
@@ -26,11 +27,13 @@ class Writer:
         work(self.store)
 
 
-def saver_of(store: PageStore) -> tuple[ReplyAliases, AliasSaver]:
+def saver_of(store: PageStore) -> tuple[ReplyAliases, BesideSaver]:
     """One process."""
-    aliases, writer = ReplyAliases(), Writer(store)
-    saved: Any = writer
-    return aliases, AliasSaver(aliases, store, saved)
+    writer: Any = Writer(store)
+    aliases, saver = ReplyAliases(), BesideSaver(writer)
+    load_aliases(aliases, store)
+    aliases.recorded = partial(keep_alias, saver)
+    return aliases, saver
 
 
 def ids_of(heads: list[PageKey]) -> list[int]:
@@ -58,7 +61,7 @@ def test_an_alias_is_known_to_the_next_process_if_its_pages_are_on_disk(tmp_path
         assert aliases.num_aliases(BOB) == 0, "its pages are not there"
         aliases.start_over()
         assert aliases.num_aliases(ALICE) == 0
-        saver.load()
+        load_aliases(aliases, store)
         assert aliases.num_aliases(ALICE) == 1
 
 
