@@ -1,23 +1,46 @@
 """Render conversations as a model's template wants them: tools, thoughts and turns each in their place.
 
-Knows messages and a template, not tokens.
+What a template knows is found by rendering short conversations. Knows messages and a template, not tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final
 
 from ..errors import EmptyPrompt, InvalidRequest
 from .chat_template import ChatTemplate
-from .system_messages import SystemMessages
 from .thoughts import Thoughts
-from .tools.told_tools import ToldTools
 from .tools.tool_format import Tool, ToolFormat
 from .tools.tool_messages import for_template
 from .turns import Turns
 
 Message = Mapping[str, Any]
+
+_WHOLE: Final = Tool("a", {"type": "object", "properties": {}}, description="b")
+_ASKED: Final = ({"role": "user", "content": "c"},)
+_ID = "abcdefgh0"  # Mistral's templates want nine letters and digits
+_CALL = {"id": _ID, "type": "function", "function": {"name": "a", "arguments": {}}}
+_CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_RESULT: Message = {"role": "tool", "tool_call_id": _ID, "name": "a"}
+
+
+def _said(words: str, **message: object) -> Message:
+    return {**message, "content": f"{words} xyzzy"}
+
+
+# What comes behind the system's words counts, too: some templates take these for a turn, and refuse the next.
+_TALK = (
+    *(_said("alpha", role="system"), _said("beta", role="user"), _said("gamma", role="assistant")),
+    *(_said("delta", role="user"), _said("epsilon", role="system"), _said("kappa", role="assistant")),
+    _said("lambda", role="user"),
+)
+_LOOP = (
+    *(_said("alpha", role="user"), _CALLS, _said("beta", **_RESULT), _said("gamma", role="system")),
+    *(_CALLS, _said("delta", **_RESULT), _said("epsilon", role="system")),
+)
 
 
 class Conversations:
@@ -78,3 +101,133 @@ class Conversations:
                 "conversations; ask for those, or serve a model that was tuned for chat"
             )
         return self._template.render(told, tools=known, kwargs=kwargs)
+
+
+class SystemMessages:
+    """Words of the system in the middle of a conversation, for templates that know them there and those that do not.
+
+    Args:
+        template: None: there is none, and messages stay as they are.
+    """
+
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
+    def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, with words of the system that the template cannot read in their place as a part of what is said
+        there.
+
+        >>> alone = ChatTemplate("{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        ...                      "{{ raise_exception('first!') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+        >>> history = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
+        >>> print(SystemMessages(alone).for_template(history)[0]["content"])
+        Hi
+        <BLANKLINE>
+        <system-reminder>
+        Be brief.
+        </system-reminder>
+        """
+        if not any(message.get("role") == "system" for message in messages[1:]) or self._knows_the_middle:
+            return messages
+        told: list[Message] = []
+        words: list[list[str]] = []  # of each, which are joined in the end
+        is_reminder = False  # the last one has nothing but words of the system
+        for message in messages:
+            role, text, last = message.get("role"), str(message.get("content")), told[-1] if told else {}
+            reminder = f"<system-reminder>\n{text}\n</system-reminder>"
+            if role == "system" and last.get("role") == "system":  # both at the beginning
+                words[-1].append(text)
+            elif role == "system" and last.get("role") in ("user", "tool"):
+                words[-1].append(reminder)
+            elif role == "user" and is_reminder:
+                words[-1].append(text)
+                is_reminder = False
+            else:
+                is_reminder = role == "system" and bool(told)
+                told.append({"role": "user", "content": reminder} if is_reminder else message)
+                words.append([reminder if is_reminder else text])
+        return [
+            {**message, "content": "\n\n".join(said)} if len(said) > 1 else message
+            for message, said in zip(told, words, strict=True)
+        ]
+
+    @cached_property
+    def _knows_the_middle(self) -> bool:
+        """Whether the template writes all words in their order, those of the system in the middle among them: behind a
+        question, and behind the results of calls if it takes any.
+        """
+        if self._template is None:
+            return True
+        results = self._rendered([message for message in _LOOP if message["role"] != "system"])
+        return self._keeps(_TALK, "") and (results is None or self._keeps(_LOOP, results))
+
+    def _keeps(self, messages: Sequence[Message], results: str) -> bool:
+        """Whether all words are written once, in their order; words of results that `results` has."""
+        said = [(each["role"], str(each["content"])) for each in messages if each["content"]]
+        words = [text for role, text in said if role != "tool" or text in results]
+        text = self._rendered(messages) or ""
+        places = [text.find(each) for each in words]
+        return places == sorted(places) and all(text.count(each) == 1 for each in words)
+
+    def _rendered(self, messages: Sequence[Message]) -> str | None:
+        """The text; None: the template refuses it."""
+        assert self._template is not None
+        try:
+            return self._template.render(messages)
+        except InvalidRequest:
+            return None
+
+
+class ToldTools:
+    """Tools as a chat template is told of them: with what it reads of each, though a client may leave it out.
+
+    A description and a schema's properties are optional, and some published templates fail where they are missing:
+    gpt-oss's, Hermes' and Muse Glimmer's without a description, Seed-OSS's without properties. These get empty ones.
+    Null is told as nothing, and so are properties that are a list, which languages write that have one word for both
+    when empty. Else templates get the tools as they came. Any thread may ask; the template is tried when that is first
+    needed.
+
+    Args:
+        template: None if the model has none.
+    """
+
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
+    def for_template(self, tools: Sequence[Tool]) -> list[Mapping[str, object]]:
+        """The tools, with what the template cannot do without.
+
+        >>> template = ChatTemplate("{% for tool in tools %}{{ '// ' + tool.function.description }}{% endfor %}")
+        >>> ToldTools(template).for_template([Tool("now", {"type": "object"})])[0]["function"]
+        {'name': 'now', 'description': '', 'parameters': {'type': 'object'}}
+        """
+        return [self._filled(tool).for_template() for tool in tools]
+
+    def _filled(self, tool: Tool) -> Tool:
+        if tool.description is None and self._reads_descriptions:
+            tool = replace(tool, description="")
+        asked = {key: value for key, value in tool.parameters.items() if value is not None}
+        if not isinstance(asked.get("properties", {}), Mapping):
+            del asked["properties"]
+        if len(asked) < len(tool.parameters):
+            tool = replace(tool, parameters=asked)
+        if "properties" not in tool.parameters and self._reads_properties:
+            tool = replace(tool, parameters={**tool.parameters, "properties": {}})
+        return tool
+
+    @cached_property
+    def _reads_descriptions(self) -> bool:
+        return not self._takes(replace(_WHOLE, description=None)) and self._takes(replace(_WHOLE, description=""))
+
+    @cached_property
+    def _reads_properties(self) -> bool:
+        return not self._takes(replace(_WHOLE, parameters={"type": "object"})) and self._takes(_WHOLE)
+
+    def _takes(self, tool: Tool) -> bool:
+        if self._template is None:
+            return True
+        try:
+            self._template.render(_ASKED, tools=[tool.for_template()])
+        except InvalidRequest:
+            return False
+        return True

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.conversations import Conversations
-from radixlm.runtime.chat.system_messages import SystemMessages
+from radixlm.runtime.chat.conversations import Conversations, SystemMessages
 from radixlm.runtime.chat.thought_format import Message, thoughts_of, without_thoughts
 from radixlm.runtime.chat.tools.known_formats import format_of
 from radixlm.runtime.chat.tools.tool_format import Tool

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.system_messages import SystemMessages
+from radixlm.runtime.chat.conversations import SystemMessages
 from radixlm.runtime.chat.tools.known_formats import PLAIN
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.chat.turns import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.tools.told_tools import ToldTools
+from radixlm.runtime.chat.conversations import ToldTools
 from radixlm.runtime.chat.tools.tool_format import Tool
 
 BARE = Tool("now", {"type": "object"})
