@@ -59,6 +59,14 @@ class StreamDecoder:
         text, self._pending = decode_utf8(self._pending, replace_each_byte=self._replace_each_byte, final=True)
         return self._without_leading_spaces(text)
 
+    def state(self) -> tuple[int, int, bytes]:
+        """What `restore` needs to go on from here."""
+        return self._num_bytes_to_drop, self._num_spaces_to_drop, self._pending
+
+    def restore(self, state: tuple[int, int, bytes]) -> None:
+        """Go on from where `state` was asked for."""
+        self._num_bytes_to_drop, self._num_spaces_to_drop, self._pending = state
+
     def _visible(self, token_id: int) -> bytes:
         return b"" if token_id in self._skipped_ids else self._spell(token_id)
 

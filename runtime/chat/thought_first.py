@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import ConstraintFailed
 from ..model.batch import Int32Array
+from .scan import RewindableScan
 from .thought_format import ThoughtFormat
 from .thought_splitter import splitter_of
 from .token_constraint import (
@@ -38,7 +39,7 @@ class ThoughtTokens:
         white_ids: the tokens of all pieces of it that are one.
         last_tag: what stands right before the answer, but for white space.
         spilling: the tokens that write what is left of `last_tag`, and words behind it; by what is left.
-        decoder: makes a function that spells a reply token by token.
+        decoder: makes what spells a reply token by token.
     """
 
     format: ThoughtFormat
@@ -49,7 +50,7 @@ class ThoughtTokens:
     last_tag: str
     spilling: Mapping[str, Sequence[int]]
     vocab_size: int
-    decoder: Callable[[], Callable[[int], str]]
+    decoder: Callable[[], RewindableScan[int, str]]
 
 
 class ThoughtFirst:
@@ -66,7 +67,7 @@ class ThoughtFirst:
     def __init__(self, tokens: ThoughtTokens, prompt: str, source: ConstraintSource) -> None:
         self._tokens, self._source = tokens, source
         self._splitter = splitter_of(tokens.format, prompt)
-        self._spell = tokens.decoder()
+        self._decoder = tokens.decoder()
         self._inner: TokenConstraint | None = source.start()  # None: the reply can only be a thought
         self._is_inside = self._splitter.may_think
         self._is_first = True
@@ -104,7 +105,7 @@ class ThoughtFirst:
         if self._is_inside:
             self._think(token_id)
         elif self._gap:
-            self._gap = self._gap[len(self._spell(token_id)) :]
+            self._gap = self._gap[len(self._decoder.push(token_id)) :]
         elif self._begin and token_id == self._begin[0]:
             self._begin_thought(token_id)
         else:
@@ -126,16 +127,16 @@ class ThoughtFirst:
 
     def state(self) -> Any:
         """See `Rewindable`."""
-        own = dict(vars(self), _begin=list(self._begin))
-        return own, dict(vars(self._splitter)), _vars_of(self._spell), state_of(self._inner)
+        own = self._is_inside, self._is_first, tuple(self._begin), self._gap, self._written
+        return own, self._splitter.state(), self._decoder.state(), self._inner, state_of(self._inner)
 
     def restore(self, state: Any) -> None:
         """See `Rewindable`."""
-        own, splitter, spell, inner = state
-        vars(self).update(own, _begin=list(own["_begin"]))
-        vars(self._splitter).update(splitter)
-        if spell:
-            vars(self._spell.__self__).update(spell)  # type: ignore[attr-defined]
+        own, splitter, decoder, self._inner, inner = state
+        self._is_inside, self._is_first, begin, self._gap, self._written = own
+        self._begin = list(begin)
+        self._splitter.restore(splitter)
+        self._decoder.restore(decoder)
         restore(self._inner, inner)
 
     @property
@@ -164,10 +165,10 @@ class ThoughtFirst:
                 self._inner.accept(token_id)
             else:
                 self._inner = None
-        self._splitter.push(self._spell(token_id))
+        self._splitter.push(self._decoder.push(token_id))
 
     def _think(self, token_id: int) -> None:
-        text = self._spell(token_id)
+        text = self._decoder.push(token_id)
         self._written = (self._written + text)[-len(self._tokens.last_tag) :]
         said = self._splitter.push(text)
         if self._splitter.may_think:
@@ -181,12 +182,6 @@ class ThoughtFirst:
                 f"a token ends the thought and begins the answer with {answer!r:.40}, which its grammar cannot be held "
                 "to; ask again, or switch thoughts off"
             )
-
-
-def _vars_of(spell: Callable[[int], str]) -> dict[str, Any]:
-    """What a decoder remembers, of which this is a method; a function remembers nothing."""
-    owner = getattr(spell, "__self__", None)
-    return {} if owner is None else dict(vars(owner))
 
 
 def spilling_ids(tag: str, pieces: Iterable[bytes]) -> dict[str, list[int]]:

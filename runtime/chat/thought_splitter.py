@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from .scan import RewindableScan
 from .thought_format import ThoughtFormat
 
 _RECIPIENT = " to="  # begins the first header where a reply is one call
@@ -27,8 +28,8 @@ class Said(NamedTuple):
         return Said(self.thought + more.thought, self.answer + more.answer)
 
 
-class ThoughtSplitter(Protocol):
-    """Reads one reply."""
+class ThoughtSplitter(RewindableScan[str, Said], Protocol):
+    """Takes the text of one reply apart. At its end, a tag that was cut is text."""
 
     @property
     def is_thinking(self) -> bool:
@@ -43,14 +44,6 @@ class ThoughtSplitter(Protocol):
     @property
     def may_think(self) -> bool:
         """Whether a thought goes on, or a header, which may begin one."""
-        ...
-
-    def push(self, text: str) -> Said:
-        """Take the next text of the reply, and return what is certain."""
-        ...
-
-    def finish(self) -> Said:
-        """The text that was held back, at the end of the reply. A tag that was cut is text."""
         ...
 
 
@@ -85,14 +78,13 @@ class _TaggedThought:
         self._bare, self._is_loose = format.bare, format.is_loose
         self._held = ""
         self.is_thinking = format.is_opened_by(prompt)
-        self._read: Callable[[], Said | None] = self._read_begin
-        if self.is_thinking:
-            self._lead = "" if prompt.endswith(format.begin) and not format.is_loose else self._begin.after
-            self._read = self._read_again
+        is_whole = prompt.endswith(format.begin) and not format.is_loose
+        self._lead = "" if is_whole else self._begin.after  # of a thought that the prompt opened
+        self._read: _Read = _TaggedThought._read_again if self.is_thinking else _TaggedThought._read_begin
 
     @property
     def is_answering(self) -> bool:
-        return self._read == self._read_answer
+        return self._read is _TaggedThought._read_answer
 
     @property
     def may_think(self) -> bool:
@@ -101,16 +93,23 @@ class _TaggedThought:
     def push(self, text: str) -> Said:
         self._held += text
         thought = answer = ""
-        while (said := self._read()) is not None:
+        while (said := self._read(self)) is not None:
             thought += said.thought
             answer += said.answer
         return Said(thought, answer)
 
     def finish(self) -> Said:
         held, self._held = self._held, ""
-        if self._read == self._read_thought or (self._read == self._read_again and held.strip()):
+        read, own = self._read, _TaggedThought
+        if read is own._read_thought or (read is own._read_again and held.strip()):
             return Said(thought=held)
-        return Said(answer=held) if self._read in (self._read_begin, self._read_answer) else Said()
+        return Said(answer=held) if read is own._read_begin or read is own._read_answer else Said()
+
+    def state(self) -> tuple[str, bool, _Read]:
+        return self._held, self.is_thinking, self._read
+
+    def restore(self, state: tuple[str, bool, _Read]) -> None:
+        self._held, self.is_thinking, self._read = state
 
     # Each reads what it can of what is held; None: it needs more.
 
@@ -118,34 +117,35 @@ class _TaggedThought:
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
             self._held = rest.removeprefix(self._begin.core)
-            self.is_thinking, self._read = True, self._read_lead
+            self.is_thinking, self._read = True, _TaggedThought._read_lead
         elif self._bare and self._held.startswith(self._bare):
-            self._held, self._read = self._held.removeprefix(self._bare), self._read_answer
+            self._held, self._read = self._held.removeprefix(self._bare), _TaggedThought._read_answer
         elif self._begin.core.startswith(rest) or (self._bare and self._bare.startswith(self._held)):
             return None
         else:
-            self._read = self._read_answer
+            self._read = _TaggedThought._read_answer
         return Said()
 
     def _read_again(self) -> Said | None:
         """The tag that the prompt has already, which some models write once more."""
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
-            self._held, self._read = rest.removeprefix(self._begin.core), self._read_lead
+            self._held, self._read = rest.removeprefix(self._begin.core), _TaggedThought._read_lead
         elif self._begin.core.startswith(rest):
             return None
         else:
-            self._read = self._read_lead if self._lead or self._is_loose else self._read_thought
+            has_lead = bool(self._lead) or self._is_loose
+            self._read = _TaggedThought._read_lead if has_lead else _TaggedThought._read_thought
         return Said()
 
     def _read_lead(self) -> Said | None:
-        return self._drop_white(self._begin.after, self._read_thought)
+        return self._drop_white(self._begin.after, _TaggedThought._read_thought)
 
     def _read_thought(self) -> Said | None:
         before, at = self._end.before, self._held.find(self._end.core)
         if at >= 0:
             thought, self._held = self._held[:at], self._held[at + len(self._end.core) :]
-            self.is_thinking, self._read = False, self._read_gap
+            self.is_thinking, self._read = False, _TaggedThought._read_gap
             return Said(thought.rstrip() if self._is_loose else thought.removesuffix(before))
         num_held = _overlap(self._held, self._end.core)
         safe = self._held[: len(self._held) - num_held]
@@ -159,19 +159,22 @@ class _TaggedThought:
         return Said(safe) if safe else None
 
     def _read_gap(self) -> Said | None:
-        return self._drop_white(self._end.after, self._read_answer)
+        return self._drop_white(self._end.after, _TaggedThought._read_answer)
 
     def _read_answer(self) -> Said | None:
         answer, self._held = self._held, ""
         return Said(answer=answer) if answer else None
 
-    def _drop_white(self, white: str, then: Callable[[], Said | None]) -> Said | None:
+    def _drop_white(self, white: str, then: _Read) -> Said | None:
         """Drop the white space behind a tag, as far as it is the format's."""
         rest = self._held.lstrip() if self._is_loose else self._held[_num_common(self._held, white) :]
         if not rest and (self._is_loose or len(self._held) < len(white)):
             return None
         self._held, self._read = rest, then
         return Said()
+
+
+_Read = Callable[[_TaggedThought], Said | None]
 
 
 class _HeadedParts:
@@ -212,6 +215,12 @@ class _HeadedParts:
         if self._is_in_header:
             return Said(answer=held) if self._is_first or self._head_in(held) is not None else Said()
         return Said(thought=held) if self.is_thinking else Said(answer=held)
+
+    def state(self) -> tuple[str, bool, bool, bool, bool]:
+        return self._held, self._is_first, self._is_in_header, self._is_bare, self.is_thinking
+
+    def restore(self, state: tuple[str, bool, bool, bool, bool]) -> None:
+        self._held, self._is_first, self._is_in_header, self._is_bare, self.is_thinking = state
 
     def _read(self) -> str | None:
         """The next text of the part that is read; None: it needs more."""

@@ -11,6 +11,7 @@ from functools import cached_property
 from radixlm.tokenizer_fix import Tokenizer
 
 from .chat_template import ChatTemplate
+from .scan import RewindableScan
 from .thought_first import ThoughtFirst, ThoughtTokens, spilling_ids
 from .thought_format import Message, ThoughtFormat, thoughts_of, without_thoughts
 from .thought_splitter import HeadIn, ThoughtSplitter, no_head, splitter_of
@@ -55,14 +56,14 @@ class Thoughts:
         constraint: ConstraintSource,
         prompt: str,
         *,
-        decoder: Callable[[], Callable[[int], str]],
+        decoder: Callable[[], RewindableScan[int, str]],
     ) -> TokenConstraint:
         """A constraint that holds the reply to a prompt behind its thought.
 
         Where each part of a reply has a header, it holds the first part that is no thought.
 
         Args:
-            decoder: makes a function that spells a reply token by token.
+            decoder: makes what spells a reply token by token.
         """
         if self.format is None:
             return constraint.start()

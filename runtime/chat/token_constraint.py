@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidParameter
 from ..model.batch import Int32Array
+from .scan import Rewindable
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -64,19 +65,6 @@ class Foresight(Protocol):
 
     def fork(self) -> TokenConstraint:
         """A constraint that goes on from here by itself."""
-        ...
-
-
-@runtime_checkable
-class Rewindable(Protocol):
-    """What some constraints can do beside: go back, so that tokens of the reply are taken back."""
-
-    def state(self) -> Any:
-        """What `restore` needs to go on from here."""
-        ...
-
-    def restore(self, state: Any) -> None:
-        """Go on from where `state` was asked for, which was not behind this place."""
         ...
 
 

@@ -293,7 +293,7 @@ class Prompts:
         if constraint is not None and (not is_chat or getattr(constraint, "holds_thoughts", False)):
             begun = constraint.start()
         elif constraint is not None:
-            begun = self.thoughts.before(constraint, text, decoder=lambda: decoder().push)
+            begun = self.thoughts.before(constraint, text, decoder=decoder)
         return Reply(
             params,
             prompt.ids,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..chat.text_rules.reply_text import ReplyText, TextDecoder
-from ..chat.text_rules.stops import Stops
+from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
 from ..chat.thought_splitter import Said, ThoughtSplitter
 from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restore, state_of
 from ..errors import ConstraintFailed

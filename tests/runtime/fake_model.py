@@ -67,6 +67,12 @@ class LetterDecoder:
     def finish(self) -> str:
         return ""
 
+    def state(self) -> None:
+        """It remembers nothing."""
+
+    def restore(self, state: None) -> None:
+        pass
+
 
 def text_of(token_ids: Sequence[int]) -> str:
     return "".join(map(LetterDecoder().push, token_ids))

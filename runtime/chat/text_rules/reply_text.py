@@ -8,27 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ..scan import Rewindable, RewindableScan
 from ..thought_splitter import Said, ThoughtSplitter
-from .stops import Stops
+from .pattern_scan import PatternScan
 from .string_scan import Found, StringScan
 
-
-class TextDecoder(Protocol):
-    """Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one. Its attributes are values that never change."""
-
-    def push(self, token_id: int) -> str:
-        """Take one token and return the text that is certain now."""
-        ...
-
-    def finish(self) -> str:
-        """Return the text that was still open."""
-        ...
+TextDecoder = RewindableScan[int, str]
+"""Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one."""
 
 
 class _State(NamedTuple):
-    decoder: dict[str, Any]
-    splitter: dict[str, Any]
-    stops: object
+    decoder: Any
+    splitter: Any
+    stops: Any
     ban: Any
     num_answer: int
     num_undecided: int
@@ -101,8 +93,8 @@ class ReplyText:
     def state(self) -> _State:
         """What `restore` needs to go on from here."""
         return _State(
-            dict(vars(self._decoder)),
-            {} if self._splitter is None else dict(vars(self._splitter)),
+            self._decoder.state(),
+            None if self._splitter is None else self._splitter.state(),
             self._stops.state(),
             None if self._ban is None else self._ban.state(),
             self._num_answer,
@@ -112,9 +104,9 @@ class ReplyText:
 
     def restore(self, state: _State) -> None:
         """Go on from where `state` was asked for."""
-        vars(self._decoder).update(state.decoder)
+        self._decoder.restore(state.decoder)
         if self._splitter is not None:
-            vars(self._splitter).update(state.splitter)
+            self._splitter.restore(state.splitter)
         self._stops.restore(state.stops)
         if self._ban is not None:
             self._ban.restore(state.ban)
@@ -152,3 +144,79 @@ class ReplyText:
         """Look for a banned string in what is to be released."""
         if self._ban is not None and self.found_banned is None:
             self.found_banned = self._ban.push(answer)
+
+
+class Search(Rewindable, Protocol):
+    """Reads a text, as a `Scan` does, until one of its rules is complete; what it has then is where."""
+
+    @property
+    def open_from(self) -> int: ...
+
+    def push(self, text: str, *, may_stop: bool = True) -> Found | None: ...
+
+
+class Stops:
+    """Passes text through until a stop string or expression is complete; neither it nor what follows is ever released.
+
+    The one that is completed first wins, and of those completed by the same character the longest; so how the text was
+    cut into pieces does not matter.
+
+    >>> stops = Stops(["\\nUser:"])
+    >>> stops.push("Hello.\\nUs"), stops.push("er"), stops.push(": hi")
+    ('Hello.', '', '')
+    >>> stops.matched
+    '\\nUser:'
+    """
+
+    def __init__(self, strings: Sequence[str] = (), patterns: Sequence[str] = ()) -> None:
+        self._scans: list[Search] = []
+        if strings:
+            self._scans.append(StringScan(strings))
+        if patterns:
+            self._scans.append(PatternScan(patterns))
+        self._held, self._num_released = "", 0
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string or expression that was found, as it was asked for; None: none was."""
+        return self._matched
+
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """Take the next piece and return what can be released.
+
+        What a piece completes where it may not stop is text; a later piece may complete what begins in this.
+        """
+        if self._matched is not None:
+            return ""
+        if not self._scans:
+            return text
+        self._held += text
+        found = [each for scan in self._scans if (each := scan.push(text, may_stop=may_stop)) is not None]
+        if found:
+            first = min(found)
+            self._matched = first.rule
+            released, self._held = self._released(first.start), ""
+            return released
+        return self._released(min(scan.open_from for scan in self._scans))
+
+    def finish(self) -> str:
+        """Return what is still held back: no more text comes, so it is no stop."""
+        return self._released(self._num_released + len(self._held))
+
+    def state(self) -> Any:
+        """What `restore` needs to go on from here."""
+        return [scan.state() for scan in self._scans], self._held, self._num_released, self._matched
+
+    def restore(self, state: Any) -> None:
+        """Go on from where `state` was asked for."""
+        states, self._held, self._num_released, self._matched = state
+        for scan, each in zip(self._scans, states, strict=True):
+            scan.restore(each)
+
+    def _released(self, stop: int) -> str:
+        """The text up to a place that nothing is held back before any more."""
+        released = self._held[: stop - self._num_released]
+        self._held = self._held[len(released) :]
+        self._num_released += len(released)
+        return released

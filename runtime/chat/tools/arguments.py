@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from ..scan import Scan
 from .lark import Specials, json_rule
 
 Schema = Mapping[str, Any]
@@ -59,23 +60,42 @@ class ArgumentStyle(Protocol):
         ...
 
 
-class ArgumentsReader(Protocol):
-    """Makes JSON of arguments that come in pieces."""
+class ArgumentsReader(Scan[str, str], Protocol):
+    """Makes JSON of the arguments of one call; at its end, what JSON can be made of arguments that were cut."""
 
     @property
     def is_whole(self) -> bool:
         """Whether the arguments are complete."""
         ...
 
-    def push(self, held: str) -> tuple[str, int]:
-        """JSON of what is held, as far as it is certain, and how many characters of `held` that takes. What is left
-        over is held again the next time.
-        """
+    @property
+    def rest(self) -> str:
+        """The text behind the arguments, once they are complete."""
         ...
 
-    def finish(self, held: str) -> str:
-        """What JSON can be made of what is held where the reply was cut."""
-        ...
+
+class StepReader:
+    """An `ArgumentsReader` that reads one thing after the other, each once all of it is there."""
+
+    def __init__(self) -> None:
+        self.rest = ""  # before the end: what is held back
+        self.is_whole = False
+
+    def push(self, text: str) -> str:
+        """See `Scan`."""
+        self.rest += text
+        written = ""
+        while not self.is_whole:
+            piece, length = self._next(self.rest)
+            written += piece
+            self.rest = self.rest[length:]
+            if not length:
+                break
+        return written
+
+    def _next(self, held: str) -> tuple[str, int]:
+        """What JSON has for the next thing of what is held, and how many characters that is; 0: it needs more."""
+        raise NotImplementedError
 
 
 class _JsonArguments:
@@ -111,17 +131,19 @@ class _JsonReader:
     """Finds the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:
+        self.rest = ""
         self.is_whole = False
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
 
-    def push(self, held: str) -> tuple[str, int]:
-        num_characters = self._num_of_object(held)
-        return held[:num_characters], num_characters
+    def push(self, text: str) -> str:
+        num_characters = self._num_of_object(text)
+        self.rest = text[num_characters:]
+        return text[:num_characters]
 
-    def finish(self, held: str) -> str:
-        return held
+    def finish(self) -> str:
+        return ""
 
     def _num_of_object(self, text: str) -> int:
         for at, char in enumerate(text):

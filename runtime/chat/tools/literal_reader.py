@@ -10,6 +10,7 @@ import math
 import re
 from typing import Final
 
+from .arguments import StepReader
 from .schema_types import string
 from .slots import overlap
 
@@ -23,7 +24,7 @@ _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "
 _CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
 
 
-class LiteralReader:
+class LiteralReader(StepReader):
     """Reads what stands between two brackets.
 
     Args:
@@ -31,27 +32,17 @@ class LiteralReader:
     """
 
     def __init__(self, quote: str | None) -> None:
+        super().__init__()
         self._quotes = ("'", '"') if quote is None else (quote,)
         self._is_raw = quote is not None
         self._quote: str | None = None  # of the string that is read
         self._comma = ""
         self._open: list[str] = []  # brackets, innermost last
         self._is_named = False  # the name of what comes next was read
-        self.is_whole = False
 
-    def push(self, held: str) -> tuple[str, int]:
+    def finish(self) -> str:
         """As `ArgumentsReader` says."""
-        text, at = "", 0
-        while not self.is_whole:
-            piece, length = self._read_text(held[at:]) if self._quote is not None else self._read_token(held[at:])
-            text += piece
-            at += length
-            if not length:
-                break
-        return text, at
-
-    def finish(self, held: str) -> str:
-        """As `ArgumentsReader` says."""
+        held, self.rest = self.rest, ""
         if self._quote is None:
             word = held.strip()
             if not word or any(quote.startswith(word) for quote in self._quotes):
@@ -66,6 +57,9 @@ class LiteralReader:
         return ""
 
     # Each reads one thing of what is held, and returns JSON and the number of characters; none if it needs more.
+
+    def _next(self, held: str) -> tuple[str, int]:
+        return self._read_text(held) if self._quote is not None else self._read_token(held)
 
     def _read_token(self, held: str) -> tuple[str, int]:
         if not held:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
+from .arguments import MAX_EXTRAS, ArgumentsReader, Schema, StepReader
 from .lark import Rules, Specials, json_rule, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, by_itself, cut_as_json, looked_up, string, types_of
@@ -57,7 +57,7 @@ class TaggedArguments:
         return f"{self.open}{key}{self.between}{written}{self.close}"
 
 
-class _TaggedReader:
+class _TaggedReader(StepReader):
     """Makes JSON of one call's arguments.
 
     A value ends at its tag where the next argument or the end of the call stands behind that, but for white space. So a
@@ -68,6 +68,7 @@ class _TaggedReader:
     """
 
     def __init__(self, style: TaggedArguments, schema: Schema, followers: Sequence[str]) -> None:
+        super().__init__()
         self._style, self._schema = style, schema
         self._followers = [loose_after_white(follower) for follower in followers]
         self._close = style.close.strip()
@@ -75,20 +76,10 @@ class _TaggedReader:
         self._read = self._read_boundary
         self._before = "{"  # what JSON has before the next argument
         self._types, self._seen = ANY, dict[int, Types]()
-        self.is_whole = False
 
-    def push(self, held: str) -> tuple[str, int]:
-        text, at = "", 0
-        while not self.is_whole:
-            piece, length = self._read(held[at:])
-            text += piece
-            at += length
-            if not length and not self.is_whole:
-                break
-        return text, at
-
-    def finish(self, held: str) -> str:
+    def finish(self) -> str:
         """As `ArgumentsReader` says; a tag that was cut is none of it."""
+        held, self.rest = self.rest, ""
         if self._read == self._read_value:
             value = held[: self._end_of_value(held, is_cut=True)[0]]
             return string(value)[1:-1] if self._types == STRING else cut_as_json(value, self._types) if value else ""
@@ -98,6 +89,9 @@ class _TaggedReader:
         return self._before + string(key)[:-1] if key else ""
 
     # Each reads what it can of what is held, and returns JSON and the number of characters that were read.
+
+    def _next(self, held: str) -> tuple[str, int]:
+        return self._read(held)
 
     def _read_boundary(self, held: str) -> tuple[str, int]:
         found = fit(held, loose_after_white(self._style.open))

@@ -149,7 +149,7 @@ class ToolCallReader:
             return [*self.push(""), *self.finish()]
         held, self._held = self._held, ""
         if self._read == self._read_arguments and self._arguments is not None:
-            rest = self._arguments.finish(held)
+            rest = self._arguments.finish()
             return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
         is_begun = self._read == self._read_next and any(
             found is not None and found.is_whole
@@ -243,12 +243,9 @@ class ToolCallReader:
     def _read_arguments(self) -> list[Piece] | None:
         if not self._held or self._arguments is None:
             return None
-        text, num_characters = self._arguments.push(self._held)
-        self._held = self._held[num_characters:]
+        text, self._held = self._arguments.push(self._held), ""
         if self._arguments.is_whole:
-            self._read = self._read_tail
-        elif not num_characters:
-            return None
+            self._held, self._read = self._arguments.rest, self._read_tail
         return [Arguments(self._num_calls - 1, text)] if text else []
 
     def _read_tail(self) -> list[Piece] | None:

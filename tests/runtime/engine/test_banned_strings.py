@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from radixlm.runtime.chat.text_rules.stops import Stops
+from radixlm.runtime.chat.text_rules.reply_text import Stops
 from radixlm.runtime.chat.token_constraint import TokenConstraint
 from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.reply import MAX_BANS, Reply

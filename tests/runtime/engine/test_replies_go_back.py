@@ -51,10 +51,9 @@ def state(reply: Reply) -> object:
     mask = None if sampler.constraint is None else sampler.constraint.mask()
     allowed = None if mask is None else allowed_of(mask, VOCAB_SIZE).tobytes()
     text = reply._text.state()
-    parts = [{name: getattr(each, "__name__", each) for name, each in part.items()} for part in text[:2]]
     assert sampler._generator is not None
     number = sampler._generator.bit_generator.state["state"]
-    return logits.tobytes(), allowed, parts, text.stops, text[4:], number
+    return logits.tobytes(), allowed, text[:3], text[4:], number
 
 
 @settings(deadline=None, max_examples=30)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from radixlm.runtime.chat.text_rules.pattern import MAX_POSITIONS, automaton_of
 from radixlm.runtime.chat.text_rules.pattern_scan import PatternScan
-from radixlm.runtime.chat.text_rules.stops import Stops
+from radixlm.runtime.chat.text_rules.reply_text import Stops
 from radixlm.runtime.errors import InvalidParameter
 
 LETTERS = "abA\n"

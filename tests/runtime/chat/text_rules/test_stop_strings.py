@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from radixlm.runtime.chat.text_rules.stops import Stops
+from radixlm.runtime.chat.text_rules.reply_text import Stops
 
 LETTERS = "ab"
 

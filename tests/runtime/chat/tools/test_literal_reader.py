@@ -13,13 +13,9 @@ from radixlm.runtime.errors import InvalidGrammar
 
 
 def read(text: str, quote: str | None) -> Any:
-    reader, held, written = LiteralReader(quote), "", ""
-    for letter in text:
-        held += letter
-        piece, length = reader.push(held)
-        written += piece
-        held = held[length:]
-    assert reader.is_whole and not held
+    reader = LiteralReader(quote)
+    written = "".join(map(reader.push, text))
+    assert reader.is_whole and not reader.rest
     return json.loads(written)
 
 

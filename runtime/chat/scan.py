@@ -1,0 +1,43 @@
+"""How a reply is read while it is generated: by scans, each of which reads what the one before it makes certain.
+
+    token -> StreamDecoder -> ThoughtSplitter -> Stops -> StringScan (banned) -> ToolCallReader -> ArgumentsReader
+             text             reasoning, answer  answer   where it begins        text and calls    JSON
+
+`ReplyText` runs those up to the banned strings, in the engine; `ReplyEvents` runs the others, in the server.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+Piece = TypeVar("Piece", contravariant=True)
+Certain = TypeVar("Certain", covariant=True)
+
+
+class Scan(Protocol[Piece, Certain]):
+    """Reads one reply piece by piece. However the reply is cut into pieces, what it returns is the same in all."""
+
+    def push(self, piece: Piece, /) -> Certain:
+        """Take the next piece, and return what is certain now; the scan holds back what is not."""
+        ...
+
+    def finish(self) -> Certain:
+        """Return what was held back: no more comes."""
+        ...
+
+
+@runtime_checkable
+class Rewindable(Protocol):
+    """What can go back, so that tokens of the reply are taken back."""
+
+    def state(self) -> Any:
+        """Return what `restore` needs to go on from here: a value that never changes."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go on from where `state` was asked for, which was not behind this place."""
+        ...
+
+
+class RewindableScan(Scan[Piece, Certain], Rewindable, Protocol[Piece, Certain]):
+    """A scan that can go back."""
