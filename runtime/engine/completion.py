@@ -172,6 +172,11 @@ class Delta:
         None  # in the first delta with a token, or in one that ends without, if asked
     )
 
+    @classmethod
+    def whole(cls, completion: Completion) -> Delta:
+        """All of a reply's text as one delta, without its tokens."""
+        return cls(completion.text, (), finish_reason=completion.finish_reason, thought=completion.thought)
+
     @property
     def is_empty(self) -> bool:
         """Whether it says nothing: all that a step brought may still be taken back, or was."""

@@ -14,7 +14,6 @@ from starlette.requests import Request
 
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
-from ..chat.tools.tool_calls import ToolCallReader
 from ..chat.tools.tool_format import Tool
 from ..chat.tools.tool_use import ToolUse
 from ..engine.request_options import RequestOptions, require_few_reply_logprobs
@@ -22,6 +21,7 @@ from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar
 from .app_state import AppState
 from .choices import Choices, params_of_choices
+from .reply_events import ReplyEvents
 from .request_log import record_of
 from .truncation import Message, Truncated
 
@@ -75,10 +75,10 @@ class AskedChat:
         choices = await state.open(request, asks, prompt_logprobs=self.params.prompt_logprobs)
         return OpenedChat(choices, truncated)
 
-    def reader(self, state: AppState, choices: Choices, index: int = 0) -> ToolCallReader | None:
-        """Finds the calls in a reply, each of which is known when it comes back; None where none can be."""
+    def reply(self, state: AppState, choices: Choices, index: int = 0) -> ReplyEvents:
+        """Makes the events of a reply; each of its tool calls is known when it comes back."""
         note = partial(state.engine.note_call, options=self.options, stream=choices.stream(index))
-        return self.use.reader(state.engine.tool_format, note, has_schema=self.content() is not None)
+        return ReplyEvents(self.use.reader(state.engine.tool_format, note, has_schema=self.content() is not None))
 
     async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
         with self.naming():

@@ -5,7 +5,7 @@ A translation: `asked_chat.py` asks the engine, as for chat completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...chat.tools.cut_arguments import read_cut
 from ...engine.completion import Completion, Delta, PrefillProgress
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat, OpenedChat
@@ -24,23 +25,37 @@ from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
 from ..openai.tokenize import MAX_BODY_BYTES
+from ..reply_events import PartBegin, PartEnd, PartText, ReplyEvent, ReplyEvents, ReplyPart
 from ..request_log import new_id, record_of
 from .conversation import Conversation
 from .replies import (
     PING,
+    BlockDelta,
+    BlockReply,
+    BlockStart,
+    BlockStop,
     CountTokensReply,
+    InputJsonDelta,
     MessageDelta,
     MessageReply,
     MessageStart,
     MessageStop,
     MessagesUsage,
     Ping,
+    SignatureDelta,
     StopDelta,
     StopReason,
+    TextBlockReply,
+    TextDelta,
+    ThinkingBlockReply,
+    ThinkingDelta,
     ThinkingTokens,
+    ToolUseBlockReply,
 )
-from .reply_blocks import ReplyBlocks
 from .requests import CountTokensRequest, MessagesRequest, leave_out_of_counting
+
+SIGNATURE = "unsigned"  # clients drop thoughts without a signature, and thoughts that come back are not checked
+_DELTAS = {"reasoning": ThinkingDelta, "text": TextDelta, "call": InputJsonDelta}
 
 
 @dataclass(frozen=True)
@@ -57,9 +72,9 @@ class Messages:
         )
         opened = await asked.open(self.state, request)
         choices = opened.choices
-        blocks = ReplyBlocks(asked.reader(self.state, choices))
+        reply = asked.reply(self.state, choices)
         truncation = _truncation(asked, opened, conversation)
-        message = _Message(self.state, body, asked, blocks, truncation, is_marked=_has_marks(request))
+        message = _Message(self.state, body, asked, reply, truncation, is_marked=_has_marks(request))
         if body.stream:
             events, keep_alive_s = message.events(choices), self.state.keep_alive_s
             return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
@@ -113,12 +128,12 @@ class _Message:
         state: AppState,
         body: MessagesRequest,
         asked: AskedChat,
-        blocks: ReplyBlocks,
+        reply: ReplyEvents,
         truncation: TruncationReply | msgspec.UnsetType,
         *,
         is_marked: bool,
     ) -> None:
-        self._state, self._asked, self._blocks = state, asked, blocks
+        self._state, self._asked, self._events = state, asked, reply
         self._tells_progress = bool(body.return_progress)
         self._is_kept = is_marked and (asked.options.cache_match or state.engine.match) != "off"
         self._reply = partial(
@@ -127,13 +142,10 @@ class _Message:
 
     def whole(self, completion: Completion) -> MessageReply:
         """The whole message."""
-        for _ in self._blocks.push(
-            Delta(completion.text, (), finish_reason=completion.finish_reason, thought=completion.thought)
-        ):
-            pass
+        self._events.push(Delta.whole(completion))
         end = self._end(completion)
         return self._reply(
-            content=self._blocks.blocks,
+            content=[_block(part, part.text) for part in self._events.parts],
             usage=self._usage(completion),
             stop_reason=end.stop_reason,
             stop_sequence=end.stop_sequence,
@@ -150,14 +162,18 @@ class _Message:
             elif delta.progress is not None:
                 told = PromptProgressReply.of(delta.progress) if self._tells_progress else msgspec.UNSET
                 yield Ping(told)
-            for event in self._blocks.push(delta):
-                yield event
+            said = self._events.push(delta)
+            if delta.finish_reason is not None:
+                said += self._events.end()
+            for event in said:
+                for sent in _sent(event):
+                    yield sent
         completion = await choices.result(0)
         yield MessageDelta(self._end(completion), self._usage(completion))
         yield MessageStop()
 
     def _end(self, completion: Completion) -> StopDelta:
-        reader, sequence = self._blocks.reader, completion.stop_reason
+        sequence = completion.stop_reason
         if isinstance(sequence, str):
             return StopDelta("stop_sequence", sequence)
         if completion.finish_reason == "length":
@@ -165,9 +181,8 @@ class _Message:
             is_full = most is not None and len(completion.token_ids) < most
             reason: StopReason = "model_context_window_exceeded" if is_full else "max_tokens"
             return StopDelta(reason)
-        is_call = reader is not None and reader.has_whole_calls
         ended_in_reasoning = completion.ended_in_reasoning or msgspec.UNSET
-        return StopDelta("tool_use" if is_call else "end_turn", ended_in_reasoning=ended_in_reasoning)
+        return StopDelta("tool_use" if self._events.has_calls else "end_turn", ended_in_reasoning=ended_in_reasoning)
 
     def _usage(self, completion: Completion) -> MessagesUsage:
         usage = completion.usage
@@ -198,6 +213,29 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: boo
         cache_read_input_tokens=num_cached,
         output_tokens=num_generated,
     )
+
+
+def _block(part: ReplyPart, text: str) -> BlockReply:
+    """A part of a reply as a block with so much of its text; the input of a call may be cut."""
+    if part.call is not None:
+        return ToolUseBlockReply(part.call.call_id, part.call.name, read_cut(text))
+    if part.kind == "text":
+        return TextBlockReply(text)
+    return ThinkingBlockReply(text, SIGNATURE if text else "")
+
+
+def _sent(event: ReplyEvent) -> Iterator[msgspec.Struct]:
+    """An event in Anthropic's words."""
+    part = event.part
+    match event:
+        case PartBegin():
+            yield BlockStart(part.index, _block(part, ""))
+        case PartText(_, text):
+            yield BlockDelta(part.index, _DELTAS[part.kind](text))
+        case PartEnd():
+            if part.kind == "reasoning":
+                yield BlockDelta(part.index, SignatureDelta(SIGNATURE))
+            yield BlockStop(part.index)
 
 
 def _has_marks(request: Request) -> bool:

@@ -12,7 +12,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...chat.tools.tool_calls import ToolCallReader
 from ...engine.completion import Completion, PromptLogprobs
 from ..app_state import AppState
 from ..asked_chat import AskedChat
@@ -20,6 +19,7 @@ from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..lenient.shapes import CHAT, relaxing
+from ..reply_events import ReplyEvents
 from ..request_log import new_id
 from .chat_request import ChatRequest
 from .legacy_functions import legacy_delta, legacy_message, legacy_reason
@@ -100,18 +100,16 @@ class ChatCompletions:
         return start(
             object="chat.completion",
             choices=[
-                self._choice(index, completion, asked.reader(self.state, choices, index), body)
+                self._choice(index, completion, asked.reply(self.state, choices, index), body)
                 for index, completion in enumerate(completions)
             ],
             usage=self._usage(completions, len(completions)),
             prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
         )
 
-    def _choice(
-        self, index: int, completion: Completion, reader: ToolCallReader | None, body: ChatRequest
-    ) -> ChatChoice:
-        message = message_of(completion, reader)
-        reason = finish_reason_of(completion.finish_reason, reader)
+    def _choice(self, index: int, completion: Completion, reply: ReplyEvents, body: ChatRequest) -> ChatChoice:
+        message = message_of(completion, reply)
+        reason = finish_reason_of(completion.finish_reason, reply)
         return ChatChoice(
             legacy_message(message) if body.is_legacy else message,
             legacy_reason(reason) if body.is_legacy else reason,
@@ -139,7 +137,7 @@ class ChatCompletions:
             return start(choices=[choice], usage=usage.of(choice.index))
 
         has_begun = [False] * body.num_choices
-        readers = [asked.reader(self.state, choices, index) for index in range(body.num_choices)]
+        replies = [asked.reply(self.state, choices, index) for index in range(body.num_choices)]
         async for index, delta in choices:
             if not has_begun[index]:  # not before: benches take the first chunk for the first token
                 first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))
@@ -155,7 +153,7 @@ class ChatCompletions:
                 told.prompt_logprobs = await self._prompt(body, delta.prompt_logprobs)
                 yield told
             usage.count(index, delta)
-            said = deltas_of(delta, readers[index])
+            said = deltas_of(replies[index].push(delta))
             if body.is_legacy:
                 said = [legacy_delta(each) for each in said]
             if said or delta.logprobs or ((has_ids or has_guesses) and delta.token_ids):
@@ -169,7 +167,7 @@ class ChatCompletions:
                 for other in others:
                     yield chunk(ChatChunkChoice(other, index=index))
             if delta.finish_reason:
-                reason = finish_reason_of(delta.finish_reason, readers[index])
+                reason = finish_reason_of(delta.finish_reason, replies[index])
                 reason = legacy_reason(reason) if body.is_legacy else reason
                 completion = await choices.result(index)
                 end = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)

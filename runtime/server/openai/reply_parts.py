@@ -1,4 +1,4 @@
-"""The parts of OpenAI's replies, made of what the engine and the reader of tool calls return: usage, tokens, calls.
+"""The parts of OpenAI's replies, made of what the engine and the events of a reply say: usage, tokens, messages.
 
 Knows values, not endpoints or streams.
 """
@@ -13,9 +13,10 @@ from typing import Protocol, get_args
 import msgspec
 
 from ...cache.prefix_match import MatchKind
-from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ReadReply, ToolCallReader, read_whole
+from ...chat.tools.tool_calls import CallStart
 from ...engine.completion import Completion, Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..cache import WhyNotMoreReply
+from ..reply_events import PartBegin, PartText, ReplyEvent, ReplyEvents, ReplyPart
 from .replies import (
     ChatDelta,
     ChatFinishReason,
@@ -201,40 +202,40 @@ def _name(names: TokenNames, token_id: int) -> str:
     return names.token_text(token_id)
 
 
-def message_of(completion: Completion, reader: ToolCallReader | None) -> ReplyMessage:
+def message_of(completion: Completion, reply: ReplyEvents) -> ReplyMessage:
     """A whole reply; one that only calls has no content."""
-    reply = ReadReply(completion.text) if reader is None else read_whole(completion.text, reader)
-    message = ReplyMessage(reply.content)
-    if reply.calls:
-        calls = [ToolCallReply(call.call_id, FunctionCallReply(call.name, call.arguments)) for call in reply.calls]
-        message = ReplyMessage(reply.content or None, tool_calls=calls)
+    reply.push(Delta.whole(completion))
+    content = "".join(part.text for part in reply.parts if part.kind == "text")
+    calls = [
+        ToolCallReply(part.call.call_id, FunctionCallReply(part.call.name, part.text))
+        for part in reply.parts
+        if part.call is not None
+    ]
+    message = ReplyMessage(content)
+    if calls:
+        message = ReplyMessage(content or None, tool_calls=calls)
     if completion.thought:
         message.reasoning_content = completion.thought
     return message
 
 
-def deltas_of(delta: Delta, reader: ToolCallReader | None) -> list[ChatDelta]:
-    """What a step of the engine adds to a stream; nothing while text may still become a call."""
-    thought = [ChatDelta(reasoning_content=delta.thought)] if delta.thought else []
-    if reader is None:
-        return [*thought, ChatDelta(content=delta.text)] if delta.text else thought
-    pieces = reader.push(delta.text)
-    if delta.finish_reason:
-        pieces += reader.finish()
-    return [*thought, *map(_delta_of, pieces)]
+def deltas_of(events: Sequence[ReplyEvent]) -> list[ChatDelta]:
+    """What a stream has for events: text as it comes, and of a call first its name, then its arguments."""
+    deltas: list[ChatDelta] = []
+    for event in events:
+        match event:
+            case PartBegin(ReplyPart(call=CallStart(index, call_id, name))):
+                call = ToolCallDelta(index, FunctionCallDelta("", name), call_id, "function")
+                deltas.append(ChatDelta(tool_calls=[call]))
+            case PartText(ReplyPart(call=CallStart(index)), text):
+                deltas.append(ChatDelta(tool_calls=[ToolCallDelta(index, FunctionCallDelta(text))]))
+            case PartText(ReplyPart(kind="text"), text):
+                deltas.append(ChatDelta(content=text))
+            case PartText(_, text):
+                deltas.append(ChatDelta(reasoning_content=text))
+    return deltas
 
 
-def finish_reason_of(reason: FinishReason, reader: ToolCallReader | None) -> ChatFinishReason:
+def finish_reason_of(reason: FinishReason, reply: ReplyEvents) -> ChatFinishReason:
     """Why a reply ended, in OpenAI's words: `tool_calls` for one whose calls are whole."""
-    return "tool_calls" if reason == "stop" and reader is not None and reader.has_whole_calls else reason
-
-
-def _delta_of(piece: Piece) -> ChatDelta:
-    match piece:
-        case Content(text):
-            return ChatDelta(content=text)
-        case CallStart(index, call_id, name):
-            call = ToolCallDelta(index, FunctionCallDelta("", name), call_id, "function")
-        case Arguments(index, text):
-            call = ToolCallDelta(index, FunctionCallDelta(text))
-    return ChatDelta(tool_calls=[call])
+    return "tool_calls" if reason == "stop" and reply.has_calls else reason

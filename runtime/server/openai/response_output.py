@@ -5,13 +5,14 @@ Knows the engine's deltas and OpenAI's items; `responses.py` numbers the events.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ...chat.tools.cut_arguments import read_cut
-from ...chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
+from ...engine.completion import Delta
+from ..reply_events import PartBegin, PartEnd, PartText, ReplyEvent, ReplyEvents, ReplyPart
 from ..request_log import new_id
 from .replies import ChatLogprob
 from .response_items import sealed
@@ -35,120 +36,102 @@ class ResponseOutput:
     """The items of one reply.
 
     Args:
-        reader: finds the calls; None: there are none.
+        reply: makes the events that items are made of; fresh.
         tools: by the names that the model knows.
         seals: whether a thought comes as `encrypted_content`, too.
 
     Attributes:
-        items: all so far, the last one as far as it is.
+        items: all so far; one has its text when it has ended.
     """
 
-    def __init__(self, reader: ToolCallReader | None, tools: Mapping[str, OfferedTool], *, seals: bool) -> None:
+    def __init__(self, reply: ReplyEvents, tools: Mapping[str, OfferedTool], *, seals: bool) -> None:
         self.items: list[OutputItem] = []
-        self._reader, self._tools, self._seals = reader, tools, seals
-        self._is_open = False  # the last item
-        self._arguments = ""  # of the last call
+        self._reply, self._tools, self._seals = reply, tools, seals
         self._logprobs: list[ChatLogprob] = []  # of words that are not sent yet
+        self._sent_logprobs: list[ChatLogprob] = []  # of the last item
 
-    @property
-    def has_cut_call(self) -> bool:
-        """Whether a call began, and its arguments are not complete."""
-        return self._reader is not None and self._reader.num_calls > 0 and not self._reader.has_whole_calls
-
-    def push(self, text: str, thought: str, logprobs: list[ChatLogprob]) -> Iterator[Event]:
+    def push(self, delta: Delta, logprobs: list[ChatLogprob]) -> Iterator[Event]:
         """The events of what is said next; `logprobs` are those of the words."""
-        if thought:
-            item = yield from self._begin(OutputReasoning(new_id("rs_")))
-            item.content[0].text += thought
-            yield "reasoning_text.delta", {**self._place(), "delta": thought}
         self._logprobs += logprobs
-        for piece in [Content(text)] if self._reader is None else self._reader.push(text):
-            yield from self._add(piece)
+        return self._encoded(self._reply.push(delta))
 
     def finish(self, status: Status = "completed") -> Iterator[Event]:
         """The last events: those of what was held back, and of the end. There is always an item."""
-        if self._reader is not None:
-            for piece in self._reader.finish():
-                yield from self._add(piece)
-        if self._logprobs and (not self.items or isinstance(self.items[-1], OutputMessage)):
-            yield from self._words("")
-        if not self.items:
-            yield from self._begin(OutputMessage(new_id("msg_")))
-        yield from self._end("incomplete" if status != "completed" or self.has_cut_call else "completed")
+        yield from self._encoded(self._reply.flush())
+        if not self.items or (self._logprobs and isinstance(self.items[-1], OutputMessage)):
+            yield from self._encoded(self._reply.open("text"))
+            if self._logprobs:
+                yield self._words(self._reply.parts[-1], "")
+        is_cut = status != "completed" or self._reply.has_cut_call
+        yield from self._encoded(self._reply.end(), "incomplete" if is_cut else "completed")
 
-    def _add(self, piece: Piece) -> Iterator[Event]:
-        match piece:
-            case Content(text) if text:
-                yield from self._words(text)
-            case CallStart(_, call_id, name):
-                yield from self._begin(self._call(call_id, name))
-            case Arguments(_, text):
-                self._arguments += text
-                match self.items[-1]:
-                    case OutputFunctionCall() as call:
-                        call.arguments += text
-                        yield "function_call_arguments.delta", {**self._place(), "delta": text}
+    def _encoded(self, events: Sequence[ReplyEvent], status: Status = "completed") -> Iterator[Event]:
+        """The same in OpenAI's words; `status` is that of an item that ends."""
+        for event in events:
+            match event:
+                case PartBegin(part):
+                    yield from self._begin(part)
+                case PartText(ReplyPart(kind="text") as part, text):
+                    yield self._words(part, text)
+                case PartText(ReplyPart(kind="reasoning") as part, text):
+                    yield "reasoning_text.delta", {**self._place(part), "delta": text}
+                case PartText(part, text) if isinstance(self.items[part.index], OutputFunctionCall):
+                    yield "function_call_arguments.delta", {**self._place(part), "delta": text}
+                case PartEnd(part):
+                    yield from self._end(part, status)
 
-    def _words(self, text: str) -> Iterator[Event]:
-        item = yield from self._begin(OutputMessage(new_id("msg_")))
-        [part] = item.content
+    def _words(self, part: ReplyPart, text: str) -> Event:
         logprobs, self._logprobs = self._logprobs, []
-        part.text += text
-        if logprobs:
-            part.logprobs = [*part.logprobs, *logprobs]
-        yield "output_text.delta", {**self._place(), "delta": text, "logprobs": logprobs}
+        self._sent_logprobs += logprobs
+        return "output_text.delta", {**self._place(part), "delta": text, "logprobs": logprobs}
 
-    def _call(self, call_id: str, name: str) -> OutputFunctionCall | OutputCustomCall:
-        tool = self._tools[name]
+    def _begin(self, part: ReplyPart) -> Iterator[Event]:
+        item = self._item(part)
+        yield "output_item.added", {"output_index": part.index, "item": _copy(item)}
+        self.items.append(item)
+        self._sent_logprobs = []
+        if part.call is None:
+            content = OutputTextPart("") if part.kind == "text" else ReasoningPart("")
+            yield "content_part.added", {**self._place(part), "part": content}
+
+    def _item(self, part: ReplyPart) -> OutputItem:
+        if part.call is None:
+            return OutputMessage(new_id("msg_")) if part.kind == "text" else OutputReasoning(new_id("rs_"))
+        call_id, tool = part.call.call_id, self._tools[part.call.name]
         namespace = msgspec.UNSET if tool.namespace is None else tool.namespace
         if tool.is_custom:
             return OutputCustomCall(new_id("ctc_"), call_id, tool.name, namespace=namespace)
         return OutputFunctionCall(new_id("fc_"), call_id, tool.name, namespace=namespace)
 
-    def _begin(self, item: Any) -> Generator[Event, None, Any]:
-        """Go on with the last item if it is of this kind, and no call; else begin another. Returns it."""
-        is_call = isinstance(item, OutputFunctionCall | OutputCustomCall)
-        if self._is_open and not is_call and type(self.items[-1]) is type(item):
-            return self.items[-1]
-        yield from self._end("completed")
-        yield "output_item.added", {"output_index": len(self.items), "item": _copy(item)}
-        self.items.append(item)
-        self._is_open, self._arguments = True, ""
-        if not is_call:
-            part = OutputTextPart("") if isinstance(item, OutputMessage) else ReasoningPart("")
-            item.content = [part]
-            yield "content_part.added", {**self._place(), "part": _copy(part)}
-        return item
-
-    def _end(self, status: Status) -> Iterator[Event]:
-        if not self._is_open:
-            return
-        self._is_open = False
-        item = self.items[-1]
+    def _end(self, part: ReplyPart, status: Status) -> Iterator[Event]:
+        item, place, text = self.items[part.index], self._place(part), part.text
         item.status = status
         match item:
-            case OutputMessage(content=[part]):
-                yield "output_text.done", {**self._place(), "text": part.text, "logprobs": part.logprobs}
-                yield "content_part.done", {**self._place(), "part": part}
-            case OutputReasoning(content=[part]):
+            case OutputMessage():
+                words = OutputTextPart(text, logprobs=self._sent_logprobs)
+                item.content = [words]
+                yield "output_text.done", {**place, "text": text, "logprobs": words.logprobs}
+                yield "content_part.done", {**place, "part": words}
+            case OutputReasoning():
+                thought = ReasoningPart(text)
+                item.content = [thought]
                 if self._seals:
-                    item.encrypted_content = sealed(part.text)
-                yield "reasoning_text.done", {**self._place(), "text": part.text}
-                yield "content_part.done", {**self._place(), "part": part}
+                    item.encrypted_content = sealed(text)
+                yield "reasoning_text.done", {**place, "text": text}
+                yield "content_part.done", {**place, "part": thought}
             case OutputFunctionCall():
-                done = {"arguments": item.arguments, "name": item.name}
-                yield "function_call_arguments.done", {**self._place(), **done}
+                item.arguments = text
+                yield "function_call_arguments.done", {**place, "arguments": text, "name": item.name}
             case OutputCustomCall():
-                said = read_cut(self._arguments).get("input", "")
+                said = read_cut(text).get("input", "")
                 item.input = said if isinstance(said, str) else ""
-                yield "custom_tool_call_input.delta", {**self._place(), "delta": item.input}
-                yield "custom_tool_call_input.done", {**self._place(), "input": item.input}
-        yield "output_item.done", {"output_index": len(self.items) - 1, "item": _copy(item)}
+                yield "custom_tool_call_input.delta", {**place, "delta": item.input}
+                yield "custom_tool_call_input.done", {**place, "input": item.input}
+        yield "output_item.done", {"output_index": part.index, "item": _copy(item)}
 
-    def _place(self) -> dict[str, Any]:
-        item = self.items[-1]
-        place = {"item_id": item.id, "output_index": len(self.items) - 1}
-        return place if isinstance(item, OutputFunctionCall | OutputCustomCall) else {**place, "content_index": 0}
+    def _place(self, part: ReplyPart) -> dict[str, Any]:
+        place = {"item_id": self.items[part.index].id, "output_index": part.index}
+        return place if part.call is not None else {**place, "content_index": 0}
 
 
 def _copy(value: Any) -> Any:

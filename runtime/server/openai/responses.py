@@ -16,7 +16,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.completion import Completion, TokenLogprob
+from ...engine.completion import Completion, Delta, TokenLogprob
 from ...engine.sampling_params import SamplingParams
 from ..app_state import AppState
 from ..asked_chat import AskedChat
@@ -84,8 +84,8 @@ class Responses:
         if chat.truncates:
             places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
             truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
-        reader = chat.reader(self.state, choices)
-        output = ResponseOutput(reader, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
+        reply = chat.reply(self.state, choices)
+        output = ResponseOutput(reply, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
         response = _Response(self.state, body, chat.params, output, truncated)
         if body.stream:
             keep_alive_s = self.state.keep_alive_s
@@ -166,7 +166,7 @@ class _Response:
     def whole(self, completion: Completion) -> ResponseReply:
         """The whole response."""
         logprobs = self._named(completion.logprobs)[completion.usage.thought_tokens :]
-        for _ in self._output.push(completion.text, completion.thought, logprobs):
+        for _ in self._output.push(Delta.whole(completion), logprobs):
             pass
         for _ in self._output.finish(_status(completion)):
             pass
@@ -196,7 +196,7 @@ class _Response:
                 if delta.text or delta.finish_reason:
                     said = logprobs[max(num_sent, delta.num_thought_tokens) :]
                     num_sent = len(logprobs)
-                for name, fields in self._output.push(delta.text, delta.thought, said):
+                for name, fields in self._output.push(delta, said):
                     yield event(name, **fields)
             completion = await choices.result(0)
             for name, fields in self._output.finish(_status(completion)):
