@@ -159,7 +159,7 @@ def command(
     gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
     from radixlm.runtime import Engine
     from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
-    from radixlm.runtime.server.http.origins import cors
+    from radixlm.runtime.server.http.door import cors
     from radixlm.runtime.server.malloc_arenas import share_one_arena
 
     from .serving import Serving

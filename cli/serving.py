@@ -23,9 +23,9 @@ import click
 import uvicorn
 from radixlm.runtime.artifact import read_manifest
 from radixlm.runtime.server import Loading, create_app
+from radixlm.runtime.server.http.door import local_hosts
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import BACKLOG, MAX_ACCEPTED, listen
-from radixlm.runtime.server.http.origins import local_hosts
 from starlette.types import ASGIApp
 
 from .cached_artifact import is_artifact

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message
 
 from ..cache.prefix_match import MatchPolicy
 from ..errors import EngineError
-from ..server.http.origins import LOCAL_HOSTS
+from ..server.http.door import LOCAL_HOSTS
 from ..server.malloc_arenas import share_one_arena
 from ..server.truncation import Truncation
 from .asgi_messages import answer_of

@@ -28,10 +28,9 @@ from ..errors import RadixLMError
 from ..server.cache import PARAMETERS
 from ..server.errors import HTTPError, answer
 from ..server.http.api_keys import api_key_of, client_of
-from ..server.http.body_room import MAX_BODIES, BodyRoom
 from ..server.http.disconnect import ClientGone, while_connected
 from ..server.http.door import door
-from ..server.http.request_body import read_body
+from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ..server.http.sse import error_event
 from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RouterPolicy

@@ -21,8 +21,8 @@ from .anthropic.messages import Messages
 from .app_state import KEEP_ALIVE_S, AppState
 from .cache import Cache
 from .health import MAX_STALL_S, Health
-from .http.body_room import MAX_BODIES, BodyRoom
 from .http.door import App, Endpoint, door
+from .http.request_body import MAX_BODIES, BodyRoom
 from .lanes import Lanes
 from .metrics import Metrics
 from .model_names import ModelNames

@@ -25,14 +25,12 @@ from ..chat.tools.held_tools import relaxed
 from ..engine.completion import Completion
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..errors import InvalidGrammar, InvalidParameter
-from .choices import Ask, Choices
+from .choices import Ask, Choices, Waker
 from .http.api_keys import api_key_of, client_of
-from .http.body_room import BodyRoom
 from .http.disconnect import while_connected
-from .http.request_body import read_json
+from .http.request_body import BodyRoom, read_json
 from .lanes import Lanes
 from .model_names import ModelNames
-from .reply_stream import Waker
 from .request_log import record_of
 from .truncation import Message, Truncated, Truncation, drop_middle
 from .unknown_fields import SURROGATES, LeaveOut, decode_body

@@ -21,11 +21,9 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from ..errors import ErrorBody, ErrorReply
-from .connection_room import connection_to_close
+from .client_bounds import GuardedWriter, StepReader, connection_to_close
 from .exchange import Exchange, Headers
-from .guarded_writer import GuardedWriter
 from .listener import max_connections
-from .step_reader import StepReader
 
 MAX_HEADER_BYTES = 32 << 10  # of all headers of a request and its first line
 STEP_BYTES = 4 << 10

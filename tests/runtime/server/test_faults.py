@@ -16,7 +16,7 @@ from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.step import compute as step_compute
 from radixlm.runtime.model.batch import Batch, Float32Array
-from radixlm.runtime.server.reply_stream import ReplyStream
+from radixlm.runtime.server.choices import ReplyStream
 
 from .real_server import WAIT_S, RealServer, SlowModel, real_server, wait_until
 
@@ -97,8 +97,8 @@ def test_a_stream_whose_callback_fails_loses_nothing_but_its_wake(
     opened = ReplyStream.open.__func__  # type: ignore[attr-defined]
 
     async def open_with_bad_wake(cls: Any, submit: Any, *others: Any) -> Any:
-        def submitting(wake: Callable[[], None]) -> Any:
-            return submit(once(wake, RuntimeError("thrown on purpose")))
+        def submitting(on_ready: Callable[[], None]) -> Any:
+            return submit(on_ready=once(on_ready, RuntimeError("thrown on purpose")))
 
         return await opened(cls, submitting, *others)
 

@@ -19,15 +19,12 @@ import uvicorn
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.errors import ErrorBody, HTTPError
 from radixlm.runtime.server.http import http_protocol
-from radixlm.runtime.server.http.body_room import BodyRoom
-from radixlm.runtime.server.http.connection_room import connection_to_close
+from radixlm.runtime.server.http.client_bounds import GuardedWriter, StepReader, connection_to_close
 from radixlm.runtime.server.http.exchange import Exchange
-from radixlm.runtime.server.http.guarded_writer import GuardedWriter
 from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, STEP_BYTES, HTTPProtocol
 from radixlm.runtime.server.http.listener import listen, max_connections
-from radixlm.runtime.server.http.request_body import read_body
+from radixlm.runtime.server.http.request_body import BodyRoom, read_body
 from radixlm.runtime.server.http.sse import EventStream
-from radixlm.runtime.server.http.step_reader import StepReader
 from starlette.requests import Request
 from uvicorn.protocols.http.flow_control import FlowControl
 

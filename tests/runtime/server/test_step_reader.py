@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from radixlm.runtime.server.http.step_reader import StepReader
+from radixlm.runtime.server.http.client_bounds import StepReader
 
 
 class FakeTransport:

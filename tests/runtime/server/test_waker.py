@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 
-from radixlm.runtime.server.reply_stream import Waker
+from radixlm.runtime.server.choices import Waker
 
 
 def test_events_that_are_set_before_the_loop_looks_take_one_call() -> None:
