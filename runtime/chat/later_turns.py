@@ -107,9 +107,10 @@ class LaterTurns:
         return tuple(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
     def _read(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
+        if not tools:
+            return ReadReply(reply)
         schemas = {tool.name: tool.parameters for tool in tools}
-        format = self._prompts.tool_format
-        return read_whole(reply, ToolCallReader(format, list(schemas), schemas=schemas, is_content=not tools))
+        return read_whole(reply, ToolCallReader(self._prompts.tool_format, list(schemas), schemas=schemas))
 
     def _rendered_words(self, words: str) -> str | None:
         return None if self._render_words is None else self._render_words(words)

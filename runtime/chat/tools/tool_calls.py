@@ -87,7 +87,6 @@ class ToolCallReader:
     Args:
         names: of the tools that may be called.
         schemas: of their arguments, where they are known, for formats that write values without their types.
-        is_content: whether all of the reply is content, whatever it looks like.
         max_bare_calls: how many calls a whole reply may be that is JSON without the format's texts.
         note: told of each whole call, before its last piece is returned.
     """
@@ -98,7 +97,6 @@ class ToolCallReader:
         names: Sequence[str],
         *,
         schemas: Mapping[str, Schema] | None = None,
-        is_content: bool = False,
         max_bare_calls: int = MAX_CALLS,
         note: Callable[[ToolCall], None] | None = None,
     ) -> None:
@@ -108,8 +106,8 @@ class ToolCallReader:
         self._names, self._schemas = names, schemas or {}
         self._max_bare_calls = max_bare_calls
         self._held = ""
-        self._read: Callable[[], list[Piece] | None] = self._read_content if is_content else self._read_start
-        self._triggers = () if is_content or not format.is_tagged else _triggers(format)
+        self._read: Callable[[], list[Piece] | None] = self._read_start
+        self._triggers = _triggers(format) if format.is_tagged else ()
         self._behind_name = (
             TextPiece("end of name"),
             *loose(format.middle),

@@ -6,11 +6,14 @@ import json
 import random
 import re
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
+from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.chat.token_constraint import allowed_of
 from radixlm.runtime.chat.tools.call_ids import short_id
 from radixlm.runtime.chat.tools.given_calls import AsGenerated
@@ -569,4 +572,5 @@ def test_json_that_only_looks_like_a_call_is_content_as_it_is(format: ToolFormat
 
 def test_where_nothing_may_be_called_all_is_content() -> None:
     text = PLAIN.text_of([("now", "{}")])
-    assert read_whole(text, ToolCallReader(PLAIN, ["now"], is_content=True)).content == text
+    prompts: Any = SimpleNamespace(chat_template=None, tool_format=PLAIN)
+    assert LaterTurns(prompts)._read(text, ()) == ReadReply(text)
