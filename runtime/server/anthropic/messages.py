@@ -55,6 +55,8 @@ from .replies import (
 from .requests import CountTokensRequest, MessagesRequest, leave_out_of_counting
 
 SIGNATURE = "unsigned"  # clients drop thoughts without a signature, and thoughts that come back are not checked
+_LEAVE_OUT = relaxing(MESSAGES, MessagesRequest)
+_LEAVE_OUT_OF_COUNTING = relaxing(MESSAGES, CountTokensRequest, leave_out_of_counting)
 _DELTAS = {"reasoning": ThinkingDelta, "text": TextDelta, "call": InputJsonDelta}
 
 
@@ -67,9 +69,7 @@ class Messages:
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
         read = partial(self._asked, request)
-        body, conversation, asked = await self.state.prepared(
-            request, MessagesRequest, read, leave_out=relaxing(MESSAGES, MessagesRequest)
-        )
+        body, conversation, asked = await self.state.prepared(request, MessagesRequest, read, leave_out=_LEAVE_OUT)
         opened = await asked.open(self.state, request)
         choices = opened.choices
         reply = asked.reply(self.state, choices)
@@ -107,9 +107,8 @@ class Messages:
             conversation, use = self._conversation(request, body), body.tool_use()
             return partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
 
-        leave_out = relaxing(MESSAGES, CountTokensRequest, leave_out_of_counting)
         encode = await self.state.prepared(
-            request, CountTokensRequest, prepare, max_bytes=MAX_BODY_BYTES, leave_out=leave_out
+            request, CountTokensRequest, prepare, max_bytes=MAX_BODY_BYTES, leave_out=_LEAVE_OUT_OF_COUNTING
         )
         ids = await self.state.lanes.tokenization.run(request, encode)
         return json_response(CountTokensReply(len(ids)))

@@ -36,6 +36,8 @@ from .replies import (
 from .reply_parts import ChunkUsage, chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
 from .told_prompt import prompt_logprobs
 
+_LEAVE_OUT = relaxing(CHAT, ChatRequest)
+
 
 @dataclass(frozen=True)
 class ChatCompletions:
@@ -46,7 +48,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         read = partial(self._asked, request)
-        body, asked = await self.state.prepared(request, ChatRequest, read, leave_out=relaxing(CHAT, ChatRequest))
+        body, asked = await self.state.prepared(request, ChatRequest, read, leave_out=_LEAVE_OUT)
         model = self.state.models.named(body.model)
         opened = await asked.open(self.state, request)
         choices = opened.choices

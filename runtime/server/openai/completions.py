@@ -28,6 +28,7 @@ from .reply_parts import ChunkUsage, TextTokens, usage_of
 from .requests import CompletionRequest, Prompt
 from .told_prompt import ToldPrompt, joined
 
+_LEAVE_OUT = relaxing(COMPLETIONS, CompletionRequest)
 Cut = CutPromptReply | msgspec.UnsetType
 """The tokens that were cut out of a prompt; unset: the request does not allow that."""
 
@@ -49,9 +50,7 @@ class Completions:
 
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
-        body, params, content = await self.state.prepared(
-            request, CompletionRequest, self._read, leave_out=relaxing(COMPLETIONS, CompletionRequest)
-        )
+        body, params, content = await self.state.prepared(request, CompletionRequest, self._read, leave_out=_LEAVE_OUT)
         model, asked = self.state.models.named(body.model), body.prompts
         num_replies = len(asked) * body.num_choices
         require_few_reply_logprobs(num_replies, params, self.state.engine.context_length)

@@ -49,6 +49,7 @@ from .response_replies import (
 from .response_requests import AnyText, ReasoningOptions, ResponseRequest, TextOptions
 from .response_tools import FunctionOfResponses, OfferedTool, offered, response_tool_use
 
+_LEAVE_OUT = relaxing(RESPONSES, ResponseRequest, leave_out_foreign)
 _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
 
 
@@ -75,8 +76,7 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """Answer one request; `errors.describe` knows every error that it raises."""
         read = partial(self._asked, request)
-        leave_out = relaxing(RESPONSES, ResponseRequest, leave_out_foreign)
-        asked = await self.state.prepared(request, ResponseRequest, read, leave_out=leave_out)
+        asked = await self.state.prepared(request, ResponseRequest, read, leave_out=_LEAVE_OUT)
         body, history, tools, chat = asked
         opened = await chat.open(self.state, request)
         choices = opened.choices
