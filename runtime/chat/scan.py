@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 Piece = TypeVar("Piece", contravariant=True)
 Certain = TypeVar("Certain", covariant=True)
@@ -24,6 +24,17 @@ class Scan(Protocol[Piece, Certain]):
     def finish(self) -> Certain:
         """Return what was held back: no more comes."""
         ...
+
+
+class Said(NamedTuple):
+    """What a piece of a reply adds to its thought, and to its answer."""
+
+    thought: str = ""
+    answer: str = ""
+
+    def followed_by(self, more: Said) -> Said:
+        """Both pieces as one."""
+        return Said(self.thought + more.thought, self.answer + more.answer)
 
 
 @runtime_checkable

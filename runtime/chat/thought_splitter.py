@@ -10,22 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from .scan import RewindableScan
+from .scan import RewindableScan, Said
 from .thought_format import ThoughtFormat
 
 _RECIPIENT = " to="  # begins the first header where a reply is one call
 MAX_HEADER = 256  # characters; what goes on longer is no header
-
-
-class Said(NamedTuple):
-    """What a piece of a reply adds to its thought, and to its answer."""
-
-    thought: str = ""
-    answer: str = ""
-
-    def followed_by(self, more: Said) -> Said:
-        """Both pieces as one."""
-        return Said(self.thought + more.thought, self.answer + more.answer)
 
 
 class ThoughtSplitter(RewindableScan[str, Said], Protocol):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from ..chat.scan import Said
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
-from ..chat.thought_splitter import Said, ThoughtSplitter
+from ..chat.thought_splitter import ThoughtSplitter
 from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restore, state_of
 from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob

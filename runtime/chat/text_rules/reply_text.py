@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ..scan import Rewindable, RewindableScan
-from ..thought_splitter import Said, ThoughtSplitter
+from ..scan import Rewindable, RewindableScan, Said
+from ..thought_splitter import ThoughtSplitter
 from .pattern_scan import PatternScan
 from .string_scan import Found, StringScan
 

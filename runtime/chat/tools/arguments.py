@@ -138,8 +138,8 @@ class _JsonReader:
         self._is_escaped = False
 
     def push(self, text: str) -> str:
-        num_characters = self._num_of_object(text)
-        self.rest = text[num_characters:]
+        num_characters = 0 if self.is_whole else self._num_of_object(text)
+        self.rest += text[num_characters:]
         return text[:num_characters]
 
     def finish(self) -> str:

@@ -6,8 +6,9 @@ import random
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.scan import Said
 from radixlm.runtime.chat.thought_format import ThoughtFormat, thoughts_of, without_thoughts
-from radixlm.runtime.chat.thought_splitter import MAX_HEADER, Said, splitter_of
+from radixlm.runtime.chat.thought_splitter import MAX_HEADER, splitter_of
 
 from ..thought_templates import HEADED, HYBRID, OF_CALLS, OPENED, PARTS
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
