@@ -17,10 +17,11 @@ from starlette.responses import Response
 
 from ..cache.cache_tree import TreeRun
 from ..cache.cache_uses import CacheUse
-from ..cache.why_not_more import WhyNotMore
 from ..engine.completion import FinishReason
 from ..errors import InvalidParameter
 from .app_state import AppState, json_response
+from .openai.replies import WhyNotMoreReply
+from .openai.reply_parts import why_not_more
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion
 
@@ -93,39 +94,8 @@ class Cache:
             running_s=round(ended_at - use.arrived_at, 3),
             ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
             finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache does not know which there are
-            why_not_more=WhyNotMoreReply.told(use.why_not_more, tells_cached_text=self.state.tells_cached_text),
+            why_not_more=why_not_more(use.why_not_more, tells_cached_text=self.state.tells_cached_text),
         )
-
-
-class ChangeReply(msgspec.Struct):
-    before: str  # what both sides end with there
-    was: str  # what is cached
-    now: str  # what the prompt says
-
-
-class WhyNotMoreReply(msgspec.Struct):
-    kind: str
-    position: int
-    wanted_ids: tuple[int, ...]
-    wanted_text: str | None
-    cached_ids: tuple[int, ...]
-    cached_text: str | None
-    message: str
-    change: ChangeReply | msgspec.UnsetType = msgspec.UNSET  # of two texts that differ
-
-    @classmethod
-    def of(cls, why: WhyNotMore) -> WhyNotMoreReply:
-        """All that is known of it, with a line for humans."""
-        texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
-        change = why.change and ChangeReply(why.change.before, why.change.was, why.change.now)
-        return cls(why.kind, why.position, *texts, message=str(why), change=change or msgspec.UNSET)
-
-    @classmethod
-    def told(cls, why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:
-        """What a client may know of it; None if all that may be reused was."""
-        if why is None or why.kind == "complete":
-            return None
-        return cls.of(why if tells_cached_text else why.withheld())
 
 
 class CachedRunReply(msgspec.Struct, kw_only=True):

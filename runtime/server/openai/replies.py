@@ -11,8 +11,24 @@ from typing import Literal
 import msgspec
 
 from ...engine.completion import FinishReason, PrefillProgress, StopReason
-from ..cache import WhyNotMoreReply
 from ..truncation import Truncated
+
+
+class ChangeReply(msgspec.Struct):
+    before: str  # what both sides end with there
+    was: str  # what is cached
+    now: str  # what the prompt says
+
+
+class WhyNotMoreReply(msgspec.Struct):
+    kind: str
+    position: int
+    wanted_ids: tuple[int, ...]
+    wanted_text: str | None
+    cached_ids: tuple[int, ...]
+    cached_text: str | None
+    message: str  # a line for humans
+    change: ChangeReply | msgspec.UnsetType = msgspec.UNSET  # of two texts that differ
 
 
 class PromptTokensDetails(msgspec.Struct):

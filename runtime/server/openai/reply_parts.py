@@ -13,11 +13,12 @@ from typing import Protocol, get_args
 import msgspec
 
 from ...cache.prefix_match import MatchKind
+from ...cache.why_not_more import WhyNotMore
 from ...chat.tools.tool_calls import CallStart
 from ...engine.completion import Completion, Delta, FinishReason, PromptLogprobs, TokenLogprob
-from ..cache import WhyNotMoreReply
 from ..reply_events import PartBegin, PartText, ReplyEvent, ReplyEvents, ReplyPart
 from .replies import (
+    ChangeReply,
     ChatDelta,
     ChatFinishReason,
     ChatLogprob,
@@ -33,6 +34,7 @@ from .replies import (
     ToolCallReply,
     TopLogprob,
     UsageReply,
+    WhyNotMoreReply,
 )
 
 _WEAKER_AND_WEAKER: tuple[str, ...] = get_args(MatchKind)
@@ -67,9 +69,7 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
         by_kind.update(prompt.usage.tokens_by_kind)
         num_from_disk += sum(prompt.usage.disk_tokens_by_kind.values())
     by_tier = {"memory": by_kind.total() - num_from_disk, "disk": num_from_disk}
-    whys = (
-        WhyNotMoreReply.told(prompt.cache_match.why_not_more, tells_cached_text=tells_cached_text) for prompt in prompts
-    )
+    whys = (why_not_more(prompt.cache_match.why_not_more, tells_cached_text=tells_cached_text) for prompt in prompts)
     kinds = [prompt.cache_match.kind for prompt in prompts if prompt.cache_match.kind is not None]
     details = PromptTokensDetails(
         cached_tokens=sum(prompt.usage.cached_tokens for prompt in prompts),
@@ -83,6 +83,16 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
         details.kv_loaded = round(min(pruning.loaded for pruning in prunings), 4)
         details.kv_dropped_mass = round(max(pruning.dropped_mass for pruning in prunings), 4)
     return details
+
+
+def why_not_more(why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:
+    """What a client may know of why not more was reused; None if all that may be was."""
+    if why is None or why.kind == "complete":
+        return None
+    why = why if tells_cached_text else why.withheld()
+    texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
+    change = why.change and ChangeReply(why.change.before, why.change.was, why.change.now)
+    return WhyNotMoreReply(why.kind, why.position, *texts, message=str(why), change=change or msgspec.UNSET)
 
 
 class PromptCounts(Protocol):
