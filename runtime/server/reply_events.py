@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..chat.tools.tool_calls import Arguments, CallStart, Content, Piece, ToolCallReader
 from ..engine.completion import Delta
@@ -16,7 +16,7 @@ from ..engine.completion import Delta
 PartKind = Literal["reasoning", "text", "call"]
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class ReplyPart:
     """A run of reasoning or of text, or one tool call.
 
@@ -41,23 +41,20 @@ class ReplyPart:
         return PartText(self, text)
 
 
-@dataclass(frozen=True)
-class PartBegin:
+class PartBegin(NamedTuple):
     """A part begins."""
 
     part: ReplyPart
 
 
-@dataclass(frozen=True)
-class PartText:
+class PartText(NamedTuple):
     """A part goes on; of a call, its arguments do."""
 
     part: ReplyPart
     text: str
 
 
-@dataclass(frozen=True)
-class PartEnd:
+class PartEnd(NamedTuple):
     """A part is complete."""
 
     part: ReplyPart
@@ -80,7 +77,7 @@ class ReplyEvents:
         self.parts: list[ReplyPart] = []
         self._reader = reader
         self._call: ReplyPart | None = None  # the last one
-        self._is_open = False  # the last part
+        self._open: ReplyPart | None = None  # the last part, until it ends
         self._is_flushed = False
 
     @property
@@ -113,24 +110,24 @@ class ReplyEvents:
 
     def open(self, kind: PartKind, call: CallStart | None = None) -> list[ReplyEvent]:
         """Go on with the last part if it is open and of this kind, and no call; else end it and begin another."""
-        if self._is_open and call is None and self.parts[-1].kind == kind:
+        if self._open is not None and call is None and self._open.kind == kind:
             return []
         ended = self.end()
-        self.parts.append(ReplyPart(len(self.parts), kind, call))
-        self._is_open = True
-        return [*ended, PartBegin(self.parts[-1])]
+        self._open = ReplyPart(len(self.parts), kind, call)
+        self.parts.append(self._open)
+        return [*ended, PartBegin(self._open)]
 
     def end(self) -> list[ReplyEvent]:
         """End the last part, if it is open."""
-        if not self._is_open:
+        if self._open is None:
             return []
-        self._is_open = False
-        return [PartEnd(self.parts[-1])]
+        ended, self._open = PartEnd(self._open), None
+        return [ended]
 
     def _add(self, kind: PartKind, text: str) -> list[ReplyEvent]:
-        events = self.open(kind)
-        events.append(self.parts[-1].add(text))
-        return events
+        if self._open is not None and self._open.kind == kind:  # as nearly always
+            return [self._open.add(text)]
+        return [*self.open(kind), self.parts[-1].add(text)]
 
     def _encoded(self, pieces: Sequence[Piece]) -> list[ReplyEvent]:
         events: list[ReplyEvent] = []

@@ -14,9 +14,8 @@ import msgspec
 
 from ...cache.prefix_match import MatchKind
 from ...cache.why_not_more import WhyNotMore
-from ...chat.tools.tool_calls import CallStart
 from ...engine.completion import Completion, Delta, FinishReason, PromptLogprobs, TokenLogprob
-from ..reply_events import PartBegin, PartText, ReplyEvent, ReplyEvents, ReplyPart
+from ..reply_events import PartBegin, PartText, ReplyEvent, ReplyEvents
 from .replies import (
     ChangeReply,
     ChatDelta,
@@ -233,16 +232,15 @@ def deltas_of(events: Sequence[ReplyEvent]) -> list[ChatDelta]:
     """What a stream has for events: text as it comes, and of a call first its name, then its arguments."""
     deltas: list[ChatDelta] = []
     for event in events:
+        call = event.part.call
         match event:
-            case PartBegin(ReplyPart(call=CallStart(index, call_id, name))):
-                call = ToolCallDelta(index, FunctionCallDelta("", name), call_id, "function")
-                deltas.append(ChatDelta(tool_calls=[call]))
-            case PartText(ReplyPart(call=CallStart(index)), text):
-                deltas.append(ChatDelta(tool_calls=[ToolCallDelta(index, FunctionCallDelta(text))]))
-            case PartText(ReplyPart(kind="text"), text):
-                deltas.append(ChatDelta(content=text))
-            case PartText(_, text):
-                deltas.append(ChatDelta(reasoning_content=text))
+            case PartText(part, text) if call is None:
+                deltas.append(ChatDelta(content=text) if part.kind == "text" else ChatDelta(reasoning_content=text))
+            case PartText(_, text) if call is not None:
+                deltas.append(ChatDelta(tool_calls=[ToolCallDelta(call.index, FunctionCallDelta(text))]))
+            case PartBegin() if call is not None:
+                begun = ToolCallDelta(call.index, FunctionCallDelta("", call.name), call.call_id, "function")
+                deltas.append(ChatDelta(tool_calls=[begun]))
     return deltas
 
 
