@@ -79,6 +79,7 @@ def test_a_scan_that_went_back_never_read_on(
 
 
 @pytest.mark.parametrize("name", ["tags", "tags that the prompt opened", "headers", "stops"])
+@settings(deadline=None)
 @given(pieces=st.lists(st.sampled_from(WORDS), max_size=12), data=st.data())
 def test_how_a_text_is_cut_does_not_matter(name: str, pieces: list[str], data: st.DataObject) -> None:
     text = "".join(pieces)
@@ -95,6 +96,7 @@ def joined(scan: Any, pieces: Sequence[str]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("format", [HERMES, QWEN_CODER, LFM, GEMMA], ids=["json", "tags", "python", "gemma"])
+@settings(deadline=None)
 @given(data=st.data())
 def test_readers_of_arguments_hold_back_what_is_not_certain(format: Any, data: st.DataObject) -> None:
     letters = st.text(alphabet="ab \"'\\<>{}[](),:=\n|é", max_size=8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.tools.known_formats import HERMES
 from radixlm.runtime.chat.tools.tool_calls import ToolCallReader, read_whole
@@ -26,6 +26,7 @@ def said(reply: ReplyEvents) -> list[tuple[str, str | None, str]]:
     return [(part.kind, part.call and part.call.name, part.text) for part in reply.parts]
 
 
+@settings(deadline=None)
 @given(thought=st.sampled_from(["", "Hm, é."]), answer=ANSWERS, data=st.data())
 def test_a_reply_has_the_same_parts_streamed_and_whole(thought: str, answer: str, data: st.DataObject) -> None:
     whole, streamed = ReplyEvents(reader()), ReplyEvents(reader())
