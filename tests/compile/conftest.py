@@ -250,8 +250,9 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         }
         at += tensor.nbytes
     text = json.dumps(header).encode()
-    data = b"".join(tensor.tobytes() for tensor in tensors.values())
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(tensor.tobytes() for tensor in tensors.values())
 
 
 @pytest.fixture(scope="session")

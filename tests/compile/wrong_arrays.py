@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +50,16 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_or_refused(path: Path, tensors: tuple[str, ...], name: str, wrong: np.ndarray | None) -> None:
-    """Read `tensors` where the array `name` of the checkpoint is `wrong`, or None for missing: done, or one line."""
-    file, arrays = path / "model.safetensors", arrays_of(path)
-    right = arrays.pop(name)
+def read_or_refused(
+    path: Path, arrays: Mapping[str, np.ndarray], name: str, wrong: np.ndarray | None, tensors: tuple[str, ...] = ()
+) -> None:
+    """Read `tensors` of a checkpoint of `arrays` where `name` is `wrong`, or None for missing: done, or one line.
+
+    The file stays as it is written here.
+    """
+    others = {other: array for other, array in arrays.items() if other != name}
+    write_safetensors(path / "model.safetensors", others if wrong is None else others | {name: wrong})
     try:
-        write_safetensors(file, arrays if wrong is None else arrays | {name: wrong})
         with open_source(path) as source:
             for tensor in tensors:
                 source.read(tensor)
@@ -65,5 +69,3 @@ def read_or_refused(path: Path, tensors: tuple[str, ...], name: str, wrong: np.n
     except Exception as error:
         what = "missing" if wrong is None else f"{wrong.dtype} of shape {wrong.shape}, {wrong.reshape(-1)[:2]}"
         raise AssertionError(f"{path.name}: with {name} {what}: {type(error).__name__} {error}") from error
-    finally:
-        write_safetensors(file, arrays | {name: right})

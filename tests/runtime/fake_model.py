@@ -7,6 +7,7 @@ tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ VOCAB_SIZE = 40
 EOS = 39
 CONTEXT_LENGTH = 96
 FAKE_PAGE_BYTES = PAGE_SIZE * 8  # a manifest may say more: the rest is zeros
+ODD_NUMBERS = np.arange(1, 2**15, 2, dtype=np.uint64)
 POLICY = SchedulerPolicy(max_num_seqs=8, max_num_batched_tokens=24)
 
 
@@ -80,12 +82,16 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 def digest(rows: np.ndarray, token: int, position: int) -> int:
     """The KV row of a token after `rows`; 52 bits, so that it can seed a generator."""
-    weighted = int((rows * np.arange(1, 2 * len(rows), 2, dtype=np.uint64)).sum(dtype=np.uint64))
+    weighted = int(np.dot(rows, ODD_NUMBERS[: len(rows)]))
     return (weighted * 6364136223846793005 + token * 1442695040888963407 + position * 22695477 + 1) % 2**52
 
 
+@functools.lru_cache(maxsize=4096)  # what a request generates alone, it generates in a batch, too
 def logits_of(row: int, vocab_size: int = VOCAB_SIZE) -> Float32Array:
-    return np.random.default_rng(row).normal(size=vocab_size).astype(np.float32) * 3
+    """The logits after a KV row; read-only, because callers share them."""
+    logits = np.random.default_rng(row).normal(size=vocab_size).astype(np.float32) * 3
+    logits.flags.writeable = False
+    return logits
 
 
 def top_of(logits: Float32Array) -> TopLogits:
@@ -215,7 +221,7 @@ def alone(
         for position in range(len(rows), len(tokens)):
             rows = np.append(rows, np.uint64(digest(rows, tokens[position], position)))
             recurrent = state_after(recurrent, tokens[position]) if is_recurrent else 0
-        logits = logits_of((int(rows[-1]) + recurrent) % 2**52, vocab_size)[None]
+        logits = logits_of((int(rows[-1]) + recurrent) % 2**52, vocab_size)[None].copy()
         after(logits)
         sampled = sample(logits, top_of(logits), [state])[0]
         assert sampled is not None

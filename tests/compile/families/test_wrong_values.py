@@ -66,7 +66,7 @@ def test_a_wrong_array_in_a_checkpoint_is_one_line(name: str, tmp_path: Path) ->
         if f"layers.{last}." in stored or "layers." not in stored:
             array = arrays[stored]
             for wrong in (None, *shapes(array), array.astype(np.int32)):
-                wrong_arrays.read_or_refused(tmp_path, (), stored, wrong)
+                wrong_arrays.read_or_refused(tmp_path, arrays, stored, wrong)
 
 
 @pytest.mark.parametrize("name", each(GGUF_NAMES))

@@ -19,7 +19,8 @@ def test_a_wrong_array_is_one_line(format_: str, make_tiny: Make, write_huggingf
     tiny = make_tiny(num_hidden_layers=1)
     path = write_huggingface(tiny)
     write_checkpoint(path, tiny, format_)
-    parts = {name: array for name, array in arrays_of(path).items() if name.startswith(STEM)}
-    for name, array in parts.items():
-        for wrong in (None, *shapes(array), *values(array)):
-            read_or_refused(path, (f"{STEM}.weight",), name, wrong)
+    arrays = arrays_of(path)
+    for name, array in arrays.items():
+        if name.startswith(STEM):
+            for wrong in (None, *shapes(array), *values(array)):
+                read_or_refused(path, arrays, name, wrong, (f"{STEM}.weight",))

@@ -21,6 +21,7 @@ from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
 from ..fake_model import CONTEXT_LENGTH, POLICY, Bench, alone
 from ..guess_oracle import Oracle
+from ..traces import num_traces
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
@@ -75,10 +76,11 @@ def test_random_requests_with_guesses_are_served_as_alone(seed: int, right: floa
 
 
 @pytest.mark.long
-@settings(max_examples=10_000, deadline=None, database=None)
+@pytest.mark.parametrize("part", range(4))  # so that workers share them
+@settings(max_examples=num_traces(1000), deadline=None, database=None)
 @TRACES
-def test_ten_thousand_random_traces_are_served_as_alone(seed: int, right: float, num_pages: int) -> None:
-    serve_random_requests(seed, right, num_pages)
+def test_thousands_of_random_traces_are_served_as_alone(part: int, seed: int, right: float, num_pages: int) -> None:
+    serve_random_requests(seed + part * 2**33, right, num_pages)
 
 
 def serve_random_requests(seed: int, right: float, num_pages: int) -> None:

@@ -19,6 +19,7 @@ from radixlm.runtime.speculation.draft_model import DraftModel
 
 from ..fake_constraint import ChainConstraint
 from ..fake_model import CONTEXT_LENGTH, POLICY, VOCAB_SIZE, Bench, FakeModel, alone
+from ..traces import num_traces
 
 
 class Drafted(Bench):
@@ -199,12 +200,13 @@ def test_random_requests_are_served_as_alone(
 
 
 @pytest.mark.long
-@settings(max_examples=5_000, deadline=None, database=None)
+@pytest.mark.parametrize("part", range(2))  # so that workers share them
+@settings(max_examples=num_traces(1000), deadline=None, database=None)
 @TRACES
-def test_five_thousand_random_traces_are_served_as_alone(
-    seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool
+def test_thousands_of_random_traces_are_served_as_alone(
+    part: int, seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool
 ) -> None:
-    serve_random_requests(seed, right, num_pages, num_draft_pages, looks_up)
+    serve_random_requests(seed + part * 2**33, right, num_pages, num_draft_pages, looks_up)
 
 
 def serve_random_requests(seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool) -> None:
