@@ -17,7 +17,7 @@ from ..guess_oracle import SHARES, Oracle, Unpaid
 from ..traces import num_traces
 
 NUM_TRACES = {"smollm2_artifact": 300, "qwen2_artifact": 100}  # a token of Qwen's takes four times as long
-NUM_PAGES = 16  # four requests do not fit: some give their pages back
+NUM_PAGES = 12  # four requests do not fit: some give their pages back
 PROMPTS = (
     "Say the alphabet.",
     "Repeat this: one two three one two three one two three",
