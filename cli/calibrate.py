@@ -14,7 +14,7 @@ from .options import CompileOptions, compile_options, take
 from .tables import print_rows
 
 if TYPE_CHECKING:
-    from radixlm.runtime.pruning.calibration.calibration import Calibration
+    from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 
 
 @click.command("calibrate")
@@ -42,9 +42,9 @@ def command(model: str, text: Path | None, threads: int | None, as_json: bool, *
     import msgspec
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.chat.artifact_tokenizer import open_tokenizer
+    from radixlm.runtime.extras.approximate.calibration.calibrate import calibrate, checked, pages_needed
+    from radixlm.runtime.extras.approximate.calibration.questions import cases, shipped_text
     from radixlm.runtime.model.model_runner import ModelRunner
-    from radixlm.runtime.pruning.calibration.calibrate import calibrate, checked, pages_needed
-    from radixlm.runtime.pruning.calibration.questions import cases, shipped_text
 
     artifact = Artifact.open(take(CompileOptions, options).artifact_of(model, on_disk=True))
     checked(artifact.manifest)

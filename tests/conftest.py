@@ -169,7 +169,7 @@ def compile_once() -> CompileOnce:
 def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, compiled to 4 bits for this machine, with a calibration by which all attention may be dropped."""
     from radixlm.runtime.artifact import Artifact
-    from radixlm.runtime.pruning.calibration.calibration import Calibration
+    from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 
     path = tmp_path_factory.mktemp("artifacts") / "tiny.radixlm"
     shutil.copytree(_compile_once(tiny_source, quantize="q4"), path)

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.pruning.packed_keys import PackedKeys
-from radixlm.runtime.pruning.row_selection import num_rows, ranks_to_store, scores_to_store, with_probed
+from radixlm.runtime.extras.approximate.packed_keys import PackedKeys
+from radixlm.runtime.extras.approximate.row_selection import num_rows, ranks_to_store, scores_to_store, with_probed
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.ordered.ordered_reader import OpenRun
 from radixlm.runtime.store.ordered.ordered_record import RunTables

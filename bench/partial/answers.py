@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.pruning.attention_scores import DECAY
-from radixlm.runtime.pruning.row_selection import num_rows
+from radixlm.runtime.extras.approximate.attention_scores import DECAY
+from radixlm.runtime.extras.approximate.row_selection import num_rows
 from tokenizers import Tokenizer
 
 from ..options import read_options

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.pruning.packed_keys import MEMORY_SHARE
+from radixlm.runtime.extras.approximate.packed_keys import MEMORY_SHARE
 from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, Policy
 from tokenizers import Tokenizer
 

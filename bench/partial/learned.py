@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.extras.approximate.row_selection import num_rows, with_probed
 from radixlm.runtime.prefix.disk_index import DiskIndex
-from radixlm.runtime.pruning.row_selection import num_rows, with_probed
 from radixlm.runtime.store import PageStore
 from tokenizers import Tokenizer
 

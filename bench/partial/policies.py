@@ -1,7 +1,7 @@
 """Which KV rows of a prefix are loaded when not all are: the policies, and what each of them may know.
 
 Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order. `hybrid` is
-made of `runtime/pruning/row_selection.py`, with which prefixes are read from disk.
+made of `runtime/extras/approximate/row_selection.py`, with which prefixes are read from disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from radixlm.runtime.pruning.row_selection import (
+from radixlm.runtime.extras.approximate.row_selection import (
     NUM_FIRST,
     always,
     largest,

@@ -17,11 +17,17 @@ import numpy as np
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.model_config import Attention
 from radixlm.runtime.chat.artifact_tokenizer import open_tokenizer
+from radixlm.runtime.extras.approximate.calibration.calibrate import (
+    HEAD_BUDGET,
+    Loss,
+    measured_model,
+    pages_needed,
+    questions_of,
+)
+from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
+from radixlm.runtime.extras.approximate.calibration.questions import cases, shipped_text
+from radixlm.runtime.extras.approximate.packed_keys import ORDER_BYTES, PART_BYTES, slowest
 from radixlm.runtime.model.model_runner import ModelRunner
-from radixlm.runtime.pruning.calibration.calibrate import HEAD_BUDGET, Loss, measured_model, pages_needed, questions_of
-from radixlm.runtime.pruning.calibration.calibration import Calibration
-from radixlm.runtime.pruning.calibration.questions import cases, shipped_text
-from radixlm.runtime.pruning.packed_keys import ORDER_BYTES, PART_BYTES, slowest
 
 from ..options import read_options
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.extras.approximate.scored_runner import stride_of
 from radixlm.runtime.model.model_runner import ModelRunner
-from radixlm.runtime.pruning.scored_runner import stride_of
 
 from ..kernels.forward import make_batch
 from ..options import read_options

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from radixlm.runtime.extras.approximate.row_selection import largest
 from radixlm.runtime.model.batch import Float32Array
-from radixlm.runtime.pruning.row_selection import largest
 
 from .policies import Order, Scores
 from .prefix import Prefix, PrefixModel

@@ -19,6 +19,8 @@ from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter, StoreUnusable
+from ..extras.approximate.calibration.calibration import Calibration
+from ..extras.approximate.pruning import choose_rows, score
 from ..kv_log.log import KVLog
 from ..memory import Memories
 from ..model.batch import PageIO, Runner, StateIO
@@ -28,8 +30,6 @@ from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
-from ..pruning.calibration.calibration import Calibration
-from ..pruning.pruning import choose_rows, score
 from ..speculation.draft_model import DraftModel
 from ..speculation.draft_stats import DraftAbout
 from ..speculation.same_tokens import require_same_tokens

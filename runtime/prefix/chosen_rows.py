@@ -1,4 +1,4 @@
-"""What the disk tier asks of the part that knows which rows of a prefix matter; `pruning/` is that part.
+"""What the disk tier asks of the part that knows which rows of a prefix matter; `extras/approximate` is that part.
 
 Without it the tier loads and saves whole pages. Protocols and values only.
 """

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import ray
-from radixlm.runtime.replicas.ray_app import build_app
+from radixlm.runtime.extras.ray.ray_app import build_app
 from ray import serve
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent

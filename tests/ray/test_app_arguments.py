@@ -1,9 +1,9 @@
-"""What `serve run radixlm.runtime.replicas.ray_app:app NAME=VALUE...` takes; nothing is opened until it is deployed."""
+"""What `serve run ...extras.ray.ray_app:app NAME=VALUE...` takes; nothing is opened until it is deployed."""
 
 from __future__ import annotations
 
 import pytest
-from radixlm.runtime.replicas.ray_app import app, engine_options, front_options
+from radixlm.runtime.extras.ray.ray_app import app, engine_options, front_options
 from ray.serve import Application
 
 

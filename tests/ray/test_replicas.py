@@ -25,7 +25,7 @@ def pids(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(run_app: Callable[..., Client], pids: Path) -> Client:
-    from radixlm.runtime.replicas.prefix_router import RouterPolicy
+    from radixlm.runtime.extras.ray.prefix_router import RouterPolicy
 
     client = run_app(SlowEngine(pids, 0.02), num_replicas=2, api_keys=KEYS, policy=RouterPolicy(max_lead=2))
     client.key = KEYS[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.replicas.ray_app import _EngineReplica
+from radixlm.runtime.extras.ray.ray_app import _EngineReplica
 
 from ..runtime.fake_model import FakeModel
 from .engines import VOCAB_SIZE, fake_engine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from radixlm.runtime.extras.approximate.pruned_source import PrunedSources
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
-from radixlm.runtime.pruning.pruned_source import PrunedSources
 
 
 def load_always(monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.pruning.calibration.calibration import Calibration
+from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 
 from bench import all_heads
 from bench.partial import baselines, contestants

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.errors import InvalidParameter
-from radixlm.runtime.pruning.calibration.calibration import NAME, Calibration
-from radixlm.runtime.pruning.row_selection import NUM_FIRST, NUM_RECENT
+from radixlm.runtime.extras.approximate.calibration.calibration import NAME, Calibration
+from radixlm.runtime.extras.approximate.row_selection import NUM_FIRST, NUM_RECENT
 from tokenizers import Tokenizer
 
 from bench.partial import quality as partial_quality

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.pruning.calibration.calibration import Calibration
+from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 
 from bench.partial.prefix import Prefix, PrefixModel
 from bench.partial.rows_by_layer import RowsByLayer

@@ -12,7 +12,7 @@ import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import EngineOptions
-from radixlm.runtime.pruning.calibration.calibration import Calibration
+from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 from radixlm.runtime.server import about, create_app
 from starlette.testclient import TestClient
 

@@ -14,8 +14,8 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.errors import InvalidParameter
-from radixlm.runtime.pruning import promoter
-from radixlm.runtime.pruning.part_teacher import PartTeacher
+from radixlm.runtime.extras.approximate import promoter
+from radixlm.runtime.extras.approximate.part_teacher import PartTeacher
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 

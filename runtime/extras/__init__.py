@@ -1,0 +1,1 @@
+"""Features that the rest works without. Each folder here can be removed; what asks for it then says so."""

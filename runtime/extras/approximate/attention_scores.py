@@ -1,0 +1,181 @@
+"""How much attention each KV row of the pool gets: a history, prompt by prompt, that orders the tokens of pages.
+
+A use is the attention of one prompt's new tokens to a row that was cached before. It is the mean over the tokens that
+came after the row, so that a long prompt counts as much as a short one, and an early row as much as a late one. Each
+use weighs `DECAY` times as much as the one after it: 0.8 covers about five uses.
+
+The prompt that computes a row counts apart and never fades. Its sum is divided as if `PASS_RUN_UP` more tokens had come
+after the row, or the last rows would rank first: this prompt says less than later ones about what is asked again, and
+more about what nothing asked for yet. By both, a quarter of the rows loses less than half of the attention that the
+first and the recent rows lose, on all texts of bench/LOG.md.
+
+Of a long prompt one of `STRIDE` tokens is scored, and steps that only decode are not. Of sequences with a sparse span
+only the chosen rows count, apart from all else, because attention that belongs to missing rows goes to others. Knows
+pages and batches, not requests, trees or disks. The engine's thread owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...artifact.manifest import PAGE_SIZE
+from ...model.batch import BatchArrays, Float32Array, Int32Array, PageCopy
+from ...store.scores.scores_record import RowScores
+
+DECAY = 0.8
+STRIDE = 8  # of a long prompt one of so many tokens is scored: all of them take 11 to 42 % of its time (bench/LOG.md)
+PASS_RUN_UP = 512 // STRIDE  # of tokens that are scored
+_NO_PAGES: Int32Array = np.zeros(0, np.int32)
+
+
+class AttentionScores:
+    """Scores of the rows of a pool.
+
+    >>> sums, counts = np.zeros((1, 1, 2, 16), np.float32), np.zeros((2, 16), np.int32)
+    >>> scores = AttentionScores(sums, counts)
+    >>> with scores.recording(batch.arrays):  # doctest: +SKIP
+    ...     runner.forward_scored(batch, stride=STRIDE)  # adds to both
+    >>> scores.fold([0], num_reused=0)
+    >>> scores.of([0]).shape
+    (1, 1, 16)
+
+    Args:
+        sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, to which a forward adds the attention of tokens;
+            emptied here.
+        counts: int32 `[num_pages, PAGE_SIZE]`, to which it adds how many of these tokens see each row; likewise.
+
+    Attributes:
+        is_changed: `[num_pages]`, pages of which more was learned since their owner has set this to False.
+        lookups: int32 `[num_pages]`, for the owner to note where it looked for what is known of a page; 0 once the page
+            is cleared.
+    """
+
+    def __init__(self, sums: Float32Array, counts: Int32Array) -> None:
+        self._sums, self._num_queries = sums, counts
+        num_pages = sums.shape[2]
+        self._history = np.zeros_like(sums)  # of uses
+        self._weight = np.zeros((num_pages, PAGE_SIZE), np.float32)  # of the uses in the history
+        self._pass = np.zeros_like(sums)  # of the prompt that computed the row
+        self.is_changed = np.zeros(num_pages, np.bool_)
+        self.lookups = np.zeros(num_pages, np.int32)
+        self._is_apart = np.zeros(num_pages, np.bool_)
+
+    def forget_rows(self, slots: Int32Array) -> None:
+        """Clear rows that are about to be written."""
+        pages, rows = np.divmod(slots, PAGE_SIZE)
+        self._clear(pages, rows)
+        self._is_apart[pages[rows == 0]] = False  # the page is another sequence's
+
+    def forget_pages(self, page_ids: Sequence[int]) -> None:
+        """Clear pages that come from elsewhere."""
+        self._clear_pages(np.array(page_ids, np.int64))
+
+    def set_apart(self, page_ids: Sequence[int]) -> None:
+        """These pages have chosen rows of one sequence, and no other's, until they are cleared."""
+        self._is_apart[list(page_ids)] = True
+
+    def attention_to(self, page_ids: Sequence[int], num_rows: int) -> Float32Array | None:
+        """The attention to the first rows of pages that were set apart, `[layers, kv_heads, num_rows]`: the mean over
+        the tokens since, summed over the queries of a KV head. None if there were none, or the numbers went wrong.
+        """
+        pages = np.array(page_ids, np.int64)
+        sums = self._sums[:, :, pages].reshape(*self._sums.shape[:2], -1)[..., :num_rows]
+        num_queries = self._num_queries[pages].reshape(-1)[:num_rows]
+        if not self._is_apart[pages].all() or not num_queries.all() or not np.isfinite(sums).all():
+            return None
+        return np.asarray(sums / num_queries, np.float32)
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        """Copy the history of rows that are copied to another page, but not what is not folded yet."""
+        for copy in copies:
+            self.forget_pages([copy.dst_page])
+            for array in (self._history, self._pass, self._weight):
+                array[..., copy.dst_page, : copy.num_rows] = array[..., copy.src_page, : copy.num_rows]
+
+    @contextmanager
+    def recording(self, arrays: BatchArrays) -> Iterator[None]:
+        """Around a forward that adds to `sums` and `counts`. The pages of a sequence with a sparse span stay as they
+        were, for the other sequences of the batch, too, but for those that are set apart.
+        """
+        hidden = np.unique(np.concatenate([_NO_PAGES, *_sparse_pages(arrays)]))
+        hidden = hidden[~self._is_apart[hidden]]
+        sums, num_queries = self._sums[:, :, hidden], self._num_queries[hidden]
+        yield
+        if hidden.size:
+            self._sums[:, :, hidden] = sums
+            self._num_queries[hidden] = num_queries
+
+    def fold(self, page_ids: Sequence[int], *, num_reused: int) -> None:
+        """Add the attention since the last fold to the history, as one use: a prompt is done.
+
+        Args:
+            page_ids: pages of the prompt, from its first token on.
+            num_reused: its first tokens that were cached before.
+        """
+        pages = np.array(page_ids, np.int64)
+        sums, num_queries = self._sums[:, :, pages], self._num_queries[pages]
+        self._sums[:, :, pages] = self._num_queries[pages] = 0
+        if not np.isfinite(sums).all():  # the step's numbers went wrong: all that came of them is dropped
+            return
+        is_reused = (np.arange(pages.size * PAGE_SIZE) < num_reused).reshape(-1, PAGE_SIZE)
+        is_use = is_reused & (num_queries > 0)
+        decay = np.where(is_use, np.float32(DECAY), np.float32(1))
+        self._history[:, :, pages] *= decay
+        self._history[:, :, pages] += np.where(is_use, sums / np.maximum(num_queries, 1), np.float32(0))
+        self._weight[pages] = decay * self._weight[pages] + is_use
+        self._pass[:, :, pages] += np.where(is_reused, np.float32(0), sums / (num_queries + PASS_RUN_UP))
+        self.is_changed[pages] |= num_queries.any(axis=1)
+
+    def of(self, page_ids: Sequence[int]) -> Float32Array:
+        """The scores of each row of pages, `[layers, kv_heads, PAGE_SIZE * len(page_ids)]`: the share of a later
+        token's attention that the row gets, summed over the queries of its KV head, plus something for the prompt that
+        computed it; 0 for rows that no token attended to. A copy.
+        """
+        pages = np.array(page_ids, np.int64)
+        weight = self._weight[pages]
+        scores = self._history[:, :, pages] / np.where(weight > 0, weight, 1) + self._pass[:, :, pages]
+        return np.asarray(scores.reshape(*scores.shape[:2], -1))
+
+    def learned(self, page_ids: Sequence[int]) -> RowScores:
+        """All that is to be known of pages after they were cleared; `add_learned` undoes this. A copy."""
+        pages = np.array(page_ids, np.int64)
+        history, first = (a[:, :, pages].reshape(*a.shape[:2], -1) for a in (self._history, self._pass))
+        return RowScores(history, first, self._weight[pages].reshape(-1))
+
+    def add_learned(self, page_ids: Sequence[int], before: RowScores) -> None:
+        """Add what was learned of pages before they were cleared. What was learned since counts as later, so that the
+        outcome is that of one history. The prompt that computed a row first is the one that counts.
+        """
+        pages = np.array(page_ids, np.int64)
+        shape = *self._history.shape[:2], len(pages), PAGE_SIZE
+        # of n uses since, a row has the weight (1 - DECAY ** n) / (1 - DECAY)
+        faded = 1 - (1 - np.float32(DECAY)) * self._weight[pages]
+        self._history[:, :, pages] += faded * before.history.reshape(shape)
+        self._weight[pages] += faded * before.weight.reshape(shape[2:])
+        first = before.first.reshape(shape)
+        self._pass[:, :, pages] = np.where(first > 0, first, self._pass[:, :, pages])
+
+    def _clear(self, pages: npt.NDArray[Any], rows: npt.NDArray[Any] | slice = slice(None)) -> None:
+        for scores in (self._sums, self._history, self._pass):
+            scores[:, :, pages, rows] = 0
+        self._weight[pages, rows] = self._num_queries[pages, rows] = 0
+        self.is_changed[pages] = False
+        self.lookups[pages] = 0
+
+    def _clear_pages(self, pages: npt.NDArray[Any]) -> None:
+        self._clear(pages)
+        self._is_apart[pages] = False
+
+
+def _sparse_pages(arrays: BatchArrays) -> Iterator[Int32Array]:
+    """The pages of each sequence of a batch whose tokens see fewer rows than there are positions."""
+    num_tokens = np.bincount(arrays.row_of_token, minlength=len(arrays.page_table))
+    last = np.cumsum(num_tokens) - 1
+    lengths = arrays.kv_lengths[last]
+    for sequence in np.flatnonzero((num_tokens > 0) & (lengths != arrays.positions[last] + 1)):
+        yield arrays.page_table[sequence, : -(-int(lengths[sequence]) // PAGE_SIZE)]

@@ -1,0 +1,161 @@
+"""Keys of one KV head in 4 bits a number, of those numbers that RoPE turns slowly.
+
+A number that turns fast says how far away a token is, one that turns slowly what the token is: of SmolLM2's 64, the 32
+slowest find the same rows as all of them in 32 bits, and the 32 of largest variance do not (bench/LOG.md). Memory
+and ordered runs on disk have the same. Knows keys and positions in them, not files or runs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...artifact.manifest import KVLayout, Manifest
+from ...artifact.model_config import Attention
+from ...model.batch import Float32Array
+
+MEMORY_SHARE: Final = 0.04  # of keys and values, for what memory keeps of a run
+ORDER_BYTES: Final = 2.5 / 4  # of a token in each layer and KV head: of a quarter the place, and a chunk's checksum
+PART_BYTES: Final = 0.5  # of a token in each layer: a sixteenth of the checksum of what its page has of the layer
+_SCALE_BYTES: Final = 2
+_MAX_CODE: Final = 7
+_MIN_NUMBERS, _STEP = 8, 4
+_SHAPE: Final = struct.Struct("<HHI")  # numbers of a key that are kept, and that it has; tokens
+Dims = npt.NDArray[np.int64]  # [layers, n]: which numbers of a key are kept, ascending
+
+
+def kept_dims(manifest: Manifest, share: float = MEMORY_SHARE) -> Dims:
+    """The numbers of each layer's keys to keep, so that what memory has of a run takes `share` of its keys and values:
+    those that turn slowest, and at least eight."""
+    attentions = manifest.model.attentions
+    rotary = [each.rope.rotary_dim if isinstance(each, Attention) and each.rope else 0 for each in attentions]
+    return slowest(rotary, manifest.kv.head_dim, num_kept(manifest.kv, share))
+
+
+def num_kept(kv: KVLayout, share: float) -> int:
+    """How many numbers of a key fit into a share of keys and values, beside the orders and checksums of a run."""
+    of_layer = share * kv.page_bytes / kv.page_size / kv.num_layers
+    tables = ORDER_BYTES * kv.num_kv_heads + PART_BYTES
+    most = int(2 * (of_layer - tables - _SCALE_BYTES)) // _STEP * _STEP
+    return min(max(most, _MIN_NUMBERS), kv.head_dim // 2 * 2)
+
+
+def slowest(rotary_dims: Sequence[int], head_dim: int, count: int) -> Dims:
+    """The `count` numbers of a key that turn slowest, by layer. Of the first `rotary_dim` numbers, the i-th of each
+    half turn alike, and more slowly than those before them; the others do not turn.
+
+    >>> slowest([8], head_dim=8, count=4)  # halves of four
+    array([[2, 3, 6, 7]])
+    """
+    dims = []
+    for rotary in rotary_dims:
+        half = max(rotary // 2, 1)
+        turn = np.where(np.arange(head_dim) < rotary, half - np.arange(head_dim) % half, 0)
+        dims.append(np.sort(np.argsort(turn, kind="stable")[:count]))
+    return np.array(dims)
+
+
+@dataclass(frozen=True)
+class PackedKeys:
+    """Indexed by layer it gives keys, `[tokens, head_dim]`, with zeros for what was left out."""
+
+    head_dim: int
+    dims: Dims
+    codes: npt.NDArray[np.uint8]  # [layers, tokens, n / 2]: a number of the first half in the low bits
+    scales: npt.NDArray[np.float16]  # [layers, tokens]
+    means: Float32Array  # [layers, n], which no key differs much from
+
+    @classmethod
+    def of(cls, keys: npt.NDArray[np.floating[Any]], dims: Dims) -> PackedKeys:
+        """Pack keys, `[layers, tokens, head_dim]`."""
+        kept = np.take_along_axis(keys, dims[:, None], axis=-1).astype(np.float32)
+        np.nan_to_num(kept, copy=False, posinf=0.0, neginf=0.0)
+        means = kept.mean(axis=1)
+        kept -= means[:, None]
+        largest = np.abs(kept).max(axis=-1) / _MAX_CODE
+        scales = np.minimum(largest, np.finfo(np.float16).max).astype(np.float16)
+        by = np.where(scales > 0, scales, np.float16(1)).astype(np.float32)
+        codes = (np.clip(np.rint(kept / by[..., None]), -_MAX_CODE, _MAX_CODE) + _MAX_CODE).astype(np.uint8)
+        half = dims.shape[1] // 2
+        return cls(keys.shape[-1], dims, codes[..., :half] | codes[..., half:] << 4, scales, means)
+
+    def encode(self) -> npt.NDArray[np.uint8]:
+        """As bytes, `[layers, n]`, for a run on disk."""
+        num_layers, num_kept = self.dims.shape
+        shape = np.frombuffer(_SHAPE.pack(num_kept, self.head_dim, self.shape[1]), np.uint8)
+        parts = [np.broadcast_to(shape, (num_layers, len(shape)))]
+        for array, dtype in ((self.dims, "<u2"), (self.means, "<f4"), (self.scales, "<f2"), (self.codes, "u1")):
+            parts.append(np.ascontiguousarray(array.reshape(num_layers, -1), dtype).view(np.uint8))
+        return np.concatenate(parts, axis=-1)
+
+    @classmethod
+    def decode(cls, packed: npt.NDArray[np.uint8]) -> PackedKeys | None:
+        """Undo `encode`; None if it made no such bytes."""
+        num_layers, num_bytes = packed.shape
+        if not num_layers or num_bytes < _SHAPE.size:
+            return None
+        num_kept, head_dim, num_tokens = _SHAPE.unpack(packed[0, : _SHAPE.size].tobytes())
+        sizes = _SHAPE.size, 2 * num_kept, 4 * num_kept, 2 * num_tokens, num_tokens * (num_kept // 2)
+        if sum(sizes) != num_bytes or num_kept % 2:
+            return None
+        parts = np.split(packed, np.cumsum(sizes)[:-1], axis=-1)
+        kinds = zip(parts[1:4], ("<u2", "<f4", "<f2"), strict=True)
+        dims, means, scales = (np.ascontiguousarray(part).view(dtype) for part, dtype in kinds)
+        if dims.size and dims.max() >= head_dim:
+            return None
+        codes = np.ascontiguousarray(parts[4]).reshape(num_layers, num_tokens, -1)
+        return cls(head_dim, dims.astype(np.int64), codes, scales, means)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[layers, tokens, head_dim]`."""
+        return (*self.scales.shape, self.head_dim)
+
+    @property
+    def nbytes(self) -> int:
+        """In memory, but for what all runs share."""
+        return self.codes.nbytes + self.scales.nbytes + self.means.nbytes
+
+    def kept(self, layer: int) -> Float32Array:
+        """The numbers of a layer's keys that are kept, `[tokens, n]`: those of `dims`."""
+        codes = self.codes[layer]
+        numbers = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
+        numbers -= _MAX_CODE
+        numbers *= self.scales[layer, :, None]
+        numbers += self.means[layer]
+        return numbers
+
+    def __getitem__(self, layer: int) -> Float32Array:
+        keys = np.zeros((self.codes.shape[1], self.head_dim), np.float32)
+        keys[:, self.dims[layer]] = self.kept(layer)
+        return keys
+
+
+@dataclass(frozen=True)
+class JoinedKeys:
+    """The keys of several runs of one model, one behind the other."""
+
+    parts: Sequence[PackedKeys]
+
+    @property
+    def dims(self) -> Dims:
+        """Which numbers of a key are kept; runs of one model keep the same."""
+        return self.parts[0].dims
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`[layers, tokens, head_dim]`."""
+        layers, _, head_dim = self.parts[0].shape
+        return layers, sum(part.shape[1] for part in self.parts), head_dim
+
+    def kept(self, layer: int) -> Float32Array:
+        """The numbers of a layer's keys that are kept, `[tokens, n]`: those of `dims`."""
+        return np.concatenate([part.kept(layer) for part in self.parts])
+
+    def __getitem__(self, layer: int) -> Float32Array:
+        return np.concatenate([part[layer] for part in self.parts])

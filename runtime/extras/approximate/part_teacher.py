@@ -1,0 +1,221 @@
+"""Learn from requests that were served with a part of a prefix, so that the order under a budget goes on improving.
+
+A use is the attention of the prompt's end to the rows that it had. To those that it had not it is what the probe
+estimates, with `MAX_PROBED` of the whole at most: what one KV head's keys say counts for all heads there. Scores on
+disk are changed while the writer has nothing else to do, and runs are written in their order as those that memory
+learns of. What memory has of a prefix it learns itself; what waits here while memory takes a prefix up may be lost.
+
+Knows rows, scores and the store; not when a part is worth it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ...artifact.manifest import PAGE_SIZE
+from ...cache.prefix_cache import PrefixCache
+from ...cache.sequence import Sequence as Tokens
+from ...cache.sparse_span import SparseSpan
+from ...model.batch import Float32Array
+from ...prefix.disk_index import StoredPrefix
+from ...prefix.disk_writer import DiskWriter
+from ...store.ordered.ordered_run import PackProbe
+from ...store.page_key import NO_PARENT, PageKey
+from ...store.scores.scores_record import RowScores
+from ...store.store_state import PutResult
+from .attention_scores import DECAY, AttentionScores
+from .row_selection import Tokens as Rows
+from .row_selection import ranks_to_store, scores_to_store
+
+if TYPE_CHECKING:
+    from ...store import PageStore
+
+MAX_PROBED: Final = 0.25  # of a use, on rows that the request had not
+MAX_WAITING: Final = 16  # prefixes whose uses wait for the writer
+MIN_PAGES: Final = 4  # of a run
+
+
+@dataclass(frozen=True)
+class PartLook:
+    """Which rows a request was served with, and where its probe looked."""
+
+    prefix: StoredPrefix
+    start: int  # the first page that is served in part
+    run_pages: tuple[int, ...]  # of each run behind it
+    chosen: Rows  # [layers, kv_heads, rows]: of which tokens the rows are, counted from `start`
+    probed: Float32Array  # [layers, tokens]: the attention by one head's keys; sums to 1
+
+    @property
+    def heads(self) -> tuple[PageKey, ...]:
+        """Of the pages that are served in part."""
+        return self.prefix.heads[self.start : self.start + sum(self.run_pages)]
+
+    def use(self, attention: Float32Array) -> Float32Array:
+        """The attention to all tokens, `[layers, kv_heads, tokens]`, by that to the rows, `[layers, kv_heads, n]`."""
+        shape = *self.chosen.shape[:2], self.probed.shape[1]
+        is_there = np.zeros(shape, np.bool_)
+        np.put_along_axis(is_there, self.chosen, True, axis=-1)
+        missing = np.where(is_there, np.float32(0), self.probed[:, None])
+        dropped = missing.sum(axis=-1, keepdims=True)
+        share = np.minimum(dropped, np.float32(MAX_PROBED))
+        total = attention.sum(axis=-1, keepdims=True)
+        use = missing * (share * total / np.maximum(dropped, np.finfo(np.float32).tiny))
+        np.put_along_axis(use, self.chosen, attention * (1 - share), axis=-1)
+        return np.asarray(use, np.float32)
+
+
+@dataclass
+class _Uses:
+    """Of one prefix, newest last, as one sum."""
+
+    look: PartLook  # of the newest
+    history: Float32Array  # [layers, kv_heads, tokens], faded by age
+    weight: float = 1.0
+    count: int = 1
+
+    def add(self, look: PartLook, use: Float32Array) -> None:
+        """One more."""
+        self.look, self.history = look, np.float32(DECAY) * self.history + use
+        self.weight, self.count = DECAY * self.weight + 1, self.count + 1
+
+
+@dataclass
+class PartTeacher:
+    """`note` what a request is served with, call `used` when its prompt is computed, and `advance` while the writer is
+    idle.
+
+    Attributes:
+        num_taught: uses that were handed to the writer.
+        num_dropped: uses that were not, because too many prefixes waited.
+        num_rewritten: runs that were stored in a better order.
+    """
+
+    cache: PrefixCache
+    writer: DiskWriter
+    scores: AttentionScores
+    run_pages: int  # of a run at most
+    probe_head: int
+    pack_probe: PackProbe
+    num_taught: int = 0
+    num_dropped: int = 0
+    num_rewritten: int = 0
+    _looks: dict[int, PartLook] = field(default_factory=dict)  # by the id of a live request's span
+    _waiting: dict[bytes, _Uses] = field(default_factory=dict)  # by the key of the prefix's last page
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether `advance` has something to do."""
+        return bool(self._waiting)
+
+    def note(self, span: SparseSpan, look: PartLook) -> None:
+        """A request is served with the rows of a span."""
+        self._looks[id(span)] = look
+        weakref.finalize(span, self._looks.pop, id(span), None)
+
+    def used(self, sequence: Tokens) -> None:
+        """A prompt that begins with a span of chosen rows is computed."""
+        span = sequence.sparse
+        look = None if span is None else self._looks.pop(id(span), None)
+        if span is None or look is None:
+            return
+        first = span.start // PAGE_SIZE
+        pages = list(sequence.page_ids[first : first - (-span.num_rows // PAGE_SIZE)])
+        attention = self.scores.attention_to(pages, span.num_rows)
+        prefix = look.prefix
+        num_in_memory = len(self.cache.tree.find(prefix.namespace, prefix.token_ids).pages)
+        if attention is None or num_in_memory > look.start:
+            return
+        key, use = look.heads[-1].key, look.use(attention)
+        uses = self._waiting.get(key)
+        if uses is not None and uses.look.start == look.start:
+            uses.add(look, use)
+        elif len(self._waiting) < MAX_WAITING:
+            self._waiting[key] = _Uses(look, use)
+        else:
+            self.num_dropped += 1
+
+    def advance(self) -> None:
+        """Have the scores of one prefix changed on disk, and its runs written anew if it was used so often."""
+        if self._waiting:
+            uses = self._waiting.pop(next(iter(self._waiting)))
+            self.num_taught += uses.count
+            self.writer.submit(lambda store: self._teach(store, uses))
+
+    def close(self) -> None:
+        """Hand the writer all that waits."""
+        while self._waiting:
+            self.advance()
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Drop what waits of a namespace, or all."""
+        for key, uses in list(self._waiting.items()):
+            if namespace is None or uses.look.prefix.namespace == namespace:
+                del self._waiting[key]
+        for span, look in list(self._looks.items()):  # in place: spans that end take themselves out of it
+            if namespace is None or look.prefix.namespace == namespace:
+                self._looks.pop(span, None)
+
+    def _teach(self, store: PageStore, uses: _Uses) -> PutResult:
+        """In the writer's thread."""
+        heads, results = uses.look.heads, list[PutResult]()
+        for first, stop, scores in _parts(store, uses):
+            is_due = scores.num_uses >= scores.next_at
+            if is_due:
+                scores = replace(scores, next_at=2 * scores.num_uses)
+            results.append(store.scores.put(heads[first:stop], scores))
+            for start in range(first, stop, self.run_pages) if is_due else ():
+                run = slice(start, min(start + self.run_pages, stop))
+                is_start = heads[start].parent_key == NO_PARENT
+                ranked = _ranked(scores, first, run, is_start=is_start)
+                results.append(
+                    store.rewrite(
+                        heads[run],
+                        ranked,
+                        num_ranks=ranks_to_store(ranked.shape[-1], is_start=is_start),
+                        probe_head=self.probe_head,
+                        pack_probe=self.pack_probe,
+                    )
+                )
+                self.num_rewritten += bool(results[-1].stored)
+        return PutResult(evicted=tuple(key for result in results for key in result.evicted))
+
+
+def _parts(store: PageStore, uses: _Uses) -> Iterator[tuple[int, int, RowScores]]:
+    """The pages of a prefix by the records of scores that they have, or else by run, each with the uses added."""
+    heads, (layers, kv_heads, num_tokens) = uses.look.heads, uses.history.shape
+    known = store.scores.read(heads)
+    history, first = (np.zeros((layers, kv_heads, num_tokens), np.float32) for _ in range(2))
+    weight = np.zeros(num_tokens, np.float32)
+    ends = np.cumsum(uses.look.run_pages).tolist()
+    owner = np.repeat(np.arange(-len(ends), 0), uses.look.run_pages)  # by page: which record, or which run
+    for number, (start, scores) in enumerate(known):  # the latest of a page counts
+        rows = slice(start * PAGE_SIZE, start * PAGE_SIZE + scores.num_tokens)
+        history[..., rows], first[..., rows], weight[rows] = scores.history, scores.first, scores.weight
+        owner[start : start + scores.num_tokens // PAGE_SIZE] = number
+    faded = np.float32(DECAY**uses.count)
+    history, weight = uses.history + faded * history, np.float32(uses.weight) + faded * weight
+    bounds = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(heads)]
+    for start, stop in pairwise(bounds):
+        before = known[owner[start]].scores if owner[start] >= 0 else None
+        if before is None and stop - start < MIN_PAGES:
+            continue
+        rows = slice(start * PAGE_SIZE, stop * PAGE_SIZE)
+        num_uses, next_at = (0, 1) if before is None else (before.num_uses, before.next_at)
+        part = history[..., rows], first[..., rows], weight[rows]
+        yield start, stop, RowScores(*part, num_uses + uses.count, next_at)
+
+
+def _ranked(
+    scores: RowScores, first: int, run: slice, *, is_start: bool
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """The scores that order the pages `run`, of those from page `first` on."""
+    rows = slice((run.start - first) * PAGE_SIZE, (run.stop - first) * PAGE_SIZE)
+    weight = scores.weight[rows]
+    mean = scores.history[..., rows] / np.where(weight > 0, weight, 1) + scores.first[..., rows]
+    return scores_to_store(mean, is_start=is_start)

@@ -1,0 +1,104 @@
+"""Bring a prefix that is often asked for in part into memory, whole: then it is exact, and need not be read again.
+
+Only while the disk has nothing else to read, and onto pages that are free, or that no request has used since parts of
+the prefix were first asked for; a quarter of the pool stays such. Knows prefixes, pages and the reader; not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
+
+from cachetools import LRUCache
+
+from ...prefix.disk_index import StoredPrefix
+from ...prefix.disk_reader import DiskReader, Read
+from ...prefix.transfer import PageInserter
+
+PROMOTE_AT: Final = 4  # requests that were served a part of it since it was last in memory
+FREE_SHARE: Final = 0.25  # of all pages, that is free or could be afterwards
+PIECE_BYTES: Final = 4 << 20
+MAX_COUNTED: Final = 1024  # prefixes
+
+
+class _Wanted(NamedTuple):
+    prefix: StoredPrefix
+    since: float  # when a part of it was first asked for
+
+
+@dataclass
+class _Count:
+    since: float
+    num_uses: int = 0
+
+
+@dataclass
+class Promoter:
+    """Call `used` for each request that is served in part, and `advance` while the disk is idle.
+
+    Args:
+        idle: called when the disk may have nothing to read.
+        clock: the cache's.
+
+    Attributes:
+        num_promoted: prefixes that came to memory whole.
+    """
+
+    inserter: PageInserter
+    reader: DiskReader
+    idle: Callable[[], None]
+    clock: Callable[[], float]
+    num_promoted: int = 0
+    _counts: LRUCache[bytes, _Count] = field(default_factory=lambda: LRUCache(MAX_COUNTED))  # by the last page's key
+    _wanted: dict[bytes, _Wanted] = field(default_factory=dict)
+    _is_reading: bool = False
+
+    def used(self, prefix: StoredPrefix) -> None:
+        """A request was served a part of a prefix."""
+        key = prefix.heads[-1].key
+        count = self._counts.setdefault(key, _Count(self.clock()))
+        count.num_uses += 1
+        if count.num_uses >= PROMOTE_AT:
+            self._wanted.setdefault(key, _Wanted(prefix, count.since))
+
+    def advance(self) -> None:
+        """Read the next piece of a prefix, if there is room for all of it."""
+        while self._wanted and not self._is_reading:
+            key, (prefix, since) = next(iter(self._wanted.items()))
+            start = self.inserter.num_there(prefix)
+            left = len(prefix.heads) - start
+            if left and self._has_room(left, since):
+                piece = prefix.heads[start : start + max(1, PIECE_BYTES // self.reader.page_bytes)]
+                self._is_reading = True
+                self.reader.read_pages(piece, partial(self._arrived, key, prefix, start))
+            else:
+                self.num_promoted += not left
+                self._drop(key)
+
+    def forget(self, namespace: bytes | None = None) -> None:
+        """Bring nothing of a namespace, or nothing at all."""
+        for key, (prefix, _) in list(self._wanted.items()):
+            if namespace is None or prefix.namespace == namespace:
+                self._drop(key)
+
+    def _has_room(self, num_pages: int, since: float) -> bool:
+        pool, tree = self.inserter.cache.pool, self.inserter.cache.tree
+        least = num_pages + FREE_SHARE * pool.num_pages
+        return pool.num_free >= least or pool.num_free + tree.num_unused(since) >= least
+
+    def _arrived(self, key: bytes, prefix: StoredPrefix, start: int, read: Read) -> None:
+        self._is_reading = False
+        wanted = self._wanted.get(key)
+        if wanted is not None and wanted.prefix is prefix:
+            is_in = read.pages is not None and read.num_right > 0
+            is_in = is_in and self.inserter.insert(prefix, start, read.pages[: read.num_right])  # type: ignore[index]
+            if not is_in or not read.is_right:
+                self._drop(key)
+        self.idle()
+
+    def _drop(self, key: bytes) -> None:
+        """Count anew."""
+        self._wanted.pop(key, None)
+        self._counts.pop(key, None)

@@ -1,0 +1,102 @@
+"""Choose rows of stored prefixes for a disk tier: its `ChosenRows`.
+
+Knows the tier's parts, not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...artifact.manifest import Manifest
+from ...cache.prefix_cache import PrefixCache
+from ...errors import InvalidParameter
+from ...model.batch import Runner
+from ...prefix.disk_tier import DiskTier
+from ...prefix.transfer import PageInserter
+from ...store.ordered.chunk_cache import ChunkCache
+from .attention_scores import AttentionScores
+from .calibration.calibration import Calibration
+from .packed_keys import kept_dims
+from .part_teacher import PartTeacher
+from .probe_forward import ProbeForward
+from .probe_keys import ProbeKeyCache
+from .promoter import Promoter
+from .pruned_source import PrunedSources
+from .run_compactor import MIN_PAGES, RUN_BYTES, RunCompactor
+from .score_keeper import ScoreKeeper
+from .scored_runner import ScoredRunner, ScoringRunner
+
+CHUNK_CACHE_BYTES = 64 << 20  # of keys and values that are read often: a quarter of 11,000 tokens of SmolLM2
+
+
+def score(runner: Runner) -> ScoredRunner:
+    """The same runner, which records the attention to each KV row.
+
+    Raises:
+        InvalidParameter: it cannot.
+        EngineError: it keeps no attention scores.
+    """
+    if not isinstance(runner, ScoringRunner):
+        raise InvalidParameter(f"{type(runner).__name__} cannot score, which a kv_budget needs; open without it")
+    return ScoredRunner(runner)
+
+
+def choose_rows(
+    manifest: Manifest,
+    calibration: Calibration,
+    cache: PrefixCache,
+    runner: ScoredRunner,
+    chunk_cache_bytes: int | None = None,
+    *,
+    clock: Callable[[], float],
+) -> Callable[[DiskTier], Pruning]:
+    """Makes the `ChosenRows` of a tier under this cache, for a model that was calibrated.
+
+    Args:
+        chunk_cache_bytes: for keys and values that are read often; 0: none are kept; None: `CHUNK_CACHE_BYTES`.
+    """
+    num_bytes = CHUNK_CACHE_BYTES if chunk_cache_bytes is None else chunk_cache_bytes
+    known = ProbeKeyCache(kept_dims(manifest), chunks=ChunkCache(num_bytes) if num_bytes else None)
+    group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
+    probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
+    return lambda tier: Pruning(tier, runner.scores, probe, calibration, known, clock=clock)
+
+
+class Pruning:
+    """Has runs stored in the order of `scores`, and reads rows by that order and by probes.
+
+    Attributes:
+        order: the first; a `RunOrder`.
+        sources: the second; `RowSources`.
+    """
+
+    def __init__(
+        self,
+        tier: DiskTier,
+        scores: AttentionScores,
+        probe: ProbeForward,
+        calibration: Calibration,
+        known: ProbeKeyCache,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        page_bytes = tier.store.identity.page_bytes
+        step = max(MIN_PAGES, RUN_BYTES // page_bytes)
+        teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
+        promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead, clock)
+        keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
+        self.order = RunCompactor(
+            *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),
+            calibration.probe_head,
+            tier.store_order,
+        )
+        self.sources = PrunedSources(
+            *(tier.store, tier.reader, tier.rates, probe, known),
+            page_bytes=page_bytes,
+            max_dropped_attention=calibration.max_dropped_attention,
+            least_share=calibration.least_budget,
+            clock=clock,
+            idle=tier.read_ahead,
+            teacher=teacher,
+            promoter=promoter,
+        )

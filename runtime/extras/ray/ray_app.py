@@ -1,0 +1,227 @@
+"""Several engines as a Ray Serve application with the server's API: `pip install radixlm[ray]`.
+
+    serve run radixlm.runtime.extras.ray.ray_app:app artifact=/models/smollm2.radixlm num_replicas=4
+
+Each engine is a deployment of one replica, so that the front itself decides which engine gets a request. Serve places
+the replicas, watches their health and starts dead ones anew. Knows Ray; `replica_front.py` knows where requests go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, get_args
+
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from starlette.types import ASGIApp, Message
+
+from ...cache.prefix_match import MatchPolicy
+from ...errors import EngineError
+from ...server.http.door import LOCAL_HOSTS
+from ...server.malloc_arenas import share_one_arena
+from ...server.truncation import Truncation
+from .asgi_messages import answer_of
+from .prefix_router import RouterPolicy
+from .replica_front import ReplicaFront, ReplicaGone
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.handle import DeploymentHandle
+
+    from ...engine.engine import Engine
+
+ACCEPT_S = 10.0  # a replica that does not take a request within this time is dead, or as good as dead
+MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has a queue of its own, and says when that is full
+MAX_QUEUE = 256  # of a replica, as `radixlm serve` has it
+MAX_STALL_S = 60.0
+_LISTS = frozenset({"api_keys", "hosts", "cors_origins"})  # arguments that have several values
+_KNOWN = _LISTS | {
+    *("artifact", "num_replicas", "num_cpus", "threads", "kv_cache_gb", "max_num_seqs", "max_queue"),
+    *("match", "truncation"),
+}
+
+OpenEngine = Callable[[], "Engine"]
+"""Opens a replica's engine in the replica's process; it is sent there by cloudpickle."""
+
+
+def app(arguments: Mapping[str, str]) -> Application:
+    """The application that `serve run` starts.
+
+    `artifact` must be given. These may be given, as `radixlm serve` has them: `threads`, `kv_cache_gb`, `max_num_seqs`,
+    `max_queue`, `match` and `truncation`. So may `num_replicas`; `num_cpus`, which Ray reserves for each replica; and
+    with commas between their values `api_keys`, `cors_origins` and `hosts`, the names that requests may be sent to
+    (`*`: any).
+
+    Raises:
+        ValueError: as `engine_options` and `front_options`.
+    """
+    options = engine_options(arguments)
+    artifact = arguments["artifact"]
+
+    def open_engine() -> Engine:
+        from ...engine.engine import Engine
+
+        return Engine(artifact, **options)
+
+    return build_app(
+        open_engine,
+        num_replicas=int(arguments.get("num_replicas", 2)),
+        match=options["match"],
+        truncation=_one_of(arguments, "truncation", "none", get_args(Truncation)),
+        num_cpus=float(arguments.get("num_cpus", 1)),
+        **front_options(arguments),
+    )
+
+
+def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
+    """The options of each replica's engine, from the arguments of `app`.
+
+    Raises:
+        ValueError: an argument is missing or unknown, or its value is none of those allowed.
+    """
+    if "artifact" not in arguments or not set(arguments) <= _KNOWN:
+        raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(_KNOWN)}")
+    options: dict[str, Any] = {
+        "max_queue": int(arguments.get("max_queue", MAX_QUEUE)),
+        "match": _one_of(arguments, "match", "text", get_args(MatchPolicy)),
+    }
+    if "max_num_seqs" in arguments:
+        options["max_num_seqs"] = int(arguments["max_num_seqs"])
+    if "threads" in arguments:
+        options["num_threads"] = int(arguments["threads"])
+    if "kv_cache_gb" in arguments:
+        options["kv_cache_bytes"] = int(float(arguments["kv_cache_gb"]) * 1e9)
+    return options
+
+
+def front_options(arguments: Mapping[str, str]) -> dict[str, Any]:
+    """The options of the front that say which clients it answers, from the arguments of `app`.
+
+    Raises:
+        ValueError: a list is empty, or has an empty value.
+    """
+    options: dict[str, Any] = {}
+    for name in _LISTS & set(arguments):
+        options[name] = tuple(arguments[name].split(","))
+        if not all(options[name]):
+            raise ValueError(f"{name}= is {arguments[name]!r}; give values with commas between them, or leave it out")
+    if options.get("hosts") == ("*",):
+        options["hosts"] = ()
+    return options
+
+
+def _one_of(arguments: Mapping[str, str], name: str, default: str, allowed: Sequence[str]) -> Any:
+    value = arguments.get(name, default)
+    if value not in allowed:
+        raise ValueError(f"{name}= is {value!r}; use one of {', '.join(allowed)}")
+    return value
+
+
+def build_app(
+    open_engine: OpenEngine,
+    *,
+    num_replicas: int = 2,
+    api_keys: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+    cors_origins: Sequence[str] = (),
+    policy: RouterPolicy | None = None,
+    num_cpus: float = 1,
+    match: MatchPolicy = "text",
+    truncation: Truncation = "none",
+) -> Application:
+    """A front and `num_replicas` engines behind it, for `serve.run`.
+
+    Args:
+        hosts: names that requests may be sent to; none: any; None: this machine's own, or any where there are keys.
+            Ray may listen on addresses that others reach: they must be told to use a key, or a name that is given here.
+        match: that of the engines. With `off` the front remembers no prompt, either.
+        truncation: as `create_app` has it.
+    """
+    if hosts is None:
+        hosts = () if api_keys else LOCAL_HOSTS
+    names = [f"engine-{number}" for number in range(num_replicas)]
+    engines = [
+        serve.deployment(
+            _EngineReplica,
+            name=name,
+            num_replicas=1,
+            max_ongoing_requests=MAX_ONGOING_REQUESTS,
+            ray_actor_options={"num_cpus": num_cpus},
+        ).bind(open_engine, tuple(api_keys), truncation)
+        for name in names
+    ]
+
+    def front_app() -> ASGIApp:
+        """Made in the front's process, where the engines' handles are to be had."""
+        of = serve.get_replica_context().app_name
+        replicas = {name: _RayReplica(serve.get_deployment_handle(name, app_name=of)) for name in names}
+        front = ReplicaFront(replicas, policy=policy, match=match)
+        return front.app(api_keys, hosts=hosts, cors_origins=cors_origins)
+
+    front = serve.deployment(
+        serve.ingress(front_app)(),
+        name="front",
+        num_replicas=1,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return front.bind(*engines)
+
+
+class _EngineReplica:
+    """An engine and its whole server, without a socket; warm when it is made."""
+
+    def __init__(self, open_engine: OpenEngine, api_keys: Sequence[str], truncation: Truncation = "none") -> None:
+        from ...server import create_app
+
+        share_one_arena()
+        self._engine = open_engine()
+        self._app = create_app(self._engine, api_keys=api_keys, tells_cached_text=bool(api_keys), truncation=truncation)
+        self._engine.warm_up()  # Serve sends requests once the replica is made
+
+    async def answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        """An empty batch at once, to say that the request was taken; then the answer's messages."""
+        yield []
+        async with aclosing(answer_of(self._app, dict(scope), body)) as batches:
+            async for batch in batches:
+                yield batch
+
+    def check_health(self) -> None:
+        """Serve starts the replica anew where this raises."""
+        stats = self._engine.stats()
+        if not stats.alive or stats.stalled_s > MAX_STALL_S:
+            raise RuntimeError(f"the engine has not got on for {stats.stalled_s:.0f} s")
+
+
+class _RayReplica:
+    """A `Replica` behind a deployment's handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        batches = self._handle.options(method_name="answer", stream=True).remote(dict(scope), body)
+        is_whole = False
+        try:
+            yield await asyncio.wait_for(anext(aiter(batches)), ACCEPT_S)
+            async for batch in batches:
+                yield batch
+            is_whole = True
+        except RayTaskError as error:  # it lives, and its server raised without an answer
+            raise EngineError(f"the replica failed: {error.cause}") from error
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise ReplicaGone(f"{type(error).__name__}: {error}") from error
+        finally:
+            if not is_whole:
+                batches.cancel()
+
+    async def wait_until_ready(self) -> None:
+        while True:
+            try:
+                await self._handle.check_health.remote()
+                return
+            except (RayError, RayServeException):
+                await asyncio.sleep(1)

@@ -1,0 +1,253 @@
+"""One server in front of several replicas: a request goes to the replica that holds its prefix, never to a dead one.
+
+An ASGI application that answers for all replicas, each of which is the whole server of one engine. Knows HTTP and the
+`Replica` protocol; not what carries requests to replicas, or how these are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from itertools import count
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from ...cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from ...cache.prefix_match import MatchPolicy
+from ...errors import RadixLMError
+from ...server.cache import PARAMETERS
+from ...server.errors import HTTPError, answer
+from ...server.http.api_keys import api_key_of, client_of
+from ...server.http.disconnect import ClientGone, while_connected
+from ...server.http.door import door
+from ...server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ...server.http.sse import error_event
+from .asgi_messages import plain_scope
+from .prefix_router import PrefixRouter, RouterPolicy
+from .routed_prompt import RoutedPrompt
+
+REPLICA_HEADER = "x-radixlm-replica"  # names the replica that answered; in a request, the one that shall answer
+RETRY_S = 2  # the value of Retry-After while no replica lives
+MAX_TRIES = 2  # replicas that a request is sent to, so that one which kills replicas kills two at most
+MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
+_METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
+
+
+class ReplicaGone(RadixLMError):
+    """The replica died, or does not take requests."""
+
+
+class Replica(Protocol):
+    """A server in another process."""
+
+    def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
+        """The messages of the replica's answer. Closed early, it cancels the request there.
+
+        Raises:
+            ReplicaGone: the replica does not take the request, or dies while it answers.
+        """
+        ...
+
+    async def wait_until_ready(self) -> None:
+        """Return when the replica takes requests, however long that takes."""
+        ...
+
+
+class ReplicaFront:
+    """Counts the requests of every replica, and decides which replica gets the next one."""
+
+    def __init__(
+        self,
+        replicas: Mapping[str, Replica],
+        *,
+        policy: RouterPolicy | None = None,
+        max_body_bytes: int = 16 << 20,
+        match: MatchPolicy = "text",
+    ) -> None:
+        self._replicas = replicas
+        self._router = PrefixRouter(replicas, policy)
+        self._namespaces = CacheNamespaces(ModelIdentity())
+        self._max_body_bytes, self._bodies = max_body_bytes, BodyRoom(MAX_BODIES * max_body_bytes)
+        self._match = match  # the engines', for requests that do not say
+        self._loads = dict.fromkeys(replicas, 0)
+        self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
+
+    def app(
+        self, api_keys: Sequence[str] = (), *, hosts: Sequence[str] = (), cors_origins: Sequence[str] = ()
+    ) -> Starlette:
+        """The application; `api_keys`, `hosts` and `cors_origins` as `create_app` has them.
+
+        `/metrics` and `GET /v1/cache` describe one replica: the request's `REPLICA_HEADER` chooses it, and the answer's
+        names it.
+        """
+        routes = [
+            Route("/health", partial(self._health, has_keys=bool(api_keys)), methods=["GET"]),
+            Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
+            Route("/{path:path}", self._forward, methods=_METHODS),
+        ]
+        app = Starlette(routes=routes, middleware=door(api_keys, hosts, cors_origins))
+        for kind in (RadixLMError, Exception, 404, 405):
+            app.add_exception_handler(kind, answer)
+        for gone in (ClientGone, ClientDisconnect):
+            app.add_exception_handler(gone, _nobody_listens)
+        return app
+
+    async def _health(self, request: Request, *, has_keys: bool) -> Response:
+        """Ready while one replica takes requests. Where there are keys, only clients with one learn of replicas."""
+        living = self._living()
+        replicas = {
+            name: {"status": "ready" if name in living else "gone", "num_requests": load}
+            for name, load in self._loads.items()
+        }
+        if has_keys and api_key_of(request) is None:
+            replicas = {}
+        status = "ready" if len(living) == len(self._loads) else "degraded" if living else "gone"
+        return JSONResponse({"status": status, "replicas": replicas}, 200 if living else 503)
+
+    async def _forget_everywhere(self, request: Request) -> Response:
+        """Ask every replica to forget, and add up their numbers."""
+        scope = _forwarded_scope(request)
+        answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
+        if not answers:
+            raise _no_replica()
+        sums: Counter[str] = Counter()
+        for status, body in answers:
+            if status != 200:
+                return Response(body, status, media_type="application/json")
+            sums.update({key: number for key, number in msgspec.json.decode(body).items() if key != "object"})
+        of = CacheScope(api_key_of(request), *(request.query_params.get(name) for name in PARAMETERS))
+        self._router.forget_namespace(self._namespaces.of(of))
+        return JSONResponse({**sums, "object": "cache.cleared"})
+
+    async def _forward(self, request: Request) -> Response:
+        with self._bodies.reading(client_of(request)) as room:
+            body = bytes(await read_body(request, max_bytes=self._max_body_bytes, room=room))
+        api_key, most = api_key_of(request), self._router.max_text_bytes
+        read = partial(RoutedPrompt.of, body, api_key, self._namespaces, most, match=self._match)
+        prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)
+        return _Forwarded(self, _forwarded_scope(request), body, prompt, request.headers.get(REPLICA_HEADER))
+
+    async def answer(
+        self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
+    ) -> AsyncGenerator[Message]:
+        """The answer of a living replica. If it dies before it begins to answer, another one gets the request, once.
+
+        Raises:
+            HTTPError: 503, no replica lives, or `MAX_TRIES` died; 404, the wanted replica is unknown.
+            ReplicaGone: the replica died while it answered.
+        """
+        if wanted is not None and wanted not in self._replicas:
+            raise HTTPError(404, f"there is no replica {wanted!r:.100}; /health names them", code="replica_not_found")
+        for num_tried in count():
+            loads = {name: self._loads[name] for name in self._living() if wanted in (None, name)}
+            if not loads:
+                raise _no_replica()
+            if num_tried == MAX_TRIES:
+                advice = f"{num_tried} replicas died or froze while they had this request; it is sent to no other"
+                raise HTTPError(503, advice, code="replica_gone")
+            name = self._router.choose(prompt.namespace, prompt.text, loads)
+            self._router.record(name, prompt.namespace, prompt.text)
+            has_begun = False
+            try:
+                async with aclosing(self._ask(name, scope, body)) as messages:
+                    async for message in messages:
+                        has_begun = True
+                        yield message
+                return
+            except ReplicaGone:
+                self._bury(name)
+                if has_begun:
+                    raise
+
+    async def _ask(self, name: str, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message]:
+        """One replica's messages; the request counts as its load meanwhile."""
+        self._loads[name] += 1
+        try:
+            async with aclosing(self._replicas[name].ask(scope, body)) as batches:
+                async for batch in batches:
+                    for message in batch:
+                        if message["type"] == "http.response.start":
+                            header = (REPLICA_HEADER.encode(), name.encode())
+                            message = {**message, "headers": [*message.get("headers", ()), header]}
+                        yield message
+        finally:
+            self._loads[name] -= 1
+
+    async def _whole(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
+        """Status and body of a replica's answer; None if it died, and so forgot everything."""
+        try:
+            start, *parts = [message async for message in self._ask(name, scope, b"")]
+        except ReplicaGone:
+            self._bury(name)
+            return None
+        return start["status"], b"".join(part.get("body", b"") for part in parts)
+
+    def _living(self) -> list[str]:
+        return [name for name in self._replicas if name not in self._returning]
+
+    def _bury(self, name: str) -> None:
+        """Send the replica no request until it has returned with an empty cache."""
+        if name not in self._returning:
+            self._router.forget(name)
+            self._returning[name] = asyncio.create_task(self._await_return(name))
+
+    async def _await_return(self, name: str) -> None:
+        try:
+            await self._replicas[name].wait_until_ready()
+        finally:
+            del self._returning[name]
+
+
+class _Forwarded(Response):
+    """Passes a replica's answer on while it is made, as long as the client is connected."""
+
+    def __init__(
+        self, front: ReplicaFront, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
+    ) -> None:
+        super().__init__()
+        self._front = front
+        self._asked = scope, body, prompt, wanted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGone):
+            await while_connected(receive, self._relay(send))
+
+    async def _relay(self, send: Send) -> None:
+        is_stream = False
+        async with aclosing(self._front.answer(*self._asked)) as messages:
+            try:
+                async for message in messages:
+                    if message["type"] == "http.response.start":
+                        is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                    await send(message)
+            except ReplicaGone:
+                if not is_stream:
+                    raise  # the connection breaks off, and the client sees that
+                gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
+                event = error_event(gone, self._asked[0]["path"])
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+def _forwarded_scope(request: Request) -> dict[str, Any]:
+    """The scope that a replica gets. The page's origin is left out: the front has already decided about it."""
+    scope = plain_scope(request.scope)
+    return scope | {"headers": [(name, value) for name, value in scope["headers"] if name != b"origin"]}
+
+
+def _no_replica() -> HTTPError:
+    advice = f"no replica takes requests now; send it again in {RETRY_S} s"
+    return HTTPError(503, advice, code="no_replica", headers={"Retry-After": str(RETRY_S)})
+
+
+async def _nobody_listens(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
