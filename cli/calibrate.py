@@ -42,6 +42,9 @@ def command(model: str, text: Path | None, threads: int | None, as_json: bool, *
     import msgspec
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.chat.artifact_tokenizer import open_tokenizer
+    from radixlm.runtime.optional import APPROXIMATE, required
+
+    required(APPROXIMATE, "calibrate")
     from radixlm.runtime.extras.approximate.calibration.calibrate import calibrate, checked, pages_needed
     from radixlm.runtime.extras.approximate.calibration.questions import cases, shipped_text
     from radixlm.runtime.model.model_runner import ModelRunner

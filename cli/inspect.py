@@ -81,8 +81,12 @@ def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: boo
 
 
 def _calibration_row(opened: Artifact) -> str | None:
-    """Whether --kv-budget may be given; None where the model allows none."""
+    """Whether --kv-budget may be given; None where the model or what is installed allows none."""
     from radixlm.runtime.errors import InvalidParameter
+    from radixlm.runtime.optional import APPROXIMATE, find
+
+    if find(APPROXIMATE) is None:
+        return None
     from radixlm.runtime.extras.approximate.calibration.calibration import NAME, Calibration
 
     if opened.manifest.model.why_not_partial is not None:

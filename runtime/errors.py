@@ -86,6 +86,10 @@ class InvalidParameter(InvalidRequest):
         self.param = param
 
 
+class ExtraNotInstalled(InvalidParameter):
+    """A parameter belongs to a feature under `runtime/extras` that is not there."""
+
+
 class EmptyPrompt(InvalidRequest):
     """The prompt has no tokens."""
 

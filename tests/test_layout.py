@@ -11,7 +11,7 @@ import ast
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,11 +30,11 @@ ALLOWED_FOLDERS = {
 # What the compiler shares with the runtime: the artifact, the runner that its last stage tries it with, and how a
 # chat template is parsed.
 RUNTIME_FOR_COMPILE = {"artifact", "errors", "model.batch", "model.model_runner", "chat.chat_template"}
-# The folders of runtime/, from the ground up: each imports only from itself and from those before it. `errors` and
-# `memory` are modules, `__init__` stands above all. Each folder of `extras` has a place of its own.
+# The folders of runtime/, from the ground up: each imports only from itself and from those before it. `errors`,
+# `fields`, `memory` and `optional` are modules, `__init__` is above all. `extras` is last: all else works without it.
 RUNTIME_ORDER = (
     *("errors", "fields", "memory", "artifact", "model", "chat", "kv_log", "states", "cache", "store"),
-    *("prefix", "extras.approximate", "speculation", "engine", "server", "extras.ray"),
+    *("prefix", "speculation", "optional", "engine", "server", "extras"),
 )
 # The folders of compile/, in the same way: functions for a CPU, numbers of weights, kernels, operations on rows,
 # layers, model families, file formats. The modules beside them, from `compiler` to `verification`, stand above all.
@@ -108,14 +108,9 @@ def _is_for_compile(name: str) -> bool:
 
 
 def test_every_folder_of_the_runtime_has_its_place() -> None:
-    places = {_place(path.relative_to(ROOT / "runtime").with_suffix("").parts) for path in _within("runtime")}
-    assert places - {"__init__", "extras"} == set(RUNTIME_ORDER)
-
-
-def _place(parts: Sequence[str]) -> str:
-    """Of a module of the runtime in `RUNTIME_ORDER`: its folder's name, and for extras that of the folder inside."""
-    is_extra = parts[0] == "extras" and len(parts) > 1 and parts[1] != "__init__"
-    return ".".join(parts[:2]) if is_extra else parts[0]
+    folders = {path.name for path in (ROOT / "runtime").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    modules = {path.stem for path in (ROOT / "runtime").glob("*.py")} - {"__init__"}
+    assert folders | modules == set(RUNTIME_ORDER)
 
 
 def test_a_folder_of_the_runtime_imports_only_what_stands_below_it() -> None:
@@ -123,10 +118,10 @@ def test_a_folder_of_the_runtime_imports_only_what_stands_below_it() -> None:
     for path in _within("runtime"):
         if path.parent == ROOT / "runtime":
             continue
-        own = _place(path.relative_to(ROOT / "runtime").with_suffix("").parts)
-        above = set() if own == "extras" else set(RUNTIME_ORDER[RUNTIME_ORDER.index(own) + 1 :])
+        place = RUNTIME_ORDER.index(path.relative_to(ROOT / "runtime").parts[0])
+        above = set(RUNTIME_ORDER[place + 1 :])
         reached = _reached(path, ROOT / "runtime")
-        wrong += [f"{_name(path)} reaches {name}" for name in reached if _place(name.split(".")) in above]
+        wrong += [f"{_name(path)} reaches {name}" for name in reached if name.split(".")[0] in above]
     assert wrong == []
 
 

@@ -28,7 +28,7 @@ def main() -> None:
     with Engine(artifact, store=open_store(artifact, Path(options.store)), kv_budget=options.share) as engine:
         tier: Any = engine._core.tier
         read_parts_always(tier)
-        tier.chosen.sources.promoter.used = lambda prefix: None  # else prefixes come to memory whole
+        tier.extra.sources.promoter.used = lambda prefix: None  # else prefixes come to memory whole
         uvicorn.run(create_app(engine, model_ids=("model",)), port=options.port, log_level="warning")
 
 

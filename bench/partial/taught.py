@@ -59,7 +59,7 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
     directory.mkdir()
     with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0) as engine:
         tier: Any = engine._core.tier
-        tier.chosen.sources.promoter.used = lambda prefix: None
+        tier.extra.sources.promoter.used = lambda prefix: None
         for prompt in prompts[:NUM_FIRST]:
             engine.generate(prompt, PARAMS)
             settle(engine)
@@ -69,7 +69,7 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
                 forget_memory(engine)
             engine.generate(prompt, PARAMS, kv_budget=share)
             settle(engine)
-        engine._loop.call(lambda core: tier.chosen.order.close())
+        engine._loop.call(lambda core: tier.extra.observer.close())
         settle(engine)
         namespace = next(tier.store.heads()).namespace
         heads = tier.index.run(namespace, tuple(prompts[0]), 0, len(tier.index.keys(namespace, prompts[0])))
@@ -83,11 +83,11 @@ def attention(artifact: Artifact, directory: Path, prompt: list[int], order: NDA
     with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0) as engine:
         tier: Any = engine._core.tier
         tier.loader.plan = load_always
-        tier.chosen.order.keeper.look_up = lambda *_: None  # what it learns is of this question alone
+        tier.extra.observer.keeper.look_up = lambda *_: None  # what it learns is of this question alone
         engine.generate(prompt, PARAMS)
         namespace = next(tier.store.heads()).namespace
         pages = tier.cache.tree.find(namespace, prompt[: order.shape[-1]]).pages
-        seen: NDArray[np.float32] = tier.chosen.order.scores._history[:, :, pages].reshape(order.shape)
+        seen: NDArray[np.float32] = tier.extra.observer.scores._history[:, :, pages].reshape(order.shape)
         return seen
 
 

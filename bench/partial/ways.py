@@ -14,6 +14,7 @@ from typing import Any
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.extras.approximate.row_rates import RowRates
 from radixlm.runtime.prefix.rates import Rates
 
 from ..store.disks import load_always, open_store
@@ -64,9 +65,10 @@ def choose_always(*_: object, **__: int) -> float:
 
 def read_parts_always(tier: Any) -> None:
     """Have a tier read the share that a request asks for, whatever the calibration thinks, however long it takes."""
-    tier.loader.plan, tier.chosen.sources.plan = load_always, choose_always
-    tier.chosen.sources.least_share, tier.chosen.sources.max_dropped_attention = 0.0, 1.0
-    tier._rows._rates = tier.chosen.sources.rates = PatientRates()
+    tier.loader.plan, tier.extra.sources.plan = load_always, choose_always
+    tier.extra.sources.least_share, tier.extra.sources.max_dropped_attention = 0.0, 1.0
+    tier.extra.offers._rates = PatientRates()
+    tier.extra.sources.rates = RowRates(PatientRates())
 
 
 @contextmanager
@@ -80,8 +82,8 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
     with Engine(artifact, max_num_seqs=2, store=store, kv_budget=1.0) as engine:
         tier = _tier(engine)
         tier.writer.max_bytes = 0  # nothing is saved
-        tier.chosen.order.used = tier.chosen.order.used_part = lambda *_, **__: None
-        tier.chosen.sources.promoter.used = lambda prefix: None
+        tier.extra.observer.used = tier.extra.observer.used_part = lambda *_, **__: None
+        tier.extra.sources.promoter.used = lambda prefix: None
         if not way.decides:
             tier.loader.plan = load_always
             if way.kv_budget < 1:
@@ -96,12 +98,12 @@ def settle(engine: Engine) -> None:
 
     def is_busy() -> bool:
         is_saving = tier._saver.has_pending and tier.writer.max_bytes > 0
-        is_learning = tier.chosen is not None and tier.chosen.sources.num_prefetches > 0
+        is_learning = tier.extra is not None and tier.extra.sources.num_prefetches > 0
         return (
             is_saving
             or is_learning
             or not tier.writer.is_idle
-            or (tier.chosen is not None and tier.chosen.order.is_ready)
+            or (tier.extra is not None and tier.extra.observer.is_ready)
         )
 
     while engine._loop.call(lambda core: is_busy()):
@@ -115,8 +117,8 @@ def forget_memory(engine: Engine) -> None:
 
 def known_bytes(engine: Engine) -> int:
     """What is kept in memory of runs on disk: probe keys and orders."""
-    chosen = _tier(engine).chosen
-    return 0 if chosen is None else int(chosen.sources.known.num_bytes)
+    extra = _tier(engine).extra
+    return 0 if extra is None else int(extra.sources.known.num_bytes)
 
 
 def _tier(engine: Engine) -> Any:

@@ -283,7 +283,7 @@ class EngineCore:
             go_on=partial(self._go_on, request),
             met=partial(self._scheduler.meet, request),
             num_tokens_ahead=self._scheduler.num_tokens_ahead,
-            share=1.0 if request.spec.options.kv_budget is None else request.spec.options.kv_budget,
+            options=request.spec.options,
         )
         if not tier.begin(wanted):
             return False

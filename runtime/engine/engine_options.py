@@ -20,6 +20,7 @@ from ..chat.chat_template import checked_kwargs
 from ..errors import InvalidParameter
 from ..fields import Flag, check_fields, check_needs, documented, fields_of, given_of, option
 from ..model.batch import Runner
+from ..optional import Extra, extra_of
 from ..store import PageStore
 from .prompts import SuffixPolicy
 from .request_options import RequestOptions
@@ -206,49 +207,44 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        extra = self.extra
         check_needs(fields_of(EngineOptions), given_of(self))
         if self.speculate == "draft" and self.draft is None:
             raise InvalidParameter("speculate is 'draft', and there is no draft; give a second artifact (--draft)")
         if self.draft is not None and self.speculate in ("off", "lookup"):
             raise InvalidParameter(f"a draft is given and speculate is {self.speculate!r}; leave one of them out")
-        if self.kv_budget is not None and (self.draft is not None or self.speculate == "lookup"):
-            one = "draft" if self.draft is not None else "speculate"
-            raise InvalidParameter(f"{one} is given, and drafts need whole prefixes; leave it out, or kv_budget")
+        if extra is not None:
+            extra.check(self)
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
+
+    @property
+    def extra(self) -> Extra | None:
+        """The extra that one of these options belongs to; None: none does."""
+        return extra_of(self)
 
     @property
     def max_num_requests(self) -> int | None:
         """How many requests may run and wait together; None: any number."""
         return None if self.max_queue is None else self.max_num_seqs + self.max_queue
 
-    def check_model(self, model: ModelConfig) -> None:
-        """Raise InvalidParameter where the model does not allow an option."""
-        if self.kv_budget is not None:
-            _require_partial(self.kv_budget, model)
-
     def decide(self, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
-        """What a request asks for, with the engine's choices where it makes none.
+        """Return what a request asks for, with the engine's choices where it makes none.
 
         Raises:
-            InvalidParameter: it asks for a part of stored prefixes, and the model allows none, or this engine loads
-                all.
+            InvalidParameter: the model or the engine does not allow it.
         """
-        kv_budget = self.kv_budget if asked.kv_budget is None else asked.kv_budget
-        if self.kv_budget is None and kv_budget is not None and kv_budget < 1:
-            _require_partial(kv_budget, model)
-            raise InvalidParameter(
-                f"kv_budget is {kv_budget}, and all of a prefix is loaded here; leave it out, or open the engine with "
-                f"a kv_budget (radixlm serve --kv-budget)",
-                param="kv_budget",
-            )
-        return asked.changed(cache_match=asked.cache_match or self.match, kv_budget=kv_budget)
+        decided = asked.changed(cache_match=asked.cache_match or self.match)
+        if (extra := extra_of(self, asked)) is None:
+            return decided
+        chosen: RequestOptions = extra.decide(self, decided, model)
+        return chosen
 
     def _speculates(self, model: ModelConfig) -> bool:
         """Whether replies are guessed. A wrong guess has a recurrent model compute the right ones before it again, so
         that it must be asked for."""
         asked = ("lookup", "draft") if model.state_bytes else ("auto", "lookup", "draft")
-        return self.speculate in asked and self.kv_budget is None
+        return self.speculate in asked and (self.extra is None or self.extra.speculates)
 
     def scheduler_policy(self, manifest: Manifest) -> SchedulerPolicy:
         """The limits of a step.
@@ -274,14 +270,6 @@ class EngineOptions:
             prompts_s=self.prefill_ms / 1000 or None,
             speculates=self._speculates(manifest.model),
             looks_up=self.speculate != "draft",
-        )
-
-
-def _require_partial(kv_budget: float, model: ModelConfig) -> None:
-    if (why := model.why_not_partial) is not None:
-        raise InvalidParameter(
-            f"kv_budget is {kv_budget}, and this model needs all of its keys and values: {why}; leave kv_budget out",
-            param="kv_budget",
         )
 
 

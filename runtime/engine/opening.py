@@ -6,7 +6,7 @@ Knows in what order parts are opened, and that they are closed again; not reques
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,13 +19,11 @@ from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter, StoreUnusable
-from ..extras.approximate.calibration.calibration import Calibration
-from ..extras.approximate.pruning import choose_rows, score
 from ..kv_log.log import KVLog
 from ..memory import Memories
 from ..model.batch import PageIO, Runner, StateIO
+from ..optional import OpenExtra, installed
 from ..prefix.beside_saver import known_calls
-from ..prefix.chosen_rows import ChosenRows
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import measure_prefill
@@ -63,14 +61,13 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
 
     Raises:
         ArtifactError: the artifact cannot be run.
-        InvalidParameter: the artifact or the memory does not allow an option; or there is a store and the runner cannot
-            copy pages; or there is a `kv_budget` and it cannot score, or the artifact was not calibrated.
+        InvalidParameter: the artifact, the runner or the memory does not allow an option; or there is a store and the
+            runner cannot copy pages.
         StoreError: the store cannot be used, or another process uses it. Where only its disk does not allow it, the
             engine opens without it.
     """
     manifest, clock, store = artifact.manifest, options.clock, options.store
-    options.check_model(manifest.model)
-    calibration = None if options.kv_budget is None else Calibration.read(artifact.path, manifest)
+    extra = None if options.extra is None else options.extra.open(artifact, options)
     policy = options.scheduler_policy(manifest)
     taken_already = manifest.module.weights_bytes if artifact.is_in_memory else 0
     available = available_memory_bytes() + taken_already
@@ -86,7 +83,6 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         _LOGGER.warning("%s", size.notice)
     queue = WorkQueue(clock=clock)
     tier: DiskTier | None = None
-    choose: Callable[[DiskTier], ChosenRows] | None = None
     measuring: Iterator[None] | None = None
     with ExitStack() as opened:  # what is, is closed again if something else cannot be
         if isinstance(store, PageStore):
@@ -108,6 +104,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             else _open_runner(artifact, size.num_pages, options)
         )
         opened.callback(runner.close)
+        if extra is not None:
+            runner = extra.observe(runner)
         memories = Memories()
         opened.callback(memories.shut_down)
         # after the runner, which maps the weights in meanwhile
@@ -124,29 +122,26 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             special_ids = prompts.tokenizer.profile.special_ids
             states = StatePool(size.num_state_slots, special_ids=special_ids, is_stored=store is not None)
         cache = memories.add(PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log))
-        scored = None if calibration is None else score(runner)
-        if scored is not None and calibration is not None:
-            choose = choose_rows(manifest, calibration, cache, scored, options.chunk_cache_bytes, clock=clock)
         if store is not None:
             tier = memories.add(
                 DiskTier(
                     store,
                     cache,
-                    _page_io(scored or runner),
+                    _page_io(runner),
                     queue,
                     clock=clock,
-                    choose_rows=choose,
+                    make_extra=None if extra is None else extra.tier_extra(cache, runner, clock=clock),
                     states=None if states is None else _state_io(runner),
                 )
             )
             for namespace, call in known_calls(store):
                 prompts.given_calls.note(namespace, call)
             known = StoredPrefill.of(
-                store.directory, store.identity, num_threads=options.num_threads, is_scored=scored is not None
+                store.directory, store.identity, num_threads=options.num_threads, is_scored=extra is not None
             )
             if not known.load(tier.rates):
                 sizes = {"context_length": size.context_length, "max_num_tokens": policy.max_num_batched_tokens}
-                measures = measure_prefill(scored or runner, cache, tier.rates, **sizes, clock=clock)
+                measures = measure_prefill(runner, cache, tier.rates, **sizes, clock=clock)
                 measuring = _keep_measured(measures, tier, known)
         expected: ExpectedPrompts | None = None
         if options.idle_work:
@@ -154,7 +149,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             opened.callback(aside.shutdown, cancel_futures=True)
             expected = memories.add(
                 ExpectedPrompts(
-                    scored or runner,
+                    runner,
                     cache,
                     context_length=size.context_length,
                     max_num_tokens=policy.max_num_batched_tokens,
@@ -164,7 +159,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 )
             )
         core = EngineCore(
-            scored or runner,
+            runner,
             cache,
             memories,
             limits,
@@ -183,17 +178,17 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         close = opened.pop_all().close
     upkeep = Upkeep(expiry, idle, expected)
     loop = EngineLoop(core, clock=clock, on_exit=close, upkeep=upkeep, max_num_requests=options.max_num_requests)
-    return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, calibration))
+    return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, extra))
 
 
-def _reply_options(options: EngineOptions, size: KVCacheSize, calibration: Calibration | None) -> Mapping[str, object]:
+def _reply_options(options: EngineOptions, size: KVCacheSize, opened: OpenExtra | None) -> Mapping[str, object]:
     """All that changes bytes of replies, as JSON can have it: batches, guesses and how prefixes are kept do not."""
+    of_extras = [extra.reply_options(opened) for extra in installed()]
     return {
         "strip_suffix": options.strip_suffix,
         "template_kwargs": options.template_kwargs or {},
         "context_length": size.context_length,  # where replies end that have no max_tokens
-        "kv_budget": options.kv_budget,
-        "calibration": None if calibration is None else calibration.digest,
+        **{name: value for of_extra in of_extras for name, value in of_extra.items()},
     }
 
 
@@ -241,7 +236,7 @@ def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> 
         return options.open_runner(artifact, num_pages, options.num_threads)
     from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do without
 
-    keep_scores = options.kv_budget is not None
+    keep_scores = options.extra is not None  # to be observed
     return ModelRunner(artifact, num_pages=num_pages, num_threads=options.num_threads, keep_scores=keep_scores)
 
 

@@ -132,7 +132,7 @@ class Request:
         )
 
     def preempted(self) -> None:
-        """Note that it gave its pages back, with those of a sparse span: what it computes from here on is exact. If it
+        """Note that it gave its pages back, with offered rows: what it computes from here on is exact. If it
         has generated nothing so far, all of its reply is."""
         self.num_preemptions += 1
         if self.num_generated == 0:

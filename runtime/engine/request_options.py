@@ -16,6 +16,7 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
+from ..optional import extra_of
 from ..store.page_key import MAX_NAMESPACE_BYTES
 from .sampling_params import MAX_PROMPT_LOGPROBS, MAX_REPLY_LOGPROBS, SamplingParams
 
@@ -105,8 +106,8 @@ class RequestOptions:
             )
         if self.cache_match is not None:
             checked_match(self.cache_match)
-        if self.kv_budget is not None:
-            checked_budget(self.kv_budget)
+        if (extra := extra_of(self)) is not None:
+            extra.check_request(self)
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
         if self.request_id is None:
@@ -156,17 +157,6 @@ def are_conversations(
 ) -> TypeGuard[Sequence[Sequence[Message]]]:
     """Whether it is several."""
     return len(messages) > 0 and isinstance(messages[0], Sequence)
-
-
-def checked_budget(kv_budget: float) -> float:
-    """`kv_budget`, if it is a share.
-
-    Raises:
-        InvalidParameter: it is not above 0 and at most 1.
-    """
-    if not 0 < kv_budget <= 1:  # which NaN is not
-        raise InvalidParameter(f"kv_budget is {kv_budget}; it must be above 0 and at most 1", param="kv_budget")
-    return kv_budget
 
 
 def checked_match(match: MatchPolicy) -> MatchPolicy:

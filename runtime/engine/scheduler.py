@@ -30,8 +30,8 @@ class Scheduler:
 
     Pages are taken from the newest running request first, so the oldest always advances and all
     finish; conservative admission never takes any. A preempted request comes before those that never ran;
-    its KV stays in the tree until others need the room, and it resumes from there. Tokens of a sparse span are not in
-    the tree, and are computed.
+    its KV stays in the tree until others need the room, and it resumes from there. Tokens of offered rows are not
+    in the tree, and are computed.
 
     Clients take turns: the one with fewest running requests comes first. Where no place is free, a client that has two
     more of them than one that waits gives up its newest, unless admission is conservative.
@@ -93,7 +93,7 @@ class Scheduler:
 
         Args:
             loaded: whole pages that came from disk for it.
-            rows: of a sparse span, that came from disk for its sequence to begin with.
+            rows: that an extra offers for its sequence to begin with.
         """
         assert request.request_id not in self._arrivals, "added twice"
         self._arrivals[request.request_id] = self._num_arrived
@@ -339,8 +339,7 @@ class Scheduler:
 
     def _start(self, waiting: WaitingRequest, match: PrefixMatch, plan: StepPlan, now: float) -> Request | None:
         request, running = waiting.request, self._running.values()
-        sparse = None if waiting.rows is None else waiting.rows.span
-        if not self._admission.fits(request, match, sparse, plan, running):
+        if not self._admission.fits(request, match, waiting.rows, plan, running):
             return None
         sequence: Sequence | None = None
         try:

@@ -14,7 +14,6 @@ from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
-from ..cache.sparse_span import SparseSpan
 from ..errors import KVError
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .completion import KVPruning, PrefixReuse
@@ -53,7 +52,7 @@ class WaitingRequest:
 
     Attributes:
         loaded: whole pages that came from disk while it waited.
-        rows: of a sparse span, that came from disk for its sequence to begin with.
+        rows: that an extra offers for its sequence to begin with.
         match: what was found cached; None: it was not looked for.
         is_final: the match is by all kinds that the request allows, and of the tree as it is.
     """
@@ -68,7 +67,7 @@ class WaitingRequest:
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that need not be computed, as far as is known."""
         if self.rows is not None:
-            return self.rows.span.stop
+            return self.rows.num_tokens
         return 0 if self.match is None else self.match.num_tokens
 
     def score(self, *, now: float, ageing: float) -> float:
@@ -86,7 +85,7 @@ class WaitingRequest:
             match = cache.match(match.prompt_ids, num_match=match.num_match, namespace=self.request.namespace)
             self.is_final = False
         self.match = match
-        if rows is not None and match.num_tokens >= rows.span.stop:
+        if rows is not None and match.num_tokens >= rows.num_tokens:
             self.rows = None  # memory has all their tokens by now
         return match
 
@@ -130,7 +129,7 @@ def waits_for(sequence: Sequence, match: PrefixMatch) -> bool:
     if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
         return False
     limit = min(match.num_match, len(match.prompt_ids) - 1)
-    # no other request finds what is computed behind a sparse span
+    # no other request finds what is computed behind offered rows
     if sequence.sparse is not None or sequence.num_computed >= limit or match.num_tokens >= limit:
         return False
     num_common = _num_common(match, sequence, min(limit, len(sequence)))
@@ -201,11 +200,11 @@ class Admission:
         self,
         request: Request,
         match: PrefixMatch,
-        sparse: SparseSpan | None,
+        rows: LoadedRows | None,
         plan: StepPlan,
         running: Iterable[Request],
     ) -> bool:
-        """Whether there are pages for a request that begins with this match, or with the rows of a sparse span.
+        """Whether there are pages for a request that begins with this match, or with offered rows.
 
         Let in earlier, it would only be preempted again. A request that is alone is always let in.
         """
@@ -216,8 +215,8 @@ class Admission:
         if states is not None and states.num_available < len(running) + 2:
             return False  # each of them writes a state in the next step, and it reads one, too
         pool, shared, num_missing = self.cache.pool, match.pages, 0
-        if sparse is not None:
-            shared, num_missing = shared[: sparse.start // PAGE_SIZE], sparse.num_missing
+        if rows is not None:
+            shared, num_missing = rows.shared_pages(match), rows.num_missing
         num_needed = self._num_pages(request, len(match.prompt_ids), num_missing, has_prompt=False) - len(shared)
         num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
         num_promised = sum(max(0, self._num_needed_pages(each) - plan.num_held_pages(each)) for each in running)

@@ -10,7 +10,6 @@ import collections.abc
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
 from .beside_saver import BesideSaver, MadeBy, keep_alias, load_aliases
-from .chosen_loader import ChosenLoader
-from .chosen_rows import ChosenRows, RunOrder
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
@@ -34,7 +31,8 @@ from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader
 from .rates import Rates
 from .state_saver import StateSaver
-from .tier_stats import ChosenCounts, TierStats
+from .tier_hooks import Observer, TierExtra
+from .tier_stats import TierStats
 from .wanted_prefix import Wanted
 
 if TYPE_CHECKING:
@@ -52,12 +50,12 @@ class DiskTier(Memory):
     Args:
         clock: seconds; the cache's own.
         states: of a recurrent model: they are stored, too, and what is loaded ends with one.
-        choose_rows: makes what learns which rows matter, stores them in that order, and loads a share of them.
+        make_extra: makes what offers requests other rows than the pages of their prefixes, and observes prompts.
 
     Attributes:
         store, cache, index, writer, reader, queue: what the tier works with.
         rates: of disk and model.
-        chosen: what `choose_rows` made.
+        extra: what `make_extra` made.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class DiskTier(Memory):
         *,
         clock: Callable[[], float],
         queue_bytes: int = QUEUE_BYTES,
-        choose_rows: Callable[[DiskTier], ChosenRows] | None = None,
+        make_extra: Callable[[DiskTier], TierExtra] | None = None,
         states: StateIO | None = None,
     ) -> None:
         self.store, self.cache, self.queue, self.rates = store, cache, queue, Rates()
@@ -89,27 +87,18 @@ class DiskTier(Memory):
         self.loader = PrefixLoader(
             *(cache, io, self.index, self.reader, self.rates, queue),
             clock=clock,
-            ready=self._go_on,
-            ended=self._ended,
+            ready=self.go_on,
+            ended=self.load_ended,
             lost=self._forget,
             states=states,
         )
-        self.chosen = None if choose_rows is None else choose_rows(self)
-        order = None if self.chosen is None else self.chosen.order
+        self.extra = None if make_extra is None else make_extra(self)
+        observer = None if self.extra is None else self.extra.observer
         self._saver = PageSaver(
-            cache, self.index, self.writer, io, store.identity, store.touch, aliases, calls, queue, order
+            cache, self.index, self.writer, io, store.identity, store.touch, aliases, calls, queue, observer
         )
         if states is not None:
             self._saver.states = StateSaver(cache, states, self.index, self.writer, store.identity, queue)
-        self._rows: ChosenLoader | None = None
-        if self.chosen is not None:
-            self._rows = ChosenLoader(
-                *(self.chosen.sources, cache, self.index, self.reader, self.rates, queue),
-                clock=clock,
-                ready=self._go_on,
-                send_back=self._load_all,
-                ended=self._ended,
-            )
         self._waiting: dict[str, Wanted] = {}  # by name
         self._is_closed = False
         cache.tree.leaving = self._saver.save_leaving
@@ -119,7 +108,7 @@ class DiskTier(Memory):
         """Load what the disk has of a prompt and memory has not, where that is quicker than computing it. Returns
         whether the request waits until `wanted.go_on` is called.
         """
-        waits = wanted.share < 1 and self._rows is not None and self._rows.begin(wanted)
+        waits = self.extra is not None and self.extra.offers.begin(wanted)
         if not waits and not self.loader.begin(wanted):
             return False
         self._waiting[wanted.name] = wanted
@@ -130,8 +119,8 @@ class DiskTier(Memory):
         self.loader.abandon(name)
         if (wanted := self._waiting.pop(name, None)) is not None:
             wanted.is_abandoned = True
-            if self._rows is not None:
-                self._rows.abandon(name)
+            if self.extra is not None:
+                self.extra.offers.abandon(name)
 
     def before_step(self) -> Mapping[str, int]:
         """Insert what came from the back and has been met. By request, positions that the next step is not to compute
@@ -144,7 +133,7 @@ class DiskTier(Memory):
         part of them.
         """
         if sequence.sparse is not None:
-            self._note(lambda order: order.used_part(sequence))
+            self._note(lambda observer: observer.used_part(sequence))
         elif sequence.namespace is not None:
             self.used(sequence.namespace, sequence.token_ids[: sequence.num_computed], num_reused=num_reused)
         self.save_computed(sequence)
@@ -163,17 +152,17 @@ class DiskTier(Memory):
         self._saver.keep_call(namespace, call, made_by)
 
     def used(self, namespace: bytes, token_ids: collections.abc.Sequence[int], *, num_reused: int) -> None:
-        """Note that a prompt is computed, of which `num_reused` tokens were found: their order on disk improves."""
-        self._note(lambda order: order.used(namespace, token_ids, num_reused=num_reused))
+        """Note that a prompt is computed, of which `num_reused` tokens were found."""
+        self._note(lambda observer: observer.used(namespace, token_ids, num_reused=num_reused))
 
-    def store_order(self) -> None:
-        """Have runs stored in a better order, if nothing else is to be written."""
+    def write_on(self) -> None:
+        """Have stored what the extra has learned, if nothing else is to be written."""
         self._saver.go_on()
 
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk has nothing to read."""
-        if self._rows is not None:
-            self._rows.read_ahead()
+        if self.extra is not None:
+            self.extra.offers.read_ahead()
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
@@ -208,10 +197,25 @@ class DiskTier(Memory):
         self._end_loads()
         load_aliases(self.cache.aliases, self.store)
 
+    def go_on(self, wanted: Wanted, rows: LoadedRows | None = None) -> None:
+        """Let a request go on that waited, with offered rows or what was loaded."""
+        if self._waiting.pop(wanted.name, None) is wanted:
+            wanted.go_on(wanted.loaded, rows)
+
+    def load_pages(self, wanted: Wanted) -> None:
+        """Load pages for a request that waited for offered rows, or let it go on."""
+        if self._waiting.get(wanted.name) is wanted and not self.loader.begin_again(wanted):
+            self.go_on(wanted)
+
+    def load_ended(self) -> None:
+        """A transfer has ended: the disk may have nothing to read."""
+        if self.extra is not None:
+            self.queue.post(self.read_ahead)
+
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
         store, loads = self.store.stats(), self.loader.counts
-        saver, chosen = self._saver, self.chosen
+        saver, extra = self._saver, self.extra
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
@@ -225,22 +229,18 @@ class DiskTier(Memory):
             num_loads_broken=loads.num_broken,
             num_loads_refused=loads.num_refused,
             num_loaded_pages=loads.num_pages,
-            chosen=ChosenCounts() if self._rows is None else replace(self._rows.counts),
-            num_read_bytes=store.read_bytes + (0 if chosen is None else chosen.sources.num_read_bytes),
+            num_read_bytes=store.read_bytes + (0 if extra is None else extra.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
             num_written_bytes=store.num_pages_written * self.store.identity.page_bytes,
             num_queued_bytes=self.writer.queued_bytes,
             num_evicted_pages=store.num_pages_evicted,
-            num_rewritten_runs=0 if chosen is None else chosen.order.num_rewritten,
-            num_dropped_rewrites=0 if chosen is None else chosen.order.num_dropped,
             disk_bytes_per_s=self.rates.disk_bytes_per_s,
-            num_promoted=0 if chosen is None else chosen.sources.num_promoted,
-            chunks=None if chosen is None else chosen.sources.chunks,
             num_states=self.index.num_states,
             num_saved_states=0 if saver.states is None else saver.states.num_saved,
             num_dropped_states=0 if saver.states is None else saver.states.num_dropped,
             misses_by_kind={kind: count for kind, count in store.misses.items()},
+            extra=None if extra is None else extra.stats(),
         )
 
     def shut_down(self, timeout_s: float = CLOSE_S) -> None:
@@ -253,8 +253,8 @@ class DiskTier(Memory):
         self.cache.tree.leaving = None
         deadline = time.monotonic() + timeout_s
         has_read = self.reader.close()
-        if has_read and self._rows is not None:
-            self._rows.close()
+        if has_read and self.extra is not None:
+            self.extra.offers.close()
         self._saver.close(deadline)
         has_written = self.writer.close(remaining_s(deadline))
         if has_read and has_written:
@@ -269,30 +269,15 @@ class DiskTier(Memory):
         """Raise AssertionError unless the index agrees with itself."""
         self.index.check()
 
-    def _note(self, tell: Callable[[RunOrder], None]) -> None:
-        """Have the order of rows told of something."""
-        if self.chosen is None:
+    def _note(self, tell: Callable[[Observer], None]) -> None:
+        """Have the extra told of something."""
+        if self.extra is None:
             return
         try:
-            tell(self.chosen.order)
+            tell(self.extra.observer)
         except Exception:  # it is no more than a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
         self._saver.go_on()
-
-    def _go_on(self, wanted: Wanted, rows: LoadedRows | None = None) -> None:
-        """Let a request go on that waited."""
-        if self._waiting.pop(wanted.name, None) is wanted:
-            wanted.go_on(wanted.loaded, rows)
-
-    def _load_all(self, wanted: Wanted) -> None:
-        """Load exact pages for a request that waited for chosen rows, or let it go on."""
-        if self._waiting.get(wanted.name) is wanted and not self.loader.begin_again(wanted):
-            self._go_on(wanted)
-
-    def _ended(self) -> None:
-        """A transfer has ended: the disk may have nothing to read."""
-        if self._rows is not None:
-            self.queue.post(self.read_ahead)
 
     def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
         """The writer has changed the store."""
@@ -305,8 +290,8 @@ class DiskTier(Memory):
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; requests that wait go on before the next step."""
         self.loader.end(namespace)
-        if self._rows is not None:
-            self._rows.end(namespace)
+        if self.extra is not None:
+            self.extra.offers.end(namespace)
 
     def _forget(self, keys: list[bytes]) -> None:
         """Take pages out of the index and the store, and what cannot be found without them."""

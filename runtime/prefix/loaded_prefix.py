@@ -1,6 +1,6 @@
-"""What came from disk for one request: whole pages of its prompt, or chosen KV rows of it.
+"""What came from disk for one request: whole pages of its prompt, or the rows that an extra offers instead of pages.
 
-Knows counts and positions, a match, a sparse span and pages; neither requests, nor how anything was loaded, nor which
+Knows counts and positions, a match, a span of rows and pages; neither requests, nor how anything was loaded, nor which
 rows were chosen and why.
 """
 
@@ -53,7 +53,8 @@ class LoadedPrefix:
 
 @dataclass(frozen=True, eq=False)
 class LoadedRows:
-    """The rows of `span`, in `pages`, uint8 `[N, page_bytes]`, of the prompt of `match`, which the disk gave.
+    """An offer: begin the sequence with the rows of `span`, in `pages`, uint8 `[N, page_bytes]`, of the prompt of
+    `match`, which the disk gave.
 
     No other request may use the rows.
 
@@ -67,6 +68,20 @@ class LoadedRows:
     pages: UInt8Array
     io: PageIO
     dropped_attention: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt, that need not be computed."""
+        return self.span.stop
+
+    @property
+    def num_missing(self) -> int:
+        """Of these tokens, those that have no row."""
+        return self.span.num_missing
+
+    def shared_pages(self, memory: PrefixMatch) -> tuple[int, ...]:
+        """The pages of memory's match that the sequence shares: those before the rows."""
+        return memory.pages[: self.span.start // PAGE_SIZE]
 
     @property
     def share(self) -> float:
@@ -106,7 +121,7 @@ class LoadedRows:
         match = replace(
             self.match,
             tokens_by_kind=_first(self.match.tokens_by_kind, stop),
-            pages=memory.pages[: start // PAGE_SIZE],
+            pages=self.shared_pages(memory),
             partial=None,
             version=memory.version,
         )

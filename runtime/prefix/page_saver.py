@@ -21,11 +21,11 @@ from ..chat.tools.tool_calls import ToolCall
 from ..model.batch import PageIO
 from ..store.page_key import PageKey, StoreIdentity
 from .beside_saver import BesideSaver, MadeBy, keep_call
-from .chosen_rows import RunOrder
 from .disk_index import DiskIndex
 from .disk_reader import EngineThread
 from .disk_writer import DiskWriter, remaining_s
 from .state_saver import StateSaver
+from .tier_hooks import Observer
 from .unsaved_pages import UnsavedFinder, UnsavedPages, note_keys
 
 _LOGGER = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class PageSaver:
     Args:
         touched: told of the keys of pages that are on disk and were used in memory.
         aliases, calls: are saved after the pages that they belong to.
-        reorder: has a run stored in a better order when nothing waits to be saved.
+        observer: has stored what it learned when nothing waits to be saved.
         states: saves those of a recurrent model, after their pages.
     """
 
@@ -74,7 +74,7 @@ class PageSaver:
     aliases: BesideSaver
     calls: BesideSaver
     queue: EngineThread
-    reorder: RunOrder | None = None
+    observer: Observer | None = None
     states: StateSaver | None = None
     num_saved_pages: int = 0
     num_dropped_pages: int = 0
@@ -115,15 +115,15 @@ class PageSaver:
                 self.touched([unsaved.parent_key])
             self._write(unsaved)
             num_left = node.start + num_pages - unsaved.num_before - len(unsaved.heads)
-            if self.reorder is not None:
-                self.reorder.leaving(node)
+            if self.observer is not None:
+                self.observer.leaving(node)
         except Exception:  # what is not saved is computed again
             _LOGGER.exception("pages that make room could not be saved")
         self.num_dropped_pages += min(num_leaving, num_left)
 
     def go_on(self) -> None:
         """Write on before the next step, if something waits and the writer takes it."""
-        if not self._is_posted and (self._is_ready if self._chains else self._can_reorder):
+        if not self._is_posted and (self._is_ready if self._chains else self._has_learned):
             self._is_posted = True
             self.queue.post(self._write_on)
 
@@ -158,8 +158,8 @@ class PageSaver:
         self._chains = deque(c for c in self._chains if namespace is not None and c.namespace != namespace)
         self.aliases.forget(namespace)
         self.calls.forget(namespace)
-        if self.reorder is not None:
-            self.reorder.forget(namespace)
+        if self.observer is not None:
+            self.observer.forget(namespace)
 
     def close(self, deadline: float) -> None:
         """Hand all that waits to the writer, until `deadline` of `time.monotonic`."""
@@ -169,8 +169,8 @@ class PageSaver:
                     time.sleep(0.01)  # for the writer to make room
                 self.advance()
             self._save_small()
-            if self.reorder is not None:
-                self.reorder.close()
+            if self.observer is not None:
+                self.observer.close()
         except Exception:
             _LOGGER.exception("what was computed last could not be saved")
 
@@ -190,19 +190,19 @@ class PageSaver:
         return self.has_pending and self.writer.room_bytes >= self._portion_pages * self.identity.page_bytes
 
     @property
-    def _can_reorder(self) -> bool:
-        return self.reorder is not None and self.reorder.is_ready
+    def _has_learned(self) -> bool:
+        return self.observer is not None and self.observer.is_ready
 
     def _write_on(self) -> None:
-        """Save a little more; when all is saved, store a run in a better order."""
+        """Save a little more; when all is saved, store what was learned."""
         self._is_posted = False
         try:
             if self._chains:
                 self.advance()
                 if not self._chains:
                     self._save_small()
-            elif self.reorder is not None:
-                self.reorder.advance()
+            elif self.observer is not None:
+                self.observer.advance()
         except Exception:  # what is not saved is computed again
             _LOGGER.exception("what was computed could not be saved")
             self.forget()

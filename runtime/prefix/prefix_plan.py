@@ -23,8 +23,7 @@ the model computes what is before it."""
 
 _MIN_GAIN = 1.15  # computing must take so much longer than loading: it is measured by a tenth too slow, and scatters
 _MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
-_SPLIT_S = 0.04  # loading and computing at once slow each other: 900 and 2,500 tokens, 25 to 100 MB/s (bench/LOG.md)
-_MAX_CHOSEN = 0.9  # of the quickest exact way: if chosen rows take longer, the exact reply is worth the wait
+SPLIT_S = 0.04  # loading and computing at once slow each other: 900 and 2,500 tokens, 25 to 100 MB/s (bench/LOG.md)
 _SLACK_S = 0.05  # for the threads to get their turn
 _PATIENCE = 2.0  # times what was planned, before a load is late
 _UNKNOWN_S = 1.0  # to wait for a load of which nothing is known
@@ -132,34 +131,6 @@ def meet(start: int, stop: int, rates: Rates, *, token_bytes: float, lead_s: flo
     return min(-(-position // PAGE_SIZE) * PAGE_SIZE, stop)
 
 
-def plan_chosen(
-    start: int,
-    stop: int,
-    rates: Rates,
-    *,
-    num_bytes: int,
-    full_bytes: int,
-    num_query_tokens: int,
-    queued_bytes: int = 0,
-) -> float | None:
-    """Seconds to read chosen rows of the tokens `[start, stop)`, and to run the query behind them once more to choose.
-
-    None: to load all rows, to compute them, or to do both at once is as quick, or a rate was never measured.
-
-    Args:
-        num_bytes: of the chosen rows.
-        full_bytes: of all rows.
-        queued_bytes: that the disk reads before.
-    """
-    compute_s, probe_s = rates.compute_s(start, stop), rates.compute_s(stop, stop + num_query_tokens)
-    queued_s, load_s, read_s = rates.load_s(queued_bytes), rates.load_s(full_bytes), rates.load_s(num_bytes)
-    if compute_s is None or probe_s is None or queued_s is None or load_s is None or read_s is None:
-        return None
-    chosen_s = queued_s + read_s + probe_s + rates.chosen_extra_s
-    both_s = load_s * compute_s / max(load_s + compute_s, 1e-9) + _SPLIT_S  # they meet where both took as long
-    return chosen_s if chosen_s < _MAX_CHOSEN * min(queued_s + min(load_s, both_s), compute_s) else None
-
-
 def _plan_front(start: int, stop: int, rates: Rates, budget: LoadBudget) -> PrefixPlan | None:
     """Load `[start, stop)` while the request waits; None: to compute it is as quick."""
     compute_s = rates.compute_s(start, stop)
@@ -190,7 +161,7 @@ def _plan_split(start: int, stop: int, rates: Rates, budget: LoadBudget, ahead: 
     assert computed_s is not None and loaded_s is not None
     expected_s = max(ahead_s + computed_s, queued_s + loaded_s)
     either_s = min(ahead_s + compute_s, queued_s + load_s)
-    if met == stop or expected_s * _MIN_SPLIT_GAIN > either_s or either_s - expected_s < _SPLIT_S + _SLACK_S:
+    if met == stop or expected_s * _MIN_SPLIT_GAIN > either_s or either_s - expected_s < SPLIT_S + _SLACK_S:
         return None
     segments: tuple[tuple[int, int, Source], ...] = (start, met, "computed"), (met, stop, "back")
     return PrefixPlan.of((0, start, "memory"), *segments, expected_s=expected_s)

@@ -14,8 +14,6 @@ from ..cache.kv_transaction import Reservation
 _KEPT = 0.9  # of what was measured before, with each new measurement
 _MIN_COMPUTED_TOKENS = 32  # of a step that measures prefill: fewer are decode, which costs far more a token
 _PREFILL_PER_DECODE = 16  # tokens of prompts beside each of a reply, for a step to measure prefill
-_CHOSEN_EXTRA_S = 0.03  # what chosen rows take beyond their bytes where nothing else is known
-_FORGOTTEN_S = 60.0  # until half of what they took longer is forgotten
 
 ComputeSums = tuple[float, float, float, float, float]
 """What a LinearRate knows: the weight of all that was observed, and its weighted sums of x, y, x * x and x * y."""
@@ -74,13 +72,10 @@ class Rates:
 
     Attributes:
         disk_bytes_per_s: None: never measured.
-        chosen_extra_s: that to read chosen rows takes beyond what their bytes and their query do.
     """
 
     disk_bytes_per_s: float | None = None
-    chosen_extra_s: float = _CHOSEN_EXTRA_S
     _compute: LinearRate = field(default_factory=LinearRate)
-    _forgot_at: float | None = None
 
     def observe_read(self, *, num_bytes: int, seconds: float) -> None:
         """Note that the disk took so long."""
@@ -102,19 +97,6 @@ class Rates:
         """Note that a step of so many tokens, at this mean position, took so long; small steps tell nothing."""
         if seconds > 0 and num_tokens >= _MIN_COMPUTED_TOKENS:
             self._compute.observe(position, seconds / num_tokens, float(num_tokens))
-
-    def observe_chosen(self, *, expected_s: float, seconds: float) -> None:
-        """Note how long it took to read chosen rows: many small reads take longer than their bytes say."""
-        extra_s = max(0.0, self.chosen_extra_s + seconds - expected_s)
-        self.chosen_extra_s = (self.chosen_extra_s + extra_s) / 2
-
-    def forget_chosen(self, now: float) -> None:
-        """Forget what chosen rows once took too long, half of it a minute since the last call: they are tried again at
-        some time, and no sooner because many requests ask."""
-        seconds = 0.0 if self._forgot_at is None else now - self._forgot_at
-        longer_s = max(0.0, self.chosen_extra_s - _CHOSEN_EXTRA_S)
-        self.chosen_extra_s -= longer_s * (1 - 0.5 ** (seconds / _FORGOTTEN_S))
-        self._forgot_at = now
 
     @property
     def compute_sums(self) -> ComputeSums | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..store.ordered.chunk_cache import ChunkCacheStats
-
 
 @dataclass
 class LoadCounts:
@@ -19,19 +17,6 @@ class LoadCounts:
     num_broken: int = 0  # met a page that was not right, or found no room
     num_refused: int = 0  # prefixes on disk that computing had as quickly
     num_pages: int = 0  # inserted into memory
-
-
-@dataclass
-class ChosenCounts:
-    """What became of the requests for which a share of the rows is enough; all but the first were served exactly."""
-
-    num_loaded: int = 0
-    num_refused: int = 0  # all was as quick, there was no room, or the prompt does not suit
-    num_disagreed: int = 0  # too much of the prompt's attention would have been dropped
-    num_broken: int = 0  # some pages have no ordered run, or one that is not right, or there was no page
-    num_late: int = 0
-    num_tokens: int = 0  # of the prefixes that were loaded in part
-    num_missing_bytes: int = 0  # of their keys and values, what was left out
 
 
 @dataclass(frozen=True)
@@ -50,7 +35,6 @@ class TierStats:
     num_loads_broken: int  # met a page that was not right, or found no room
     num_loads_refused: int  # computing was as quick
     num_loaded_pages: int
-    chosen: ChosenCounts
     num_read_bytes: int
     num_saved_pages: int
     num_dropped_pages: int  # were to be saved, and the queue was full
@@ -58,11 +42,8 @@ class TierStats:
     num_queued_bytes: int  # to be written
     num_evicted_pages: int  # made room on disk
     disk_bytes_per_s: float | None  # as measured; None: not yet
-    num_rewritten_runs: int = 0  # stored in a better order, too
-    num_dropped_rewrites: int = 0  # were to be, and too many waited
-    num_promoted: int = 0  # prefixes that came to memory whole, because parts of them were asked for often
-    chunks: ChunkCacheStats | None = None  # what memory keeps of runs; None: nothing
     num_states: int = 0  # of a recurrent model, that can be found on disk
     num_saved_states: int = 0
     num_dropped_states: int = 0  # were to be saved, and the queue was full
     misses_by_kind: Mapping[str, int] = field(default_factory=dict)
+    extra: object | None = None  # what the tier's extra counts; None: there is none

@@ -21,11 +21,12 @@ class Wanted:
     """A prompt that is looked for on disk, and what was found.
 
     Args:
-        go_on: called when a request that waits need wait no longer, with what came from disk: pages, or chosen rows.
+        go_on: called when a request that waits need wait no longer, with what came from disk: pages, or rows that
+            an extra offers.
         met: called with what the disk had of the prompt, when the prompt's end has come from there while the request
             computed or was still queued.
         num_tokens_ahead: that are computed before a request that does not wait; None: not known.
-        share: of the KV rows of its prefix on disk, that is enough.
+        options: what the request asks for, as an extra may know it.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Wanted:
     go_on: Callable[[LoadedPrefix | None, LoadedRows | None], None]
     met: Callable[[LoadedPrefix, PrefixMatch], None]
     num_tokens_ahead: int | None = None
-    share: float = 1.0
+    options: object = None
     is_abandoned: bool = False
     num_tries: int = 0
     match: PrefixMatch | None = None  # of the disk, at the last try

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...artifact.manifest import PAGE_SIZE
 from ...cache.sparse_span import SparseSpan
 from ...model.batch import Float32Array, UInt8Array
-from ...prefix.chosen_rows import Stage, TransferRefused, WantedRows
 from ...prefix.disk_reader import DiskReader
 from ...prefix.loaded_prefix import LoadedRows
-from ...prefix.prefix_plan import plan_chosen
 from ...prefix.rates import Rates
 from ...store.ordered.chunk_cache import ChunkCacheStats
+from .chosen_rows import Stage, TransferRefused, WantedRows
 from .part_teacher import PartLook, PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .promoter import Promoter
 from .pruned_prefix import PrunedPrefix
+from .row_rates import RowRates, plan_chosen
 
 if TYPE_CHECKING:
     from ...store import PageStore
@@ -66,7 +66,8 @@ class PrunedSources:
         teacher: PartTeacher,
         promoter: Promoter,
     ) -> None:
-        self.store, self.reader, self.rates, self.probe, self.known = store, reader, rates, probe, known
+        self.store, self.reader, self.probe, self.known = store, reader, probe, known
+        self.rates = RowRates(rates)
         self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
         self.max_dropped_attention, self.least_share = max_dropped_attention, least_share
         self.teacher, self.promoter = teacher, promoter
@@ -216,7 +217,7 @@ class PrunedSource:
         if num_query_tokens > shared.probe.max_num_tokens:
             return None
         self._planned_at = shared.clock()
-        shared.rates.forget_chosen(self._planned_at)
+        shared.rates.forget(self._planned_at)
         return shared.plan(
             start,
             stop,
@@ -238,7 +239,7 @@ class PrunedSource:
 
     def _observe(self, seconds: float) -> None:
         assert self._expected_s is not None
-        self._shared.rates.observe_chosen(expected_s=self._expected_s, seconds=seconds)
+        self._shared.rates.observe(expected_s=self._expected_s, seconds=seconds)
 
     @property
     def _stop(self) -> int:

@@ -1,4 +1,4 @@
-"""Choose rows of stored prefixes for a disk tier: its `ChosenRows`.
+"""Choose rows of stored prefixes for a disk tier: its `TierExtra`.
 
 Knows the tier's parts, not requests.
 """
@@ -6,6 +6,7 @@ Knows the tier's parts, not requests.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...artifact.manifest import Manifest
 from ...cache.prefix_cache import PrefixCache
@@ -16,7 +17,9 @@ from ...prefix.transfer import PageInserter
 from ...store.ordered.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
+from .chosen_loader import ChosenLoader
 from .packed_keys import kept_dims
+from .part_stats import PartStats
 from .part_teacher import PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
@@ -50,7 +53,7 @@ def choose_rows(
     *,
     clock: Callable[[], float],
 ) -> Callable[[DiskTier], Pruning]:
-    """Makes the `ChosenRows` of a tier under this cache, for a model that was calibrated.
+    """Makes the `TierExtra` of a tier under this cache, for a model that was calibrated.
 
     Args:
         chunk_cache_bytes: for keys and values that are read often; 0: none are kept; None: `CHUNK_CACHE_BYTES`.
@@ -66,8 +69,8 @@ class Pruning:
     """Has runs stored in the order of `scores`, and reads rows by that order and by probes.
 
     Attributes:
-        order: the first; a `RunOrder`.
-        sources: the second; `RowSources`.
+        observer: the first.
+        sources: the second; what `offers` loads with.
     """
 
     def __init__(
@@ -85,10 +88,10 @@ class Pruning:
         teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
         promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead, clock)
         keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
-        self.order = RunCompactor(
+        self.observer = RunCompactor(
             *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),
             calibration.probe_head,
-            tier.store_order,
+            tier.write_on,
         )
         self.sources = PrunedSources(
             *(tier.store, tier.reader, tier.rates, probe, known),
@@ -99,4 +102,26 @@ class Pruning:
             idle=tier.read_ahead,
             teacher=teacher,
             promoter=promoter,
+        )
+        self.offers = ChosenLoader(
+            *(self.sources, tier.cache, tier.index, tier.reader, tier.rates, tier.queue),
+            clock=clock,
+            ready=tier.go_on,
+            send_back=tier.load_pages,
+            ended=tier.load_ended,
+        )
+
+    @property
+    def num_read_bytes(self) -> int:
+        """Bytes that were asked of the disk for chosen rows."""
+        return self.sources.num_read_bytes
+
+    def stats(self) -> PartStats:
+        """Counts as of now, from any thread."""
+        return PartStats(
+            chosen=replace(self.offers.counts),
+            num_rewritten_runs=self.observer.num_rewritten,
+            num_dropped_rewrites=self.observer.num_dropped,
+            num_promoted=self.sources.num_promoted,
+            chunks=self.sources.chunks,
         )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan, plan, plan_chosen
+from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan, plan
 from radixlm.runtime.prefix.rates import Rates
 
 RATES = st.floats(1e5, 1e10)
@@ -154,62 +154,3 @@ def test_what_was_never_measured_is_tried_for_a_while() -> None:
     plans = [plan(0, 1000, rates, LoadBudget(1)) for rates in (unknown, half)]
     assert [source(planned) for planned in plans] == ["front"] * 2 and plans[0].expected_s is None
     assert plans[0].deadline_s == 1.0 and plans[1].deadline_s == pytest.approx(0.3)
-
-
-@given(
-    rate=RATES,
-    tokens_per_s=st.floats(10, 1e5),
-    num_tokens=st.integers(16, 1 << 14),
-    share=st.floats(0.01, 1.5),
-    num_query_tokens=st.integers(1, 512),
-    queued=st.integers(0, 1 << 30),
-)
-def test_a_part_is_read_only_where_it_is_clearly_quicker_than_all(
-    rate: float, tokens_per_s: float, num_tokens: int, share: float, num_query_tokens: int, queued: int
-) -> None:
-    rates, full_bytes = measured(rate, tokens_per_s), num_tokens * TOKEN_BYTES
-    load_s, compute_s = full_bytes / rate, num_tokens / tokens_per_s
-    part_s = (queued + share * full_bytes) / rate + num_query_tokens / tokens_per_s + 0.03
-    both_s = load_s * compute_s / (load_s + compute_s) + 0.04
-    better_s = min(queued / rate + min(load_s, both_s), compute_s)
-    planned_s = plan_chosen(
-        0,
-        num_tokens,
-        rates,
-        num_bytes=int(share * full_bytes),
-        full_bytes=full_bytes,
-        num_query_tokens=num_query_tokens,
-        queued_bytes=queued,
-    )
-    if part_s != pytest.approx(0.9 * better_s, rel=1e-3):
-        assert (planned_s is not None) == (part_s < 0.9 * better_s)
-    assert planned_s is None or planned_s == pytest.approx(part_s, rel=1e-3)
-
-
-def test_parts_that_take_longer_than_their_bytes_are_read_no_more_but_for_a_try_now_and_then() -> None:
-    rates = measured(50e6, 2000.0)
-    question: dict[str, int] = {"num_bytes": 10**7, "full_bytes": 10**8, "num_query_tokens": 16}
-    expected_s = plan_chosen(0, 4000, rates, **question)
-    assert expected_s == pytest.approx(0.2 + 0.008 + 0.03, rel=1e-3)
-    for _ in range(4):  # a disk that takes its time for each read
-        expected_s = plan_chosen(0, 4000, rates, **question) or 0.0
-        rates.observe_chosen(expected_s=expected_s, seconds=2.0)
-    for _ in range(1000):  # requests of one moment
-        rates.forget_chosen(10.0)
-        assert plan_chosen(0, 4000, rates, **question) is None
-    now = 10.0
-    while plan_chosen(0, 4000, rates, **question) is None:
-        rates.forget_chosen(now := now + 1)
-    assert 60 < now < 600
-    rates.forget_chosen(now + 1e6)
-    assert rates.chosen_extra_s == pytest.approx(0.03), "no less than was expected before the first try"
-
-
-def test_no_part_is_read_before_disk_and_model_are_measured() -> None:
-    question: dict[str, int] = {"num_bytes": 1, "full_bytes": 10**9, "num_query_tokens": 1}
-    rates = Rates()
-    assert plan_chosen(0, 1000, rates, **question) is None
-    rates.observe_read(num_bytes=10**6, seconds=1.0)
-    assert plan_chosen(0, 1000, rates, **question) is None
-    rates.observe_compute(num_tokens=512, position=256, seconds=1.0)
-    assert plan_chosen(0, 1000, rates, **question)

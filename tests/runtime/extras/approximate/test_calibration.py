@@ -103,7 +103,7 @@ def test_without_a_calibration_a_budget_is_refused_and_nothing_else_is(artifact:
     calibration.write(artifact.path)
     with Engine(artifact.path, **options, kv_budget=0.5) as engine:
         tier: Any = engine._core.tier
-        assert tier.chosen.order.probe_head == 0 and tier.chosen.sources.max_dropped_attention == 0.25
+        assert tier.extra.observer.probe_head == 0 and tier.extra.sources.max_dropped_attention == 0.25
 
 
 def test_the_command_measures_a_model_and_inspect_tells(artifact: Artifact) -> None:

@@ -171,8 +171,8 @@ def test_scores_wait_for_the_writer_up_to_a_bound(
     for first in (5, 6, 7):
         process.ask([*([first] * 5 * PAGE_SIZE), 1])
     process.runner.scores.is_changed[:] = True
-    process.tier.chosen.order.close()  # type: ignore[union-attr]
-    assert process.tier.chosen.order.keeper.num_dropped >= 1  # type: ignore[union-attr]
+    process.tier.extra.observer.close()  # type: ignore[union-attr]
+    assert process.tier.extra.observer.keeper.num_dropped >= 1  # type: ignore[union-attr]
 
 
 def test_what_is_added_later_is_as_if_it_had_been_there_before() -> None:

@@ -11,6 +11,7 @@ from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.engine.opening import open_parts
 from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.extras.approximate.extra import EXTRA
 
 from ...fake_artifact import ATTENTION, FakeArtifact, fake_artifact
 
@@ -59,6 +60,6 @@ def test_a_budget_is_refused_with_the_reason(artifact: FakeArtifact, tmp_path: P
 
 
 def test_layers_that_are_alike_allow_it(artifact: FakeArtifact) -> None:
-    EngineOptions(store=Path("x"), kv_budget=0.5).check_model(model_of(artifact))
+    EXTRA.check_model(0.5, model_of(artifact))
     with pytest.raises(InvalidParameter, match="--kv-budget"):  # this engine loads all, another would not
         EngineOptions().decide(RequestOptions(kv_budget=0.5), model_of(artifact))

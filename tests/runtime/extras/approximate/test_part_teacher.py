@@ -139,7 +139,7 @@ def wait(engine: Engine, is_done: Callable[[Any], bool]) -> None:
 
 
 def settle(engine: Engine) -> None:
-    wait(engine, lambda tier: tier.writer.is_idle and not tier._saver.has_pending and not tier.chosen.order.is_ready)
+    wait(engine, lambda tier: tier.writer.is_idle and not tier._saver.has_pending and not tier.extra.observer.is_ready)
 
 
 def learn(engine: Engine) -> None:
@@ -147,7 +147,7 @@ def learn(engine: Engine) -> None:
     for number in range(3):
         engine.generate(asked(number), PARAMS, kv_budget=1.0)
         settle(engine)
-    assert tier_of(engine).chosen.order.num_rewritten
+    assert tier_of(engine).extra.observer.num_rewritten
 
 
 def tier_of(engine: Engine) -> Any:
@@ -179,7 +179,7 @@ def test_an_order_under_a_budget_goes_on_improving_and_a_restart_keeps_it(
             settle(engine)
             after = stored(engine)[1]
             assert after.num_uses == before.num_uses + 8 * opened + number + 1, "each is counted"
-        assert tier_of(engine).chosen.order.num_rewritten >= 1
+        assert tier_of(engine).extra.observer.num_rewritten >= 1
         np.testing.assert_array_equal(after.first, before.first)
     assert after.weight.max() == pytest.approx(1 / (1 - DECAY), rel=0.1)
     assert (stored(engine)[0] != order).any(), "where the ninth looks"
@@ -200,7 +200,7 @@ def test_rows_are_taught_what_fell_on_them(open_engine: Open, monkeypatch: pytes
     engine = open_engine()
     assert engine.generate(asked(9), PARAMS, kv_budget=1.0).usage.pruning is None
     pages = tier_of(engine).cache.tree.find(*path_of(engine)).pages[: len(PREFIX) // PAGE_SIZE]
-    seen = tier_of(engine).chosen.order.scores._history[:, :, pages].reshape(3, -1, len(PREFIX))
+    seen = tier_of(engine).extra.observer.scores._history[:, :, pages].reshape(3, -1, len(PREFIX))
     [(look, attention)] = taught
     assert attention.shape == look.chosen.shape and look.chosen.shape[-1] == len(PREFIX) // 2
     for head in range(seen.shape[1]):  # the first layer's queries are those of all rows
@@ -220,7 +220,7 @@ def test_a_prefix_that_is_asked_for_often_becomes_exact(open_engine: Open) -> No
     for number in range(PROMOTE_AT):
         usage = engine.generate(asked(number), PARAMS).usage
         assert usage.pruning is not None
-    wait(engine, lambda tier: tier.stats().num_promoted == 1)
+    wait(engine, lambda tier: tier.stats().extra.num_promoted == 1)
     usage = engine.generate(asked(9), PARAMS).usage
     assert usage.pruning is None and usage.cached_tokens == len(PREFIX) and not usage.disk_tokens_by_kind
     engine.check()
@@ -233,7 +233,7 @@ def test_without_room_for_it_nothing_is_promoted(open_engine: Open, monkeypatch:
     for number in range(2 * PROMOTE_AT):
         assert engine.generate(asked(number), PARAMS).usage.pruning is not None
         settle(engine)
-    assert tier_of(engine).stats().num_promoted == 0
+    assert tier_of(engine).stats().extra.num_promoted == 0
 
 
 def fill(engine: Engine) -> None:
@@ -258,8 +258,8 @@ def test_a_prefix_takes_the_place_of_what_was_not_used_since_it_was_asked_for(
         settle(engine)
         if number == 0:
             fill(engine)  # unless it is
-    wait(engine, lambda tier: not tier.chosen.sources.promoter._wanted)
-    assert tier_of(engine).stats().num_promoted == is_older
+    wait(engine, lambda tier: not tier.extra.sources.promoter._wanted)
+    assert tier_of(engine).stats().extra.num_promoted == is_older
     assert (engine.generate(asked(9), PARAMS).usage.pruning is None) == is_older
     engine.check()
 
@@ -269,7 +269,7 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
     engine = open_engine()
 
     def forget(core: Any) -> None:
-        order, sources = core.tier.chosen.order, core.tier.chosen.sources
+        order, sources = core.tier.extra.observer, core.tier.extra.sources
         order.forget(b"")
         sources.forget(b"")
         assert not order.teacher.has_waiting and not sources.promoter._wanted and not order.teacher._looks
@@ -278,7 +278,7 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
         engine.generate(asked(number), PARAMS)
     engine._loop.call(forget)
     time.sleep(0.1)
-    assert tier_of(engine).stats().num_promoted == 0 or engine.generate(asked(9), PARAMS).usage.pruning is None
+    assert tier_of(engine).stats().extra.num_promoted == 0 or engine.generate(asked(9), PARAMS).usage.pruning is None
 
 
 def test_a_request_that_ended_is_never_taken_for_another() -> None:

@@ -31,7 +31,7 @@ def wait(engine: Engine, is_done: Callable[[Any], bool]) -> None:
 
 
 def is_saved(tier: Any) -> bool:
-    return bool(tier.writer.is_idle and not tier._saver.has_pending and not tier.chosen.order.is_ready)
+    return bool(tier.writer.is_idle and not tier._saver.has_pending and not tier.extra.observer.is_ready)
 
 
 def test_keys_that_no_request_waits_for_are_there_for_the_next(
@@ -51,13 +51,13 @@ def test_keys_that_no_request_waits_for_are_there_for_the_next(
             wait(engine, is_saved)
     with Engine(tiny_artifact, **settings) as engine:  # type: ignore[arg-type]
         # or the order is another by then
-        engine._loop.call(lambda core: setattr(core.tier.chosen.order, "used", lambda *_, **__: None))
+        engine._loop.call(lambda core: setattr(core.tier.extra.observer, "used", lambda *_, **__: None))
         first = engine.generate(asked(7), PARAMS, kv_budget=0.5)
         assert first.usage.pruning is None and first.usage.cached_tokens == 192
-        wait(engine, lambda tier: not tier.chosen.sources.num_prefetches)
+        wait(engine, lambda tier: not tier.extra.sources.num_prefetches)
         engine._loop.call(lambda core: core.cache.clear())
         second = engine.generate(asked(8), PARAMS, kv_budget=0.5)
         assert second.usage.pruning is not None and second.usage.pruning.loaded == 0.5
         stats = engine.stats().tier
-        assert stats is not None and (stats.chosen.num_refused, stats.chosen.num_loaded) == (1, 1)
+        assert stats is not None and (stats.extra.chosen.num_refused, stats.extra.chosen.num_loaded) == (1, 1)
     assert len(planned) == 3 and planned[0] > planned[1] == planned[2]

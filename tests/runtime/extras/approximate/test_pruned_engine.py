@@ -15,15 +15,17 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.engine.engine_core import EngineCore
+from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.extras.approximate import chosen_loader
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 from radixlm.runtime.extras.approximate.part_teacher import PartTeacher
 from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.promoter import Promoter
 from radixlm.runtime.extras.approximate.pruned_prefix import PrunedPrefix
 from radixlm.runtime.extras.approximate.pruning import Pruning
+from radixlm.runtime.extras.approximate.row_rates import RowRates
 from radixlm.runtime.model.batch import Float32Array
-from radixlm.runtime.prefix import chosen_loader
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from radixlm.runtime.prefix.rates import Rates
@@ -74,7 +76,7 @@ def tier_of(engine: Engine) -> TierStats:
 def learn(engine: Engine) -> None:
     """Ask until the prefix is stored in the order of importance, too."""
     deadline, number = time.monotonic() + WAIT_S, 0
-    while tier_of(engine).num_rewritten_runs == 0:
+    while tier_of(engine).extra.num_rewritten_runs == 0:
         assert time.monotonic() < deadline, "nothing is rewritten"
         engine.generate(asked(number % 3), replace(PARAMS, max_tokens=1), kv_budget=1.0)
         number += 1
@@ -106,7 +108,7 @@ def test_a_part_is_labelled_and_what_it_led_to_is_never_found_again(open_engine:
     assert bits(whole) == bits(exact(engine, [*asked(7), *part.token_ids, 3]))
     engine = open_engine()
     assert bits(engine.generate(asked(7), PARAMS, kv_budget=1.0)) == bits(exact(engine, asked(7)))
-    assert (tier_of(engine).chosen.num_loaded, tier_of(engine).chosen.num_broken) == (0, 0)
+    assert (tier_of(engine).extra.chosen.num_loaded, tier_of(engine).extra.chosen.num_broken) == (0, 0)
 
 
 def test_what_is_wanted_again_is_read_from_memory(open_engine: Open) -> None:
@@ -116,7 +118,7 @@ def test_what_is_wanted_again_is_read_from_memory(open_engine: Open) -> None:
     for _ in range(2):
         replies.append(engine.generate(asked(7), PARAMS))
         read.append(tier_of(engine).num_read_bytes)
-    assert bits(replies[0]) == bits(replies[1]) and tier_of(engine).chosen.num_loaded == 2
+    assert bits(replies[0]) == bits(replies[1]) and tier_of(engine).extra.chosen.num_loaded == 2
     assert 0 < read[1] - read[0] < read[0] / 4, "headers only"
 
 
@@ -127,7 +129,7 @@ def test_the_same_part_gives_the_same_reply_in_company_too(open_engine: Open) ->
     streams = [engine.stream(asked(number), PARAMS) for number in range(5, 8)]
     together = [stream.result() for stream in streams]
     assert [bits(reply) for reply in together] == [bits(reply) for reply in alone]
-    assert tier_of(engine).chosen.num_loaded == 3 and all(reply.usage.pruning for reply in together)
+    assert tier_of(engine).extra.chosen.num_loaded == 3 and all(reply.usage.pruning for reply in together)
 
 
 def test_where_memory_has_a_part_of_a_run_the_run_is_read_from_its_start(open_engine: Open) -> None:
@@ -179,8 +181,10 @@ def test_whatever_fails_is_served_exactly(
     assert reply.usage.pruning is None and bits(reply) == bits(exact(engine, asked(7)))
     assert reply.usage.disk_tokens_by_kind == {"exact": 192}, "the exact pages did"
     tier = tier_of(engine)
-    counted = {"disagrees": tier.chosen.num_disagreed, "late": tier.chosen.num_late}.get(fault, tier.chosen.num_broken)
-    assert (tier.chosen.num_loaded, counted) == (0, 1)
+    counted = {"disagrees": tier.extra.chosen.num_disagreed, "late": tier.extra.chosen.num_late}.get(
+        fault, tier.extra.chosen.num_broken
+    )
+    assert (tier.extra.chosen.num_loaded, counted) == (0, 1)
 
 
 @pytest.mark.parametrize(("least", "loaded"), [(0.25, 0.5), (0.75, 0.75), (1.0, None)])
@@ -194,7 +198,7 @@ def test_no_request_gets_less_than_the_calibration_found_enough(
     engine = open_engine()
     pruning = engine.generate(asked(7), PARAMS, kv_budget=0.5).usage.pruning
     assert (None if pruning is None else pruning.loaded) == loaded
-    assert tier_of(engine).num_read_bytes > 0 and tier_of(engine).chosen.num_disagreed == 0
+    assert tier_of(engine).num_read_bytes > 0 and tier_of(engine).extra.chosen.num_disagreed == 0
 
 
 def test_who_leaves_while_a_part_is_read_leaves_nothing_behind(open_engine: Open) -> None:
@@ -241,11 +245,11 @@ class Asking:
         def go_on(loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
             self.gone[name] = rows
 
-        assert self.tier.begin(Wanted(name, find, go_on, lambda _: None, share=share))
+        assert self.tier.begin(Wanted(name, find, go_on, lambda _: None, options=RequestOptions(kv_budget=share)))
 
     @property
     def num_refused(self) -> int:
-        return self.tier.stats().chosen.num_refused
+        return self.tier.stats().extra.chosen.num_refused
 
     def run(self) -> None:
         """What is between two steps."""
@@ -325,7 +329,7 @@ def test_many_requests_at_once_have_few_files_open(open_engine: Open, monkeypatc
         opening.release()
         for name in names:
             tier.abandon(name)
-        asking.run_until(lambda: tier._rows is not None and not tier._rows._closing)
+        asking.run_until(lambda: tier.extra.offers is not None and not tier.extra.offers._closing)
         asking.ask("another", share=0.1)
         assert asking.num_refused == 4
         tier.abandon("another")
@@ -343,8 +347,8 @@ def test_files_of_a_request_that_ended_are_closed_though_no_other_comes(open_eng
 
     in_its_thread(engine, leave)
     deadline, tier = time.monotonic() + WAIT_S, engine._core.tier
-    assert tier is not None and tier._rows is not None
-    while tier._rows._closing:
+    assert tier is not None and tier.extra.offers is not None
+    while tier.extra.offers._closing:
         assert time.monotonic() < deadline, "a file stays open until the next request"
         time.sleep(0.001)
 
@@ -394,7 +398,7 @@ def test_rows_that_came_too_late_make_the_next_plan_more_careful_and_no_probe_ru
 ) -> None:
     learn(open_engine())
     seen: list[float] = []
-    monkeypatch.setattr(Rates, "observe_chosen", lambda self, *, expected_s, seconds: seen.append(seconds))
+    monkeypatch.setattr(RowRates, "observe", lambda self, *, expected_s, seconds: seen.append(seconds))
     monkeypatch.setattr(Rates, "compute_s", lambda *_: 0.2)
     monkeypatch.setattr(ProbeForward, "queries", lambda *_: pytest.fail("it probes"))
 
@@ -407,7 +411,7 @@ def test_rows_that_came_too_late_make_the_next_plan_more_careful_and_no_probe_ru
         while asking.tier.reader.queued_bytes:
             time.sleep(0.001)
         asking.run_until(lambda: asking.gone)
-        assert asking.gone == {"late": None} and asking.tier.stats().chosen.num_late == 1
+        assert asking.gone == {"late": None} and asking.tier.stats().extra.chosen.num_late == 1
 
     in_its_thread(open_engine(), ask)
     assert len(seen) == 1 and seen[0] > 0.2
@@ -419,7 +423,7 @@ def test_nothing_of_a_namespace_is_kept_after_it_was_forgotten(
     learn(open_engine())
 
     def ask(asking: Asking) -> None:
-        chosen = asking.tier.chosen
+        chosen = asking.tier.extra
         assert isinstance(chosen, Pruning)
         known = chosen.sources.known
         asking.ask("one")

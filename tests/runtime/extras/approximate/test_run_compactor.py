@@ -52,7 +52,7 @@ class Asked:
             self.runner,
             self.queue,
             clock=lambda: 0.0,
-            choose_rows=lambda tier: Pruning(
+            make_extra=lambda tier: Pruning(
                 tier, self.runner.scores, probe, CALIBRATION, ProbeKeyCache(DIMS), clock=lambda: 0.0
             ),
         )
@@ -93,7 +93,7 @@ class Asked:
 
     @property
     def num_rewritten(self) -> int:
-        return self.tier.stats().num_rewritten_runs
+        return self.tier.stats().extra.num_rewritten_runs
 
     def close(self) -> None:
         self.tier.shut_down(WAIT_S)
@@ -210,7 +210,7 @@ def test_too_many_that_wait_are_counted_and_asked_for_again(asked: Asked, monkey
         asked.ask(prompt)
     for prompt in prompts:
         asked.tier.used(b"", prompt, num_reused=5 * PAGE_SIZE)
-    assert asked.tier.stats().num_dropped_rewrites == 2
+    assert asked.tier.stats().extra.num_dropped_rewrites == 2
     asked.settle()
     assert asked.num_rewritten == 1
     for prompt in prompts[1:]:

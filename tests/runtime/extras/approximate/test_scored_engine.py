@@ -54,7 +54,7 @@ def conversation(engine: Engine) -> list[Completion]:
 def num_rewritten(engine: Engine) -> int:
     tier = engine.stats().tier
     assert tier is not None
-    return tier.num_rewritten_runs
+    return 0 if tier.extra is None else tier.extra.num_rewritten_runs
 
 
 def use_until_rewritten(engine: Engine) -> None:

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from weakref import WeakSet
 
-from ..artifact.manifest import PAGE_SIZE
-from ..cache.prefix_cache import PrefixCache
-from ..errors import OutOfPages, SparseSpanError
+from ...artifact.manifest import PAGE_SIZE
+from ...cache.prefix_cache import PrefixCache
+from ...engine.request_options import RequestOptions
+from ...errors import OutOfPages, SparseSpanError
+from ...prefix.disk_index import DiskIndex
+from ...prefix.disk_reader import DiskReader, EngineThread, Read
+from ...prefix.loaded_prefix import LoadedRows
+from ...prefix.rates import Rates
+from ...prefix.wanted_prefix import Wanted
 from .chosen_rows import RowSource, RowSources, TransferRefused, WantedRows
-from .disk_index import DiskIndex
-from .disk_reader import DiskReader, EngineThread, Read
-from .loaded_prefix import LoadedRows
-from .rates import Rates
-from .tier_stats import ChosenCounts
-from .wanted_prefix import Wanted
+from .part_stats import ChosenCounts
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class _Transfer:
 
 
 class ChosenLoader:
-    """`begin` says whether a request is to wait.
+    """The `Offers` of a tier: `begin` says whether a request is to wait.
 
     Args:
         ready: told of a request whose rows are there.
@@ -83,7 +84,7 @@ class ChosenLoader:
         """Load the share of the rows that the disk has and memory has not, or the least share that is enough, if that
         may be worth it. Returns whether the request is to wait.
         """
-        share = max(wanted.share, self._sources.least_share)
+        share = max(_enough(wanted), self._sources.least_share)
         memory, match = wanted.find(self._cache), wanted.find(self._index.cache)
         stop = len(match.pages)
         if share >= 1 or stop * PAGE_SIZE <= memory.num_tokens:
@@ -207,3 +208,9 @@ class ChosenLoader:
         if transfer in self._closing:
             self._closing.remove(transfer)
             transfer.source.close()
+
+
+def _enough(wanted: Wanted) -> float:
+    """The share of the rows that a request said is enough, above 0 and at most 1."""
+    options = wanted.options
+    return options.kv_budget or 1.0 if isinstance(options, RequestOptions) else 1.0

@@ -1,20 +1,15 @@
-"""What the disk tier asks of the part that knows which rows of a prefix matter; `extras/approximate` is that part.
-
-Without it the tier loads and saves whole pages. Protocols and values only.
-"""
+"""What reads chosen rows of stored prefixes, as the loader sees it. Protocols and values only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..cache.prefix_match import PrefixMatch
-from ..cache.radix_node import Node
-from ..cache.sequence import Sequence as Tokens
-from ..store.ordered.chunk_cache import ChunkCacheStats
-from .disk_index import StoredPrefix
-from .loaded_prefix import LoadedRows
+from ...cache.prefix_match import PrefixMatch
+from ...prefix.disk_index import StoredPrefix
+from ...prefix.loaded_prefix import LoadedRows
+from ...store.ordered.chunk_cache import ChunkCacheStats
 
 
 @dataclass(frozen=True)
@@ -114,55 +109,3 @@ class RowSources(Protocol):
     def close(self) -> None:
         """Close files; the reader has ended."""
         ...
-
-
-class RunOrder(Protocol):
-    """Learns which rows matter, and has runs of pages stored in that order. Called in the engine's thread."""
-
-    @property
-    def num_rewritten(self) -> int:
-        """Runs that were stored in a better order."""
-        ...
-
-    @property
-    def num_dropped(self) -> int:
-        """Runs that were not, because too many waited."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `advance` has a run to store, and the writer is idle."""
-        ...
-
-    def advance(self) -> None:
-        """Have the writer store the next run. Called when no page waits to be saved."""
-        ...
-
-    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
-        ...
-
-    def used_part(self, sequence: Tokens) -> None:
-        """Note that a prompt is computed which begins with a part of a prefix."""
-        ...
-
-    def leaving(self, node: Node) -> None:
-        """Have stored what was learned of a node that is about to leave memory."""
-        ...
-
-    def forget(self, namespace: bytes | None = None) -> None:
-        """Drop the runs that wait to be stored, of one namespace or all."""
-        ...
-
-    def close(self) -> None:
-        """Have stored what was learned and is not; the last call."""
-        ...
-
-
-class ChosenRows(Protocol):
-    """Both parts, for a tier."""
-
-    @property
-    def order(self) -> RunOrder: ...
-    @property
-    def sources(self) -> RowSources: ...

@@ -1,0 +1,128 @@
+"""Approximate KV loading as an extra: what `kv_budget` and `chunk_cache_bytes` mean, and what an engine opens for them.
+
+Knows options and in what order the parts are made. What is large loads when an engine is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ...errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from ...artifact import Artifact
+    from ...artifact.model_config import ModelConfig
+    from ...cache.prefix_cache import PrefixCache
+    from ...engine.engine_options import EngineOptions
+    from ...engine.request_options import RequestOptions
+    from ...model.batch import Runner
+    from ...optional import OpenExtra
+    from ...prefix.disk_tier import DiskTier
+    from ...prefix.tier_hooks import TierExtra
+    from ...prefix.tier_stats import TierStats
+    from .calibration.calibration import Calibration
+
+
+@dataclass(frozen=True)
+class OpenApproximate:
+    """Approximate loading for one engine; see `OpenExtra`."""
+
+    artifact: Artifact
+    options: EngineOptions
+    calibration: Calibration
+
+    def observe(self, runner: Runner) -> Runner:
+        """Return the same runner, which records the attention to each KV row."""
+        from .pruning import score
+
+        return score(runner)
+
+    def tier_extra(
+        self, cache: PrefixCache, runner: Runner, *, clock: Callable[[], float]
+    ) -> Callable[[DiskTier], TierExtra]:
+        """Return what makes the hooks of a tier under this cache."""
+        from .pruning import choose_rows
+        from .scored_runner import ScoredRunner
+
+        assert isinstance(runner, ScoredRunner), "it was not observed"
+        num_bytes = self.options.chunk_cache_bytes
+        return choose_rows(self.artifact.manifest, self.calibration, cache, runner, num_bytes, clock=clock)
+
+
+class Approximate:
+    """See `Extra`. Drafts need whole prefixes, so that replies are not speculated on."""
+
+    speculates = False
+
+    def check(self, options: EngineOptions) -> None:
+        """Raise InvalidParameter if the options do not go with others."""
+        if options.kv_budget is not None and (options.draft is not None or options.speculate == "lookup"):
+            one = "draft" if options.draft is not None else "speculate"
+            raise InvalidParameter(f"{one} is given, and drafts need whole prefixes; leave it out, or kv_budget")
+
+    def check_request(self, asked: RequestOptions) -> None:
+        """Raise InvalidParameter if the budget is no share."""
+        if asked.kv_budget is not None:
+            _require_share(asked.kv_budget)
+
+    def check_model(self, kv_budget: float, model: ModelConfig) -> None:
+        """Raise InvalidParameter if the model needs all of its keys and values."""
+        if (why := model.why_not_partial) is not None:
+            raise InvalidParameter(
+                f"kv_budget is {kv_budget}, and this model needs all of its keys and values: {why}; leave kv_budget "
+                f"out",
+                param="kv_budget",
+            )
+
+    def decide(self, options: EngineOptions, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
+        """Return what a request asks for, with the engine's budget where it has none.
+
+        Raises:
+            InvalidParameter: it asks for a part of stored prefixes, and the model allows none, or this engine loads
+                all.
+        """
+        kv_budget = options.kv_budget if asked.kv_budget is None else asked.kv_budget
+        if options.kv_budget is None and kv_budget is not None and kv_budget < 1:
+            self.check_model(kv_budget, model)
+            raise InvalidParameter(
+                f"kv_budget is {kv_budget}, and all of a prefix is loaded here; leave it out, or open the engine with "
+                f"a kv_budget (radixlm serve --kv-budget)",
+                param="kv_budget",
+            )
+        return asked.changed(kv_budget=kv_budget)
+
+    def open(self, artifact: Artifact, options: EngineOptions) -> OpenApproximate:
+        """Open it for an engine.
+
+        Raises:
+            InvalidParameter: the model needs all of its keys and values, or the artifact was not calibrated.
+        """
+        from .calibration.calibration import Calibration
+
+        assert options.kv_budget is not None, "it was checked"
+        self.check_model(options.kv_budget, artifact.manifest.model)
+        return OpenApproximate(artifact, options, Calibration.read(artifact.path, artifact.manifest))
+
+    def reply_options(self, opened: OpenExtra | None) -> Mapping[str, object]:
+        """Return the budget and the digest of the calibration; None where it is not in use."""
+        if not isinstance(opened, OpenApproximate):
+            return {"kv_budget": None, "calibration": None}
+        return {"kv_budget": opened.options.kv_budget, "calibration": opened.calibration.digest}
+
+    def metrics(self, tier: TierStats) -> Iterator[Metric]:
+        """Yield what became of parts of prefixes."""
+        from .metrics import part_metrics
+
+        return part_metrics(tier.extra)
+
+
+def _require_share(kv_budget: float) -> None:
+    if not 0 < kv_budget <= 1:  # which NaN is not
+        raise InvalidParameter(f"kv_budget is {kv_budget}; it must be above 0 and at most 1", param="kv_budget")
+
+
+EXTRA: Final = Approximate()
