@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .prefix.disk_tier import DiskTier
     from .prefix.tier_hooks import TierExtra
     from .prefix.tier_stats import TierStats
+    from .store import PageStore
+    from .store.single_records import RecordKinds
 
 APPROXIMATE: Final = "approximate"
 OPTIONS: Final = {"kv_budget": APPROXIMATE, "chunk_cache_bytes": APPROXIMATE}  # which extra an option belongs to
@@ -83,6 +85,14 @@ class Extra(Protocol):
         """Return what equal requests may have other replies by; None: it is not in use."""
         ...
 
+    def record_kinds(self) -> RecordKinds:
+        """Return the kinds of records that it keeps in stores."""
+        ...
+
+    def attach(self, store: PageStore) -> None:
+        """Attach its records to a store that is opened for no engine."""
+        ...
+
     def metrics(self, tier: TierStats) -> Iterator[Metric]:
         """Yield its metrics, zeros where it is not in use."""
         ...
@@ -113,6 +123,11 @@ def required(name: str, asked: str) -> Extra:
             param=asked,
         )
     return extra
+
+
+def record_kinds() -> RecordKinds:
+    """Return the kinds of records of all extras that are there."""
+    return {kind: about for extra in installed() for kind, about in extra.record_kinds().items()}
 
 
 def installed() -> list[Extra]:

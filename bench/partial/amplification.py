@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.extras.approximate.packed_keys import PackedKeys
+from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
+from radixlm.runtime.extras.approximate.records.ordered_record import RunTables
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
+from radixlm.runtime.extras.approximate.records.scores_record import RowScores
 from radixlm.runtime.extras.approximate.row_selection import num_rows, ranks_to_store, scores_to_store, with_probed
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.ordered.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered.ordered_record import RunTables
-from radixlm.runtime.store.scores.scores_record import RowScores
 from tokenizers import Tokenizer
 
 from ..options import read_options
@@ -73,14 +74,22 @@ class Stored:
     def write(self, scores: Scores) -> float:
         """Put the run in the order of `scores`, and these beside it; all bytes on disk over those of pages."""
         num_tokens = scores.shape[-1]
-        assert self._store.rewrite(
-            *(self.heads, scores_to_store(scores, is_start=True)),
-            num_ranks=ranks_to_store(num_tokens, is_start=True),
-            probe_head=self._probe_head,
-            pack_probe=lambda keys: PackedKeys.of(keys, self._dims).encode(),
-        ).stored
+        assert (
+            RowRecords.of(self._store)
+            .rewrite(
+                *(self.heads, scores_to_store(scores, is_start=True)),
+                num_ranks=ranks_to_store(num_tokens, is_start=True),
+                probe_head=self._probe_head,
+                pack_probe=lambda keys: PackedKeys.of(keys, self._dims).encode(),
+            )
+            .stored
+        )
         kept = scores.astype(np.float32)
-        assert self._store.scores.put(self.heads, RowScores(kept, kept, np.ones(num_tokens, np.float32))).stored
+        assert (
+            RowRecords.of(self._store)
+            .scores.put(self.heads, RowScores(kept, kept, np.ones(num_tokens, np.float32)))
+            .stored
+        )
         self._store.gc()
         return self._store.stats().num_bytes / self.num_page_bytes
 
@@ -98,7 +107,7 @@ class Stored:
         self._store.close()
 
     def _open(self, tables: RunTables | None) -> OpenRun:
-        run = self._store.open_ordered(self.heads, tables=tables)
+        run = RowRecords.of(self._store).open_ordered(self.heads, tables=tables)
         assert run is not None
         return run
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.extras.approximate.packed_keys import MEMORY_SHARE
-from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, Policy
+from radixlm.runtime.extras.approximate.records.chunk_cache import FADING, LFU, LRU, Policy
 from tokenizers import Tokenizer
 
 from ..machine import Origin

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
-from radixlm.runtime.store.ordered.ordered_record import RunHeader
+from radixlm.runtime.extras.approximate.records.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy
+from radixlm.runtime.extras.approximate.records.ordered_record import RunHeader
 from tokenizers import Tokenizer
 
 from ..options import read_options

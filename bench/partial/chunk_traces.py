@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
 from radixlm.runtime.extras.approximate.row_selection import num_rows, ranks_to_store, scores_to_store, with_probed
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
 
 from .policies import Order, stored_half
 from .prefix import MAX_PREFIX, Prefix, PrefixModel

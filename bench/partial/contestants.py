@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
 from radixlm.runtime.extras.approximate.row_selection import num_rows, ranks_to_store
 from radixlm.runtime.model.kv_rows import inverse_order
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
 
 from .chunk_traces import BUDGET, NUM_FOREIGN, NUM_HISTORY, parts_of
 from .policies import POLICIES, Evidence, Order, stored_half

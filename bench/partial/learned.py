@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_selection import num_rows, with_probed
 from radixlm.runtime.prefix.disk_index import DiskIndex
 from radixlm.runtime.store import PageStore
@@ -154,7 +155,7 @@ def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
     """The order of the run of what all prompts share."""
     namespace = next(store.heads()).namespace
     heads = index.run(namespace, tuple(prefix), 0, len(index.keys(namespace, prefix)))
-    run = None if heads is None else store.open_ordered(heads)
+    run = None if heads is None else RowRecords.of(store).open_ordered(heads)
     assert run is not None, "the prefix has no run"
     order, num_tokens = run.order(), run.layout.num_tokens
     run.close()

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from tokenizers import Tokenizer
 
 from ..options import read_options
@@ -73,7 +74,9 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
         settle(engine)
         namespace = next(tier.store.heads()).namespace
         heads = tier.index.run(namespace, tuple(prompts[0]), 0, len(tier.index.keys(namespace, prompts[0])))
-        known = max((found.scores for found in tier.store.scores.read(heads)), key=lambda scores: scores.num_uses)
+        known = max(
+            (found.scores for found in RowRecords.of(tier.store).scores.read(heads)), key=lambda scores: scores.num_uses
+        )
     scores = known.history / np.maximum(known.weight, np.finfo(np.float32).tiny) + known.first
     return np.argsort(-scores, axis=-1)
 

@@ -98,11 +98,12 @@ def verify_(directory: Path) -> None:
     radixlm store verify cache
     """
     from radixlm.runtime.errors import StoreCorrupt
+    from radixlm.runtime.optional import record_kinds
     from radixlm.runtime.store import OSFiles
     from radixlm.runtime.store.catalogue import Catalogue, verify
 
     num_broken = Catalogue.read(directory).num_broken
-    report = verify(directory, OSFiles())
+    report = verify(directory, OSFiles(), kinds=record_kinds())
     click.echo(f"{report.num_pages:,} pages are right ({report.num_bytes / 1e6:,.1f} MB read)")
     bad = Counter(report.bad) + Counter({"index": max(0, num_broken - report.bad.get("index", 0))})
     if bad:
@@ -122,6 +123,7 @@ def gc(directory: Path) -> None:
     radixlm store gc cache
     """
     from radixlm.runtime.errors import StoreError
+    from radixlm.runtime.optional import installed
     from radixlm.runtime.store import OSFiles, PageStore
     from radixlm.runtime.store.segment import read_segments
 
@@ -131,6 +133,8 @@ def gc(directory: Path) -> None:
         return
     identity = segments[max(segments)].identity
     with PageStore.open(directory, identity, max_bytes=_ALL_OF_THE_DISK) as store:
+        for extra in installed():
+            extra.attach(store)
         report, off_because = store.gc(), store.stats().off_because
     if off_because is not None:
         raise StoreError(f"the space could not be freed: {off_because}; run it again when the disk is well")

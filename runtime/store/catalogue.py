@@ -19,18 +19,16 @@ from ..errors import StoreCorrupt, StoreError
 from .files import INDEX, Files, OSFiles
 from .index import Index
 from .index_rows import RecordRow, SegmentRow
-from .ordered.ordered_reader import OpenRun
-from .ordered.ordered_record import RunHeader
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_reader import ChainReader, PageReader
 from .record import Kind, MissKind
-from .scores.scores_record import RowScores
-from .scores.stored_scores import read_scores
 from .segment import Segment, read_record, read_segments
+from .single_records import RecordKinds
 from .states.stored_states import read_state
 from .store_state import VerifyReport
 
 _BYTES_AT_ONCE: Final = 32 << 20
+NO_KINDS: Final[RecordKinds] = {}
 
 
 @dataclass(frozen=True)
@@ -165,11 +163,14 @@ def runs(pages: Sequence[PageKey]) -> Iterator[Run]:
         waiting += [(page, num_before + len(run), depth + 1) for page in reversed(after)]
 
 
-def verify(directory: Path, files: Files, identity: StoreIdentity | None = None) -> VerifyReport:
+def verify(
+    directory: Path, files: Files, identity: StoreIdentity | None = None, *, kinds: RecordKinds = NO_KINDS
+) -> VerifyReport:
     """What is right and what is not of all records in the index.
 
     Args:
         identity: look at this model's alone.
+        kinds: of large records whose payload is read, too.
 
     Raises:
         StoreMismatch: a radixlm with another format wrote the directory.
@@ -177,7 +178,7 @@ def verify(directory: Path, files: Files, identity: StoreIdentity | None = None)
     """
     index = Index.open_to_read(directory / INDEX)
     try:
-        verification = _Verification(directory, files, index)
+        verification = _Verification(directory, files, index, kinds)
         segments = read_segments(directory, files)
         for number in index.segments():
             segment = segments.get(number)
@@ -189,10 +190,11 @@ def verify(directory: Path, files: Files, identity: StoreIdentity | None = None)
 
 
 class _Verification:
-    def __init__(self, directory: Path, files: Files, index: Index) -> None:
+    def __init__(self, directory: Path, files: Files, index: Index, kinds: RecordKinds) -> None:
         self._directory = directory
         self._files = files
         self._index = index
+        self._kinds = kinds
         self._num_pages = self._num_bytes = 0
         self._bad: dict[bytes, MissKind] = {}
 
@@ -256,27 +258,15 @@ class _Verification:
         if row.header.kind == Kind.STATE:
             self._num_bytes += record.payload_bytes
             return read_state(self._directory, self._files, segment.identity, row)
-        if row.header.kind not in (Kind.RUN, Kind.SCORES):
+        if (kind := self._kinds.get(row.header.kind)) is None:
             return None
         try:
-            kv = segment.identity.kv
+            _ = segment.identity.kv
         except StoreError:  # an older radixlm had kinds of keys and values that are no more
             return "identity"
-        if row.header.kind == Kind.SCORES:
-            read = read_scores(self._directory, self._files, segment.identity, row)
-            self._num_bytes += record.payload_bytes
-            return None if isinstance(read, RowScores) else read
-        header = RunHeader.of(record)
-        if header is None:
-            return None
-        misses: list[MissKind] = []
-        start = row.place.offset + row.header.num_bytes
-        run = OpenRun(
-            self._files, fd, header.layout(kv), header, start=start, on_miss=lambda kind, error: misses.append(kind)
-        )  # its file is closed by the caller
-        is_right = run.check()
-        self._num_bytes += run.counts.num_bytes
-        return None if is_right else misses[0]
+        num_bytes, miss = kind.check(self._directory, self._files, segment.identity, row, record)
+        self._num_bytes += num_bytes
+        return miss
 
     def _note(self, rows: list[RecordRow], kind: MissKind) -> None:
         """Count records as bad that the index still has in that place."""

@@ -2,7 +2,7 @@
 
 Knows bytes, keys and files; no engine, tree or pool. A page that cannot be read, for whatever reason, is a miss, which
 is counted by kind. When the disk fails the store turns itself off and logs that once; its owner goes on without it.
-Of three threads one puts, discards and collects; one reads; any opens ordered runs, touches and asks for `stats`.
+Of three threads one puts, discards and collects; one reads; any touches and asks for `stats`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,12 @@ from .catalogue import verify
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
 from .index import Index
 from .index_rows import RecordRow
-from .ordered.chunk_cache import ChunkCache
-from .ordered.ordered_reader import OpenRun
-from .ordered.ordered_record import RunTables, ordered_record
-from .ordered.ordered_run import OrderedRun, PackProbe
-from .ordered.ordered_runs import OrderedRuns
 from .page_key import PageKey, StoreIdentity
 from .page_reader import ChainReader
 from .record import Kind, RecordHeader, SingleRecord
 from .record_writer import RecordWriter
 from .recovery import DiskGuard
-from .scores.stored_scores import StoredScores
+from .single_records import RecordKinds, SingleRecords, StorePart
 from .states.stored_states import StoredStates
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
@@ -58,9 +53,11 @@ class PageStore:
         self._state = StoreState(writer.num_pages())
         self._guard = DiskGuard(directory, self._state)
         self._reader = ChainReader(directory, self.files, self.identity)
-        self._runs = OrderedRuns(directory, self.identity, self.files, self._state, on_error=self._guard.turn_off)
-        self.scores = StoredScores(directory, self.identity, self.files, self._state, self._guard, self._put_single)
-        self.states = StoredStates(directory, self.identity, self.files, self._state, self._guard, self._put_single)
+        self.parts: list[StorePart] = []  # what `attach` was given
+        self.singles = SingleRecords(
+            directory, self.identity, self.files, self._state, self._guard, put=self._put_single
+        )
+        self.states = StoredStates(self.singles)
         self._is_closed = False
 
     @classmethod
@@ -138,40 +135,6 @@ class PageStore:
         header = record.header(self.identity)
         return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
 
-    def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
-        """Store the rows of pages that are there which matter most, too, in place of an older order.
-
-        Nothing is stored if one of the pages is not there. Ordered runs take at most half of the store, and of the room
-        that pages leave: only runs that were used longest ago make room for one.
-
-        Raises:
-            StoreError: the run is not of those pages.
-        """
-        return self._put_single(ordered_record(self.identity.kv, heads, run, chunk_size), heads)
-
-    def rewrite(
-        self,
-        heads: Sequence[PageKey],
-        scores: NDArray[Any],
-        *,
-        chunk_size: int = 16,
-        num_ranks: int | None = None,
-        probe_head: int = 0,
-        pack_probe: PackProbe | None = None,
-    ) -> PutResult:
-        """Read stored pages and store their rows ordered by `scores`, `[layers, kv_heads, 16 len(heads)]`, too.
-
-        Nothing is stored if one of the pages is not there, or not right. `num_ranks` and `pack_probe` as in
-        `OrderedRun.of_pages`. By the thread that puts.
-
-        Raises:
-            StoreError: the scores are not of those pages.
-        """
-        run = None
-        with self._guard():
-            run = self._runs.ordered(heads, scores, num_ranks, probe_head, pack_probe)
-        return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
-
     def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
         """Read a chain, or a part of one, and count it as used; how many of its first pages are right.
 
@@ -196,20 +159,9 @@ class PageStore:
         self._state.add_miss("io")
         return 0
 
-    def open_ordered(
-        self, heads: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
-    ) -> OpenRun | None:
-        """The longest ordered run that `heads` begin with, to read from by one thread until it is closed, also when it
-        is removed meanwhile; None if there is none, or it is not right. By any thread.
-
-        Args:
-            tables: of that run, if they were kept.
-            chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
-        """
-        with self._guard():
-            if self._state.off_because is None and heads:
-                return self._runs.open(heads, tables=tables, chunks=chunks)
-        return None
+    def attach(self, part: StorePart) -> None:
+        """Have large records of an extra go with this store, which closes `part`."""
+        self.parts.append(part)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         """Count pages, and those before them in their prompts, as used now: they are evicted later."""
@@ -239,14 +191,14 @@ class PageStore:
     def gc(self) -> GCReport:
         """Give the room of records back that are not there any more. By the thread that puts."""
         before = self._writer.num_bytes
-        result = self._change(self._writer.collect)
+        result = self._change(partial(self._writer.collect, self._kinds))
         return GCReport(len(result.segments_removed), result.num_moved, before, self._writer.num_bytes)
 
     def verify(self) -> VerifyReport:
         """Read all records of this model; those that are wrong are not found any more. By any thread."""
         with self._guard():
             if self._state.off_because is None:
-                report = verify(self.directory, self.files, self.identity)
+                report = verify(self.directory, self.files, self.identity, kinds=self._kinds)
                 self._state.add_bad(report.bad_keys)
                 return report
         return VerifyReport(0, 0, {})
@@ -268,7 +220,8 @@ class PageStore:
         self._is_closed = True
         with self._write, self._read:
             self._change(self._writer.finish)
-            for part in (self._runs, self._reader, self._writer):
+            open_parts: list[StorePart | ChainReader | RecordWriter] = [*self.parts, self._reader, self._writer]
+            for part in open_parts:
                 try:
                     part.close()
                 except (OSError, sqlite3.Error) as error:
@@ -319,5 +272,10 @@ class PageStore:
     def _changed(self, result: PutResult) -> PutResult:
         """Count what a change did."""
         self._state.add_put(result)
-        self._runs.removed(result.segments_removed)
+        for part in self.parts:
+            part.removed(result.segments_removed)
         return result
+
+    @property
+    def _kinds(self) -> RecordKinds:
+        return {kind: about for part in self.parts for kind, about in part.kinds.items()}

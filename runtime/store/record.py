@@ -118,6 +118,7 @@ class SingleRecord:
     header: RecordHeader
     payload_bytes: int
     body_of: Callable[[int], Iterable[Sequence[Buffer]]]  # the payload by the segment's number, a part at a time
+    replaces: Callable[[RecordHeader], bool] | None = None  # which others of its kind, beside its pages, go for it
 
     @property
     def num_bytes(self) -> int:

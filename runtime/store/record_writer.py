@@ -21,13 +21,12 @@ from .evictor import Evictor
 from .files import Buffer, Files
 from .index import Index
 from .index_rows import Located, RecordRow
-from .ordered.ordered_record import is_outdated
 from .page_key import NO_PARENT, StoreIdentity
 from .record import BLOCK, Kind, Place, RecordHeader, SingleRecord, padded
 from .recovery import recover
-from .scores.scores_record import ScoresHeader
 from .segment import Segment
 from .segment_log import SegmentLog
+from .single_records import RecordKinds
 from .store_state import PutResult, RecoveryReport
 
 _LOGGER = logging.getLogger(__name__)
@@ -139,8 +138,8 @@ class RecordWriter:
     def put_single(
         self, record: SingleRecord, pages: Sequence[bytes], touched: set[bytes], bad: set[bytes]
     ) -> PutResult:
-        """Store a large record in a segment of its own, in place of the one with its key; not unless `pages` are there.
-        Scores take the place of all scores of these pages alone, too.
+        """Store a large record in a segment of its own, in place of the one with its key, and of others that it
+        `replaces`; not unless `pages` are there.
 
         All such records take at most half of the store, and of the room that others leave: only large ones that were
         used longest ago go for one. But for a state the oldest others go, too: pages are worth little without it.
@@ -158,7 +157,7 @@ class RecordWriter:
             return before
         while self.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
             before = before.then(self._evict(victim))
-        old = self.index.find([record.header.key]) | self._within(record, pages)
+        old = self.index.find([record.header.key]) | self._replaced(record, pages)
         try:
             row = self.log.append_single(self.identity, record, self._use)
         except OSError as error:
@@ -217,11 +216,16 @@ class RecordWriter:
                 self.log.erase(number, places)
         return before.then(self._forget(rows, (), ()))
 
-    def collect(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Copy what is left of segments that lost records to new ones, and remove them. Runs that another version wrote
-        go, too: they are found no more."""
-        runs = self.index.rows_of_kind(Kind.RUN).items()
-        result = self.settle(touched, bad | {key for key, row in runs if row is not None and is_outdated(row.header)})
+    def collect(self, kinds: RecordKinds, touched: set[bytes], bad: set[bytes]) -> PutResult:
+        """Copy what is left of segments that lost records to new ones, and remove them. Records of `kinds` that another
+        version wrote go, too: they are found no more."""
+        outdated = {
+            key
+            for kind, about in kinds.items()
+            for key, row in self.index.rows_of_kind(kind).items()
+            if row is not None and about.is_outdated(row.header)
+        }
+        result = self.settle(touched, bad | outdated)
         num_indexed, num_pages, moved = self.index.num_blocks(), self.index.num_pages(), 0
         wasteful = [
             number
@@ -327,14 +331,12 @@ class RecordWriter:
         removed = (*segments, *self._evictor.remove_empty(singles))
         return PutResult(evicted=pages, lost_states=states, num_removed=len(pages), segments_removed=removed)
 
-    def _within(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, Place]:
-        """Where the scores lie that those of a record replace: of a part of its pages."""
-        if (new := ScoresHeader.of(record.header)) is None:
+    def _replaced(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, Place]:
+        """Where the records lie beside `pages` that another of their kind replaces."""
+        if record.replaces is None:
             return {}
-        inside = {new.parent_key, *pages}
-        rows = self.index.rows_below(pages, Kind.SCORES)
-        headers = ((row, ScoresHeader.of(row.header)) for row in rows)
-        return {row.header.key: row.place for row, old in headers if old is not None and old.parent_key in inside}
+        rows = self.index.rows_below(pages, record.header.kind)
+        return {row.header.key: row.place for row in rows if record.replaces(row.header)}
 
     def _singles(self) -> set[int]:
         return {number for number, segment in self.log.segments.items() if segment.is_single}

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ...artifact.manifest import PAGE_SIZE
 from ...model.batch import BatchArrays, Float32Array, Int32Array, PageCopy
-from ...store.scores.scores_record import RowScores
+from .records.scores_record import RowScores
 
 DECAY = 0.8
 STRIDE = 8  # of a long prompt one of so many tokens is scored: all of them take 11 to 42 % of its time (bench/LOG.md)

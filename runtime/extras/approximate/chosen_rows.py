@@ -9,7 +9,7 @@ from typing import Protocol
 from ...cache.prefix_match import PrefixMatch
 from ...prefix.disk_index import StoredPrefix
 from ...prefix.loaded_prefix import LoadedRows
-from ...store.ordered.chunk_cache import ChunkCacheStats
+from .records.chunk_cache import ChunkCacheStats
 
 
 @dataclass(frozen=True)

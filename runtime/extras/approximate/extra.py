@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ...prefix.disk_tier import DiskTier
     from ...prefix.tier_hooks import TierExtra
     from ...prefix.tier_stats import TierStats
+    from ...store import PageStore
+    from ...store.single_records import RecordKinds
     from .calibration.calibration import Calibration
 
 
@@ -112,6 +114,18 @@ class Approximate:
         if not isinstance(opened, OpenApproximate):
             return {"kv_budget": None, "calibration": None}
         return {"kv_budget": opened.options.kv_budget, "calibration": opened.calibration.digest}
+
+    def record_kinds(self) -> RecordKinds:
+        """Return rows by importance, and what was learned of rows."""
+        from .records.row_records import KINDS
+
+        return KINDS
+
+    def attach(self, store: PageStore) -> None:
+        """Attach these records to a store."""
+        from .records.row_records import RowRecords
+
+        RowRecords.of(store)
 
     def metrics(self, tier: TierStats) -> Iterator[Metric]:
         """Yield what became of parts of prefixes."""

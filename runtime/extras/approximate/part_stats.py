@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...store.ordered.chunk_cache import ChunkCacheStats
+from .records.chunk_cache import ChunkCacheStats
 
 
 @dataclass

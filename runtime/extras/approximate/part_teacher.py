@@ -25,16 +25,16 @@ from ...cache.sparse_span import SparseSpan
 from ...model.batch import Float32Array
 from ...prefix.disk_index import StoredPrefix
 from ...prefix.disk_writer import DiskWriter
-from ...store.ordered.ordered_run import PackProbe
 from ...store.page_key import NO_PARENT, PageKey
-from ...store.scores.scores_record import RowScores
 from ...store.store_state import PutResult
 from .attention_scores import DECAY, AttentionScores
+from .records.ordered_run import PackProbe
+from .records.scores_record import RowScores
 from .row_selection import Tokens as Rows
 from .row_selection import ranks_to_store, scores_to_store
 
 if TYPE_CHECKING:
-    from ...store import PageStore
+    from .records.row_records import RowRecords
 
 MAX_PROBED: Final = 0.25  # of a use, on rows that the request had not
 MAX_WAITING: Final = 16  # prefixes whose uses wait for the writer
@@ -96,6 +96,7 @@ class PartTeacher:
         num_rewritten: runs that were stored in a better order.
     """
 
+    records: RowRecords
     cache: PrefixCache
     writer: DiskWriter
     scores: AttentionScores
@@ -145,7 +146,7 @@ class PartTeacher:
         if self._waiting:
             uses = self._waiting.pop(next(iter(self._waiting)))
             self.num_taught += uses.count
-            self.writer.submit(lambda store: self._teach(store, uses))
+            self.writer.submit(lambda _: self._teach(uses))
 
     def close(self) -> None:
         """Hand the writer all that waits."""
@@ -161,20 +162,20 @@ class PartTeacher:
             if namespace is None or look.prefix.namespace == namespace:
                 self._looks.pop(span, None)
 
-    def _teach(self, store: PageStore, uses: _Uses) -> PutResult:
+    def _teach(self, uses: _Uses) -> PutResult:
         """In the writer's thread."""
         heads, results = uses.look.heads, list[PutResult]()
-        for first, stop, scores in _parts(store, uses):
+        for first, stop, scores in _parts(self.records, uses):
             is_due = scores.num_uses >= scores.next_at
             if is_due:
                 scores = replace(scores, next_at=2 * scores.num_uses)
-            results.append(store.scores.put(heads[first:stop], scores))
+            results.append(self.records.scores.put(heads[first:stop], scores))
             for start in range(first, stop, self.run_pages) if is_due else ():
                 run = slice(start, min(start + self.run_pages, stop))
                 is_start = heads[start].parent_key == NO_PARENT
                 ranked = _ranked(scores, first, run, is_start=is_start)
                 results.append(
-                    store.rewrite(
+                    self.records.rewrite(
                         heads[run],
                         ranked,
                         num_ranks=ranks_to_store(ranked.shape[-1], is_start=is_start),
@@ -186,10 +187,10 @@ class PartTeacher:
         return PutResult(evicted=tuple(key for result in results for key in result.evicted))
 
 
-def _parts(store: PageStore, uses: _Uses) -> Iterator[tuple[int, int, RowScores]]:
+def _parts(records: RowRecords, uses: _Uses) -> Iterator[tuple[int, int, RowScores]]:
     """The pages of a prefix by the records of scores that they have, or else by run, each with the uses added."""
     heads, (layers, kv_heads, num_tokens) = uses.look.heads, uses.history.shape
-    known = store.scores.read(heads)
+    known = records.scores.read(heads)
     history, first = (np.zeros((layers, kv_heads, num_tokens), np.float32) for _ in range(2))
     weight = np.zeros(num_tokens, np.float32)
     ends = np.cumsum(uses.look.run_pages).tolist()

@@ -17,10 +17,10 @@ from cachetools import Cache, LRUCache
 from .packed_keys import Dims, PackedKeys
 
 if TYPE_CHECKING:
-    from ...store.ordered.chunk_cache import ChunkCache
-    from ...store.ordered.ordered_reader import OpenRun
-    from ...store.ordered.ordered_record import RunTables
     from ...store.page_key import PageKey
+    from .records.chunk_cache import ChunkCache
+    from .records.ordered_reader import OpenRun
+    from .records.ordered_record import RunTables
 
 DEFAULT_MAX_BYTES: Final = 128 << 20
 

@@ -33,8 +33,9 @@ from .row_selection import (
 )
 
 if TYPE_CHECKING:
-    from ...store import PageKey, PageStore
-    from ...store.ordered.ordered_reader import OpenRun
+    from ...store import PageKey
+    from .records.ordered_reader import OpenRun
+    from .records.row_records import RowRecords
 
 MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
 MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages
@@ -67,7 +68,7 @@ class PrunedPrefix:
     Not thread-safe, but any thread may call it after another. The methods that read belong to the reader thread;
     `choose` uses numpy only.
 
-    >>> prefix = PrunedPrefix.open(store, heads, budget=0.25, num_before=0, known=cache)
+    >>> prefix = PrunedPrefix.open(records, heads, budget=0.25, num_before=0, known=cache)
     >>> if prefix is not None and prefix.read_stored():
     ...     queries = probe_forward.queries(prefix.rows())  # of the prompt's end, over these rows
     ...     if prefix.choose(queries) <= calibration.max_dropped_attention and prefix.read_chosen():
@@ -116,7 +117,7 @@ class PrunedPrefix:
 
     @classmethod
     def open(
-        cls, store: PageStore, heads: Sequence[PageKey], *, budget: float, num_before: int, known: ProbeKeyCache
+        cls, records: RowRecords, heads: Sequence[PageKey], *, budget: float, num_before: int, known: ProbeKeyCache
     ) -> PrunedPrefix | None:
         """Open the runs that together hold the pages `heads`, except for a few at the end, which `num_tokens` leaves
         out. Reads their headers only. None if there is a gap, a run is not right, or there are more than `MAX_RUNS`.
@@ -127,7 +128,7 @@ class PrunedPrefix:
             known: what memory keeps of the store's runs.
         """
         with ExitStack() as files:
-            runs = _open_runs(store, heads, known, files)
+            runs = _open_runs(records, heads, known, files)
             if not runs:
                 return None
             prefix = cls(runs, budget=budget, num_before=num_before, known=known)
@@ -261,7 +262,7 @@ class PrunedPrefix:
 
 
 def _open_runs(
-    store: PageStore, heads: Sequence[PageKey], known: ProbeKeyCache, files: ExitStack
+    records: RowRecords, heads: Sequence[PageKey], known: ProbeKeyCache, files: ExitStack
 ) -> list[tuple[OpenRun, KnownRun | None]]:
     """The runs that hold the pages `heads`, except for a few at the end, with what is known of each; or none."""
     runs: list[tuple[OpenRun, KnownRun | None]] = []
@@ -269,7 +270,7 @@ def _open_runs(
     while first < len(heads):
         rest = list(heads[first:])
         kept = known.find(rest)
-        file = store.open_ordered(rest, tables=None if kept is None else kept.tables, chunks=known.chunks)
+        file = records.open_ordered(rest, tables=None if kept is None else kept.tables, chunks=known.chunks)
         if file is None:
             return runs if len(rest) <= MAX_REST_PAGES else []
         files.callback(file.close)

@@ -16,17 +16,17 @@ from ...model.batch import Float32Array, UInt8Array
 from ...prefix.disk_reader import DiskReader
 from ...prefix.loaded_prefix import LoadedRows
 from ...prefix.rates import Rates
-from ...store.ordered.chunk_cache import ChunkCacheStats
 from .chosen_rows import Stage, TransferRefused, WantedRows
 from .part_teacher import PartLook, PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .promoter import Promoter
 from .pruned_prefix import PrunedPrefix
+from .records.chunk_cache import ChunkCacheStats
 from .row_rates import RowRates, plan_chosen
 
 if TYPE_CHECKING:
-    from ...store import PageStore
+    from .records.row_records import RowRecords
 
 MAX_PREFETCHES: Final = 8
 
@@ -52,7 +52,7 @@ class PrunedSources:
 
     def __init__(
         self,
-        store: PageStore,
+        records: RowRecords,
         reader: DiskReader,
         rates: Rates,
         probe: ProbeForward,
@@ -66,7 +66,7 @@ class PrunedSources:
         teacher: PartTeacher,
         promoter: Promoter,
     ) -> None:
-        self.store, self.reader, self.probe, self.known = store, reader, probe, known
+        self.records, self.reader, self.probe, self.known = records, reader, probe, known
         self.rates = RowRates(rates)
         self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
         self.max_dropped_attention, self.least_share = max_dropped_attention, least_share
@@ -255,7 +255,7 @@ class PrunedSource:
         for self._start in dict.fromkeys((wanted.num_in_memory, 0)):
             heads, num_before = wanted.prefix.heads[self._start :], self._start * PAGE_SIZE
             self._prefix = PrunedPrefix.open(
-                shared.store, heads, budget=wanted.share, num_before=num_before, known=shared.known
+                shared.records, heads, budget=wanted.share, num_before=num_before, known=shared.known
             )
             if self._prefix is not None:
                 return True

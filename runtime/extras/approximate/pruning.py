@@ -14,7 +14,6 @@ from ...errors import InvalidParameter
 from ...model.batch import Runner
 from ...prefix.disk_tier import DiskTier
 from ...prefix.transfer import PageInserter
-from ...store.ordered.chunk_cache import ChunkCache
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
 from .chosen_loader import ChosenLoader
@@ -25,6 +24,8 @@ from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .promoter import Promoter
 from .pruned_source import PrunedSources
+from .records.chunk_cache import ChunkCache
+from .records.row_records import RowRecords
 from .run_compactor import MIN_PAGES, RUN_BYTES, RunCompactor
 from .score_keeper import ScoreKeeper
 from .scored_runner import ScoredRunner, ScoringRunner
@@ -69,6 +70,7 @@ class Pruning:
     """Has runs stored in the order of `scores`, and reads rows by that order and by probes.
 
     Attributes:
+        records: what is stored beside pages.
         observer: the first.
         sources: the second; what `offers` loads with.
     """
@@ -84,17 +86,18 @@ class Pruning:
         clock: Callable[[], float],
     ) -> None:
         page_bytes = tier.store.identity.page_bytes
+        self.records = records = RowRecords.of(tier.store)
         step = max(MIN_PAGES, RUN_BYTES // page_bytes)
-        teacher = PartTeacher(tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
+        teacher = PartTeacher(records, tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
         promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead, clock)
-        keeper = ScoreKeeper(tier.store, tier.cache, tier.index, tier.writer, tier.reader, scores)
+        keeper = ScoreKeeper(records, tier.cache, tier.index, tier.writer, tier.reader, scores)
         self.observer = RunCompactor(
             *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),
             calibration.probe_head,
             tier.write_on,
         )
         self.sources = PrunedSources(
-            *(tier.store, tier.reader, tier.rates, probe, known),
+            *(records, tier.reader, tier.rates, probe, known),
             page_bytes=page_bytes,
             max_dropped_attention=calibration.max_dropped_attention,
             least_share=calibration.least_budget,

@@ -26,7 +26,6 @@ from ...model.batch import Float32Array
 from ...prefix.disk_index import DiskIndex
 from ...prefix.disk_writer import DiskWriter
 from ...store.page_key import PageKey
-from ...store.page_store import PageStore
 from ...store.store_state import PutResult
 from .attention_scores import AttentionScores
 from .part_teacher import PartTeacher
@@ -34,7 +33,7 @@ from .row_selection import ranks_to_store, scores_to_store
 from .score_keeper import ScoreKeeper, heads_of
 
 if TYPE_CHECKING:
-    from ...store.scores.stored_scores import FoundScores
+    from .records.stored_scores import FoundScores
 
 MIN_PAGES = 4  # of a node; fewer are read whole as quickly
 RUN_BYTES = 64 << 20  # of a run's pages, of which ordering makes a few copies; longer nodes become several runs
@@ -113,7 +112,7 @@ class RunCompactor:
             if len(node.pages) < MIN_PAGES:
                 continue
             is_on_disk = node.start < len(keys)
-            key = keys[node.start] if is_on_disk else heads_of(self.keeper.store.identity, node)[0].key
+            key = keys[node.start] if is_on_disk else heads_of(self.keeper.records.identity, node)[0].key
             if node.start < num_reused // PAGE_SIZE:
                 self._count(key, node)
             else:
@@ -134,7 +133,7 @@ class RunCompactor:
                 self._keep(key, node)
         if self._runs:
             run = self._runs.popleft()
-            self.writer.submit(lambda store: self._rewrite(store, run))
+            self.writer.submit(lambda _: self._rewrite(run))
         elif self._to_keep:
             key, node = self._to_keep.pop(next(iter(self._to_keep)))
             if self._heads(node) is not None:
@@ -149,7 +148,7 @@ class RunCompactor:
     def leaving(self, node: Node) -> None:
         """Store what was learned of a node before it leaves memory."""
         if self.scores.is_changed[node.pages].any() and len(node.pages) >= MIN_PAGES and not node.is_tail:
-            self._save(heads_of(self.keeper.store.identity, node)[0].key, node)
+            self._save(heads_of(self.keeper.records.identity, node)[0].key, node)
 
     def close(self) -> None:
         """Hand the writer all that was learned and is not stored."""
@@ -171,11 +170,16 @@ class RunCompactor:
             if namespace is not None and not (node.pages and node.path().namespace == namespace):
                 self._keep(key, node)
 
-    def _rewrite(self, store: PageStore, run: _Run) -> PutResult:
+    def _rewrite(self, run: _Run) -> PutResult:
         """Store a run in order, beside its pages; in the writer's thread."""
         scores = scores_to_store(run.scores, is_start=run.is_start)
-        num_ranks, pack = ranks_to_store(scores.shape[-1], is_start=run.is_start), self.teacher.pack_probe
-        result = store.rewrite(run.heads, scores, num_ranks=num_ranks, probe_head=self.probe_head, pack_probe=pack)
+        result = self.keeper.records.rewrite(
+            run.heads,
+            scores,
+            num_ranks=ranks_to_store(scores.shape[-1], is_start=run.is_start),
+            probe_head=self.probe_head,
+            pack_probe=self.teacher.pack_probe,
+        )
         self._num_rewritten += bool(result.stored)
         return result
 

@@ -22,12 +22,12 @@ from ...prefix.disk_reader import DiskReader, Read
 from ...prefix.disk_writer import DiskWriter
 from ...prefix.unsaved_pages import UnsavedFinder
 from ...store.page_key import PageKey, StoreIdentity
-from ...store.scores.scores_record import RowScores
 from .attention_scores import AttentionScores
+from .records.scores_record import RowScores
 
 if TYPE_CHECKING:
-    from ...store import PageStore
-    from ...store.scores.stored_scores import FoundScores
+    from .records.row_records import RowRecords
+    from .records.stored_scores import FoundScores
 
 MAX_QUEUED_BYTES: Final = 64 << 20  # of scores that wait for the writer; more are not kept
 _IS_KNOWN: Final = -1  # in `AttentionScores.lookups`: the disk has no more of the page than memory
@@ -42,7 +42,7 @@ class ScoreKeeper:
         num_dropped: nodes whose scores were not kept, because too many waited for the writer.
     """
 
-    store: PageStore
+    records: RowRecords
     cache: PrefixCache
     index: DiskIndex
     writer: DiskWriter
@@ -77,7 +77,7 @@ class ScoreKeeper:
         read: list[FoundScores] = []
 
         def work() -> bool:
-            read.extend(self.store.scores.read(heads))
+            read.extend(self.records.scores.read(heads))
             return True
 
         def done(_: Read) -> None:
@@ -103,9 +103,9 @@ class ScoreKeeper:
             self.num_dropped += 1
             return
         kept = RowScores(learned.history, learned.first, learned.weight, num_uses, next_at)
-        heads = heads_of(self.store.identity, node)
+        heads = heads_of(self.records.identity, node)
         self.scores.is_changed[node.pages] = False
-        self._queued.append((self.writer.submit(lambda store: store.scores.put(heads, kept)), num_bytes))
+        self._queued.append((self.writer.submit(lambda _: self.records.scores.put(heads, kept)), num_bytes))
 
     def changed(self) -> list[Node]:
         """The nodes of which more was learned than is stored."""

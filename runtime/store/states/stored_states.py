@@ -7,7 +7,7 @@ with one, it is not found again: what is behind its page is computed then.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
@@ -21,33 +21,20 @@ from ..index import Index
 from ..index_rows import RecordRow
 from ..page_key import KEY_BYTES, PageKey, StoreIdentity
 from ..record import CHECKSUM_BYTES, Kind, MissKind, RecordHeader, SingleRecord, checksum, padded
-from ..recovery import DiskGuard
 from ..segment import Segment, read_record
-from ..store_state import PutResult, StoreState
+from ..single_records import SingleRecords
+from ..store_state import PutResult
 
 _VERSION: Final = 1  # of details and payload; another one is passed over
 _DETAILS: Final = struct.Struct(f"<HHIQ{CHECKSUM_BYTES}s")  # version, 0, 0, bytes of the payload, their checksum
 
 
 class StoredStates:
-    """The states of a store.
+    """The states of a store."""
 
-    Args:
-        guard: held while the disk is used; it turns the store off where that fails.
-        put: stores a record beside pages that are there.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        identity: StoreIdentity,
-        files: Files,
-        state: StoreState,
-        guard: DiskGuard,
-        put: Callable[[SingleRecord, Sequence[PageKey]], PutResult],
-    ) -> None:
-        self._directory, self._identity, self._files, self._state = directory, identity, files, state
-        self._guard, self._put = guard, put
+    def __init__(self, singles: SingleRecords) -> None:
+        self._directory, self._identity, self._files = singles.directory, singles.identity, singles.files
+        self._state, self._guard, self._put = singles.state, singles.guard, singles.put
 
     def put(self, page: PageKey, state: NDArray[np.uint8]) -> PutResult:
         """Store the state after a page that is there; it is evicted, dropped and discarded with that page, or before.

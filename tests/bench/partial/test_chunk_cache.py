@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVLayout
+from radixlm.runtime.extras.approximate.records.chunk_cache import ChunkCache
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
+from radixlm.runtime.extras.approximate.records.ordered_record import RunHeader, RunTables
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.ordered.chunk_cache import ChunkCache
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered.ordered_record import RunHeader, RunTables
-from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
 from bench.partial.chunk_cache import CONTESTANTS, SHARES, measure, replay, replay_optimum
 from bench.partial.chunk_traces import Asked, asked, zipf_trace
@@ -48,7 +49,7 @@ def test_a_replay_misses_what_a_reader_of_files_misses(tmp_path: Path) -> None:
         pages = chance.integers(0, 256, (6, KV.page_bytes), np.uint8)
         run = OrderedRun.of_pages(KV, pages, chance.random((2, 2, 96)), num_ranks=32)
         store.put(heads, pages)
-        assert store.put_ordered(heads, run).stored
+        assert RowRecords.of(store).put_ordered(heads, run).stored
         chains.append(heads)
     layout = prefixes[0].layout
     max_bytes = 30 * layout.chunk_bytes(0)
@@ -56,7 +57,7 @@ def test_a_replay_misses_what_a_reader_of_files_misses(tmp_path: Path) -> None:
     tables: dict[int, RunTables] = {}
     for number, request in trace:
         pieces, before = prefixes[number].requests[request], cache.stats().hit_bytes
-        reader = store.open_ordered(chains[number], chunks=cache, tables=tables.get(number))
+        reader = RowRecords.of(store).open_ordered(chains[number], chunks=cache, tables=tables.get(number))
         assert reader is not None and reader.first(PAGE_SIZE) is not None
         is_wanted = np.zeros((6, 2), np.bool_)
         is_wanted.reshape(-1)[pieces[1] - layout.num_chunks] = True

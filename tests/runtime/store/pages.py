@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,3 +42,8 @@ def payload(heads: Sequence[PageKey], page_bytes: int = PAGE_BYTES) -> NDArray[n
 def keys(heads: Sequence[PageKey]) -> tuple[bytes, ...]:
     """Their keys."""
     return tuple(head.key for head in heads)
+
+
+def single_files(directory: Path) -> list[Path]:
+    """The files of large records, the oldest first."""
+    return sorted(directory.glob("segment-*.run"))

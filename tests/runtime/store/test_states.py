@@ -12,8 +12,7 @@ from radixlm.runtime.store.catalogue import verify
 from radixlm.runtime.store.index import Index
 from radixlm.runtime.store.index_rows import RecordRow
 
-from .pages import ALICE, BOB, IDENTITY, OTHER, chain, payload
-from .runs import run_files
+from .pages import ALICE, BOB, IDENTITY, OTHER, chain, payload, single_files
 
 STATE_BYTES = 30_001
 HEADS = chain(4)
@@ -61,13 +60,13 @@ def test_states_need_their_pages_and_leave_with_them(tmp_path: Path) -> None:
             store.states.put(head, state_of(head))
         store.drop([HEADS[2].key])
         assert [found(store, head) for head in HEADS] == [True, True, False, False]
-        assert len(run_files(tmp_path)) == 2
+        assert len(single_files(tmp_path)) == 2
         store.gc()
         assert [found(store, head) for head in HEADS] == [True, True, False, False]
         store.discard(BOB)
         assert found(store, HEADS[0])
         store.discard(ALICE)
-        assert run_files(tmp_path) == [] and not found(store, HEADS[0])
+        assert single_files(tmp_path) == [] and not found(store, HEADS[0])
 
 
 def test_a_discarded_state_is_nowhere_on_disk(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_a_discarded_state_is_nowhere_on_disk(tmp_path: Path) -> None:
 def test_a_flipped_bit_is_a_miss(tmp_path: Path, share: float) -> None:
     with with_pages(tmp_path) as store:
         store.states.put(HEADS[3], state_of(HEADS[3]))
-    [path] = run_files(tmp_path)
+    [path] = single_files(tmp_path)
     content = bytearray(path.read_bytes())
     at = int(share * (len(content) - 4096 - 4096)) + 4096  # behind the segment's header
     content[at] ^= 4
@@ -183,4 +182,4 @@ def test_a_discard_looks_at_each_record_once_however_many_segments_there_are(
         assert store.stats().num_segments == 5
         assert sorted(store.discard(ALICE)) == sorted(head.key for head in HEADS)
         assert sum(looks) == 8
-        assert not any(found(store, head) for head in HEADS) and run_files(tmp_path) == []
+        assert not any(found(store, head) for head in HEADS) and single_files(tmp_path) == []

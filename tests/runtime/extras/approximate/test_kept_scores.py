@@ -12,6 +12,7 @@ import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.extras.approximate import score_keeper
 from radixlm.runtime.extras.approximate.attention_scores import DECAY, AttentionScores
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.prefix.transfer import PageInserter
 
 from ...fake_scored_model import FakeScoredModel
@@ -144,11 +145,11 @@ def test_what_is_discarded_leaves_no_scores(tmp_path: Path, processes: ExitStack
         for number in range(2):
             process.ask([*SYSTEM, *query(number)], namespace)
     ours, theirs = process.heads(SYSTEM, b"ours"), process.heads(SYSTEM, b"theirs")
-    assert process.store.scores.read(ours) and process.store.scores.read(theirs)
+    assert RowRecords.of(process.store).scores.read(ours) and RowRecords.of(process.store).scores.read(theirs)
     process.cache.clear(b"ours")
     process.tier.forget(b"ours")
     process.settle()
-    assert not process.store.scores.read(ours) and process.store.scores.read(theirs)
+    assert not RowRecords.of(process.store).scores.read(ours) and RowRecords.of(process.store).scores.read(theirs)
 
 
 def test_a_growing_chat_keeps_one_record_of_scores(tmp_path: Path, processes: ExitStack) -> None:
@@ -160,7 +161,7 @@ def test_a_growing_chat_keeps_one_record_of_scores(tmp_path: Path, processes: Ex
     process.close()
     process = begun(processes, tmp_path)
     stop = len(turns) // PAGE_SIZE - 2
-    assert len(process.store.scores.read(process.heads(turns[: stop * PAGE_SIZE]))) <= 2
+    assert len(RowRecords.of(process.store).scores.read(process.heads(turns[: stop * PAGE_SIZE]))) <= 2
 
 
 def test_scores_wait_for_the_writer_up_to_a_bound(

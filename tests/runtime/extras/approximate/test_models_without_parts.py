@@ -59,6 +59,20 @@ def test_a_budget_is_refused_with_the_reason(artifact: FakeArtifact, tmp_path: P
     assert EngineOptions().decide(RequestOptions(kv_budget=1.0), model).kv_budget == 1.0
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"store": "s", "draft": "a"}, "leave it out, or kv_budget"),
+        ({"store": "s", "speculate": "lookup"}, "leave it out, or kv_budget"),
+        ({}, "give a store"),
+        ({"store": "s", "kv_budget": float("nan")}, "above 0 and at most 1"),
+    ],
+)
+def test_options_that_do_not_go_with_a_budget_are_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidParameter, match=says):
+        EngineOptions(**{"kv_budget": 0.5, **options})  # type: ignore[arg-type]
+
+
 def test_layers_that_are_alike_allow_it(artifact: FakeArtifact) -> None:
     EXTRA.check_model(0.5, model_of(artifact))
     with pytest.raises(InvalidParameter, match="--kv-budget"):  # this engine loads all, another would not

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType, KVLayout
 from radixlm.runtime.extras.approximate.packed_keys import MEMORY_SHARE, JoinedKeys, PackedKeys, num_kept, slowest
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
+from radixlm.runtime.extras.approximate.records.ordered_record import BlockHead
 from radixlm.runtime.extras.approximate.row_selection import probe, ranks_to_store
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered.ordered_record import BlockHead
 
 from .test_row_selection import Plain
 

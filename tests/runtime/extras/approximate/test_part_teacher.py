@@ -18,13 +18,14 @@ from radixlm.runtime.extras.approximate import promoter
 from radixlm.runtime.extras.approximate.attention_scores import DECAY
 from radixlm.runtime.extras.approximate.part_teacher import MAX_PROBED, PartLook, PartTeacher, _parts, _Uses
 from radixlm.runtime.extras.approximate.promoter import PROMOTE_AT
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
+from radixlm.runtime.extras.approximate.records.scores_record import RowScores
+from radixlm.runtime.extras.approximate.records.stored_scores import FoundScores
 from radixlm.runtime.extras.approximate.score_keeper import ScoreKeeper
 from radixlm.runtime.prefix.disk_index import StoredPrefix
-from radixlm.runtime.store.scores.scores_record import RowScores
-from radixlm.runtime.store.scores.stored_scores import FoundScores
 
-from ...eager_loads import choose_always
 from ...store.pages import chain
+from .eager_parts import choose_always
 
 WAIT_S = 30.0  # only a hang takes that long
 PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages
@@ -159,7 +160,7 @@ def stored(engine: Engine) -> tuple[np.ndarray, RowScores]:
     tier = tier_of(engine)
     [namespace] = {head.namespace for head in tier.store.heads()}
     heads = tier.index.run(namespace, tuple(PREFIX), 0, len(PREFIX) // PAGE_SIZE)
-    run, known = tier.store.open_ordered(heads), tier.store.scores.read(heads)
+    run, known = RowRecords.of(tier.store).open_ordered(heads), RowRecords.of(tier.store).scores.read(heads)
     order = run.order()
     run.close()
     return order, known[-1].scores
@@ -284,7 +285,7 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
 def test_a_request_that_ended_is_never_taken_for_another() -> None:
     """Its place in memory, by which its rows are known, may be another's."""
     none: Any = None
-    teacher = PartTeacher(none, none, none, 4, 0, none)
+    teacher = PartTeacher(none, none, none, none, 4, 0, none)
     look = look_of(3, 8, np.random.default_rng(0))
     for is_forgotten in (False, True):
         span = SparseSpan(0, 8, tuple(range(48)))

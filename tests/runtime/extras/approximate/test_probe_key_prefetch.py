@@ -11,7 +11,7 @@ import pytest
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 from radixlm.runtime.prefix.rates import Rates
 
-from ...eager_loads import choose_always
+from .eager_parts import choose_always
 
 WAIT_S = 30.0  # only a hang takes that long
 PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.extras.approximate.packed_keys import MEMORY_SHARE, PackedKeys, num_kept, slowest
 from radixlm.runtime.extras.approximate.probe_keys import ProbeKeyCache
+from radixlm.runtime.extras.approximate.records.ordered_record import RunTables
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
+from radixlm.runtime.extras.approximate.records.scores_record import RowScores
 from radixlm.runtime.extras.approximate.row_selection import ranks_to_store
 from radixlm.runtime.store import PageKey
-from radixlm.runtime.store.ordered.ordered_record import RunTables
-from radixlm.runtime.store.scores.scores_record import RowScores
 
 from ...store.pages import ALICE, BOB, chain
-from ...store.runs import identity_of, kv_of, open_store, opened, run_of
+from .records.runs import identity_of, kv_of, open_store, opened, run_of
 
 KV = kv_of()
 KEYS = np.zeros((2, 16, 8), np.float16)
@@ -72,8 +73,12 @@ def test_pages_with_their_run_and_scores_take_at_most_1_35_of_pages_alone(tmp_pa
         store.put(run.heads, run.pages)
         alone = store.stats().num_bytes
         num_ranks = ranks_to_store(56 * 16, is_start=True)
-        assert store.rewrite(run.heads, run.scores, num_ranks=num_ranks, pack_probe=known.pack).stored
-        assert store.scores.put(run.heads, RowScores(run.scores, run.scores, np.ones(56 * 16, np.float32))).stored
+        assert RowRecords.of(store).rewrite(run.heads, run.scores, num_ranks=num_ranks, pack_probe=known.pack).stored
+        assert (
+            RowRecords.of(store)
+            .scores.put(run.heads, RowScores(run.scores, run.scores, np.ones(56 * 16, np.float32)))
+            .stored
+        )
         store.gc()
         assert alone < store.stats().num_bytes <= 1.35 * alone
         reader = opened(store, run)

@@ -24,6 +24,7 @@ from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.promoter import Promoter
 from radixlm.runtime.extras.approximate.pruned_prefix import PrunedPrefix
 from radixlm.runtime.extras.approximate.pruning import Pruning
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_rates import RowRates
 from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
@@ -32,7 +33,7 @@ from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
 from radixlm.runtime.prefix.wanted_prefix import FindPrefix, Wanted
 
-from ...eager_loads import choose_always
+from .eager_parts import choose_always
 
 WAIT_S = 30.0  # only a hang takes that long
 PREFIX = [5 + i * i % 200 for i in range(192)]  # twelve pages
@@ -316,7 +317,7 @@ def test_many_requests_at_once_have_few_files_open(open_engine: Open, monkeypatc
 
     def ask(asking: Asking) -> None:
         tier, names = asking.tier, [str(number) for number in range(chosen_loader.MAX_SOURCES + 3)]
-        opening = Held(monkeypatch, tier.store, "open_ordered")
+        opening = Held(monkeypatch, RowRecords.of(tier.store), "open_ordered")
         for name in names:
             asking.ask(name, share=0.1)
         assert asking.num_refused == 3 and opening.begun.wait(WAIT_S)
@@ -361,7 +362,7 @@ def test_a_cache_is_cleared_while_one_waits_and_what_another_left_is_being_read(
     learn(open_engine())
 
     def clear(asking: Asking) -> None:
-        opening = Held(monkeypatch, asking.tier.store, "open_ordered")
+        opening = Held(monkeypatch, RowRecords.of(asking.tier.store), "open_ordered")
         asking.ask("left")
         asking.ask("waits")
         assert opening.begun.wait(WAIT_S)

@@ -19,6 +19,8 @@ from radixlm.runtime.extras.approximate import pruned_prefix
 from radixlm.runtime.extras.approximate.packed_keys import JoinedKeys, PackedKeys
 from radixlm.runtime.extras.approximate.probe_keys import ProbeKeyCache
 from radixlm.runtime.extras.approximate.pruned_prefix import PrunedPrefix
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_selection import (
     always,
     num_rows,
@@ -29,12 +31,11 @@ from radixlm.runtime.extras.approximate.row_selection import (
 )
 from radixlm.runtime.model.kv_rows import ROW_DTYPES, KVRows
 from radixlm.runtime.store import NO_PARENT, OSFiles, PageKey, PageStore
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
 from radixlm.runtime.store.record import BLOCK, padded
 
 from ...store.faulty_files import FailAt, FaultyFiles
 from ...store.pages import BOB, chain
-from ...store.runs import DTYPES, identity_of, kv_of
+from .records.runs import DTYPES, identity_of, kv_of
 
 PROBE_HEAD = 1
 DIMS = np.array([range(8)] * 2)
@@ -58,7 +59,9 @@ class Stored:
 
     def open(self, budget: float, known: ProbeKeyCache | None = None, *, num_before: int = 0) -> PrunedPrefix | None:
         known = ProbeKeyCache(DIMS) if known is None else known
-        return PrunedPrefix.open(self.store, self.heads, budget=budget, num_before=num_before, known=known)
+        return PrunedPrefix.open(
+            RowRecords.of(self.store), self.heads, budget=budget, num_before=num_before, known=known
+        )
 
     def opened(self, budget: float, known: ProbeKeyCache | None = None) -> PrunedPrefix:
         part = self.open(budget, known)
@@ -85,7 +88,7 @@ def stored(
         ranked = scores_to_store(scores, is_start=first == 0) if seed % 2 else scores
         some, num_ranks = heads[first : first + length], ranks_to_store(16 * length, is_start=first == 0)
         options: dict[str, Any] = {"num_ranks": num_ranks, "probe_head": PROBE_HEAD, "pack_probe": PACK}
-        assert len(store.rewrite(some, ranked, **options).stored) == length
+        assert len(RowRecords.of(store).rewrite(some, ranked, **options).stored) == length
         first += length
     return Stored(
         store, directory, kv, heads, exact, rng.normal(size=(kv.num_layers, 5, 2, kv.head_dim)).astype(np.float32)
@@ -204,22 +207,22 @@ def test_an_order_written_again_is_another_run(prefix: Stored) -> None:
         part.close()
         scores = np.random.default_rng(seed).random((2, 3, 64))
         options: dict[str, Any] = {"num_ranks": 32, "probe_head": PROBE_HEAD, "pack_probe": PACK}
-        assert prefix.store.rewrite(prefix.heads[6:10], scores, **options).stored
+        assert RowRecords.of(prefix.store).rewrite(prefix.heads[6:10], scores, **options).stored
 
 
 def test_runs_that_leave_a_gap_or_differ_in_their_probe_are_not_opened(prefix: Stored) -> None:
     known = ProbeKeyCache(DIMS)
     for heads in ([], prefix.heads[1:], prefix.heads[:5], prefix.heads[:14]):
-        assert PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=0, known=known) is None
+        assert PrunedPrefix.open(RowRecords.of(prefix.store), heads, budget=0.5, num_before=0, known=known) is None
     parts = [prefix.heads[:6], prefix.heads[6:10], prefix.heads[6:]]
     for heads in parts:
-        part = PrunedPrefix.open(prefix.store, heads, budget=0.5, num_before=16, known=known)
+        part = PrunedPrefix.open(RowRecords.of(prefix.store), heads, budget=0.5, num_before=16, known=known)
         assert part is not None and part.num_tokens == 16 * len(heads)
         part.close()
-    prefix.store.rewrite(prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0, pack_probe=PACK)
+    RowRecords.of(prefix.store).rewrite(prefix.heads[6:10], np.zeros((2, 3, 64)), probe_head=0, pack_probe=PACK)
     assert prefix.open(0.5) is None
     other = chain(6, 5, namespace=BOB, identity=identity_of(prefix.kv), parent_key=NO_PARENT)
-    assert PrunedPrefix.open(prefix.store, other, budget=0.5, num_before=0, known=known) is None
+    assert PrunedPrefix.open(RowRecords.of(prefix.store), other, budget=0.5, num_before=0, known=known) is None
 
 
 def test_a_closed_store_opens_nothing_and_what_is_open_reads_on(prefix: Stored) -> None:

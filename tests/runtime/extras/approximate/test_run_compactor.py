@@ -19,15 +19,16 @@ from radixlm.runtime.extras.approximate.calibration.calibration import Calibrati
 from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.probe_keys import ProbeKeyCache
 from radixlm.runtime.extras.approximate.pruning import Pruning
+from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_selection import ranks_to_store, scores_to_store
 from radixlm.runtime.extras.approximate.scored_runner import ScoredRunner
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageKey, PageStore
-from radixlm.runtime.store.ordered.ordered_reader import OpenRun
 
 from ...fake_model import VOCAB_SIZE
 from ...fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
-from ...store.runs import identity_of, is_of_pages, kv_of
+from .records.runs import identity_of, is_of_pages, kv_of
 
 KV = kv_of("f16", layers=NUM_LAYERS, heads=NUM_HEADS, head_dim=2)
 IDENTITY = identity_of(KV)
@@ -87,7 +88,7 @@ class Asked:
         return heads
 
     def run(self, heads: Sequence[PageKey]) -> OpenRun:
-        run = self.store.open_ordered(heads)
+        run = RowRecords.of(self.store).open_ordered(heads)
         assert run is not None
         return run
 
@@ -156,7 +157,7 @@ def test_runs_end_where_prompts_part_and_short_ones_stay_as_they_are(asked: Aske
     lengths = {}
     for name, prompt in (("left", branches[0]), ("right", branches[1]), ("short", short)):
         heads = asked.heads(prompt)
-        system, rest = asked.run(heads), asked.store.open_ordered(heads[6:])
+        system, rest = asked.run(heads), RowRecords.of(asked.store).open_ordered(heads[6:])
         lengths[name] = (system.header.num_pages, None if rest is None else rest.header.num_pages)
         for run in (system, rest):
             if run is not None:
@@ -175,9 +176,11 @@ def test_pages_are_written_before_any_run(asked: Asked, monkeypatch: pytest.Monk
         return put(heads, payload)
 
     monkeypatch.setattr(asked.store, "put", slow_put)
-    put_ordered = asked.store.put_ordered
+    put_ordered = RowRecords.of(asked.store).put_ordered
     monkeypatch.setattr(
-        asked.store, "put_ordered", lambda *args, **options: order.append("run") or put_ordered(*args, **options)
+        RowRecords.of(asked.store),
+        "put_ordered",
+        lambda *args, **options: order.append("run") or put_ordered(*args, **options),
     )
     asked.tier.save(b"", _computed(asked, [*SYSTEM, *range(2 * PAGE_SIZE)]))
     asked.queue.run()
@@ -246,7 +249,7 @@ def test_a_namespace_that_is_discarded_takes_its_runs_along(asked: Asked) -> Non
     (done,) = asked.tier.forget(b"ours").pending
     asked.settle()
     assert done.done() and asked.num_rewritten == 3
-    assert asked.store.open_ordered(ours) is None
+    assert RowRecords.of(asked.store).open_ordered(ours) is None
     asked.run(theirs).close()
 
 

@@ -11,10 +11,11 @@ import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Completion, Engine, SamplingParams
 from radixlm.runtime.errors import EngineError, InvalidParameter
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.store import PageKey, PageStore, StoreIdentity
 
-from ...store.runs import is_of_pages
+from .records.runs import is_of_pages
 
 WAIT_S = 30.0  # only a hang takes that long
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=6, logprobs=3, ignore_eos=True)
@@ -89,7 +90,7 @@ def test_replies_have_the_same_bits_with_importance_and_what_is_rewritten_is_wha
     identity = StoreIdentity.of(Artifact.open(tiny_artifact).manifest)
     with PageStore.open(tmp_path / "learning", identity, max_bytes=64 << 20) as store:
         rests = [way[start:] for way in chains(store) for start in range(len(way))]
-        runs = [(heads, run) for heads in rests if (run := store.open_ordered(heads)) is not None]
+        runs = [(heads, run) for heads in rests if (run := RowRecords.of(store).open_ordered(heads)) is not None]
         assert runs
         for heads, run in runs:
             exact = np.empty((run.header.num_pages, identity.page_bytes), np.uint8)

@@ -2,7 +2,7 @@
 
 The writer says each answer of the store before it goes on, so that its killer knows what was promised: pages, and runs
 of them in some order, which are written again in another, and states after pages. Run alone for hundreds:
-`python -m tests.runtime.store.kill_writers --kills 500`.
+`python -m tests.runtime.extras.approximate.records.kill_writers --kills 500`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.store import PageKey, PageStore
 
-from .pages import ALICE, BOB, chain, payload
+from ....store.pages import ALICE, BOB, chain, payload
 from .runs import identity_of, is_of_pages, kv_of
 
 KV = kv_of()
@@ -113,7 +114,9 @@ def _write(directory: Path, seed: int, pipe: int) -> None:
                 first = chance.randrange(len(trunk))
                 heads, order = trunk[first : first + chance.randint(1, 12)], chance.randrange(1 << 30)
                 _say(pipe, ("order", (tuple(heads), order)))
-                ordered = store.rewrite(heads, _scores(len(heads), order), chunk_size=32, num_ranks=_num_ranks(heads))
+                ordered = RowRecords.of(store).rewrite(
+                    heads, _scores(len(heads), order), chunk_size=32, num_ranks=_num_ranks(heads)
+                )
                 _say(pipe, ("ordered", (ordered.stored, ordered.evicted)))
             case 14 | 15 | 16 if trunks[-1]:
                 head = chance.choice(trunks[-1])
@@ -237,7 +240,7 @@ def _num_states(
 
 def _is_right(store: PageStore, heads: Heads, orders: set[int]) -> bool:
     """Whether a run of those pages is there; it has to be them, in one of these orders."""
-    run = store.open_ordered(heads)
+    run = RowRecords.of(store).open_ordered(heads)
     if run is None or run.header.num_pages < len(heads):
         if run is not None:
             run.close()

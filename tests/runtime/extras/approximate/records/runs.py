@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import OSFiles, PageKey, PageStore, StoreIdentity
-from radixlm.runtime.store.ordered.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
-from .pages import chain
+from ....store.pages import chain
 
 DTYPES: tuple[KVDType, ...] = ("f16", "f32", "k12v8")
 
@@ -53,8 +54,10 @@ def run_of(kv: KVLayout, num_pages: int, seed: int = 0, **options: bytes) -> Run
 
 
 def open_store(directory: Path, run: Run, files: OSFiles | None = None) -> PageStore:
-    """A store with room for a few runs."""
-    return PageStore.open(directory, run.identity, max_bytes=64 << 20, files=files)
+    """A store with room for a few runs, which knows of them."""
+    store = PageStore.open(directory, run.identity, max_bytes=64 << 20, files=files)
+    RowRecords.of(store)
+    return store
 
 
 def stored(directory: Path, run: Run, chunk_size: int = 16, num_ranks: int | None = None) -> PageStore:
@@ -68,12 +71,12 @@ def put_run(store: PageStore, run: Run, sign: int = 1, chunk_size: int = 16, num
     """Put the pages of a run and the run, by its scores or their opposites; whether it is stored."""
     store.put(run.heads, run.pages)
     ordered = OrderedRun.of_pages(run.kv, run.pages, sign * run.scores, num_ranks=num_ranks)
-    return bool(store.put_ordered(run.heads, ordered, chunk_size=chunk_size).stored)
+    return bool(RowRecords.of(store).put_ordered(run.heads, ordered, chunk_size=chunk_size).stored)
 
 
 def opened(store: PageStore, run: Run) -> OpenRun:
     """The run, which has to be there."""
-    found = store.open_ordered(run.heads)
+    found = RowRecords.of(store).open_ordered(run.heads)
     assert found is not None
     return found
 
@@ -97,13 +100,8 @@ def is_of_pages(found: OpenRun, pages: NDArray[np.uint8]) -> bool:
 
 def num_found(store: PageStore, heads: list[PageKey]) -> int:
     """How many of the first pages are a run."""
-    found = store.open_ordered(heads)
+    found = RowRecords.of(store).open_ordered(heads)
     if found is None:
         return 0
     found.close()
     return found.header.num_pages
-
-
-def run_files(directory: Path) -> list[Path]:
-    """The files of runs, the oldest first."""
-    return sorted(directory.glob("segment-*.run"))

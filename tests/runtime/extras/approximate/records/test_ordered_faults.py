@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
+from radixlm.runtime.extras.approximate.records.ordered_record import RunHeader
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun, unpack_keys
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import PageStore
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered.ordered_record import RunHeader
-from radixlm.runtime.store.ordered.ordered_run import OrderedRun, unpack_keys
 from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, padded, sealed
 
-from .faulty_files import FailAt, FaultyFiles, PowerLost
-from .pages import BOB
-from .runs import Run, all_pages, is_of_pages, kv_of, num_found, open_store, opened, put_run, run_files, run_of, stored
+from ....store.faulty_files import FailAt, FaultyFiles, PowerLost
+from ....store.pages import BOB, single_files
+from .runs import Run, all_pages, is_of_pages, kv_of, num_found, open_store, opened, put_run, run_of, stored
 
 RANKS = 32
 LAYOUT = OrderedLayout(kv_of(), 48, RANKS)
@@ -31,7 +32,7 @@ START = BLOCK + HEADER_BYTES  # of the payload in the file
 def reads_right_or_misses(store: PageStore, run: Run) -> bool:
     """Whether everything can be read; what can is right."""
     ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores, num_ranks=RANKS)
-    found = store.open_ordered(run.heads)
+    found = RowRecords.of(store).open_ordered(run.heads)
     if found is None:
         return False
     keys, first = found.probe_keys(), found.first(16)
@@ -48,7 +49,7 @@ def run_keys(run: Run) -> NDArray[np.float32]:
 
 
 def file_of(directory: Path) -> Path:
-    (path,) = run_files(directory)
+    (path,) = single_files(directory)
     return path
 
 
@@ -89,7 +90,7 @@ def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> 
                 padding += right
                 assert (num_found(store, run.heads) == 3) == right  # what broke is found no more
                 store.put((), run.pages[:0])
-                assert len(run_files(tmp_path)) == right  # and its file goes with the next change
+                assert len(single_files(tmp_path)) == right  # and its file goes with the next change
                 store.close()
     assert 0 < padding < len(places)  # most of so small a run is what fills up units
 
@@ -112,7 +113,7 @@ def test_a_flipped_bit_in_a_page_is_no_row_of_a_run_and_the_page_is_found_no_mor
             is_wanted[layer, 1] = True
             assert found.page_rows(is_wanted) is None
             found.close()
-            assert store.open_ordered(run.heads) is None
+            assert RowRecords.of(store).open_ordered(run.heads) is None
             assert store.read(run.heads, np.empty_like(run.pages)) == 1
             assert store.stats().misses == {"payload": 2}
 
@@ -133,7 +134,7 @@ def test_every_byte_of_a_header_is_checked_and_so_is_its_format(tmp_path: Path) 
         with file_of(tmp_path).open("r+b") as file:
             file.seek(BLOCK)
             file.write(broken)
-        assert store.open_ordered(run.heads) is None
+        assert RowRecords.of(store).open_ordered(run.heads) is None
         assert store.stats().misses == {"header": 1}
 
 
@@ -147,8 +148,8 @@ def test_a_cut_file_is_a_miss(tmp_path: Path, num_bytes: int) -> None:
     only_stored(tmp_path, run)
     file_of(tmp_path).write_bytes(whole[:num_bytes])
     with open_store(tmp_path, run) as store:
-        assert store.open_ordered(run.heads) is None
-        assert run_files(tmp_path) == []
+        assert RowRecords.of(store).open_ordered(run.heads) is None
+        assert single_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", ["identity", "namespace", "parent", "tokens", "key", "place"])
@@ -168,7 +169,7 @@ def test_a_run_of_anything_else_is_a_miss_of_its_kind(tmp_path: Path, kind: str)
             "place": replace(record, segment=7),
         }
         file_of(tmp_path).write_bytes(whole[:BLOCK] + others[kind].encode() + whole[START:])
-        assert store.open_ordered(run.heads) is None
+        assert RowRecords.of(store).open_ordered(run.heads) is None
         assert store.stats().misses == {kind: 1}
 
 
@@ -201,7 +202,7 @@ def test_blocks_of_another_run_or_place_are_misses(tmp_path: Path) -> None:
     whole = only_stored(tmp_path, run)
     with open_store(tmp_path, run) as store:
         put_run(store, other, num_ranks=RANKS)
-    path, theirs = run_files(tmp_path)
+    path, theirs = single_files(tmp_path)
     block, first, chunk = LAYOUT.blocks(1, 2), LAYOUT.blocks(0, 1), LAYOUT.chunk(0, 0)
     chunks = [whole[START + part.start : START + part.stop] for part in (chunk, LAYOUT.chunk(0, 1))]
     for start, part in (
@@ -213,7 +214,7 @@ def test_blocks_of_another_run_or_place_are_misses(tmp_path: Path) -> None:
         assert not is_right(tmp_path, run)
         with open_store(tmp_path, run) as store:
             put_run(store, run, num_ranks=RANKS)
-        path = max(set(run_files(tmp_path)) - {theirs})
+        path = max(set(single_files(tmp_path)) - {theirs})
         whole = path.read_bytes()
 
 
@@ -230,14 +231,14 @@ def test_after_any_loss_of_power_there_is_the_old_run_or_the_new_one(tmp_path: P
             put_run(open_store(directory, run, files), run, -1, num_ranks=RANKS)
         files.lose_power(directory, left, chance)
         with open_store(left, run) as store:
-            found = store.open_ordered(run.heads)
+            found = RowRecords.of(store).open_ordered(run.heads)
             assert found is not None and is_of_pages(found, run.pages)
             order = found.order()
             assert order is not None
             (which,) = (i for i, each in enumerate(orders) if np.array_equal(each[..., :RANKS], order))
             found.close()
         seen.add(which)
-        assert len(run_files(left)) == 1
+        assert len(single_files(left)) == 1
         if not fault.has_failed:
             break
     assert not fault.has_failed and seen == {0, 1}

@@ -20,11 +20,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...artifact.manifest import PAGE_SIZE, KVLayout
-from ...errors import StoreError
-from ..files import Buffer
-from ..page_key import KEY_BYTES, PageKey
-from ..record import CHECKSUM_BYTES, Kind, RecordHeader, SingleRecord, checksum, padded
+from ....artifact.manifest import PAGE_SIZE, KVLayout
+from ....errors import StoreError
+from ....store.files import Buffer
+from ....store.page_key import KEY_BYTES, PageKey
+from ....store.record import CHECKSUM_BYTES, Kind, RecordHeader, SingleRecord, checksum, padded
 
 _VERSION: Final = 1  # of details and payload; another one is passed over
 _DETAILS: Final = struct.Struct(f"<HHIQQ{KEY_BYTES}s{CHECKSUM_BYTES}s")  # version, 0, pages, uses, next, key, checksum
@@ -106,7 +106,14 @@ def scores_record(kv: KVLayout, heads: Sequence[PageKey], scores: RowScores) -> 
     hashed = blake2b(first.parent_key + last.key, digest_size=KEY_BYTES, person=b"radixlm/score/1")
     header = RecordHeader(Kind.SCORES, hashed.digest(), last.key, first.namespace, _DETAILS.pack(*fields))
 
+    inside = {first.parent_key, *(head.key for head in heads)}
+
     def body_of(_: int) -> Iterator[list[Buffer]]:
         yield [payload, bytes(padded(len(payload)) - len(payload))]
 
-    return SingleRecord(header, len(payload), body_of)
+    def replaces(other: RecordHeader) -> bool:
+        """Whether other scores are of a part of these pages."""
+        old = ScoresHeader.of(other)
+        return old is not None and old.parent_key in inside
+
+    return SingleRecord(header, len(payload), body_of, replaces)

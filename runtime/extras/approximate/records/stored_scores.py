@@ -5,19 +5,19 @@ Knows index and files. Whatever is wrong with a record of scores, it is not foun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from ..files import INDEX, Files, read_all
-from ..index import Index
-from ..index_rows import RecordRow
-from ..page_key import PageKey, StoreIdentity
-from ..record import Kind, MissKind, SingleRecord
-from ..recovery import DiskGuard
-from ..segment import Segment, read_record
-from ..store_state import PutResult, StoreState
+from ....store.files import INDEX, Files, read_all
+from ....store.index import Index
+from ....store.index_rows import RecordRow
+from ....store.page_key import PageKey, StoreIdentity
+from ....store.record import Kind, MissKind
+from ....store.segment import Segment, read_record
+from ....store.single_records import SingleRecords
+from ....store.store_state import PutResult
 from .scores_record import RowScores, ScoresHeader, payload_bytes, scores_record
 
 
@@ -29,28 +29,15 @@ class FoundScores(NamedTuple):
 
 
 class StoredScores:
-    """What a store knows of its pages' rows.
+    """What a store knows of its pages' rows."""
 
-    Args:
-        guard: held while the disk is used; it turns the store off where that fails.
-        put: stores a record beside pages that are there.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        identity: StoreIdentity,
-        files: Files,
-        state: StoreState,
-        guard: DiskGuard,
-        put: Callable[[SingleRecord, Sequence[PageKey]], PutResult],
-    ) -> None:
-        self._directory, self._identity, self._files, self._state = directory, identity, files, state
-        self._guard, self._put = guard, put
+    def __init__(self, singles: SingleRecords) -> None:
+        self._directory, self._identity, self._files = singles.directory, singles.identity, singles.files
+        self._state, self._guard, self._put = singles.state, singles.guard, singles.put
 
     def put(self, heads: Sequence[PageKey], scores: RowScores) -> PutResult:
         """Store what was learned of pages that are there, in place of what is known of them alone; see
-        `PageStore.put_ordered`.
+        `RowRecords.put_ordered`.
 
         Raises:
             StoreError: the scores are not of those pages.

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreError
+from radixlm.runtime.extras.approximate.records.row_records import KINDS, RowRecords
+from radixlm.runtime.extras.approximate.records.scores_record import RowScores, ScoresHeader, scores_record
 from radixlm.runtime.store import OSFiles, PageStore
 from radixlm.runtime.store.catalogue import verify
 from radixlm.runtime.store.record import BLOCK, Kind, RecordHeader
-from radixlm.runtime.store.scores.scores_record import RowScores, ScoresHeader, scores_record
 
-from .pages import ALICE
-from .runs import kv_of, open_store, put_run, run_files, run_of
+from ....store.pages import ALICE, single_files
+from .runs import kv_of, open_store, put_run, run_of
 
 RUN = run_of(kv_of(), 4)
 
@@ -40,69 +41,73 @@ def with_pages(directory: Path) -> PageStore:
 
 def test_scores_come_back_after_a_restart(tmp_path: Path) -> None:
     with with_pages(tmp_path) as store:
-        assert store.scores.read(RUN.heads) == []
-        assert store.scores.put(RUN.heads[1:], scores_of(3)).stored
+        assert RowRecords.of(store).scores.read(RUN.heads) == []
+        assert RowRecords.of(store).scores.put(RUN.heads[1:], scores_of(3)).stored
     with open_store(tmp_path, RUN) as store:
-        [(start, found)] = store.scores.read(RUN.heads)
+        [(start, found)] = RowRecords.of(store).scores.read(RUN.heads)
         assert start == 1
         assert_same(found, scores_of(3))
-        assert store.scores.read(RUN.heads[:3]) == [] and store.scores.read(RUN.heads[2:]) == []
-    report = verify(tmp_path, OSFiles())
+        assert (
+            RowRecords.of(store).scores.read(RUN.heads[:3]) == []
+            and RowRecords.of(store).scores.read(RUN.heads[2:]) == []
+        )
+    report = verify(tmp_path, OSFiles(), kinds=KINDS)
     assert not report.bad and report.num_pages == 4
 
 
 def test_scores_need_their_pages_and_leave_with_them(tmp_path: Path) -> None:
     with open_store(tmp_path, RUN) as store:
-        assert not store.scores.put(RUN.heads, scores_of(4)).stored
+        assert not RowRecords.of(store).scores.put(RUN.heads, scores_of(4)).stored
         store.put(RUN.heads, RUN.pages)
-        store.scores.put(RUN.heads[:2], scores_of(2))
-        store.scores.put(RUN.heads[2:], scores_of(2))
+        RowRecords.of(store).scores.put(RUN.heads[:2], scores_of(2))
+        RowRecords.of(store).scores.put(RUN.heads[2:], scores_of(2))
         store.drop([RUN.heads[2].key])
-        assert [start for start, _ in store.scores.read(RUN.heads)] == [0]
-        assert len(run_files(tmp_path)) == 1
+        assert [start for start, _ in RowRecords.of(store).scores.read(RUN.heads)] == [0]
+        assert len(single_files(tmp_path)) == 1
         store.discard(ALICE)
-        assert run_files(tmp_path) == []
+        assert single_files(tmp_path) == []
 
 
 def test_new_scores_take_the_place_of_those_of_a_part_of_the_pages(tmp_path: Path) -> None:
     with with_pages(tmp_path) as store:
         for start, stop in ((0, 2), (2, 3), (0, 3), (2, 4)):
-            store.scores.put(RUN.heads[start:stop], scores_of(stop - start, seed=stop))
-        found = store.scores.read(RUN.heads)
+            RowRecords.of(store).scores.put(RUN.heads[start:stop], scores_of(stop - start, seed=stop))
+        found = RowRecords.of(store).scores.read(RUN.heads)
         assert [(start, scores.num_tokens) for start, scores in found] == [(0, 48), (2, 32)], "the latest last"
-        store.scores.put(RUN.heads, scores_of(4, 9))
-        [(start, scores)] = store.scores.read(RUN.heads)
+        RowRecords.of(store).scores.put(RUN.heads, scores_of(4, 9))
+        [(start, scores)] = RowRecords.of(store).scores.read(RUN.heads)
         assert_same(scores, scores_of(4, 9))
-        assert len(run_files(tmp_path)) == 1 == store.stats().num_segments - 1
+        assert len(single_files(tmp_path)) == 1 == store.stats().num_segments - 1
 
 
 def test_runs_make_room_and_scores_stay(tmp_path: Path) -> None:
     with with_pages(tmp_path) as store:
         put_run(store, RUN)
-        store.scores.put(RUN.heads, scores_of(4))
+        RowRecords.of(store).scores.put(RUN.heads, scores_of(4))
         evictor = store._writer._evictor
         victim = evictor.next_single()
         assert victim is not None
         evictor.evict(victim, 99)
         assert evictor.next_single() is None
-        assert store.open_ordered(RUN.heads) is None and store.scores.read(RUN.heads)
+        assert RowRecords.of(store).open_ordered(RUN.heads) is None and RowRecords.of(store).scores.read(RUN.heads)
 
 
 def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> None:
     chance, outcomes = random.Random(0), set[bool]()
     with with_pages(tmp_path) as store:
         for number in range(60):
-            store.scores.put(RUN.heads, scores_of(4, number))
-            [path] = run_files(tmp_path)
+            RowRecords.of(store).scores.put(RUN.heads, scores_of(4, number))
+            [path] = single_files(tmp_path)
             content = bytearray(path.read_bytes())
             content[chance.randrange(BLOCK, len(content))] ^= 1 << chance.randrange(8)
             path.write_bytes(content)
-            found = store.scores.read(RUN.heads)
+            found = RowRecords.of(store).scores.read(RUN.heads)
             outcomes.add(bool(found))
             if found:
                 assert_same(found[0].scores, scores_of(4, number))
             else:
-                assert verify(tmp_path, OSFiles()).bad and store.scores.read(RUN.heads) == []
+                assert verify(tmp_path, OSFiles(), kinds=KINDS).bad
+                assert RowRecords.of(store).scores.read(RUN.heads) == []
         assert outcomes == {True, False}, "padding is not looked at"
         assert store.stats().misses.keys() == {"header", "payload"}
 
@@ -110,10 +115,10 @@ def test_a_flipped_bit_anywhere_is_a_miss_or_touches_nothing(tmp_path: Path) -> 
 @pytest.mark.parametrize("num_bytes", [0, 4096, 8192, -4096])
 def test_a_cut_file_is_a_miss(tmp_path: Path, num_bytes: int) -> None:
     with with_pages(tmp_path) as store:
-        store.scores.put(RUN.heads, scores_of(4))
-        [path] = run_files(tmp_path)
+        RowRecords.of(store).scores.put(RUN.heads, scores_of(4))
+        [path] = single_files(tmp_path)
         path.write_bytes(path.read_bytes()[:num_bytes])
-        assert store.scores.read(RUN.heads) == []
+        assert RowRecords.of(store).scores.read(RUN.heads) == []
         assert sum(store.stats().misses.values()) == 1
 
 
@@ -128,20 +133,20 @@ def test_scores_of_another_version_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_store_without_scores_is_read_and_the_index_is_made_again_with_them(tmp_path: Path) -> None:
     with with_pages(tmp_path) as store:
-        store.scores.put(RUN.heads, scores_of(4))
+        RowRecords.of(store).scores.put(RUN.heads, scores_of(4))
     for path in tmp_path.glob("index.sqlite*"):
         path.unlink()
     with open_store(tmp_path, RUN) as store:
-        [(_, found)] = store.scores.read(RUN.heads)
+        [(_, found)] = RowRecords.of(store).scores.read(RUN.heads)
         assert_same(found, scores_of(4))
 
 
 def test_scores_of_other_pages_are_refused(tmp_path: Path) -> None:
     with with_pages(tmp_path) as store:
         with pytest.raises(StoreError, match="not of the same pages"):
-            store.scores.put(RUN.heads, scores_of(3))
+            RowRecords.of(store).scores.put(RUN.heads, scores_of(3))
         with pytest.raises(StoreError, match="not of the same pages"):
-            store.scores.put([RUN.heads[0], RUN.heads[2]], scores_of(2))
+            RowRecords.of(store).scores.put([RUN.heads[0], RUN.heads[2]], scores_of(2))
         broken = replace(scores_of(4), weight=np.full(64, np.nan, np.float32))
         with pytest.raises(StoreError, match="not numbers"):
-            store.scores.put(RUN.heads, broken)
+            RowRecords.of(store).scores.put(RUN.heads, broken)

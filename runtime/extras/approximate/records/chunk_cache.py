@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import StoreError
+from ....errors import StoreError
 from .ordered_layout import OrderedLayout
 from .ordered_run import UInt8Array
 

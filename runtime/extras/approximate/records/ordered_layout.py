@@ -28,10 +28,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
-from ...errors import StoreError
-from ...model.kv_rows import ROW_DTYPES
-from ..record import BLOCK, CHECKSUM_BYTES, padded
+from ....artifact.manifest import PAGE_SIZE, SCALE_BYTES, KVLayout
+from ....errors import StoreError
+from ....model.kv_rows import ROW_DTYPES
+from ....store.record import BLOCK, CHECKSUM_BYTES, padded
 
 MIN_CHUNK, MAX_CHUNK = 16, 256  # tokens
 BLOCK_FIELDS_BYTES: Final = 64  # before the checksums and orders of a block

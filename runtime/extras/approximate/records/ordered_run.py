@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...artifact.manifest import PAGE_SIZE, KVLayout
-from ...errors import StoreError
-from ...model.kv_rows import ROW_DTYPES, KVRows, value_dtype
+from ....artifact.manifest import PAGE_SIZE, KVLayout
+from ....errors import StoreError
+from ....model.kv_rows import ROW_DTYPES, KVRows, value_dtype
 from .ordered_layout import OrderedLayout, key_code_bytes, value_code_bytes
 
 MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several

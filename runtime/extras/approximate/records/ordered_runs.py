@@ -9,22 +9,21 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..catalogue import StoredPages
-from ..files import INDEX, Files, read_all
-from ..index import Index
-from ..page_key import PageKey, StoreIdentity
-from ..record import Kind, MissKind, Place, Record
-from ..segment import Segment
-from ..store_state import StoreState
+from ....store.catalogue import StoredPages
+from ....store.files import INDEX, read_all
+from ....store.index import Index
+from ....store.page_key import PageKey
+from ....store.record import Kind, MissKind, Place, Record
+from ....store.segment import Segment
+from ....store.single_records import SingleRecords
 from .chunk_cache import ChunkCache, RunChunks
 from .ordered_layout import OrderedLayout
 from .ordered_reader import OpenRun
@@ -34,34 +33,22 @@ from .page_parts import PageParts
 
 
 class OrderedRuns:
-    """Any thread may use it; `open` raises OSError and sqlite3.Error where the disk fails.
+    """Any thread may use it; `open` raises OSError and sqlite3.Error where the disk fails."""
 
-    Args:
-        on_error: told of a disk that fails while an open run is read.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        identity: StoreIdentity,
-        files: Files,
-        state: StoreState,
-        *,
-        on_error: Callable[[Exception], None],
-    ) -> None:
-        self._directory = directory
-        self._identity = identity
-        self._files = files
-        self._state = state
-        self._on_error = on_error
+    def __init__(self, singles: SingleRecords) -> None:
+        self._directory = singles.directory
+        self._identity = singles.identity
+        self._files = singles.files
+        self._state = singles.state
+        self._on_error = singles.guard.turn_off  # told of a disk that fails while an open run is read
         self._lock = threading.Lock()  # of all below
-        self._index = Index.open_to_read(directory / INDEX)
+        self._index = Index.open_to_read(singles.directory / INDEX)
         self._caches: WeakSet[ChunkCache] = WeakSet()  # that runs were opened with; told of each that goes
 
     def open(
         self, heads: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
-        """See `PageStore.open_ordered`."""
+        """See `RowRecords.open_ordered`."""
         found = self._find(heads)
         if found is None:
             return None

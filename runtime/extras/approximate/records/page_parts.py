@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import Files, read_all
-from ..page_key import StoreIdentity
-from ..record import Place
-from ..segment import Segment
+from ....store.files import Files, read_all
+from ....store.page_key import StoreIdentity
+from ....store.record import Place
+from ....store.segment import Segment
 from .ordered_layout import Extent, OrderedLayout, units
 from .ordered_record import Checksums, chunk_checksum
 from .ordered_run import UInt8Array

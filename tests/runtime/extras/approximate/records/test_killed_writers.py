@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-NUM_KILLS = 30  # hundreds: python -m tests.runtime.store.kill_writers --kills 500
-REPOSITORY = Path(__file__).resolve().parents[3]
+NUM_KILLS = 30  # hundreds: python -m tests.runtime.extras.approximate.records.kill_writers --kills 500
+REPOSITORY = Path(__file__).resolve().parents[5]
 
 
 def test_kills_at_random_moments_take_nothing_that_was_promised() -> None:
-    command = [sys.executable, "-m", "tests.runtime.store.kill_writers", "--kills", str(NUM_KILLS)]
+    command = [sys.executable, "-m", "tests.runtime.extras.approximate.records.kill_writers", "--kills", str(NUM_KILLS)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = re.match(

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreError
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.store import PageStore
 from radixlm.runtime.store.files import OSFiles
-from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
+from ....store.faulty_files import FailAt, FaultyFiles
+from ....store.pages import BOB, IDENTITY, chain, keys, payload, single_files
 from . import runs
-from .faulty_files import FailAt, FaultyFiles
-from .pages import BOB, IDENTITY, chain, keys, payload
-from .runs import Run, all_pages, is_of_pages, kv_of, put_run, run_files, run_of
+from .runs import Run, all_pages, is_of_pages, kv_of, put_run, run_of
 
 
 def opened(directory: Path, run: Run, max_bytes: int = 4 << 20, files: OSFiles | None = None) -> PageStore:
@@ -23,7 +24,7 @@ def opened(directory: Path, run: Run, max_bytes: int = 4 << 20, files: OSFiles |
 
 def is_right(store: PageStore, run: Run) -> bool:
     """Whether the run is there, and then all of it is right."""
-    found = store.open_ordered(run.heads)
+    found = RowRecords.of(store).open_ordered(run.heads)
     if found is None:
         return False
     assert is_of_pages(found, run.pages)
@@ -34,14 +35,14 @@ def is_right(store: PageStore, run: Run) -> bool:
 def test_stored_pages_are_rewritten_in_order_and_found_again(tmp_path: Path) -> None:
     run = run_of(kv_of(), 6)
     with opened(tmp_path, run) as store:
-        assert store.rewrite(run.heads, run.scores).stored == ()  # the pages are not there
+        assert RowRecords.of(store).rewrite(run.heads, run.scores).stored == ()  # the pages are not there
         store.put(run.heads, run.pages)
-        assert store.rewrite(run.heads, run.scores).stored == keys(run.heads)
+        assert RowRecords.of(store).rewrite(run.heads, run.scores).stored == keys(run.heads)
         assert is_right(store, run)
         before = store.stats()
-        assert before.num_ordered_bytes == run_files(tmp_path)[0].stat().st_size
+        assert before.num_ordered_bytes == single_files(tmp_path)[0].stat().st_size
         with pytest.raises(StoreError, match="scores"):
-            store.rewrite(run.heads, run.scores[..., :16])
+            RowRecords.of(store).rewrite(run.heads, run.scores[..., :16])
     with opened(tmp_path, run) as store:
         assert is_right(store, run)
         assert store.stats().num_bytes == before.num_bytes
@@ -54,9 +55,9 @@ def test_runs_go_with_one_of_their_pages_and_with_their_namespace(tmp_path: Path
     with opened(tmp_path, run) as store:
         for one in (run, other):
             store.put(one.heads, one.pages)
-            store.rewrite(one.heads, one.scores)
+            RowRecords.of(store).rewrite(one.heads, one.scores)
         ordered = other.pages[0, :64].tobytes()
-        path = run_files(tmp_path)[1]
+        path = single_files(tmp_path)[1]
         assert path.is_file() and ordered not in path.read_bytes()
         store.discard(BOB)
         assert not path.exists() and not is_right(store, other)
@@ -75,7 +76,7 @@ def test_pages_win_over_runs_and_runs_go_before_any_page_does(tmp_path: Path) ->
             ours, theirs = store.put(one.heads, one.pages), alone.put(one.heads, one.pages)
             assert (ours.stored, ours.evicted) == (theirs.stored, theirs.evicted), "runs cost a page its place"
             before = {head.key for head in store.heads()}
-            result = store.rewrite(one.heads, one.scores)
+            result = RowRecords.of(store).rewrite(one.heads, one.scores)
             assert result.evicted == () and before == {head.key for head in store.heads()}
             num_written += bool(result.stored)
             assert is_right(store, one) == bool(result.stored)
@@ -92,7 +93,7 @@ def test_a_run_larger_than_its_share_is_not_stored(tmp_path: Path) -> None:
     run = run_of(kv_of(head_dim=64), 8)
     with opened(tmp_path, run, 10 * (run.kv.page_bytes + 4096)) as store:
         store.put(run.heads, run.pages)
-        assert store.rewrite(run.heads, run.scores).stored == ()
+        assert RowRecords.of(store).rewrite(run.heads, run.scores).stored == ()
         assert store.stats().num_pages == 8
 
 
@@ -102,7 +103,7 @@ def test_a_store_whose_layout_is_unknown_keeps_no_runs(tmp_path: Path) -> None:
     with PageStore.open(tmp_path, IDENTITY, max_bytes=4 << 20) as store:
         store.put(heads, payload(heads))
         with pytest.raises(StoreError, match="cannot be ordered"):
-            store.put_ordered(heads, OrderedRun.of_pages(run.kv, run.pages, run.scores))
+            RowRecords.of(store).put_ordered(heads, OrderedRun.of_pages(run.kv, run.pages, run.scores))
 
 
 def test_a_disk_that_fails_while_a_run_is_read_or_written_turns_the_store_off(tmp_path: Path) -> None:
@@ -111,18 +112,18 @@ def test_a_disk_that_fails_while_a_run_is_read_or_written_turns_the_store_off(tm
         files = FaultyFiles()
         with opened(tmp_path / operations[0], run, files=files) as store:
             store.put(run.heads, run.pages)
-            store.rewrite(run.heads, run.scores)
-            found = store.open_ordered(run.heads)
+            RowRecords.of(store).rewrite(run.heads, run.scores)
+            found = RowRecords.of(store).open_ordered(run.heads)
             assert found is not None
             files.before = FailAt(0, operations=operations)
             if operations == ("preadv",):
                 assert found.first(16) is None
             else:
                 ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
-                assert store.put_ordered(run.heads, ordered).stored == ()
+                assert RowRecords.of(store).put_ordered(run.heads, ordered).stored == ()
             found.close()
             assert store.stats().is_off
-            assert store.open_ordered(run.heads) is None
+            assert RowRecords.of(store).open_ordered(run.heads) is None
 
 
 def test_what_a_run_reads_of_pages_that_were_moved_meanwhile_is_theirs(tmp_path: Path) -> None:
@@ -160,11 +161,11 @@ def test_pages_that_were_put_again_with_other_bits_are_not_taken_for_those_of_a_
     with opened(tmp_path, run) as store:
         store.put(run.heads, other.pages)
         ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores, num_ranks=16)
-        assert store.put_ordered(run.heads, ordered).stored
+        assert RowRecords.of(store).put_ordered(run.heads, ordered).stored
         found = runs.opened(store, run)
         assert found.first(16) is not None and found.page_rows(all_pages(2, 3)) is None
         assert store.stats().misses == {"payload": 1}
         found.close()
-        assert store.open_ordered(run.heads) is None
+        assert RowRecords.of(store).open_ordered(run.heads) is None
         out = np.empty_like(run.pages)
         assert store.read(run.heads, out) == 3 and (out == other.pages).all()

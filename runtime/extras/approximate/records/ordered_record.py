@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from ...artifact.manifest import PAGE_SIZE, KVLayout
-from ...errors import StoreError
-from ..files import Buffer
-from ..page_key import KEY_BYTES, PageKey, pack_tokens
-from ..record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
+from ....artifact.manifest import PAGE_SIZE, KVLayout
+from ....errors import StoreError
+from ....store.files import Buffer
+from ....store.page_key import KEY_BYTES, PageKey, pack_tokens
+from ....store.record import Kind, MissKind, Record, RecordHeader, SingleRecord, header_bytes, is_sealed, padded, sealed
 from .ordered_layout import BLOCK_FIELDS_BYTES, MAX_CHUNK, MIN_CHUNK, OrderedLayout
 from .ordered_run import OrderedRun, RunOrder, UInt8Array
 

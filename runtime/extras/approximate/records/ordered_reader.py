@@ -15,10 +15,10 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import StoreError
-from ...model.kv_rows import KVRows
-from ..files import Files
-from ..record import MissKind
+from ....errors import StoreError
+from ....model.kv_rows import KVRows
+from ....store.files import Files
+from ....store.record import MissKind
 from .chunk_cache import ChunkIds, RunChunks
 from .ordered_layout import Extent, OrderedLayout, row_bytes
 from .ordered_record import BlockHead, Checksums, RunHeader, RunTables, chunk_checksum

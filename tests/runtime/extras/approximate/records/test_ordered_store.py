@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.errors import StoreError
+from radixlm.runtime.extras.approximate.records import ordered_record
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
+from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun, unpack_keys
+from radixlm.runtime.extras.approximate.records.row_records import KINDS, RowRecords
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import OSFiles, PageStore, page_key
 from radixlm.runtime.store.catalogue import verify
-from radixlm.runtime.store.ordered import ordered_record
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered.ordered_run import OrderedRun, unpack_keys
 from radixlm.runtime.store.page_key import pack_tokens
 
-from .faulty_files import FaultyFiles
-from .pages import ALICE, BOB, chain
+from ....store.faulty_files import FaultyFiles
+from ....store.pages import ALICE, BOB, chain, single_files
 from .runs import (
     DTYPES,
     Run,
@@ -34,7 +35,6 @@ from .runs import (
     open_store,
     opened,
     put_run,
-    run_files,
     run_of,
     stored,
 )
@@ -111,7 +111,7 @@ def test_a_packed_probe_is_read_as_it_was_packed_and_takes_no_more_room(tmp_path
     run = run_of(kv_of(), 3)
     store, packed = open_store(tmp_path, run), np.arange(2 * 7, dtype=np.uint8).reshape(2, 7)
     store.put(run.heads, run.pages)
-    assert store.rewrite(run.heads, run.scores, pack_probe=lambda keys: packed).stored
+    assert RowRecords.of(store).rewrite(run.heads, run.scores, pack_probe=lambda keys: packed).stored
     for _ in range(2):
         open_run = opened(store, run)
         assert (open_run.probe_keys() == packed).all()
@@ -119,7 +119,7 @@ def test_a_packed_probe_is_read_as_it_was_packed_and_takes_no_more_room(tmp_path
         assert reads_all_pages(open_run, run) and open_run.check()
         open_run.close()
         store.close()
-        assert verify(tmp_path, OSFiles()).bad == {}
+        assert verify(tmp_path, OSFiles(), kinds=KINDS).bad == {}
         store = open_store(tmp_path, run)
     store.close()
 
@@ -132,13 +132,13 @@ def test_a_run_of_another_version_is_found_no_more(tmp_path: Path, monkeypatch: 
         stored(tmp_path, run).close()
     with open_store(tmp_path, run) as store:
         if how == "found":
-            assert store.open_ordered(run.heads) is None
+            assert RowRecords.of(store).open_ordered(run.heads) is None
             store.put((), run.pages[:0])
         else:
             assert store.gc().num_segments_removed == 1
         pages = np.empty_like(run.pages)
         assert store.read(run.heads, pages) == 3 and (pages == run.pages).all()
-        assert run_files(tmp_path) == [] and store.stats().num_ordered_bytes == 0
+        assert single_files(tmp_path) == [] and store.stats().num_ordered_bytes == 0
         assert put_run(store, run) and num_found(store, run.heads) == 3
         assert store.gc().num_segments_removed == 0 and num_found(store, run.heads) == 3
 
@@ -206,7 +206,7 @@ def test_a_kept_order_is_not_read_again(tmp_path: Path) -> None:
     store = stored(tmp_path, run)
     first = opened(store, run)
     order = first.order()
-    again = store.open_ordered(run.heads, tables=first.tables)
+    again = RowRecords.of(store).open_ordered(run.heads, tables=first.tables)
     assert again is not None
     before = replace(again.counts)
     np.testing.assert_array_equal(again.order(), order)
@@ -219,7 +219,7 @@ def test_a_kept_order_of_a_run_that_was_written_again_is_not_used(tmp_path: Path
     before = opened(store, run)
     assert before.order() is not None and before.probe_keys() is not None
     put_run(store, run, -1)
-    again = store.open_ordered(run.heads, tables=before.tables)
+    again = RowRecords.of(store).open_ordered(run.heads, tables=before.tables)
     assert again is not None
     np.testing.assert_array_equal(again.order(), OrderedRun.of_pages(run.kv, run.pages, -run.scores).order)
     assert reads_all_pages(again, run)
@@ -230,20 +230,20 @@ def test_runs_are_found_after_a_restart_by_the_pages_that_begin_with_them(tmp_pa
     with stored(tmp_path, run) as store:
         put_run(store, other)
         part = OrderedRun.of_pages(run.kv, run.pages[:2], run.scores[..., :32])
-        store.put_ordered(run.heads[:2], part)
+        RowRecords.of(store).put_ordered(run.heads[:2], part)
     for _ in range(2):
         with open_store(tmp_path, run) as store:
             assert (num_found(store, run.heads), num_found(store, run.heads[:5])) == (6, 2)
             assert num_found(store, [*run.heads, *chain(2, 9, parent_key=run.heads[-1].key)]) == 6
             assert [num_found(store, run.heads[first:]) for first in (0, 1, 2)] == [6, 0, 0]
             assert (num_found(store, other.heads), num_found(store, other.heads[:2])) == (3, 0)
-            assert store.open_ordered([]) is None
-            found = store.open_ordered(run.heads[:4])
+            assert RowRecords.of(store).open_ordered([]) is None
+            found = RowRecords.of(store).open_ordered(run.heads[:4])
             assert found is not None and found.header.num_pages == 2
             found.close()
             sizes = [path.stat().st_size for path in tmp_path.glob("segment-*")]
             assert store.stats().num_bytes == sum(sizes)
-            assert store.stats().num_ordered_bytes == sum(path.stat().st_size for path in run_files(tmp_path))
+            assert store.stats().num_ordered_bytes == sum(path.stat().st_size for path in single_files(tmp_path))
     assert {stat.S_IMODE(os.stat(path).st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_is_written_again_takes_the_place_of_the_old_one(tmp_path: Pa
     with stored(tmp_path, run) as store:
         old = opened(store, run)
         put_run(store, run, -1, chunk_size=32)
-        assert len(run_files(tmp_path)) == 1
+        assert len(single_files(tmp_path)) == 1
         assert old.check() and reads_all_pages(old, run)  # a reader that has it open still can
         old.close()
         found = opened(store, run)
@@ -278,7 +278,7 @@ def test_the_run_that_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
 def test_what_is_forgotten_is_overwritten_before_it_is_removed(tmp_path: Path, how: str) -> None:
     run = run_of(kv_of(), 4)
     with stored(tmp_path / "store", run) as store:
-        [path] = run_files(tmp_path / "store")
+        [path] = single_files(tmp_path / "store")
         os.link(path, tmp_path / "disk")  # what is on the disk when the file has no name any more
         if how == "drop":
             store.drop([run.heads[2].key])
@@ -297,7 +297,7 @@ def test_runs_of_another_model_are_not_found_and_take_room(tmp_path: Path) -> No
     with PageStore.open(tmp_path, identity_of(kv_of("f32")), max_bytes=64 << 20) as other:
         assert (other.stats().num_ordered_bytes, num_found(other, run.heads)) == (num_bytes, 0)
         other.discard(ALICE)
-        assert other.stats().num_ordered_bytes == 0 and run_files(tmp_path) == []
+        assert other.stats().num_ordered_bytes == 0 and single_files(tmp_path) == []
 
 
 def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
@@ -321,8 +321,8 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
     ordered = OrderedRun.of_pages(run.kv, run.pages, run.scores)
     for heads in (run.heads[1:], [run.heads[0], *run.heads[:3]]):
         with pytest.raises(StoreError, match="not of the same pages"):
-            store.put_ordered(heads, ordered)
-    assert run_files(tmp_path) == []
+            RowRecords.of(store).put_ordered(heads, ordered)
+    assert single_files(tmp_path) == []
     put_run(store, run, num_ranks=32)
     open_run = opened(store, run)
     with pytest.raises(StoreError, match="33 tokens are wanted of a run that has 32"):
@@ -332,12 +332,27 @@ def test_what_cannot_be_ordered_is_refused(tmp_path: Path) -> None:
             open_run.page_rows(wrong)
 
 
+def test_a_store_without_this_extra_reads_its_pages_and_keeps_its_records(tmp_path: Path) -> None:
+    """What no one reads is neither wrong nor in the way."""
+    run = run_of(kv_of(), 3)
+    stored(tmp_path, run).close()
+    with PageStore.open(tmp_path, run.identity, max_bytes=64 << 20) as store:
+        pages = np.empty_like(run.pages)
+        assert store.read(run.heads, pages) == 3 and (pages == run.pages).all()
+        assert store.verify().bad == {} and store.gc().num_segments_removed == 0
+    with open_store(tmp_path, run) as store:
+        assert num_found(store, run.heads) == 3
+    with PageStore.open(tmp_path, run.identity, max_bytes=64 << 20) as store:
+        store.drop([run.heads[0].key])
+        assert single_files(tmp_path) == [], "it is of pages that are gone"
+
+
 def test_runs_of_a_kind_that_is_no_more_are_wrong_and_pages_are_verified_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(kv_of("k12v8"), 3)
     stored(tmp_path, run).close()
     monkeypatch.setattr(page_key, "KVLayout", int)  # reads the layout's JSON as little as it reads that of another kind
-    report = verify(tmp_path, OSFiles())
+    report = verify(tmp_path, OSFiles(), kinds=KINDS)
     assert report.bad == {"identity": 1}
     assert report.num_pages == 3

@@ -12,14 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.errors import StoreError
+from radixlm.runtime.extras.approximate.records.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy, RunChunks
+from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
+from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
+from radixlm.runtime.extras.approximate.records.ordered_record import RunHeader, RunTables, chunk_checksum
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
+from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.store import PageStore
-from radixlm.runtime.store.ordered.chunk_cache import FADING, LFU, LRU, ChunkCache, Policy, RunChunks
-from radixlm.runtime.store.ordered.ordered_layout import OrderedLayout
-from radixlm.runtime.store.ordered.ordered_reader import OpenRun
-from radixlm.runtime.store.ordered.ordered_record import RunHeader, RunTables, chunk_checksum
-from radixlm.runtime.store.ordered.ordered_run import OrderedRun
 
-from .runs import Run, all_pages, is_of_pages, kv_of, open_store, put_run, run_files, run_of
+from ....store.pages import single_files
+from .runs import Run, all_pages, is_of_pages, kv_of, open_store, put_run, run_of
 
 # of 512 bytes a chunk, and of 1024 and 512; what a page has of a layer has 1536
 LAYOUTS = (OrderedLayout(kv_of(), 48, 48), OrderedLayout(kv_of(), 80, 80, 32))
@@ -161,7 +163,7 @@ def test_books_of_runs_without_chunks_are_few() -> None:
 
 
 def opened(store: PageStore, run: Run, cache: ChunkCache | None, tables: RunTables | None = None) -> OpenRun:
-    found = store.open_ordered(run.heads, tables=tables, chunks=cache)
+    found = RowRecords.of(store).open_ordered(run.heads, tables=tables, chunks=cache)
     assert found is not None
     return found
 
@@ -220,7 +222,7 @@ def test_a_run_that_is_written_again_or_removed_leaves_nothing(tmp_path: Path) -
     new.close()
     assert cache.stats().num_bytes > 0
     store.drop([run.heads[2].key])
-    assert cache.stats().num_bytes == 0 and store.open_ordered(run.heads, chunks=cache) is None
+    assert cache.stats().num_bytes == 0 and RowRecords.of(store).open_ordered(run.heads, chunks=cache) is None
 
 
 def test_numbers_that_a_directory_gives_twice_are_no_danger(tmp_path: Path) -> None:
@@ -240,13 +242,13 @@ def test_chunks_that_broke_on_disk_are_not_kept(tmp_path: Path) -> None:
     run, cache = run_of(kv_of(), 3), ChunkCache(1 << 20)
     store = open_store(tmp_path, run)
     put_run(store, run)
-    (path,) = run_files(tmp_path)
+    (path,) = single_files(tmp_path)
     whole = bytearray(path.read_bytes())
     whole[len(whole) - LAYOUTS[0].num_bytes + LAYOUTS[0].chunk(2, 4).start] ^= 1
     path.write_bytes(whole)
     found = opened(store, run, cache)
     assert found.first(32) is not None and cache.stats().num_bytes > 0
-    assert found.first(48) is None and store.open_ordered(run.heads) is None
+    assert found.first(48) is None and RowRecords.of(store).open_ordered(run.heads) is None
     assert cache.stats().num_bytes == 0
     found.close()
 
@@ -262,7 +264,7 @@ def test_parts_of_pages_that_broke_on_disk_are_not_kept(tmp_path: Path) -> None:
     found, is_wanted = opened(store, run, cache), all_pages(2, 3)
     is_wanted[1, 0] = False
     assert found.page_rows(is_wanted) is not None and cache.stats().num_bytes == 5 * 1536
-    assert found.page_rows(all_pages(2, 3)) is None and store.open_ordered(run.heads) is None
+    assert found.page_rows(all_pages(2, 3)) is None and RowRecords.of(store).open_ordered(run.heads) is None
     assert cache.stats().num_bytes == 0
     found.close()
 
@@ -277,7 +279,7 @@ def test_many_threads_read_what_was_written(tmp_path: Path) -> None:
     def read(seed: int) -> None:
         for turn in range(30):
             run = runs[(seed + turn) % 3]
-            found = store.open_ordered(run.heads, chunks=cache)
+            found = RowRecords.of(store).open_ordered(run.heads, chunks=cache)
             if found is not None:
                 try:
                     is_of_pages(found, run.pages)

@@ -1,0 +1,1 @@
+"""Records that only approximate loading keeps in a store: rows of pages by importance, and what was learned of them."""

@@ -1,1 +1,0 @@
-"""What was learned of the rows of stored pages, beside them on disk."""
