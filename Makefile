@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
+.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -29,6 +29,10 @@ test test-long mutations: export OPENBLAS_NUM_THREADS := 1
 test test-long: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	@sh .ci/beside.sh "$(PYTEST) --timeout 600" "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." $(BIN)/mypy
+
+# Whether the core works without runtime/extras, in a copy that lacks it. Two minutes.
+test-core: $(VENV)/.test
+	sh .ci/core.sh $(BIN)/python
 
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
 # Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses; and chat templates as they were

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from radixlm.runtime.extras.approximate.pruned_source import PrunedSources
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
@@ -19,10 +16,3 @@ def load_always(monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60.0) -> No
         return PrefixPlan.of(*segments, deadline_s=deadline_s)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PrefixLoader, "plan", staticmethod(always))
-
-
-def choose_always(monkeypatch: pytest.MonkeyPatch, plan: Callable[..., float | None] = lambda *_, **__: 1.0) -> None:
-    """Have requests wait for chosen rows where they said that those are enough, or as `plan` says; else for all."""
-    load_always(monkeypatch)
-    monkeypatch.setattr(PrunedSources, "plan", staticmethod(plan))
-    monkeypatch.setattr(Rates, "compute_s", lambda *_: 60.0)

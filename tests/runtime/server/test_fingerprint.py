@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import EngineOptions
-from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
+from radixlm.runtime.optional import OPTIONS, installed
 from radixlm.runtime.server import about, create_app
 from starlette.testclient import TestClient
 
@@ -84,24 +82,13 @@ def test_options_that_change_no_reply_keep_the_fingerprint(tmp_path: Path) -> No
     assert fingerprint(**other, app=app) == fingerprint()
 
 
-def test_a_budget_and_what_it_was_calibrated_to_are_in_the_fingerprint(tiny_artifact: Path, tmp_path: Path) -> None:
-    path = shutil.copytree(tiny_artifact, tmp_path / "copy.radixlm")
-
-    def said(kv_budget: float | None) -> str:
-        with Engine(path, kv_cache_bytes=1 << 20, store=tmp_path / "store", kv_budget=kv_budget) as engine:
-            return told(engine)
-
-    found = [said(None), said(1.0), said(0.5)]
-    Calibration.of(Artifact.open(path).manifest, probe_head=0, max_dropped_attention=0.25).write(path)
-    found.append(said(0.5))
-    assert len({*found}) == len(found) and said(0.5) == found[-1]
-
-
 def test_of_every_option_it_is_known_whether_it_changes_replies() -> None:
     """A new one is to be put into the fingerprint, or into a set here."""
     engine, _ = real_engine()
     with engine:
         changing = {*engine.reply_options} - {"calibration"}
-    assert changing.isdisjoint(KEEPING) and changing | KEEPING == {field.name for field in fields(EngineOptions)}
+    absent = set() if installed() else {*OPTIONS}  # of an extra that was removed
+    assert changing.isdisjoint(KEEPING)
+    assert changing | KEEPING | absent == {field.name for field in fields(EngineOptions)}
     parameters = inspect.signature(create_app).parameters
     assert {*parameters} == {"engine", "truncation"} | KEEPING_OF_APP

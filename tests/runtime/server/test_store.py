@@ -75,12 +75,3 @@ def test_a_store_that_failed_is_said_to_be_off_and_the_server_goes_on(tmp_path: 
 
 
 LONG = [{"role": "system", "content": "once there was a tree, and in the tree there was a bird " * 4}]
-
-
-def test_less_than_all_is_refused_where_the_server_does_not_allow_it(tmp_path: Path) -> None:
-    with real_server(store=tmp_path) as server:
-        refused = server.chat(messages=LONG, kv_budget=0.5)
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "kv_budget"
-        assert "--kv-budget" in refused.json()["error"]["message"]
-        assert server.chat(messages=LONG, kv_budget=1.0, max_tokens=1).status_code == 200
-        assert server.chat(messages=LONG, kv_budget=1.5).status_code == 400

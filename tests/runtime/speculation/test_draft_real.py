@@ -59,7 +59,6 @@ def test_a_draft_with_other_tokens_is_refused(smollm2_artifact: Path, tiny_artif
         ({"speculate": "draft"}, "there is no draft"),
         ({"speculate": "off", "draft": "a"}, "leave one of them out"),
         ({"speculate": "lookup", "draft": "a"}, "leave one of them out"),
-        ({"kv_budget": 0.5, "store": "s", "draft": "a"}, "leave it out, or kv_budget"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, object], says: str) -> None:
