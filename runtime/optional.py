@@ -105,8 +105,9 @@ def extra_of(*options: object) -> Extra | None:
         ExtraNotInstalled: its folder was removed.
     """
     for name, owner in OPTIONS.items():
-        if any(getattr(each, name, None) is not None for each in options):
-            return required(owner, name)
+        for each in options:
+            if getattr(each, name, None) is not None:
+                return required(owner, name)
     return None
 
 

@@ -15,6 +15,7 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.prefix.disk_tier import DiskTier
+from radixlm.runtime.prefix.tier_hooks import TierExtra
 from radixlm.runtime.store import PageKey, PageStore, PutResult, StoredAlias, StoreIdentity, StoreStats
 
 from .fake_model import FAKE_PAGE_BYTES, POLICY, Bench, FakeModel
@@ -86,6 +87,7 @@ class Served:
     context_length: int = 96
     num_records: int = NUM_RECORDS
     policy: SchedulerPolicy = POLICY
+    make_extra: Callable[[DiskTier], TierExtra] | None = None
     bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +104,7 @@ class Served:
             queue,
             clock=lambda: self.bench.now if hasattr(self, "bench") else 0.0,
             queue_bytes=self.queue_bytes,
+            make_extra=self.make_extra,
         )
 
     def run(self) -> None:

@@ -47,7 +47,7 @@ def test_an_option_of_an_extra_that_was_removed_is_refused_by_its_name() -> None
 def test_without_its_options_an_extra_that_was_removed_is_missed_by_nobody() -> None:
     options = EngineOptions()
     assert options.extra is None and optional.installed() == [] and optional.record_kinds() == {}
-    assert options.changed(max_num_seqs=2).max_num_seqs == 2 and RequestOptions().kv_budget is None
+    assert EngineOptions().decide(RequestOptions(cache_match="off"), model=None).cache_match == "off"  # type: ignore[arg-type]
 
 
 def test_an_extra_that_lacks_a_module_of_another_package_is_broken_and_not_absent(

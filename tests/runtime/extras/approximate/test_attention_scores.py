@@ -15,7 +15,7 @@ from radixlm.runtime.extras.approximate.scored_runner import ScoredRunner, strid
 from radixlm.runtime.model.batch import Batch, PageCopy
 
 from ...fake_model import VOCAB_SIZE
-from ...fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
+from .fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
 
 NUM_PAGES = 30
 

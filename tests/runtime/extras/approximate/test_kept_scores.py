@@ -15,7 +15,7 @@ from radixlm.runtime.extras.approximate.attention_scores import DECAY, Attention
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.prefix.transfer import PageInserter
 
-from ...fake_scored_model import FakeScoredModel
+from .fake_scored_model import FakeScoredModel
 from .test_run_compactor import SYSTEM, WAIT_S, Asked, query
 
 NUM_PAGES = len(SYSTEM) // PAGE_SIZE

@@ -64,7 +64,7 @@ def test_a_budget_is_refused_with_the_reason(artifact: FakeArtifact, tmp_path: P
     [
         ({"store": "s", "draft": "a"}, "leave it out, or kv_budget"),
         ({"store": "s", "speculate": "lookup"}, "leave it out, or kv_budget"),
-        ({}, "give a store"),
+        ({}, "store is not"),
         ({"store": "s", "kv_budget": float("nan")}, "above 0 and at most 1"),
     ],
 )

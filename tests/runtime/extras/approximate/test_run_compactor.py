@@ -27,7 +27,7 @@ from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageKey, PageStore
 
 from ...fake_model import VOCAB_SIZE
-from ...fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
+from .fake_scored_model import NUM_HEADS, NUM_LAYERS, WEIGHTS, FakeScoredModel
 from .records.runs import identity_of, is_of_pages, kv_of
 
 KV = kv_of("f16", layers=NUM_LAYERS, heads=NUM_HEADS, head_dim=2)

@@ -8,7 +8,7 @@ import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model.batch import Batch, Float32Array, Int32Array
 
-from .fake_model import VOCAB_SIZE, FakeModel
+from ...fake_model import VOCAB_SIZE, FakeModel
 
 NUM_LAYERS, NUM_HEADS = 2, 2
 WEIGHTS = np.random.default_rng(7).random((NUM_LAYERS, NUM_HEADS, VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
