@@ -110,7 +110,7 @@ def test_without_importance_nothing_is_scored(open_engine: Open, monkeypatch: py
 
 
 def test_a_kv_budget_needs_a_store_and_a_runner_that_scores(tiny_artifact: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match="give a store"):
+    with pytest.raises(InvalidParameter, match="store is not"):
         Engine(tiny_artifact, kv_cache_bytes=1 << 20, kv_budget=1.0)
     runner = ModelRunner(Artifact.open(tiny_artifact), num_pages=8)
     with pytest.raises(EngineError, match="keeps no attention scores"):
