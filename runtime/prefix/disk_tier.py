@@ -129,13 +129,10 @@ class DiskTier(Memory):
         return self.loader.before_step()
 
     def computed(self, sequence: Sequence, *, num_reused: int) -> None:
-        """Save the prompt of a sequence, which is computed, and note what it used: the first `num_reused` tokens, or a
-        part of them.
+        """Save the prompt of a sequence, which is computed, and have noted what it used: the first `num_reused` tokens,
+        or offered rows.
         """
-        if sequence.sparse is not None:
-            self._note(lambda observer: observer.used_part(sequence))
-        elif sequence.namespace is not None:
-            self.used(sequence.namespace, sequence.token_ids[: sequence.num_computed], num_reused=num_reused)
+        self._note(lambda observer: observer.computed(sequence, num_reused=num_reused))
         self.save_computed(sequence)
 
     def save_computed(self, sequence: Sequence) -> None:
@@ -150,10 +147,6 @@ class DiskTier(Memory):
     def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
         """Save a call that a client was given, after the pages of its reply."""
         self._saver.keep_call(namespace, call, made_by)
-
-    def used(self, namespace: bytes, token_ids: collections.abc.Sequence[int], *, num_reused: int) -> None:
-        """Note that a prompt is computed, of which `num_reused` tokens were found."""
-        self._note(lambda observer: observer.used(namespace, token_ids, num_reused=num_reused))
 
     def write_on(self) -> None:
         """Have stored what the extra has learned, if nothing else is to be written."""

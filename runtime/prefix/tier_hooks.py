@@ -6,11 +6,10 @@ between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from ..cache.radix_node import Node
-from ..cache.sequence import Sequence as Tokens
+from ..cache.sequence import Sequence
 from .wanted_prefix import Wanted
 
 
@@ -52,12 +51,10 @@ class Observer(Protocol):
         """Have the writer store the next part of what was learned. Called when no page waits to be saved."""
         ...
 
-    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        """Note that a prompt is computed, of which the first `num_reused` tokens were found."""
-        ...
-
-    def used_part(self, sequence: Tokens) -> None:
-        """Note that a prompt is computed which begins with offered rows."""
+    def computed(self, sequence: Sequence, *, num_reused: int) -> None:
+        """Note that the prompt of a sequence is computed: it begins with offered rows, or else its first `num_reused`
+        tokens were found. One without a namespace does not share anything.
+        """
         ...
 
     def leaving(self, node: Node) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from radixlm.cli.main import cli
 from radixlm.runtime import optional
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.engine.request_options import RequestOptions
@@ -20,9 +22,10 @@ ABSENT = "no_such_extra"
 
 @pytest.fixture(autouse=True)
 def forget_what_was_found() -> Iterator[None]:
-    optional.find.cache_clear()
+    find = optional.find
+    find.cache_clear()
     yield
-    optional.find.cache_clear()
+    find.cache_clear()
 
 
 @pytest.fixture
@@ -63,6 +66,14 @@ def test_an_extra_that_lacks_a_module_of_another_package_is_broken_and_not_absen
 
 def test_a_not_installed_extra_is_the_callers_mistake() -> None:
     assert issubclass(ExtraNotInstalled, InvalidParameter)
+
+
+def test_a_command_of_an_extra_that_was_removed_says_so_before_it_looks_at_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(optional, "find", lambda name: None)
+    result = CliRunner().invoke(cli, ["calibrate", "no-such-model.radixlm"])
+    assert result.exit_code == 2 and "calibrate needs the extra 'approximate', which is not installed" in result.output
 
 
 def test_an_engine_without_options_of_extras_imports_none() -> None:

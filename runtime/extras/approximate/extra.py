@@ -39,7 +39,7 @@ class OpenApproximate:
 
     def observe(self, runner: Runner) -> Runner:
         """Return the same runner, which records the attention to each KV row."""
-        from .pruning import score
+        from .approximate_tier import score
 
         return score(runner)
 
@@ -47,7 +47,7 @@ class OpenApproximate:
         self, cache: PrefixCache, runner: Runner, *, clock: Callable[[], float]
     ) -> Callable[[DiskTier], TierExtra]:
         """Return what makes the hooks of a tier under this cache."""
-        from .pruning import choose_rows
+        from .approximate_tier import choose_rows
         from .scored_runner import ScoredRunner
 
         assert isinstance(runner, ScoredRunner), "it was not observed"

@@ -64,7 +64,7 @@ class _Run:
 
 @dataclass
 class RunCompactor:
-    """Call `used` when a prompt is done, and `advance` between two steps.
+    """The `Observer` of a tier. Call `computed` when a prompt is done, and `advance` between two steps.
 
     Args:
         probe_head: the KV head whose keys probe a run.
@@ -100,6 +100,13 @@ class RunCompactor:
         """Whether `advance` has something for the writer, and the writer is idle."""
         has_some = self._waiting or self._runs or self._to_keep or self.teacher.has_waiting
         return bool(has_some) and self.writer.is_idle
+
+    def computed(self, sequence: Tokens, *, num_reused: int) -> None:
+        """The prompt of a sequence is done: see `used`, or what teaches a part of a prefix."""
+        if sequence.sparse is not None:
+            self.used_part(sequence)
+        elif sequence.namespace is not None:
+            self.used(sequence.namespace, sequence.token_ids[: sequence.num_computed], num_reused=num_reused)
 
     def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
         """A prompt is done: fold its attention scores, and count the nodes whose first page it found, on disk or on

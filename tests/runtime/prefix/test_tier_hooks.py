@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache.radix_node import Node
-from radixlm.runtime.cache.sequence import Sequence as Tokens
+from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.prefix.disk_tier import DiskTier
@@ -82,15 +82,14 @@ class FakeObserver:
         self.extra.is_ready = False
         self.extra.told.append("stored")
 
-    def used(self, namespace: bytes, token_ids: Sequence[int], *, num_reused: int) -> None:
-        self.extra.told.append(f"used {len(token_ids)}, {num_reused} found")
-        if token_ids[0] == 13:
+    def computed(self, sequence: Sequence, *, num_reused: int) -> None:
+        if sequence.sparse is not None:
+            self.extra.told.append(f"used {sequence.sparse.num_rows} rows")
+            return
+        self.extra.told.append(f"used {sequence.num_computed}, {num_reused} found")
+        if sequence.token_ids[0] == 13:
             raise RuntimeError("it is no more than a hint")
         self.extra.is_ready = True
-
-    def used_part(self, sequence: Tokens) -> None:
-        assert sequence.sparse is not None
-        self.extra.told.append(f"used {sequence.sparse.num_rows} rows")
 
     def leaving(self, node: Node) -> None:
         self.extra.told.append("leaving")

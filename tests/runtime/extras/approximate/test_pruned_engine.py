@@ -18,12 +18,12 @@ from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.extras.approximate import chosen_loader
+from radixlm.runtime.extras.approximate.approximate_tier import ApproximateTier
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 from radixlm.runtime.extras.approximate.part_teacher import PartTeacher
 from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.promoter import Promoter
 from radixlm.runtime.extras.approximate.pruned_prefix import PrunedPrefix
-from radixlm.runtime.extras.approximate.pruning import Pruning
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_rates import RowRates
 from radixlm.runtime.model.batch import Float32Array
@@ -425,7 +425,7 @@ def test_nothing_of_a_namespace_is_kept_after_it_was_forgotten(
 
     def ask(asking: Asking) -> None:
         chosen = asking.tier.extra
-        assert isinstance(chosen, Pruning)
+        assert isinstance(chosen, ApproximateTier)
         known = chosen.sources.known
         asking.ask("one")
         asking.run_until(lambda: asking.gone)

@@ -15,10 +15,10 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.extras.approximate import run_compactor
+from radixlm.runtime.extras.approximate.approximate_tier import ApproximateTier
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.probe_keys import ProbeKeyCache
-from radixlm.runtime.extras.approximate.pruning import Pruning
 from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_selection import ranks_to_store, scores_to_store
@@ -53,7 +53,7 @@ class Asked:
             self.runner,
             self.queue,
             clock=lambda: 0.0,
-            make_extra=lambda tier: Pruning(
+            make_extra=lambda tier: ApproximateTier(
                 tier, self.runner.scores, probe, CALIBRATION, ProbeKeyCache(DIMS), clock=lambda: 0.0
             ),
         )
@@ -68,10 +68,14 @@ class Asked:
             self.runner.forward(make_batch([reservation], [True]))
             step.commit()
         self.tier.save(namespace, ids)
-        self.tier.used(namespace, ids, num_reused=match.num_tokens)
+        self.used(namespace, ids, num_reused=match.num_tokens)
         self.cache.close(sequence)
         if writes:
             self.settle()
+
+    def used(self, namespace: bytes, ids: Sequence[int], *, num_reused: int) -> None:
+        """What the tier does when a prompt is computed, of which nothing else is to be saved."""
+        self.tier._note(lambda observer: observer.used(namespace, ids, num_reused=num_reused))
 
     def settle(self) -> None:
         """Until nothing is left to be done."""
@@ -184,7 +188,7 @@ def test_pages_are_written_before_any_run(asked: Asked, monkeypatch: pytest.Monk
     )
     asked.tier.save(b"", _computed(asked, [*SYSTEM, *range(2 * PAGE_SIZE)]))
     asked.queue.run()
-    asked.tier.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
+    asked.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
     for _ in range(5):
         asked.queue.run()
     assert asked.tier.writer.queued_bytes and not order and not len(asked.queue)
@@ -212,24 +216,24 @@ def test_too_many_that_wait_are_counted_and_asked_for_again(asked: Asked, monkey
     for prompt in prompts:
         asked.ask(prompt)
     for prompt in prompts:
-        asked.tier.used(b"", prompt, num_reused=5 * PAGE_SIZE)
+        asked.used(b"", prompt, num_reused=5 * PAGE_SIZE)
     assert asked.tier.stats().extra.num_dropped_rewrites == 2
     asked.settle()
     assert asked.num_rewritten == 1
     for prompt in prompts[1:]:
-        asked.tier.used(b"", prompt, num_reused=5 * PAGE_SIZE)
+        asked.used(b"", prompt, num_reused=5 * PAGE_SIZE)
         asked.settle()
     assert asked.num_rewritten == 3
 
 
 def test_what_made_room_or_is_not_on_disk_is_left_alone(asked: Asked) -> None:
     asked.ask([*SYSTEM, 1])
-    asked.tier.used(b"", [*SYSTEM, 1], num_reused=len(SYSTEM))
+    asked.used(b"", [*SYSTEM, 1], num_reused=len(SYSTEM))
     asked.cache.tree.evict(asked.cache.pool.num_cached)
     asked.settle()
     assert asked.num_rewritten == 0
     asked.ask([*SYSTEM, 1])
-    asked.tier.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
+    asked.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
     asked.tier._forget([asked.heads(SYSTEM)[3].key])
     asked.settle()
     assert asked.num_rewritten == 0
@@ -243,7 +247,7 @@ def test_a_namespace_that_is_discarded_takes_its_runs_along(asked: Asked) -> Non
         asked.ask([*SYSTEM, 1], namespace)
         asked.ask([*SYSTEM, 2], namespace)
     for namespace in (b"ours", b"theirs"):
-        asked.tier.used(namespace, [*SYSTEM, 3], num_reused=len(SYSTEM))
+        asked.used(namespace, [*SYSTEM, 3], num_reused=len(SYSTEM))
     ours, theirs = asked.heads(SYSTEM, b"ours"), asked.heads(SYSTEM, b"theirs")
     asked.cache.clear(b"ours")
     (done,) = asked.tier.forget(b"ours").pending

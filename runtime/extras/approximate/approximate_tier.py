@@ -53,7 +53,7 @@ def choose_rows(
     chunk_cache_bytes: int | None = None,
     *,
     clock: Callable[[], float],
-) -> Callable[[DiskTier], Pruning]:
+) -> Callable[[DiskTier], ApproximateTier]:
     """Makes the `TierExtra` of a tier under this cache, for a model that was calibrated.
 
     Args:
@@ -63,10 +63,10 @@ def choose_rows(
     known = ProbeKeyCache(kept_dims(manifest), chunks=ChunkCache(num_bytes) if num_bytes else None)
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
     probe = ProbeForward(cache, runner, max_num_tokens=manifest.module.max_num_tokens, group_size=group_size)
-    return lambda tier: Pruning(tier, runner.scores, probe, calibration, known, clock=clock)
+    return lambda tier: ApproximateTier(tier, runner.scores, probe, calibration, known, clock=clock)
 
 
-class Pruning:
+class ApproximateTier:
     """Has runs stored in the order of `scores`, and reads rows by that order and by probes.
 
     Attributes:
