@@ -124,13 +124,15 @@ class Index:
     def transaction(self) -> Iterator[None]:
         """All changes inside of it at once, or none."""
         self._sql.execute("BEGIN IMMEDIATE")
+        unspread = self.uses.unspread
         try:
             yield
+            self._sql.execute("COMMIT")
         except BaseException:
+            self.uses.take_back(unspread)
             if self._sql.in_transaction:
                 self._sql.execute("ROLLBACK")
             raise
-        self._sql.execute("COMMIT")
 
     # Records.
 

@@ -8,7 +8,7 @@ eviction, and at the end. Knows keys and counts of uses; not what is evicted.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from .record import Kind
@@ -22,6 +22,15 @@ class IndexUses:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection
         self._unspread: dict[bytes, int] = {}  # uses that the pages before a key do not have yet
+
+    @property
+    def unspread(self) -> Mapping[bytes, int]:
+        """The uses that `spread` is still to note, for `take_back`."""
+        return self._unspread
+
+    def take_back(self, unspread: Mapping[bytes, int]) -> None:
+        """Undo each `spread` since `unspread` was read: the transaction that it was in is rolled back."""
+        self._unspread = {**unspread, **self._unspread}
 
     def touch(self, keys: Collection[bytes], use: int) -> None:
         """Note that records were used, and with a page its aliases and calls; `spread` does the pages before it."""
@@ -59,7 +68,7 @@ class IndexUses:
                 (use,),
             )
             self._set_named(use)
-        self._unspread.clear()
+        self._unspread = {}
 
     def _set_named(self, use: int) -> None:
         """Note a use of the records that are named, and of the aliases and calls of pages among them."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -72,6 +73,12 @@ class Uses(RuleBasedStateMachine):
             self.touch([number])
         for gone in self.index.remove([key] if (key := self.key(number)) else []):
             del self.headers[gone.key], self.last_used[gone.key]
+
+    @rule()
+    def fail(self) -> None:
+        with pytest.raises(OSError, match="full"), self.index.transaction():
+            self.index.uses.spread()
+            raise OSError("the disk is full")
 
     @rule()
     def crash(self) -> None:
