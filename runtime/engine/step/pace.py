@@ -64,7 +64,8 @@ class StepPace:
     def time_of(self, now: float, *, num_streams: int, num_prompts: int) -> PromptTime:
         """Return the time that the step that begins now has for this many prompts beside this many streams."""
         self.begin(now)
-        parts_s = self.prompts_s(num_streams=num_streams, has_others=num_prompts > 1)
+        # without prompts the cost of one is not asked for: it would be fitted anew in each step
+        parts_s = self.prompts_s(num_streams=num_streams, has_others=num_prompts > 1) if num_prompts else 0.0
         is_alone = not num_streams and num_prompts <= 1
         return PromptTime(
             self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
@@ -12,6 +13,7 @@ from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
+from radixlm.runtime.engine.step import prompt_cost
 from radixlm.runtime.engine.step.pace import ALONE_S, StepPace
 from radixlm.runtime.engine.step.policy import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken
@@ -381,3 +383,26 @@ def test_what_a_decode_step_took_says_how_much_of_a_first_prompt_is_computed() -
         machine.add("first", 512)
         machine.step()
     assert slow.steps[0][0] == {"first": 64} and quick.steps[0][0]["first"] > 256
+
+
+def test_steps_without_prompts_fit_no_cost_of_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve, num_fits = prompt_cost._non_negative, 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal num_fits
+        num_fits += 1
+        return solve(*args)
+
+    machine = Machine()
+    for number in range(3):
+        machine.add(f"{number}", 100 + 50 * number)
+        machine.run_until_first_token(f"{number}")
+    monkeypatch.setattr(prompt_cost, "_non_negative", counted)
+    machine.step()  # what the last prompt took is noted with the step after it
+    num_fits = 0
+    for _ in range(20):
+        machine.step()
+    assert num_fits == 0
+    machine.add("next", 200)
+    machine.step()
+    assert num_fits > 0
