@@ -20,6 +20,7 @@ from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
 from ..chat.space_first import SpaceTokens
 from ..chat.text_rules.healing import HealingTokens
+from ..chat.text_rules.token_texts import TokenTexts
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.given_calls import GivenCalls
@@ -112,6 +113,7 @@ class Prompts:
         self.texts = PromptTexts(self.tokenizer, self.given_calls)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._healing_tokens = HealingTokens(self.tokenizer, self.vocab_size)
+        self._token_texts = TokenTexts(self.tokenizer, self.vocab_size)
         self._grammars: Grammars | None = None
         self._opening_grammars = threading.Lock()
 
@@ -277,6 +279,8 @@ class Prompts:
         """
         if isinstance(constraint, Grammar):
             constraint = self.grammars.compile(constraint)
+        if params.banned_strings:
+            self._token_texts.prepare()
         begun: TokenConstraint | None = None
         if prompt.space_id is not None:
             begun = self._space_tokens.start(params.end_ids(self._eos_token_ids))
@@ -302,6 +306,7 @@ class Prompts:
             eos_token_ids=self._eos_token_ids,
             constraint=begun,
             thoughts=self.thoughts.splitter(text, self._head_in) if is_chat else None,
+            holding=self._token_texts.holding,
         )
 
     def close(self) -> None:

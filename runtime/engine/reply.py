@@ -6,22 +6,27 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..chat.scan import Said
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
+from ..chat.text_rules.string_scan import Found
 from ..chat.thought_splitter import ThoughtSplitter
 from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restore, state_of
 from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampling_params import SamplingParams
 from .step.sampler import SampledToken
-from .step.sampler_state import SamplerState
+from .step.sampler_state import NO_IDS, IntArray, SamplerState
 
 _NOTHING = Said()
-MAX_BANS = 64  # tokens at one place that each led to a banned string; then the reply fails
-MAX_TAKEN_BACK = 1 << 14  # tokens of one reply, likewise
+MAX_BANS = 64  # tokens at one place that are tried one by one; then those that hold a banned string go at once
+MAX_TAKEN_BACK = 1 << 14  # tokens of one reply; then it fails
 
 
 class _Open(NamedTuple):
@@ -33,6 +38,14 @@ class _Open(NamedTuple):
     sampled: SampledToken
     is_guessed: bool
     said: Said
+
+
+@dataclass
+class _Bans:
+    """The tokens that must not come in one place, and to which banned strings those led that were tried."""
+
+    ids: IntArray
+    tried: Counter[str] = field(default_factory=Counter)
 
 
 class Reply:
@@ -56,6 +69,7 @@ class Reply:
         eos_token_ids: Iterable[int] = (),
         constraint: TokenConstraint | None = None,
         thoughts: ThoughtSplitter | None = None,
+        holding: Callable[[str], IntArray] = lambda string: NO_IDS,
     ) -> None:
         """A reply without tokens.
 
@@ -65,6 +79,7 @@ class Reply:
             eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
             constraint: what the reply must keep to, at its beginning and this reply's own.
             thoughts: takes out what the reply thinks; fresh. None: all of it is the answer.
+            holding: the tokens that hold a string by themselves; asked where too many were tried one by one.
         """
         self._params, self._vocab_size = params, vocab_size
         self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
@@ -76,7 +91,9 @@ class Reply:
         if self._text.has_banned:
             state_of(constraint)
         self._open: list[_Open] = []
-        self._bans: dict[int, set[int]] = {}  # by place, tokens that led to a banned string behind those before them
+        self._bans: dict[int, _Bans] = {}  # by place
+        self._holding = holding
+        self._holders = NO_IDS  # of banned strings that too many tokens led to
         self._num_taken_back = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -184,10 +201,11 @@ class Reply:
             return self._delta(said, [(sampled, is_guessed)], reason)
         if self._text.found_banned is not None:
             self._open.append(_Open(before, open_from, self._text.found_banned.stop, sampled, is_guessed, said))
-            self._take_back(self._text.found_banned.start)
+            self._take_back(self._text.found_banned)
             return self._delta(Said(), [], None)
         self._open.append(_Open(before, open_from, self._text.reach(), sampled, is_guessed, said))
-        self.sampler.banned_ids = self._bans.get(len(self.token_ids), ())
+        bans = self._bans.get(len(self.token_ids))
+        self.sampler.banned_ids = NO_IDS if bans is None else bans.ids
         return self._settled(reason)
 
     def cancel(self) -> Delta:
@@ -195,7 +213,7 @@ class Reply:
         assert self.finish_reason is None
         said = self._flush()
         while self._text.found_banned is not None:
-            self._take_back(self._text.found_banned.start)
+            self._take_back(self._text.found_banned)
             said = self._flush()
         return self._settled("cancelled", said)
 
@@ -222,28 +240,42 @@ class Reply:
     def _may_stop(self) -> bool:
         return len(self.token_ids) > self._params.min_tokens
 
-    def _take_back(self, start: int) -> None:
-        """Take back the token that the answer's character `start` began with, and all behind it, and ban it there."""
+    def _take_back(self, found: Found) -> None:
+        """Take back the token that a banned string began with, and all behind it, and ban it there."""
         reaches = [each.reach for each in self._open]
-        place = 1 + max((number for number, reach in enumerate(reaches) if reach <= start), default=-1)
+        place = 1 + max((number for number, reach in enumerate(reaches) if reach <= found.start), default=-1)
         index = len(self.token_ids) - len(self._open) + place
         taken = self.token_ids[index:]
         self._num_taken_back += len(taken)
-        self._bans = {at: banned for at, banned in self._bans.items() if at <= index}
-        banned = self._bans.setdefault(index, set())
-        if len(banned) == MAX_BANS or self._num_taken_back > MAX_TAKEN_BACK:
+        self._bans = {at: bans for at, bans in self._bans.items() if at <= index}
+        bans = self._bans.setdefault(index, _Bans(self._holders))
+        num_tried = bans.tried.total()
+        bans.tried[found.rule] += 1
+        if self._num_taken_back > MAX_TAKEN_BACK or (num_tried == MAX_BANS and not self._ban_holders(bans)):
             raise ConstraintFailed(
-                f"{len(banned)} tokens led to a banned string behind {index} tokens of the reply, and "
+                f"{num_tried} tokens led to a banned string behind {index} tokens of the reply, and "
                 f"{self._num_taken_back} were taken back in all; ban fewer strings"
             )
-        banned.add(taken[0])
+        bans.ids = np.append(bans.ids, taken[0])
         del self.token_ids[index:], self._guessed[index:], self.logprobs[index:]
         self.sampler.take_back(taken)
-        self.sampler.banned_ids = banned
+        self.sampler.banned_ids = bans.ids
         text, constraint = self._open[place].before
         self._text.restore(text)
         restore(self._constraint, constraint)
         del self._open[place:]
+
+    def _ban_holders(self, bans: _Bans) -> bool:
+        """Ban the tokens that hold by themselves the string that most of those tried led to, here and wherever one is
+        banned from now on. Returns whether that bans any more.
+        """
+        [(string, _)] = bans.tried.most_common(1)
+        held = self._holding(string)
+        more = np.setdiff1d(held, bans.ids)
+        self._holders = np.union1d(self._holders, held)
+        bans.ids = np.append(bans.ids, more)
+        bans.tried.clear()
+        return len(more) > 0
 
     def _settled(self, reason: FinishReason | None, more: Said = _NOTHING) -> Delta:
         """What is certain now, which is all if the reply has ended.

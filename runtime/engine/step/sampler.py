@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...chat.token_constraint import BoolArray, allowed_of
 from ...errors import ConstraintFailed
 from ...model.batch import Float32Array, Int32Array, TopLogits
 from ..completion import TokenLogprob
 from ..sampling_params import SamplingParams
-from .sampler_state import Float64Array, SamplerState, relative_weights
-
-IntArray = npt.NDArray[np.intp]
+from .sampler_state import Float64Array, IntArray, SamplerState, relative_weights
 
 _ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
 _ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"
@@ -77,9 +74,9 @@ def _sample_row(
         mask = None if state.constraint is None else state.constraint.mask()
     except ConstraintFailed as error:
         return Refusal(error)
-    if mask is not None or state.banned_ids:
+    if mask is not None or len(state.banned_ids):
         is_allowed = np.ones(len(logits), np.bool_) if mask is None else allowed_of(mask, len(logits)).copy()
-        is_allowed[list(state.banned_ids)] = False
+        is_allowed[state.banned_ids] = False
         if not is_allowed.any():
             return Refusal(ConstraintFailed(f"each of the {len(state.banned_ids)} tokens {_ONLY_BANNED}"))
         token_id = _allowed(logits, top_values, top_ids, state, is_allowed)

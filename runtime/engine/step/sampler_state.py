@@ -5,7 +5,7 @@ Knows one request's parameters, not rows of logits of others, text or pages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 
 import numpy as np
@@ -16,6 +16,9 @@ from ...model.batch import TopLogits
 from ..sampling_params import SamplingParams
 
 Float64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+NO_IDS: IntArray = np.empty(0, np.intp)
 
 
 class SamplerState:
@@ -53,7 +56,7 @@ class SamplerState:
                 self._times_seen = self._is_seen.astype(np.int32)
         is_plain = params.greedy and not params.changes_logits and params.logprobs is None
         self._is_free = is_plain and constraint is None
-        self.banned_ids: Collection[int] = ()
+        self.banned_ids = NO_IDS
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.intp, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
 
@@ -83,7 +86,7 @@ class SamplerState:
     @property
     def takes_best(self) -> bool:
         """Whether nothing but the first of the largest logits is needed."""
-        return self._is_free and not self.banned_ids
+        return self._is_free and not len(self.banned_ids)
 
     def record(self, token_id: int) -> None:
         """Count a token of the reply, and go on in what it must keep to.

@@ -7,14 +7,19 @@ import io
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from radixlm.runtime import Engine
 from radixlm.runtime.chat.text_rules.reply_text import Stops
+from radixlm.runtime.chat.text_rules.token_texts import TokenTexts
 from radixlm.runtime.chat.token_constraint import TokenConstraint
+from radixlm.runtime.engine import reply
 from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.reply import MAX_BANS, Reply
 from radixlm.runtime.engine.sampling_params import SamplingParams
@@ -25,6 +30,7 @@ from radixlm.runtime.errors import ConstraintFailed, InvalidParameter
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay
 from radixlm.runtime.model.batch import Batch
+from radixlm.tokenizer_fix import Tokenizer
 from radixlm.tokenizer_fix.stream_decoder import StreamDecoder
 
 from ..fake_constraint import ChainConstraint
@@ -75,7 +81,7 @@ def slow(
             state.record(token.token_id)
             if not params.greedy:
                 state.uniform()
-        state.banned_ids = bans.get(len(chosen), set())
+        state.banned_ids = np.array(sorted(bans.get(len(chosen), ())), np.intp)
         logits = logits_of(_digest_of([*prompt, *(token.token_id for token in chosen)]))[None]
         sampled = sample(logits, top_of(logits), [state])[0]
         assert isinstance(sampled, SampledToken)
@@ -332,6 +338,51 @@ def test_so_many_bans_at_one_place_end_a_reply() -> None:
     bench.add("a", range(9), params, decoder=decoder(spells))
     bench.run()
     assert f"{MAX_BANS} tokens led to a banned string" in str(bench.error("a"))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_that_hold_a_banned_string_go_at_once_where_too_many_would_be_tried(
+    tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """A lone space was "fewer strings" than could be banned."""
+    monkeypatch.setattr(reply, "MAX_BANS", 2)
+    with Engine(tiny_artifact, kv_cache_bytes=4 << 20, num_threads=1) as engine:
+        spell, special_ids = engine.tokenizer.token_bytes, engine.tokenizer.profile.special_ids
+        banned = [" ", "E", "in"]
+        texts = {
+            each: spell(each).decode(errors="replace").lower()
+            for each in range(engine.prompts.vocab_size)
+            if each not in special_ids
+        }
+        holders = [each for each, text in texts.items() if any(string.lower() in text for string in banned)]
+        params = SamplingParams(temperature=temperature, seed=1, max_tokens=200, ignore_eos=True)
+        bias = replace(params, logit_bias=dict.fromkeys(holders, 60.0))
+        likely = engine.generate("the cat", replace(bias, max_tokens=20))
+        assert set(likely.token_ids) <= set(holders), "these tokens are the likeliest in each place"
+        completion = engine.generate("the cat", replace(bias, banned_strings=tuple(banned)))
+        assert len(completion.token_ids) == 200
+        assert first_banned(completion.text, banned) is None
+        if temperature == 0.0:
+            never = replace(params, logit_bias=dict.fromkeys(holders, -100.0))
+            assert completion.token_ids == engine.generate("the cat", never).token_ids
+
+
+@given(strings=st.lists(st.text(st.sampled_from("ehtTHE aé"), min_size=1, max_size=3), min_size=1, max_size=5))
+def test_the_tokens_that_hold_a_string_are_those_whose_text_has_it(strings: list[str]) -> None:
+    pieces = [*PIECES, b"The", b" the", "É".encode(), b"heh", b"HEHE", "aé".encode(), b"special"]
+
+    class Spelled:
+        profile = SimpleNamespace(special_ids=frozenset([len(pieces) - 1]))
+        token_bytes = staticmethod(pieces.__getitem__)
+
+    texts = TokenTexts(cast(Tokenizer, Spelled()), len(pieces))
+    for string in strings:
+        expected = [
+            number
+            for number, piece in enumerate(pieces[:-1])
+            if string.lower() in piece.decode(errors="replace").lower()
+        ]
+        assert texts.holding(string).tolist() == expected
 
 
 def test_a_constraint_that_cannot_go_back_is_refused_beside_banned_strings() -> None:
