@@ -81,8 +81,9 @@ def match_prompt(
     kinds = bytes(found.num_tokens)
     root = tree.root(namespace)
     if namespace is not None and spelled is not None and root is not None and found.num_with_kv < limit:
-        walked = TextWalk(root, spelled(), num_match, partial(aliases.find, namespace)).run()
-        if any(walked.kinds):
+        spelled_prompt = spelled()
+        walked = TextWalk(root, spelled_prompt, num_match, partial(aliases.find, namespace)).run()
+        if any(walked.kinds) and walked.reach >= spelled_prompt.starts[found.num_with_kv]:
             num_match += len(walked.ids) - len(prompt)
             prompt, kinds = walked.ids, walked.kinds
             limit = min(num_match, len(prompt) - 1)

@@ -22,6 +22,7 @@ from .reply_alias import ReplyAlias
 
 EXACT, TEXT, ALIAS = 0, 1, 2  # how an id of a prompt was found; weaker and weaker
 FEW_CHILDREN = 8  # so many are simply tried
+MAX_IN_VAIN = 256  # runs that are followed one after the other and lead no further: some 20 ms
 
 FindAliases = Callable[[int, Callable[[], bytes]], Sequence[ReplyAlias]]
 """Of the replies to a prompt of so many tokens, whose ids are made only if there may be any."""
@@ -37,10 +38,14 @@ class AliasSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Walked:
-    """The ids to use for a prompt, of which the tree has the first `len(kinds)`; `kinds` has a byte for each."""
+    """The ids to use for a prompt, of which the tree has the first `len(kinds)`; `kinds` has a byte for each.
+
+    The tree has the prompt's text up to byte `reach`.
+    """
 
     ids: tuple[int, ...]
     kinds: bytes
+    reach: int
 
 
 @dataclass(frozen=True)
@@ -98,20 +103,27 @@ class TextWalk:
         self._best: tuple[_Place, PromptCursor] | None = None
 
     def run(self) -> Walked:
-        """The walk that covers the most of the prompt's text."""
+        """Return the walk that covers the most of the prompt's text, of those that were tried.
+
+        Thousands of replies may spell the same text in other ids, and each could be followed. The search ends with
+        `MAX_IN_VAIN` that led no further. What is found then may be less than what the prompt's own ids find.
+        """
         start = PromptCursor(self._prompt)
         self._leave(self._root, 0, start, ())
         self._go_below(_Visit(self._root, 0, start, None, ()))
-        while self._visits:
-            visit = self._visits.pop()
-            if visit.bound is None or visit.bound > self._best_reach:
+        num_in_vain = 0
+        while self._visits and num_in_vain < MAX_IN_VAIN:
+            visit, reach = self._visits.pop(), self._best_reach
+            if visit.bound is None or visit.bound > reach:
                 self._follow(visit)
+                num_in_vain = 0 if self._best_reach > reach else num_in_vain + 1
         assert self._best is not None
         place, cursor = self._best
         path, rest = tokens_of(place.key(), 0, place.num_tokens), cursor.rest()
         assert rest is not None
         ids = (*path, *rest)
-        return Walked(ids, _kinds_of(self._prompt.spelled, ids, place.spans)[: len(ids) - 1])
+        kinds = _kinds_of(self._prompt.spelled, ids, place.spans)
+        return Walked(ids, kinds[: len(ids) - 1], self._best_reach)
 
     def _follow(self, visit: _Visit) -> None:
         """Go along a run as far as it goes, then to what is below, or back to where the reply began."""

@@ -7,16 +7,21 @@ special token passed over; and `exact` knows nothing of all this.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from radixlm.runtime.cache import text_walk
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.cache.sequence import Sequence
+from radixlm.runtime.cache.text_walk import TextWalk
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from .. import toy_tokenizer as toy
@@ -274,3 +279,49 @@ TestTalks = Talks.TestCase
 TestTalks.settings = settings(
     max_examples=40, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.mark.parametrize("most", [1, 2, 256])
+def test_a_search_that_is_cut_short_finds_no_less_than_the_prompts_own_ids(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(text_walk, "MAX_IN_VAIN", most)
+    cache, own = PrefixCache(PagePool(100)), toy.encode("a b" * 60)
+    piece = max(toy.ID_OF[piece] for piece in toy.PIECES if b"a ba ba b".startswith(piece))
+    assert piece > own[0], "siblings of higher ids are followed first"
+    for prompt, reply in ((own, []), *(([], [piece, *toy.encode("b" * (20 + number))]) for number in range(4))):
+        sequence = cache.open(cache.match([toy.BOS, *prompt], namespace=NAMESPACE), context_length=1000)
+        sequence.append(reply)
+        with cache.begin() as step:
+            step.reserve(sequence, sequence.num_uncomputed)
+            step.commit()
+        cache.close(sequence)
+    asked = toy.spelled([toy.BOS, *own, toy.END, toy.USER])
+    match = cache.match(asked.ids, namespace=NAMESPACE, spelled=lambda: asked)
+    assert match.num_tokens == len(own) + 1
+
+
+def test_thousands_of_replies_that_spell_the_same_text_are_not_all_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, chance = PrefixCache(PagePool(20_000)), random.Random(1)
+    asked = [toy.BOS, *toy.encode("ab"), toy.MODEL]
+    for _ in range(1000):
+        match = cache.match(asked, namespace=NAMESPACE)
+        sequence = cache.open(match, context_length=CONTEXT_LENGTH)
+        sequence.append(toy.split(b" " * 300, [chance.randrange(1, 8) for _ in range(100)])[:40])
+        with cache.begin() as step:
+            step.reserve(sequence, sequence.num_uncomputed)
+            step.commit()
+        cache.close(sequence)
+    followed: list[int] = []
+    follow = TextWalk._follow
+
+    def noted(walk: TextWalk, visit: Any) -> None:
+        follow(walk, visit)
+        followed.append(walk._best_reach)
+
+    monkeypatch.setattr(TextWalk, "_follow", noted)
+    prompt = toy.spelled([*asked, *toy.encode(" " * 300), toy.END, toy.USER])
+    match = cache.match(prompt.ids, namespace=NAMESPACE, spelled=lambda: prompt)
+    num_better = len(set(followed))
+    assert len(followed) <= text_walk.MAX_IN_VAIN * num_better < 4000 and len(followed) < 600
+    assert match.tokens_by_kind["text"] > 16
