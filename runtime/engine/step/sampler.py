@@ -20,6 +20,8 @@ from .sampler_state import Float64Array, IntArray, SamplerState, relative_weight
 
 _ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
 _ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"
+_BLOCK = 256  # weights that are added at once, to find where a draw falls
+_MANY = 2048  # weights for which that pays
 FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
 
 
@@ -163,9 +165,28 @@ def _draw(logits: Float64Array, state: SamplerState) -> int:
 
 def _pick(weights: Float64Array, state: SamplerState) -> int:
     """The index of a weight, drawn with a probability in proportion to it."""
+    number = state.uniform()
+    if len(weights) > _MANY and (found := _pick_in_block(weights, number)) is not None:
+        return found
     cumulative = np.cumsum(weights)
-    index = int(np.searchsorted(cumulative, state.uniform() * cumulative[-1], side="right"))
+    index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
     return min(index, len(weights) - 1)  # rounding may place the product on the total itself
+
+
+def _pick_in_block(weights: Float64Array, number: float) -> int | None:
+    """Return the index where a share `number` of all weights is reached, in a third of the time that their running sum
+    takes. None: so near to the next weight that the running sum may round to that one.
+    """
+    ends = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK)))
+    wanted, nearest = number * ends[-1], _ROUNDING * ends[-1]
+    block = min(int(np.searchsorted(ends, wanted, side="right")), len(ends) - 1)
+    before = ends[block - 1] if block else 0.0
+    inside = before + np.cumsum(weights[block * _BLOCK : (block + 1) * _BLOCK])
+    index = int(np.searchsorted(inside, wanted, side="right"))
+    start = inside[index - 1] if index else before
+    if index == len(inside) or min(wanted - start, inside[index] - wanted) <= nearest:
+        return None
+    return block * _BLOCK + index
 
 
 def _candidates(weights: Float64Array, params: SamplingParams) -> IntArray | None:
@@ -223,13 +244,14 @@ def logprob_of(
         logits: `[vocab]`, all finite.
         top_values, top_ids: the largest of these; the rest is read if they are fewer than `num_top`.
     """
-    exact = logits.astype(np.float64)
+    weights = logits.astype(np.float64)
     if len(top_ids) < min(num_top, len(logits)):
-        top_ids = _top(exact, num_top).astype(np.int32)
+        top_ids = _top(weights, num_top).astype(np.int32)
         top_values = logits[top_ids]
-    largest = exact.max()
-    total = np.log(np.exp(exact - largest).sum())
+    largest = weights.max()
+    weights -= largest
+    total = np.log(np.exp(weights, out=weights).sum())
     own, values = logits[token_id], top_values[:num_top].astype(np.float64) - largest - total
     rank = 1 + int(np.count_nonzero(logits > own)) + int(np.count_nonzero(logits[:token_id] == own))
     top = tuple(zip(top_ids[:num_top].tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token_id, float(exact[token_id] - largest - total), top, rank)
+    return TokenLogprob(token_id, float(np.float64(own) - largest - total), top, rank)

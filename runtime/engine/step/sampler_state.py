@@ -141,6 +141,8 @@ class SamplerState:
 def relative_weights(logits: Float64Array, temperature: float) -> Float64Array:
     """Probabilities times a constant: every weight is at most 1, the best one's is 1."""
     # the maximum first: a tiny temperature would overflow otherwise
+    weights: Float64Array = logits - logits.max()
     with np.errstate(over="ignore", under="ignore"):
-        weights: Float64Array = np.exp((logits - logits.max()) / temperature)
+        weights /= temperature
+        np.exp(weights, out=weights)
     return weights

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.sampler import FIRST_CANDIDATES, SampledToken, sample
-from radixlm.runtime.engine.step.sampler_state import SamplerState
+from radixlm.runtime.engine.step.sampler_state import SamplerState, relative_weights
 from radixlm.runtime.model.batch import TopLogits
 
 from ..fake_model import top_of
@@ -174,6 +174,30 @@ def test_where_the_largest_logits_decide_no_other_is_read(params: SamplingParams
     for _ in range(10):
         unread = sample(np.full_like(logits, np.nan), top_of(logits), [one])
         assert unread == sample(logits, top_of(logits), [other])
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(2049, 9000),
+    spread=st.sampled_from([0.1, 3.0, 40.0, 400.0]),
+    nudge=st.sampled_from([-1e-10, -2e-16, 0.0, 2e-16, 1e-10]),
+)
+def test_a_draw_from_many_weights_is_that_of_their_running_sum(
+    seed: int, size: int, spread: float, nudge: float
+) -> None:
+    """Numbers that fall on the end of a weight, or next to it, are the ones on which two orders of sums disagree."""
+    chance = np.random.default_rng(seed)
+    logits = (chance.normal(size=size) * spread).astype(np.float32)
+    weights = relative_weights(logits.astype(np.float64), 1.0)
+    running = np.cumsum(weights)
+    ends = running[chance.integers(0, size, 20)] / running[-1]
+    for number in [*chance.random(20), *np.clip(ends * (1 + nudge), 0.0, 1 - 2**-53), 0.0]:
+        state = SamplerState(SamplingParams(seed=1), (), size)
+        state.uniform = lambda number=number: float(number)  # type: ignore[method-assign]
+        drawn = sample(logits[None], top_of(logits[None]), [state])[0]
+        expected = min(int(np.searchsorted(running, number * running[-1], side="right")), size - 1)
+        assert isinstance(drawn, SampledToken) and drawn.token_id == expected
 
 
 def test_greedy_takes_the_lowest_id_on_ties() -> None:
