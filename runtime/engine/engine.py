@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
@@ -17,7 +18,7 @@ from ..artifact import Artifact
 from ..cache.cache_tree import CacheCleared, CacheTree
 from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import ToolFormat
-from ..errors import StoreOff
+from ..errors import EngineError, StoreOff
 from ..fields import takes_fields_of
 from .completion import Completion
 from .engine_options import EngineOptions
@@ -207,7 +208,8 @@ class Engine:
             return
         self.prompts.given_calls.note(namespace, call)
         if stream is not None and self._options.store is not None:
-            self._loop.post(lambda core: core.keep_call(namespace, call, stream.computed_ids))
+            with suppress(EngineError):  # it was closed, or died: the client has the reply all the same
+                self._loop.post(lambda core: core.keep_call(namespace, call, stream.computed_ids))
 
     def as_generated(self, messages: Sequence[Message], options: RequestOptions = NO_OPTIONS) -> Sequence[Message]:
         """A conversation in which the calls of `note_call` have their arguments as the model wrote them."""

@@ -260,6 +260,14 @@ def test_a_call_of_a_reply_that_is_not_kept_is_not_kept(open_engine: Open) -> No
     assert len(open_engine().prompts.given_calls) == 0
 
 
+def test_a_call_of_a_reply_is_no_error_where_the_engine_was_closed_meanwhile(open_engine: Open) -> None:
+    engine = open_engine()
+    stream = engine.stream(PROMPT, PARAMS)
+    stream.result()
+    engine.close()
+    engine.note_call(ToolCall("call_1", "edit", "{}"), stream=stream)
+
+
 def test_clearing_waits_for_a_disk_that_hangs_no_longer_than_it_says(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
