@@ -6,6 +6,7 @@ Checks, documentation and flags are made from that. Knows dataclasses, not what 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -118,17 +119,42 @@ class Field:
         """All values of a field that has only some; else empty."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
+    @property
+    def called(self) -> str:
+        """What values it may have, in words."""
+        if self.kind in _NUMBERS:
+            return f"{_NUMBERS[self.kind][1]} {self.about.range}".rstrip()
+        return "true or false" if self.kind is bool else "an object in JSON"
+
     @cached_property
     def check(self) -> Callable[[object], None]:
         """Raises InvalidParameter unless the field may have a value."""
         if self.choices:
             return self._check_choice
         if self.kind in _NUMBERS:
-            return partial(self._check_number, *_NUMBERS[self.kind])
+            return partial(self._check_number, _NUMBERS[self.kind][0])
         if self.kind is bool:
             return self._check_bool
         several = {tuple[str, ...]: self._check_texts, tuple[int, ...]: self._check_ids, BIAS: self._check_bias}
         return several.get(self.kind, lambda value: None)
+
+    def parsed(self, text: str) -> Any:
+        """The value that a flag's text means, in the units of the field.
+
+        Raises:
+            InvalidParameter: it is no such value.
+        """
+        flag = self.about.flag
+        try:
+            if self.kind in (int, float):
+                if flag is not None and flag.unit is not None:
+                    return int(float(text) * flag.unit[1])
+                return self.kind(text)
+            if self.kind is bool:
+                return {"true": True, "false": False}[text]
+            return text if self.choices or self.kind is str else json.loads(text)
+        except (ValueError, KeyError, OverflowError):
+            raise self.refused(f"is {text!r:.60}; it must be {self.called}") from None
 
     def refused(self, said: str) -> InvalidParameter:
         """The error of a value of this field: `said` follows its name."""
@@ -138,16 +164,16 @@ class Field:
         if value not in self.choices and not (value is None and self.is_optional):
             raise self.refused(f"is {value!r:.60}; use one of {', '.join(self.choices)}")
 
-    def _check_number(self, kind: type, called: str, value: object) -> None:
+    def _check_number(self, kind: type, value: object) -> None:
         if value is None and self.is_optional:
             return
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         if not is_number or not self.about.holds(value) or not -math.inf < value < math.inf:  # type: ignore[arg-type, operator]
-            raise self.refused(f"is {value!r:.60}; it must be {called} {self.about.range}".rstrip())
+            raise self.refused(f"is {value!r:.60}; it must be {self.called}")
 
     def _check_bool(self, value: object) -> None:
         if not isinstance(value, bool):
-            raise self.refused(f"is {value!r:.60}; it must be true or false")
+            raise self.refused(f"is {value!r:.60}; it must be {self.called}")
 
     def _check_texts(self, value: object) -> None:
         for text in self._few(value, tuple):

@@ -20,7 +20,7 @@ def test_every_option_of_the_engines_can_be_given() -> None:
 
 
 def test_a_queue_has_an_end_unless_asked_otherwise() -> None:
-    assert engine_options({"artifact": "a"}) == {"max_queue": 256, "match": "text"}
+    assert engine_options({"artifact": "a"}) == {"max_queue": 256}
     assert engine_options({"artifact": "a", "max_queue": "9", "kv_cache_gb": "0.5", "match": "exact"}) == {
         "max_queue": 9,
         "match": "exact",
@@ -55,7 +55,19 @@ def test_a_number_that_is_none_is_refused_at_once() -> None:
         app({"artifact": "a", "max_num_seqs": "many"})
 
 
+def test_flags_of_serve_are_options_in_the_units_of_the_field() -> None:
+    given = {"artifact": "a", "idle_work": "false", "prefill_ms": "20", "chat_template_kwargs": '{"a": 1}'}
+    options = {"idle_work": False, "prefill_ms": 20.0, "template_kwargs": {"a": 1}, "max_queue": 256}
+    assert engine_options(given) == options
+
+
+@pytest.mark.parametrize("name", ["store", "kv_log", "log_kv", "draft"])
+def test_what_is_one_processs_own_is_no_option_of_replicas(name: str) -> None:
+    with pytest.raises(ValueError, match="give artifact="):
+        engine_options({"artifact": "a", name: "x"})
+
+
 @pytest.mark.parametrize(("name", "allowed"), [("match", "exact, seam, text, off"), ("truncation", "none, middle")])
 def test_a_word_that_is_none_of_those_known_is_refused_with_them(name: str, allowed: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}= is 'on'; use one of {allowed}"):
+    with pytest.raises(ValueError, match=f"{name}=? is 'on'; use one of {allowed}"):
         app({"artifact": "a", name: "on"})

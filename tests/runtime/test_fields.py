@@ -81,6 +81,28 @@ def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], says: str) -
         Oven(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("watts", "1.5", 1500),
+        ("share", "0.25", 0.25),
+        ("minutes", "3", 3),
+        ("light", "false", False),
+        ("mode", "x", "x"),
+    ],
+)
+def test_texts_are_read_in_the_units_of_the_flag(name: str, text: str, value: object) -> None:
+    assert fields_of(Oven)[name].parsed(text) == value
+
+
+@pytest.mark.parametrize("name", ["watts", "share", "minutes", "light"])
+@pytest.mark.parametrize("text", ["", "many", "1e999", "no"])
+def test_a_text_that_is_no_value_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"^{name} is "):
+        field = fields_of(Oven)[name]
+        field.check(field.parsed(text))
+
+
 def test_the_documentation_of_a_class_has_all_fields() -> None:
     assert Oven.__doc__ is not None
     assert "watts: How hot. None: as hot as it gets.\n" in Oven.__doc__

@@ -19,7 +19,9 @@ from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp, Message
 
 from ...cache.prefix_match import MatchPolicy
+from ...engine.engine_options import EngineOptions
 from ...errors import EngineError
+from ...fields import fields_of
 from ...server.http.door import LOCAL_HOSTS
 from ...server.malloc_arenas import share_one_arena
 from ...server.truncation import Truncation
@@ -35,13 +37,16 @@ if TYPE_CHECKING:
 
 ACCEPT_S = 10.0  # a replica that does not take a request within this time is dead, or as good as dead
 MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has a queue of its own, and says when that is full
-MAX_QUEUE = 256  # of a replica, as `radixlm serve` has it
 MAX_STALL_S = 60.0
 _LISTS = frozenset({"api_keys", "hosts", "cors_origins"})  # arguments that have several values
-_KNOWN = _LISTS | {
-    *("artifact", "num_replicas", "num_cpus", "threads", "kv_cache_gb", "max_num_seqs", "max_queue"),
-    *("match", "truncation"),
+_GROUPS = ("engine", "serve")  # flags of `radixlm serve`; a store or a log is one process's own
+_OWN = {"kv_log", "kv_log_bytes"}
+_FIELDS = {
+    field.about.flag.name.removeprefix("--").replace("-", "_"): field
+    for name, field in fields_of(EngineOptions).items()
+    if field.about.flag is not None and field.about.flag.group in _GROUPS and name not in _OWN
 }
+_KNOWN = {*_FIELDS, *_LISTS, "artifact", "num_replicas", "num_cpus", "truncation"}
 
 OpenEngine = Callable[[], "Engine"]
 """Opens a replica's engine in the replica's process; it is sent there by cloudpickle."""
@@ -50,8 +55,8 @@ OpenEngine = Callable[[], "Engine"]
 def app(arguments: Mapping[str, str]) -> Application:
     """The application that `serve run` starts.
 
-    `artifact` must be given. These may be given, as `radixlm serve` has them: `threads`, `kv_cache_gb`, `max_num_seqs`,
-    `max_queue`, `match` and `truncation`. So may `num_replicas`; `num_cpus`, which Ray reserves for each replica; and
+    `artifact` must be given. The engine's flags of `radixlm serve` may be given, `kv_cache_gb=4` for `--kv-cache-gb 4`,
+    but for those of files. So may `truncation`; `num_replicas`; `num_cpus`, which Ray reserves for each replica; and
     with commas between their values `api_keys`, `cors_origins` and `hosts`, the names that requests may be sent to
     (`*`: any).
 
@@ -69,7 +74,7 @@ def app(arguments: Mapping[str, str]) -> Application:
     return build_app(
         open_engine,
         num_replicas=int(arguments.get("num_replicas", 2)),
-        match=options["match"],
+        match=options.get("match", "text"),
         truncation=_one_of(arguments, "truncation", "none", get_args(Truncation)),
         num_cpus=float(arguments.get("num_cpus", 1)),
         **front_options(arguments),
@@ -84,16 +89,10 @@ def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
     """
     if "artifact" not in arguments or not set(arguments) <= _KNOWN:
         raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(_KNOWN)}")
-    options: dict[str, Any] = {
-        "max_queue": int(arguments.get("max_queue", MAX_QUEUE)),
-        "match": _one_of(arguments, "match", "text", get_args(MatchPolicy)),
-    }
-    if "max_num_seqs" in arguments:
-        options["max_num_seqs"] = int(arguments["max_num_seqs"])
-    if "threads" in arguments:
-        options["num_threads"] = int(arguments["threads"])
-    if "kv_cache_gb" in arguments:
-        options["kv_cache_bytes"] = int(float(arguments["kv_cache_gb"]) * 1e9)
+    options: dict[str, Any] = {each.name: each.about.flag.default for each in _FIELDS.values() if each.about.flag}
+    options |= {_FIELDS[name].name: _FIELDS[name].parsed(text) for name, text in arguments.items() if name in _FIELDS}
+    options = {name: value for name, value in options.items() if value is not None}
+    EngineOptions(**options)  # says what is wrong before anything is deployed
     return options
 
 
