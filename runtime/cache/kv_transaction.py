@@ -1,7 +1,7 @@
 """Reserve the pages of a whole step, then commit it or roll it back.
 
-Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts, not what
-a forward computes.
+Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts, neither what a
+forward computes nor the arrays that it takes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from array import array
 from types import TracebackType
 from typing import NamedTuple
 
-import numpy as np
-
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages
 from ..kv_log.log import KVLog
-from ..model.batch import Batch, PageCopy, slots_of
+from ..model.batch import PageCopy
 from ..states.state_pool import NO_STATE
 from .page_pool import PagePool, num_pages_for
 from .page_sharing import keep_state, share_full_pages, take_pages
@@ -71,11 +69,6 @@ class Reservation(NamedTuple):
     def page_ids(self) -> array[int]:
         """The pages of the KV of `[0, stop)`, those of the step included; int32."""
         return self.sequence.page_ids[: self.num_kept_pages] + array("i", self.new_page_ids)
-
-    @property
-    def slots(self) -> list[int]:
-        """Where each token's KV is written: `page_id * PAGE_SIZE + row`."""
-        return slots_of(self.page_ids, self.rows)
 
 
 class KVTransaction:
@@ -248,32 +241,3 @@ class KVTransaction:
     def _release_state(self, reservation: Reservation) -> None:
         if self._tree.states is not None:
             self._tree.states.release(reservation.state_out)
-
-
-def make_batch(reservations: collections.abc.Sequence[Reservation], num_logits: collections.abc.Sequence[int]) -> Batch:
-    """The arrays of a step: sequences in the order given, each one's tokens in order of position.
-
-    `num_logits` says of how many tokens at the end of each reservation the logits are needed.
-    """
-    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
-    token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
-    width = max(reservation.num_pages for reservation in reservations)
-    for row, (reservation, num_wanted) in enumerate(zip(reservations, num_logits, strict=True)):
-        start, stop, rows, page_ids = reservation.start, reservation.stop, reservation.rows, reservation.page_ids
-        token_ids.extend(reservation.token_ids)
-        positions.extend(range(start, stop))
-        slots.extend(slots_of(page_ids, rows))
-        row_of_token.extend([row] * (stop - start))
-        page_table.extend(page_ids)
-        page_table.frombytes(bytes(page_table.itemsize * (width - len(page_ids))))
-        kv_lengths.extend(range(rows.start + 1, rows.stop + 1))
-        if num_wanted:
-            logit_rows.extend(range(len(token_ids) - num_wanted, len(token_ids)))
-    values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
-    shape = (len(token_ids), len(reservations), width, len(logit_rows))
-    packed = np.frombuffer(values, np.int32)
-    if not any(reservation.state_out for reservation in reservations):
-        return Batch.packed(packed, shape)
-    state_in = np.array([reservation.state_in for reservation in reservations], np.int32)
-    state_out = np.array([reservation.state_out for reservation in reservations], np.int32)
-    return Batch.packed(packed, shape, state_in=state_in, state_out=state_out)

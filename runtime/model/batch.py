@@ -1,11 +1,13 @@
 """One ragged forward pass as arrays, and the protocol of whatever runs it.
 
 Prefill, decode and both mixed look the same here: rows of tokens, each with a slot to write its KV to and the
-pages that it reads. Knows array shapes, not requests nor sequences; `model_runner.py` runs it.
+pages that it reads. The one place that knows the arrays; `model_runner.py` runs them. Of requests and sequences it
+knows only which tokens a step computes, and on which pages.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -143,6 +145,75 @@ class Batch:
     def arrays(self) -> BatchArrays:
         """Views, one an array."""
         return BatchArrays.of(self.values, self.shape)
+
+
+class SequencePart(Protocol):
+    """The tokens of one sequence that a step computes; a reservation of the cache is one."""
+
+    @property
+    def start(self) -> int:
+        """Position of the first token."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens, `stop - start` of them."""
+        ...
+
+    @property
+    def rows(self) -> range:
+        """The KV row of each token, counted from the first row of the sequence's pages."""
+        ...
+
+    @property
+    def page_ids(self) -> array[int]:
+        """The pages of all KV rows up to the last of `rows`; int32."""
+        ...
+
+    @property
+    def state_in(self) -> int:
+        """Of a recurrent model, the slot of the state before the first token."""
+        ...
+
+    @property
+    def state_out(self) -> int:
+        """Likewise, the slot that gets the state after the last token; 0: the model keeps no states."""
+        ...
+
+
+def make_batch(parts: Sequence[SequencePart], num_logits: Sequence[int]) -> Batch:
+    """Return the arrays of a step: sequences in the order given, each one's tokens in order of position.
+
+    `num_logits` says of how many tokens at the end of each part the logits are needed.
+    """
+    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
+    token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
+    pages = [part.page_ids for part in parts]
+    width = max(map(len, pages))
+    for row, (part, page_ids, num_wanted) in enumerate(zip(parts, pages, num_logits, strict=True)):
+        start, stop, rows = part.start, part.stop, part.rows
+        token_ids.extend(part.token_ids)
+        positions.extend(range(start, stop))
+        slots.extend(slots_of(page_ids, rows))
+        row_of_token.extend([row] * (stop - start))
+        page_table.extend(page_ids)
+        page_table.frombytes(bytes(page_table.itemsize * (width - len(page_ids))))
+        kv_lengths.extend(range(rows.start + 1, rows.stop + 1))
+        if num_wanted:
+            logit_rows.extend(range(len(token_ids) - num_wanted, len(token_ids)))
+    values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
+    shape = (len(token_ids), len(parts), width, len(logit_rows))
+    packed = np.frombuffer(values, np.int32)
+    if not any(part.state_out for part in parts):
+        return Batch.packed(packed, shape)
+    state_in = np.array([part.state_in for part in parts], np.int32)
+    state_out = np.array([part.state_out for part in parts], np.int32)
+    return Batch.packed(packed, shape, state_in=state_in, state_out=state_out)
 
 
 class TopLogits(NamedTuple):

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
-from ..cache.kv_transaction import make_batch
 from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..errors import InvalidRequest
 from ..memory import Forgotten, Memory
-from ..model.batch import Forward
+from ..model.batch import Forward, make_batch
 from ..states.state_pool import SPARE_SLOTS
 from .rates import LinearRate
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..cache import sequence as cached
-from ..cache.kv_transaction import KVTransaction, Reservation, make_batch
+from ..cache.kv_transaction import KVTransaction, Reservation
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages
 from ..memory import Forgotten, Memory
-from ..model.batch import Float32Array, Runner, TopLogits
+from ..model.batch import Float32Array, Runner, TopLogits, make_batch
 from .draft import MODEL, Draft
 from .draft_length import StepCost, best_length
 from .draft_stats import DraftAbout, DraftStats

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from radixlm.runtime.cache.kv_transaction import Reservation
 from radixlm.runtime.cache.sparse_span import SparseSpan
-from radixlm.runtime.model.batch import PageCopy
+from radixlm.runtime.model.batch import PageCopy, slots_of
 
 
 class FakePages:
@@ -32,7 +32,8 @@ class FakePages:
     def forward(self, reservation: Reservation) -> None:
         sequence = reservation.sequence
         rows = expected_rows(sequence.namespace, sequence.token_ids[: reservation.stop], sequence.sparse)
-        for row, slot in zip(rows[-reservation.num_tokens :], reservation.slots, strict=True):
+        slots = slots_of(reservation.page_ids, reservation.rows)
+        for row, slot in zip(rows[-reservation.num_tokens :], slots, strict=True):
             self.rows[divmod(slot, 16)] = row
 
     def check(

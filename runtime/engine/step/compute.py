@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from ...cache.kv_transaction import KVTransaction, make_batch
+from ...cache.kv_transaction import KVTransaction
 from ...errors import EngineError
-from ...model.batch import Float32Array, Forward, TopLogits
+from ...model.batch import Float32Array, Forward, TopLogits, make_batch
 from .plan import ScheduledRequest
 from .sampler import Sampled, logprob_of, sample
 from .verify import Verified, verify

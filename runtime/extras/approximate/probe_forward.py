@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...cache.kv_transaction import make_batch
 from ...cache.prefix_cache import PrefixCache
-from ...model.batch import Float32Array
+from ...model.batch import Float32Array, make_batch
 from ...prefix.loaded_prefix import LoadedRows
 from .row_selection import MAX_PROBE_TOKENS
 from .scored_runner import ScoredRunner

@@ -15,6 +15,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.errors import OutOfPages
+from radixlm.runtime.model.batch import slots_of
 from radixlm.runtime.states.state_pool import StatePool
 
 CONTEXT = 80
@@ -76,7 +77,8 @@ class RecurrentCache(RuleBasedStateMachine):
                 assert self.states[reservation.state_in] == self.text(sequence, start)
                 assert reservation.state_out not in (0, reservation.state_in)
                 self.states[reservation.state_out] = self.text(sequence, stop)
-                for position, slot in zip(range(start, stop), reservation.slots, strict=True):
+                slots = slots_of(reservation.page_ids, reservation.rows)
+                for position, slot in zip(range(start, stop), slots, strict=True):
                     self.rows[slot] = self.text(sequence, position + 1)
             if commits:
                 step.commit()

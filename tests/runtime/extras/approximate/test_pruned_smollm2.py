@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.cache.kv_transaction import Reservation, make_batch
+from radixlm.runtime.cache.kv_transaction import Reservation
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sequence import Sequence as Tokens
 from radixlm.runtime.cache.sparse_span import SparseSpan
-from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.batch import Batch, make_batch
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.tokenizer_fix import Tokenizer

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.cache.kv_transaction import make_batch
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine_queue import WorkQueue
@@ -23,6 +22,7 @@ from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_selection import ranks_to_store, scores_to_store
 from radixlm.runtime.extras.approximate.scored_runner import ScoredRunner
+from radixlm.runtime.model.batch import make_batch
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageKey, PageStore
 
