@@ -18,8 +18,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages
 from ..memory import Forgotten, Memory
 from ..model.batch import Float32Array, Runner, TopLogits, make_batch
-from .draft import MODEL, Draft
-from .draft_length import StepCost, best_length
+from .draft import MODEL, Draft, StepCost, best_length
 from .draft_stats import DraftAbout, DraftStats
 from .draft_worth import MAX_DEPTH, DraftWorth, bin_of
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .draft_length import Acceptance, StepCost
+from .draft import Acceptance, StepCost
 
 MAX_DEPTH = 16  # guesses behind one another
 _EXPECTED, _KEPT, _KEPT_OF_BIN = 0.75, 0.95, 0.97

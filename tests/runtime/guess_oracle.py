@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import ClassVar
 
-from radixlm.runtime.speculation.draft import NO_DRAFT, Draft
-from radixlm.runtime.speculation.draft_length import StepCost
+from radixlm.runtime.speculation.draft import NO_DRAFT, Draft, StepCost
 from radixlm.runtime.speculation.drafter import Drafter
 
 SHARES = {"right": 1.0, "mixed": 0.7, "wrong": 0.0}  # of guesses that are right

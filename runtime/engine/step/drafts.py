@@ -13,8 +13,7 @@ from ...artifact.manifest import PAGE_SIZE
 from ...cache.prefix_cache import PrefixCache
 from ...errors import ConstraintFailed
 from ...model.batch import Float32Array, TopLogits
-from ...speculation.draft import NO_DRAFT, Draft
-from ...speculation.draft_length import StepCost
+from ...speculation.draft import NO_DRAFT, Draft, StepCost
 from ...speculation.draft_model import Ask, Choose, DraftModel
 from ...speculation.draft_worth import MAX_DEPTH
 from ...speculation.drafter import Drafter

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint
-from radixlm.runtime.speculation.draft import FORCED, Draft
-from radixlm.runtime.speculation.draft_length import StepCost, draft_length
-from radixlm.runtime.speculation.drafter import Drafter
-from radixlm.runtime.speculation.suffix_lookup import SuffixLookup
+from radixlm.runtime.speculation.draft import FORCED, Draft, StepCost, draft_length
+from radixlm.runtime.speculation.drafter import Drafter, SuffixLookup
 
 
 def free_rows() -> StepCost:
