@@ -168,9 +168,12 @@ class Delta:
     thought: str = ""  # of a chat's reply
     num_thought_tokens: int = 0  # of the reply's tokens so far; certain when there is text
     guessed: tuple[bool, ...] = ()  # of each of `token_ids`, whether it was guessed before the model said it
-    prompt_logprobs: PromptLogprobs | None = (
-        None  # in the first delta with a token, or in one that ends without, if asked
-    )
+    readings: tuple[object, ...] = ()  # as `Completion.readings`, in the first delta with a token or a finish reason
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt's tokens, if they are among the readings."""
+        return _prompt_logprobs(self.readings)
 
     @classmethod
     def whole(cls, completion: Completion) -> Delta:
@@ -181,7 +184,7 @@ class Delta:
     def is_empty(self) -> bool:
         """Whether it says nothing: all that a step brought may still be taken back, or was."""
         said = self.text or self.thought or self.token_ids or self.finish_reason
-        return not said and self.progress is None and self.prompt_logprobs is None
+        return not said and self.progress is None and not self.readings
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,12 @@ class Completion:
     request_id: str = ""  # the caller's own name of the request, or the engine's
     num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text
     thought: str = ""
-    prompt_logprobs: PromptLogprobs | None = None  # None: not asked for, or the request was cancelled before
+    readings: tuple[object, ...] = ()  # what readers of logits other than the sampler made, of types of their own
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Those of the prompt's tokens; None: not asked for, or the request was cancelled before."""
+        return _prompt_logprobs(self.readings)
 
     @property
     def ended_in_reasoning(self) -> bool:
@@ -262,6 +270,10 @@ class PrefixReuse:
         """The weakest kind that was used, and why it was not more, with its texts."""
         kinds = [kind for kind, count in self.tokens_by_kind.items() if count]
         return CacheMatch(kinds[-1] if kinds else None, self.num_tokens, why_not_more)
+
+
+def _prompt_logprobs(readings: Iterable[object]) -> PromptLogprobs | None:
+    return next((reading for reading in readings if isinstance(reading, PromptLogprobs)), None)
 
 
 def _sum(left: Mapping[MatchKind, int], right: Mapping[MatchKind, int]) -> dict[MatchKind, int]:

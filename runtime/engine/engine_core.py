@@ -31,10 +31,7 @@ from .outputs import Outputs
 from .request import Request
 from .request_options import Client, RequestLimits
 from .scheduler import Scheduler
-from .step.compute import compute
-from .step.plan import ScheduledRequest
-from .step.policy import SchedulerPolicy
-from .step.verify import Verified, is_damaged
+from .step.plan import SchedulerPolicy
 from .waiting_request import RequestBroken, find_prefix
 
 _LOGGER = logging.getLogger(__name__)
@@ -209,25 +206,26 @@ class EngineCore:
                 return self._outputs.fail_step(step, self._scheduler.requests(), error, check=self.check)
             scheduled = plan.scheduled
             begun = self._clock()
-            self._start(scheduled, begun)
+            prefilling = [item.request for item in scheduled if not item.request.num_generated]
+            self._start(prefilling, begun)
             try:
-                sampled = compute(self._forward, step, scheduled, vocab_size=self.limits.vocab_size, clock=self._clock)
-                for item, token in sampled:
-                    if is_damaged(token):
+                outcomes = plan.compute(self._forward, vocab_size=self.limits.vocab_size, clock=self._clock)
+                for item, outcome in outcomes:
+                    if outcome.is_damaged:
                         step.drop(item.reservation.sequence)  # what came out of it must not be reused
-                    elif isinstance(token, Verified):
-                        step.accept(item.reservation.sequence, token.num_accepted)
+                    elif item.draft.token_ids:
+                        step.accept(item.reservation.sequence, outcome.num_accepted)
                 step.commit()
             except Exception as error:
                 return self._outputs.fail_step(step, [item.request for item in scheduled], error, check=self.check)
         self.counters.count_step(sum(item.reservation.num_tokens - len(item.draft.token_ids) for item in scheduled))
         ended = self._clock()
-        num_accepted = sum(token.num_accepted for _, token in sampled if isinstance(token, Verified))
+        num_accepted = sum(outcome.num_accepted for _, outcome in outcomes)
         self._scheduler.observe(plan, ended - begun, num_accepted)
         if self.tier is not None:
             self.tier.rates.observe_step([item.reservation for item in scheduled], ended - begun)
-        self._tell_progress([item.request for item in scheduled if not item.request.num_generated], ended)
-        return self._outputs.hand_out(plan, sampled, check=self.check)
+        self._tell_progress(prefilling, ended)
+        return self._outputs.hand_out(plan, outcomes, check=self.check)
 
     def warm_up(self) -> None:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
@@ -294,9 +292,9 @@ class EngineCore:
         """Schedule a request that waited for the disk, whatever became of its load."""
         self._scheduler.add(self._loading.pop(request.request_id), loaded=loaded, rows=rows)
 
-    def _start(self, scheduled: list[ScheduledRequest], now: float) -> None:
+    def _start(self, requests: list[Request], now: float) -> None:
         """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""
-        for request in [item.request for item in scheduled if not item.request.num_generated]:
+        for request in requests:
             queue_s = request.start(now)
             if queue_s is not None:
                 self.counters.count_start(queue_s)

@@ -24,8 +24,7 @@ from ..optional import Extra, extra_of
 from ..store import PageStore
 from .prompts import SuffixPolicy
 from .request_options import RequestOptions
-from .step.policy import SchedulerPolicy
-from .waiting_request import AdmissionPolicy
+from .step.plan import AdmissionPolicy, SchedulerPolicy
 
 _LOGGER = logging.getLogger(__name__)
 

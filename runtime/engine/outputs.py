@@ -19,8 +19,7 @@ from .counters import CoreCounters
 from .request import Request
 from .scheduler import Scheduler
 from .step.plan import ScheduledRequest, StepPlan
-from .step.sampler import Refusal, Sampled, SampledToken
-from .step.verify import Verified, is_damaged
+from .step.readers import Outcome
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Outputs:
     def hand_out(
         self,
         plan: StepPlan,
-        sampled: list[tuple[ScheduledRequest, Sampled | Verified]],
+        outcomes: list[tuple[ScheduledRequest, Outcome]],
         *,
         check: Callable[[], None],
     ) -> list[RequestOutput]:
@@ -60,17 +59,17 @@ class Outputs:
         now = self._clock()
         outputs: list[RequestOutput] = []
         broken: list[Request] = []
-        for item, token in sampled:
-            if is_damaged(token):
+        for item, outcome in outcomes:
+            if outcome.is_damaged:
                 continue
             try:
-                outputs += self._hand(item, token, now)
+                outputs += self._hand(item, outcome, now)
             except Exception as error:
                 broken.append(item.request)
                 if item.request.request_id in self._scheduler:
                     self._scheduler.remove(item.request.request_id)
                 outputs.append(self._broken(item.request, error))
-        damaged = [item.request for item, token in sampled if is_damaged(token)]
+        damaged = [item.request for item, outcome in outcomes if outcome.is_damaged]
         for request in damaged:
             self._scheduler.remove(request.request_id)
             outputs.append(self.fail_damaged(request))
@@ -90,11 +89,6 @@ class Outputs:
                 outputs += self._start_over([], disorder)
         return [output for output in outputs if output.delta is None or not output.delta.is_empty]
 
-    def _hand(self, item: ScheduledRequest, token: Sampled | Verified, now: float) -> list[RequestOutput]:
-        if isinstance(token, Verified):
-            return self._take(item, token, now)
-        return [] if token is None else [self._accept(item.request, token, now)]
-
     def _broken(self, request: Request, error: Exception) -> RequestOutput:
         """End a request whose tokens could not be handed out, whatever state its sequence is in."""
         try:
@@ -103,52 +97,33 @@ class Outputs:
             _LOGGER.exception("%r could not be closed", request)
             return RequestOutput(request.request_id, error=_visible_error(request, error))
 
-    def _take(self, item: ScheduledRequest, verified: Verified, now: float) -> list[RequestOutput]:
-        """Hand out what a draft has brought; the reply has it already."""
+    def _hand(self, item: ScheduledRequest, outcome: Outcome, now: float) -> list[RequestOutput]:
+        """Hand out what a step brought a request; the reply has it already."""
         request = item.request
-        request.drafted(item.draft, verified.num_right)
-        self._counters.count_draft(len(item.draft.token_ids), verified.num_right, verified.num_accepted)
-        outputs = [RequestOutput(request.request_id, delta) for delta in verified.deltas]
-        before = verified.before
-        for _ in (token_id for delta in verified.deltas for token_id in delta.token_ids):
-            self._counters.count_token(now, request.spec.arrived_at, before)
-            before = now
-        if verified.error is not None:
+        if num_drafted := len(item.draft.token_ids):
+            request.drafted(item.draft, outcome.num_right)
+            self._counters.count_draft(num_drafted, outcome.num_right, outcome.num_accepted)
+        before, outputs = outcome.before, []
+        for each in outcome.deltas:
+            delta = request.told(each)
+            outputs.append(RequestOutput(request.request_id, delta))
+            for _ in delta.token_ids:
+                self._counters.count_token(now, request.spec.arrived_at, before)
+                before = now
+        if outcome.error is not None:
             self._scheduler.remove(request.request_id)
-            return [*outputs, self.fail(request, verified.error)]
-        if isinstance(verified.last, SampledToken):
-            request.admitted.append((verified.last.token_id,))
+            return [*outputs, self.fail(request, outcome.error)]
+        if outcome.next_id is not None:
+            request.admitted.append((outcome.next_id,))
+        if outcome.is_first and self._tier is not None:
+            self._tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
         if request.is_finished:
             self._scheduler.remove(request.request_id)
-            outputs[-1] = self.finish(request, verified.deltas[-1])
-        else:
+            outputs[-1] = self.finish(request, delta)
+        elif request.num_certain is not None:  # else it takes nothing back
             request.drop_taken_back()
-            self._settle(request)
-        return outputs
-
-    def _accept(self, request: Request, token: SampledToken | Refusal, now: float) -> RequestOutput:
-        reply = request.reply
-        is_first, before = reply.last_token_at is None, reply.last_token_at if reply.num_told else None
-        try:
-            delta = request.accept(token, now)
-        except Exception as error:
-            self._scheduler.remove(request.request_id)
-            return self.fail(request, error)
-        for _ in delta.token_ids:
-            self._counters.count_token(now, request.spec.arrived_at, before)
-            before = now
-        if is_first and self._tier is not None:
-            self._tier.computed(request.admitted, num_reused=request.reuse.num_tokens)
-        if delta.finish_reason is None:
-            self._settle(request)
-            return RequestOutput(request.request_id, delta)
-        self._scheduler.remove(request.request_id)
-        return self.finish(request, delta)
-
-    def _settle(self, request: Request) -> None:
-        """Share what a reply that may take tokens back never will."""
-        if request.num_certain is not None:
             self._cache.settle(request.admitted, request.num_certain)
+        return outputs
 
     def finish(self, request: Request, delta: Delta) -> RequestOutput:
         """End a request whose last delta this is; what it computed stays cached."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..cache.cache_uses import CacheUse, PageMark
 from ..cache.prefix_match import MatchKind, PrefixMatch
@@ -16,13 +15,11 @@ from ..cache.why_not_more import WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
 from ..speculation.draft import Draft
 from ..speculation.drafter import Drafter
-from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, PromptLogprobs, Timings
+from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
 from .reply import Reply
 from .request_spec import RequestSpec
-from .step.sampler import Refusal, SampledToken
-
-if TYPE_CHECKING:
-    pass
+from .step.prompt_logprobs import PromptLogprobsReader
+from .step.readers import Reader, ReplySampler
 
 
 class Request:
@@ -33,7 +30,8 @@ class Request:
         prompt: the prompt that is fed: the spec's, in the ids that were found cached once the request is admitted.
         reply: what was generated.
         reuse: what of the prompt was not computed.
-        prompt_logprobs: those of the prompt's tokens so far; None: not asked for. All of its rows are computed then.
+        sampler: gives the reply its tokens.
+        readers: what reads the rows of its logits; the last one is the sampler.
         sequence: tokens and KV; None until the scheduler admits the request.
         drafter: guesses what the reply goes on with; None: nothing has been guessed so far.
         num_drafted: tokens that were guessed.
@@ -44,15 +42,15 @@ class Request:
         self.request_id, self.namespace = spec.request_id, spec.namespace
         self.client = spec.options.turn_of
         self.prompt = spec.prompt
-        self.prompt_logprobs: PromptLogprobs | None = None
-        if (num_top := spec.params.prompt_logprobs) is not None:
-            self.prompt_logprobs = PromptLogprobs(spec.prompt.ids, num_top)
-            self.prompt = replace(spec.prompt, num_match=0)
+        self.sampler = ReplySampler(reply)
+        self.readers = (*_readers_of(spec), self.sampler)
+        if (num_reusable := self.num_reusable) is not None:
+            self.prompt = replace(spec.prompt, num_match=min(num_reusable, spec.prompt.num_match))
         self.sequence: Sequence | None = None
         self.num_preemptions = 0
         self.drafter: Drafter | None = None
         self.num_drafted = 0
-        self._has_told_prompt = False
+        self._has_told_readings = False
         self._max_length = 0  # of the sequence, known when it is admitted
         self._started_at: float | None = None
 
@@ -85,20 +83,23 @@ class Request:
         return self.reply.finish_reason is not None
 
     @property
-    def num_resumable(self) -> int | None:
-        """Of its tokens, those that may be found cached when it goes on after it gave its pages back: the logits of
-        those behind them are still to be read. None: any.
-        """
-        asked = self.prompt_logprobs
-        return None if asked is None or asked.is_complete else asked.num_rows
+    def num_reusable(self) -> int | None:
+        """Of its first tokens, those that may be found cached: readers still want the rows of those after them. None:
+        any."""
+        numbers = [number for reader in self.readers if (number := reader.num_reusable) is not None]
+        return min(numbers, default=None)
 
     def num_logits(self, num_tokens: int) -> int:
-        """Of how many of its next tokens, at their end, the logits are wanted if so many are computed next."""
-        sequence, asked = self.admitted, self.prompt_logprobs
-        stop = sequence.num_computed + num_tokens
-        if asked is None or asked.is_complete:
-            return int(stop == len(sequence))
-        return max(0, stop - max(sequence.num_computed, asked.num_rows))
+        """Of how many of its next tokens, at their end, readers want the logits if so many are computed next."""
+        sequence = self.admitted
+        start, length = sequence.num_computed, len(sequence)
+        stop = start + num_tokens
+        first = stop
+        for reader in self.readers:
+            wanted = reader.wanted(start, stop, length)
+            if wanted and wanted.start < first:
+                first = wanted.start
+        return stop - first
 
     def admit(self, sequence: Sequence, match: PrefixMatch, reuse: PrefixReuse) -> None:
         """Take the sequence that was opened on a match of the prompt, and what it reuses."""
@@ -108,6 +109,7 @@ class Request:
             self.reply.follow(match.prompt_ids)
         self.prompt = replace(self.prompt, ids=match.prompt_ids, num_match=match.num_match)
         self._max_length = self._longest(len(self.prompt.ids), sequence.context_length)
+        self.sampler.max_tokens = self._max_length - len(self.prompt.ids)
 
     def max_length_of(self, num_prompt_tokens: int, context_length: int) -> int:
         """Tokens that its sequence ends with at the latest; of a prompt so long if it was not admitted yet."""
@@ -143,24 +145,12 @@ class Request:
         assert self.sequence is not None, f"request {self.request_id} was never admitted"
         self.reuse = self.reuse.with_loaded(by_kind, why_not_more)
 
-    def accept(self, sampled: SampledToken | Refusal, now: float) -> Delta:
-        """Append a sampled token to the sequence and to the reply, which may end with it, unless none is wanted.
-
-        Raises:
-            ConstraintFailed: the token may not come here, or none could be chosen.
-        """
-        if isinstance(sampled, Refusal):
-            raise sampled.error
-        if self.spec.params.max_tokens == 0:
-            return replace(self.reply.end_unsaid(), prompt_logprobs=self.prompt_logprobs)
-        sequence = self.admitted
-        sequence.append((sampled.token_id,))
-        delta = self.reply.accept(sampled, now, is_full=self.is_full(len(sequence)))
-        self.drop_taken_back()
-        if self.prompt_logprobs is None or self._has_told_prompt or delta.is_empty:
+    def told(self, delta: Delta) -> Delta:
+        """A delta of its reply, the first of which has what the other readers made of their rows."""
+        if len(self.readers) == 1 or self._has_told_readings or delta.is_empty:
             return delta
-        self._has_told_prompt = True
-        return replace(delta, prompt_logprobs=self.prompt_logprobs)
+        self._has_told_readings = True
+        return replace(delta, readings=self._readings)
 
     def drop_taken_back(self) -> None:
         """Drop the tokens that the reply has taken back, with their keys and values.
@@ -203,7 +193,7 @@ class Request:
         return (
             bool(self.num_generated)
             and self.spec.options.speculate
-            and self.prompt_logprobs is None
+            and len(self.readers) == 1  # the rows of a draft are the sampler's alone
             and self.reuse.pruning is None
         )
 
@@ -211,10 +201,6 @@ class Request:
     def num_left(self) -> int:
         """Tokens that the reply may still have."""
         return self._max_length - len(self.admitted)
-
-    def is_full(self, length: int) -> bool:
-        """Whether the reply ends when its sequence has so many tokens."""
-        return length == self._max_length
 
     def next_prompt(self) -> ExpectedPrompt | None:
         """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""
@@ -261,12 +247,12 @@ class Request:
             request_id=self.spec.name,
             num_swallowed=self.num_swallowed,
             thought=reply.thought,
-            prompt_logprobs=self.prompt_logprobs if self._is_scored else None,
+            readings=self._readings,
         )
 
     @property
-    def _is_scored(self) -> bool:
-        return self.prompt_logprobs is not None and self.prompt_logprobs.is_complete
+    def _readings(self) -> tuple[object, ...]:
+        return tuple(reading for reader in self.readers if (reading := reader.reading) is not None)
 
     def _longest(self, num_prompt_tokens: int, context_length: int) -> int:
         max_tokens = self.spec.params.max_tokens
@@ -284,3 +270,9 @@ class Request:
             total_s=now - arrived_at,
             queue_s=None if self._started_at is None else self._started_at - arrived_at,
         )
+
+
+def _readers_of(spec: RequestSpec) -> list[Reader]:
+    """What reads a request's rows besides the sampler; another kind of reader is added here."""
+    num_top = spec.params.prompt_logprobs
+    return [] if num_top is None else [PromptLogprobsReader(spec.prompt.ids, num_top)]

@@ -20,8 +20,7 @@ from .request import Request
 from .request_options import Client
 from .step.drafts import Guessing
 from .step.pace import StepPace
-from .step.plan import StepPlan
-from .step.policy import SchedulerPolicy
+from .step.plan import SchedulerPolicy, StepPlan
 from .waiting_request import Admission, RequestBroken, WaitingRequest
 
 
@@ -330,7 +329,7 @@ class Scheduler:
         return self._admission.choose(candidates, self._running.values(), score)
 
     def _resume(self, request: Request, plan: StepPlan) -> Request | None:
-        sequence, limit = request.admitted, request.num_resumable
+        sequence, limit = request.admitted, request.num_reusable
         match = self._cache.match(sequence.token_ids, num_match=limit, namespace=request.namespace)
         if not self._admission.fits(request, match, None, plan, self._running.values()):
             return None

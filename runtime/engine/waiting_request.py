@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.page_pool import num_pages_for
@@ -18,9 +17,7 @@ from ..errors import KVError
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from .completion import KVPruning, PrefixReuse
 from .request import Request
-
-if TYPE_CHECKING:
-    from .step.plan import StepPlan
+from .step.plan import AdmissionPolicy, StepPlan
 
 
 class RequestBroken(Exception):
@@ -155,14 +152,6 @@ def _num_common(match: PrefixMatch, sequence: Sequence, limit: int) -> int:
             break
         num_common += PAGE_SIZE
     return min(num_common, limit // PAGE_SIZE * PAGE_SIZE)
-
-
-AdmissionPolicy = Literal["optimistic", "conservative"]
-"""What of a reply has pages reserved when its request is let in.
-
-`optimistic`: one token, so that more requests run, and the newest gives its pages back when they become too few;
-`conservative`: `max_tokens`, or what the context leaves, so that none ever does.
-"""
 
 
 @dataclass(frozen=True)

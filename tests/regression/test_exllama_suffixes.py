@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 
 from ..runtime.fake_model import EOS, Bench, alone
 

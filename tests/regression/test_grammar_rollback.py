@@ -16,7 +16,7 @@ from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.grammar_trial_process import Vocabulary
 from radixlm.runtime.chat.grammars import Grammars
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 
 from ..runtime.fake_model import EOS, Bench, alone, text_of
 from ..runtime.fake_pages import FakePages

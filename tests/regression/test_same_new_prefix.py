@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 
 from ..runtime.fake_model import Bench, alone
 

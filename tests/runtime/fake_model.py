@@ -24,8 +24,8 @@ from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions
 from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.engine.step.sampler import sample
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
+from radixlm.runtime.engine.step.sampler import SampledToken, sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.memory import Memories
@@ -232,6 +232,12 @@ def alone(
             return tuple(generated)
         if len(generated) == params.max_tokens or (constraint is not None and constraint.is_finished):
             return tuple(generated)
+
+
+def generate_one(request: Request, now: float) -> None:
+    """Have a request's model say token 1."""
+    request.reply.accept(SampledToken(1), now, is_full=request.num_left == 1)
+    request.admitted.append((1,))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine_queue import WorkQueue
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.tier_hooks import TierExtra
 from radixlm.runtime.store import PageKey, PageStore, PutResult, StoredAlias, StoreIdentity, StoreStats

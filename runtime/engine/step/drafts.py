@@ -18,8 +18,7 @@ from ...speculation.draft_model import Ask, Choose, DraftModel
 from ...speculation.draft_worth import MAX_DEPTH
 from ...speculation.drafter import Drafter
 from ..request import Request
-from .plan import ScheduledRequest, StepPlan
-from .policy import SchedulerPolicy
+from .plan import ScheduledRequest, SchedulerPolicy, StepPlan
 from .sampler import SampledToken, sample
 
 _PLAIN_EVERY = 48  # steps: one is without guesses, so that it is known what those cost which guesses are to beat

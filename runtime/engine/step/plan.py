@@ -1,18 +1,61 @@
-"""Plan what one step computes: the requests of the step within its tokens and its time, and whether one more fits.
+"""Plan what one step computes, within its tokens and its time, then compute it.
 
-Knows requests, pages and reservations; whose turn it is, is the scheduler's to say.
+Knows requests, pages, reservations and the model; whose turn it is, is the scheduler's to say, and what becomes of the
+logits, the readers'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 from ...cache.kv_transaction import KVTransaction, Reservation
-from ...errors import OutOfPages
+from ...errors import EngineError, OutOfPages
+from ...model.batch import Forward, make_batch
 from ...speculation.draft import NO_DRAFT, Draft
 from ..request import Request
 from .pace import PromptTime
+from .readers import DAMAGED, LogitRows, Outcome
+from .sampler import StepLogits
+
+AdmissionPolicy = Literal["optimistic", "conservative"]
+"""What of a reply has pages reserved when its request is let in.
+
+`optimistic`: one token, so that more requests run, and the newest gives its pages back when they become too few;
+`conservative`: `max_tokens`, or what the context leaves, so that none ever does.
+"""
+
+
+@dataclass(frozen=True)
+class SchedulerPolicy:
+    """Limits of a step, and how cached prefixes weigh against waiting.
+
+    A waiting request's turn comes by `cached tokens + ageing_tokens_per_s * seconds waited`: a cached prefix
+    lets it overtake others, for a bounded time. Only the `num_candidates` oldest are looked at, so that a
+    long queue costs nothing.
+
+    Parts of prompts take about `prompts_s` seconds of a step at most while others wait or stream; the oldest has half
+    of that, and others share the rest, the shortest first. Prompts that end in the step have a quarter of a second.
+    None: tokens alone limit a step.
+
+    A step has `max_num_logits` rows of logits, at least one for each sequence. A prompt whose logprobs are asked for
+    takes one for each token, and so is computed in shorter parts.
+
+    Where it `speculates`, steps without prompts check guesses of what replies go on with, as many as pay: of a draft
+    model if there is one, and where it `looks_up`, of what was said before.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_num_logits: int = 64
+    ageing_tokens_per_s: float = 256.0
+    num_candidates: int = 32
+    admission: AdmissionPolicy = "optimistic"
+    prompts_s: float | None = None
+    speculates: bool = False
+    looks_up: bool = True
 
 
 class ScheduledRequest(NamedTuple):
@@ -27,6 +70,20 @@ class ScheduledRequest(NamedTuple):
     num_logits: int
     samples: bool
     draft: Draft = NO_DRAFT
+
+    def read(self, step: StepLogits, end: int) -> bool:
+        """Hand the request's readers their rows, which end before row `end` of the step. Returns False if some of
+        these are not finite.
+        """
+        request, reserved = self.request, self.reservation
+        start, stop, length = reserved.start, reserved.stop, len(request.admitted)
+        for reader in request.readers:
+            positions = reader.wanted(start, stop, length)
+            if positions:
+                first = end - (stop - positions.start)
+                if not reader.read(LogitRows(step, first, positions, self.draft.token_ids)):
+                    return False
+        return True
 
 
 class StepPlan:
@@ -151,6 +208,39 @@ class StepPlan:
         self._num_logits_left, self._logits_aside = self._num_logits_left + self._logits_aside, 0
         if self._time is not None:
             self._time.set_aside(0.0)
+
+    def compute(
+        self, forward: Forward, *, vocab_size: int, clock: Callable[[], float]
+    ) -> list[tuple[ScheduledRequest, Outcome]]:
+        """Run the model, and have readers read the logits of the first `vocab_size` ids.
+
+        Returns what that brought the requests that sample, and those whose logits are damaged, in order.
+
+        Raises:
+            EngineError: the model returned logits of another shape.
+        """
+        scheduled = self.scheduled
+        if not scheduled:
+            return []
+        if copies := self._step.copies:
+            forward.copy_rows(copies)
+        num_logits = [item.num_logits for item in scheduled]
+        num_rows = sum(num_logits)
+        logits = forward.forward(make_batch([item.reservation for item in scheduled], num_logits))
+        if logits.shape[0] != num_rows or logits.shape[1] < vocab_size:
+            expected = f"{(num_rows, vocab_size)}; compile the model again"
+            raise EngineError(f"the model returned logits of shape {logits.shape}, not {expected}")
+        if not num_rows:
+            return []
+        # a padded embedding has rows that are no token: they are never sampled
+        step = StepLogits(logits[:, :vocab_size], forward.top_logits(num_rows, vocab_size), clock())
+        # all rows are read before any reply goes on: in turns, both were slower (bench/LOG.md)
+        read = [(item, item.read(step, end)) for item, end in zip(scheduled, accumulate(num_logits), strict=True)]
+        return [
+            (item, item.request.sampler.go_on(step.now) if is_finite else DAMAGED)
+            for item, is_finite in read
+            if item.samples or not is_finite
+        ]
 
     def num_held_pages(self, request: Request) -> int:
         """Pages that a running request holds, those of this step included."""

@@ -25,6 +25,26 @@ _MANY = 2048  # weights for which that pays
 FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
 
 
+class StepLogits:
+    """The logits of one step, `[R, vocab]`, with the largest of each row.
+
+    Attributes:
+        values: the logits.
+        top: the largest of each row.
+        most_likely: the id of the largest of each row.
+        is_finite: of each row, whether all of it are finite.
+        now: when they were computed, in seconds on the engine's clock.
+    """
+
+    __slots__ = ("is_finite", "most_likely", "now", "top", "values")
+
+    def __init__(self, values: Float32Array, top: TopLogits, now: float = 0.0) -> None:
+        assert len(values) == len(top.values)
+        self.values, self.top, self.now = values, top, now
+        self.most_likely: list[int] = top.token_ids[:, 0].tolist()
+        self.is_finite: list[int] = top.is_finite.tolist()
+
+
 class SampledToken(NamedTuple):
     """The token chosen for one row, with its logprob if the request asks for it."""
 
@@ -41,34 +61,27 @@ class Refusal(NamedTuple):
 Sampled = SampledToken | Refusal | None
 
 
-def sample(
-    logits: Float32Array, top: TopLogits, states: Sequence[SamplerState], rows: Sequence[int] | None = None
-) -> list[Sampled]:
-    """One token for each of `rows` of `logits` `[R, vocab]`; None where the row holds a number that is not finite, and
-    a refusal where its constraint lets none be chosen.
+def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[Sampled]:
+    """Return a token for each row of `logits` `[R, vocab]`, of which `top` are the largest; see `sample_row`."""
+    step = StepLogits(logits, top)
+    return [sample_row(step, row, state) for row, state in zip(range(len(logits)), states, strict=True)]
 
-    `top` are the largest of the same logits; the rest of a row is read only where they do not decide, and the result
-    is the same as if it always were. Draws from the states' generators, but records nothing: the caller does when it
-    accepts the tokens.
 
-    Args:
-        rows: one for each state; None: all, in order.
+def sample_row(step: StepLogits, row: int, state: SamplerState) -> Sampled:
+    """Return a token for a row of a step; None if the row has a number that is not finite, and a refusal if the
+    state's constraint lets no token be chosen.
+
+    The row itself is read only where its largest logits do not decide, and the result is the same as if it always were.
+    Draws from the state's generator, but records nothing: the caller does when it accepts the token.
     """
-    rows = range(len(logits)) if rows is None else rows
-    assert len(logits) == len(top.values) and len(rows) == len(states)
-    most_likely, is_finite = top.token_ids[:, 0].tolist(), top.is_finite.tolist()
-    sampled: list[Sampled] = []
-    for row, state in zip(rows, states, strict=True):
-        if not is_finite[row]:
-            sampled.append(None)
-        elif state.takes_best:
-            sampled.append(SampledToken(most_likely[row]))
-        else:
-            sampled.append(_sample_row(logits[row], top.values[row], top.token_ids[row], state))
-    return sampled
+    if not step.is_finite[row]:
+        return None
+    if state.takes_best:
+        return SampledToken(step.most_likely[row])
+    return _chosen(step.values[row], step.top.values[row], step.top.token_ids[row], state)
 
 
-def _sample_row(
+def _chosen(
     logits: Float32Array, top_values: Float32Array, top_ids: Int32Array, state: SamplerState
 ) -> SampledToken | Refusal:
     params = state.params

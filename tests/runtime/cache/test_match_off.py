@@ -11,7 +11,7 @@ import pytest
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 
 from ..eager_loads import load_always
 from ..fake_model import EOS, Bench, alone

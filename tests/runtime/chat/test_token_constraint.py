@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.token_constraint import allowed_of
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import Refusal, SampledToken, sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.errors import ConstraintFailed

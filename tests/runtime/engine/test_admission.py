@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.engine.waiting_request import AdmissionPolicy
+from radixlm.runtime.engine.step.plan import AdmissionPolicy, SchedulerPolicy
 from radixlm.runtime.errors import InvalidParameter
 
 from ..eager_loads import load_always

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.model.batch import Batch, Float32Array
 
 from ..fake_model import Bench, FakeModel

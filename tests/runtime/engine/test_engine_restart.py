@@ -18,11 +18,12 @@ from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_loop import FORGIVEN_S, EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
+from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
-from radixlm.runtime.engine.step import compute as step_compute
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step import readers
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.errors import EngineClosed, EngineDied
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.prefix.disk_reader import DiskReader
@@ -142,7 +143,7 @@ def throwing(wrapped: Callable[..., Any], at: int, *, after: bool) -> Callable[.
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (step_compute, "sample"),
+        (readers, "sample_row"),
         (RadixTree, "insert"),
         (PagePool, "add_to_tree"),
         (PagePool, "release"),
@@ -152,7 +153,7 @@ def throwing(wrapped: Callable[..., Any], at: int, *, after: bool) -> Callable[.
         (Scheduler, "schedule"),
         (Scheduler, "remove"),
         (Request, "admit"),
-        (Request, "accept"),
+        (Reply, "accept"),
         (Request, "completion"),
     ],
 )

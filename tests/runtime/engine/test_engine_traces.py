@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.errors import StepFailed
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.prefix.expected_prompts import ExpectedPrompt, ExpectedPrompts

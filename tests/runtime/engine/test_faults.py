@@ -16,8 +16,8 @@ from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
-from radixlm.runtime.engine.step import compute as step_compute
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step import readers
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.engine.upkeep import Upkeep
 from radixlm.runtime.errors import EngineError, RadixLMError, StepFailed
 
@@ -76,10 +76,10 @@ def finish(bench: Bench, failed: Sequence[str]) -> None:
     assert bench.cache.pool.num_free == bench.num_pages
 
 
-@pytest.mark.parametrize("stage", ["forward", "top_logits", "sample"])
+@pytest.mark.parametrize("stage", ["forward", "top_logits", "sample_row"])
 def test_computing_fails_the_requests_of_the_step_alone(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    owner = step_compute if stage == "sample" else bench.model
+    owner = readers if stage == "sample_row" else bench.model
     monkeypatch.setattr(owner, stage, once(getattr(owner, stage)))
     bench.step()
     counters = bench.core.counters
@@ -102,7 +102,14 @@ def test_copying_rows_fails_the_requests_of_the_step_alone(monkeypatch: pytest.M
 
 def test_accepting_a_token_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    monkeypatch.setattr(bench.requests["a"], "accept", once(bench.requests["a"].accept))
+    reply = bench.requests["a"].reply
+    monkeypatch.setattr(reply, "accept", once(reply.accept))
+    finish(bench, ["a"])
+
+
+def test_handing_out_a_token_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_at_work()
+    monkeypatch.setattr(bench.requests["a"], "told", once(bench.requests["a"].told))
     finish(bench, ["a"])
 
 

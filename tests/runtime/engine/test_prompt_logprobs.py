@@ -12,8 +12,8 @@ import pytest
 from radixlm.runtime.engine.completion import Completion, PromptLogprobs, TokenLogprob
 from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import MAX_PROMPT_LOGPROBS, SamplingParams
-from radixlm.runtime.engine.step.plan import StepPlan
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy, StepPlan
+from radixlm.runtime.engine.step.prompt_logprobs import PromptLogprobsReader
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch, Float32Array
 
@@ -132,8 +132,8 @@ def test_company_preemption_and_a_small_pool_change_nothing(monkeypatch: pytest.
 
     def count(request: Request) -> None:
         nonlocal num_cut
-        asked = request.prompt_logprobs
-        num_cut += asked is not None and not asked.is_complete and asked.num_rows > 0
+        for asked in [reader.logprobs for reader in request.readers if isinstance(reader, PromptLogprobsReader)]:
+            num_cut += not asked.is_complete and asked.num_rows > 0
         preempted(request)
 
     def lack(plan: StepPlan, request: Request, share: float = 1.0) -> bool:

@@ -11,7 +11,7 @@ from radixlm.runtime.cache.prefix_match import PrefixMatch
 from radixlm.runtime.cache.radix_node import tokens_of
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step import drafts
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.kv_log.log import KVLog
 
 from ..fake_model import POLICY, Bench, LetterDecoder, alone

@@ -18,12 +18,10 @@ from radixlm.runtime.engine.request_spec import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step.pace import PromptTime, StepPace
-from radixlm.runtime.engine.step.plan import StepPlan
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.engine.step.sampler import SampledToken
+from radixlm.runtime.engine.step.plan import SchedulerPolicy, StepPlan
 from radixlm.runtime.engine.waiting_request import waits_for
 
-from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
+from ..fake_model import VOCAB_SIZE, LetterDecoder, generate_one, prompt
 from ..sparse_rows import loaded_rows
 
 
@@ -50,7 +48,7 @@ class Bench:
             step.commit()
         for item in plan.scheduled:
             if item.samples:
-                item.request.accept(SampledToken(1), self.now)
+                generate_one(item.request, self.now)
         self.scheduler.check()
         self.cache.check()
         return shares

@@ -14,7 +14,7 @@ from radixlm.runtime.chat.space_first import SpaceFirst, SpaceTokens, given_repl
 from radixlm.runtime.chat.token_constraint import allowed_of, mask_of
 from radixlm.runtime.engine.engine import Completion, Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.errors import InvalidParameter
 
 from ..fake_artifact import FakeArtifact, fake_artifact

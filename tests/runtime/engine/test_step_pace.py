@@ -15,10 +15,9 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step import prompt_cost
 from radixlm.runtime.engine.step.pace import ALONE_S, StepPace
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
-from radixlm.runtime.engine.step.sampler import SampledToken
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 
-from ..fake_model import VOCAB_SIZE, LetterDecoder, prompt
+from ..fake_model import VOCAB_SIZE, LetterDecoder, generate_one, prompt
 
 CONTEXT = 16_384
 LONG = 16_000
@@ -81,7 +80,7 @@ class Machine:
                 request = item.request
                 self.first_tokens.setdefault(request.request_id, self.now - request.spec.arrived_at)
                 self.num_tokens[request.request_id] += 1
-                request.accept(SampledToken(1), self.now)
+                generate_one(request, self.now)
 
     def run_until_first_token(self, name: str) -> float:
         while name not in self.first_tokens:

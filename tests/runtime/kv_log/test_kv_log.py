@@ -17,7 +17,7 @@ from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.policy import SchedulerPolicy
+from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.errors import KVLogBroken, OutOfPages, SparseForkError
 from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.kv_log.replay import KVReplay

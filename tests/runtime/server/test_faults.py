@@ -13,8 +13,8 @@ from radixlm.runtime.cache.kv_transaction import KVTransaction
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.generation_stream import GenerationStream
-from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.step import compute as step_compute
+from radixlm.runtime.engine.reply import Reply
+from radixlm.runtime.engine.step import readers
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.server.choices import ReplyStream
 
@@ -24,8 +24,8 @@ STAGES: dict[str, tuple[Any, str]] = {
     "copy_rows": (SlowModel, "copy_rows"),
     "forward": (SlowModel, "forward"),
     "top_logits": (SlowModel, "top_logits"),
-    "sample": (step_compute, "sample"),
-    "accept": (Request, "accept"),
+    "sample": (readers, "sample_row"),
+    "accept": (Reply, "accept"),
     "commit": (KVTransaction, "commit"),
     "delivery": (GenerationStream, "deliver"),
     "allocation": (PagePool, "allocate"),
