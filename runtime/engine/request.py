@@ -17,7 +17,7 @@ from ..speculation.draft import Draft
 from ..speculation.drafter import Drafter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
 from .reply import Reply
-from .request_spec import RequestSpec
+from .request_options import RequestSpec
 from .step.prompt_logprobs import PromptLogprobsReader
 from .step.readers import Reader, ReplySampler
 

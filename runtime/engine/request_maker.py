@@ -20,8 +20,7 @@ from .engine_options import EngineOptions
 from .engine_queue import EngineQueue
 from .prompts import Prompts
 from .request import Request
-from .request_options import Message, Prompt, RequestLimits, RequestOptions
-from .request_spec import RequestSpec
+from .request_options import Message, Prompt, RequestLimits, RequestOptions, RequestSpec
 from .sampling_params import SamplingParams
 
 Said = Callable[[str, str], Sequence[str]]  # of a reply and its thought: how later prompts may render it

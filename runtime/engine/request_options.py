@@ -1,27 +1,31 @@
 """What a caller asks of one request: prompts, and beside sampling parameters the options, one value on its whole way.
 
-Knows ranges, not engines: what an engine uses where a request asks for nothing is the engine's to say. Last, the limits
-that all of it is held to.
+Then all of it as one value in the engine's terms, and the limits that it is held to. Knows ranges, not engines: what
+an engine uses where a request asks for nothing is the engine's to say. Knows no sequence, pages or steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack, get_args
 
 from ..cache.prefix_match import MatchPolicy
+from ..cache.reply_alias import ReplyAlias
+from ..cache.why_not_more import WhyNotMore
 from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
 from ..optional import extra_of
+from ..prefix.expected_prompts import ExpectedPrompt
 from ..store.page_key import MAX_NAMESPACE_BYTES
+from .reply import Reply
 from .sampling_params import MAX_PROMPT_LOGPROBS, MAX_REPLY_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
-    from radixlm.tokenizer_fix import PreparedPrompt
+    from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
 
 Client = str | bytes
 """Who takes turns with others: a client's name, or a namespace."""
@@ -168,6 +172,57 @@ def checked_match(match: MatchPolicy) -> MatchPolicy:
     if match not in get_args(MatchPolicy):
         raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
     return match
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """What was asked, in the engine's terms: nothing of it changes while the request is served."""
+
+    request_id: str  # the engine's own
+    prompt: PreparedPrompt
+    params: SamplingParams
+    options: RequestOptions = NO_OPTIONS
+    arrived_at: float = 0.0  # seconds on the engine's clock
+    spelled: Callable[[], SpelledPrompt] | None = None  # what the prompt spells, if it may be matched by text
+    renderings: Callable[[str, str], Sequence[str]] | None = None  # of a reply, later, and its thought
+    expects: Callable[[str, str], ExpectedPrompt] | None = None  # the prompt after a reply and its thought, if known
+    explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
+
+    @property
+    def name(self) -> str:
+        """The caller's own name of the request, or the engine's."""
+        return self.options.request_id or self.request_id
+
+    @property
+    def namespace(self) -> bytes | None:
+        """Whose cache the request uses; None: it reuses nothing, and nothing is kept of it."""
+        return None if self.options.cache_match == "off" else self.options.namespace
+
+    def aliases(self, reply: Reply) -> list[ReplyAlias]:
+        """A finished reply and how it may be rendered, where that is another text."""
+        renderings = self.renderings
+        if renderings is None or reply.is_cut or not reply.token_ids:
+            return []
+        ids = tuple(reply.ids_without_end)
+        text = self._spelled(ids) if reply.num_thought_tokens else reply.text
+        if text is None or not self._spells(ids, text):
+            return []
+        found = (ReplyAlias.of(ids, text, each) for each in renderings(reply.text, reply.thought))
+        return [alias for alias in found if alias is not None]
+
+    def _spells(self, ids: Iterable[int], text: str) -> bool:
+        """Whether ids are `text` but for white space around it: special tokens and half characters are not in it."""
+        spelled = self._spelled(ids)
+        return spelled is not None and spelled.strip() == text.strip()
+
+    def _spelled(self, ids: Iterable[int]) -> str | None:
+        """The text of ids; None: there are special tokens or half characters in it, or it is not asked for."""
+        if self.spelled is None:
+            return None
+        try:
+            return b"".join(map(self.spelled().spell, ids)).decode()
+        except UnicodeDecodeError:
+            return None
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from radixlm.runtime.engine.engine_core import EngineCore
 from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.engine.reply import Reply, TextDecoder
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions
-from radixlm.runtime.engine.request_spec import RequestSpec
+from radixlm.runtime.engine.request_options import RequestLimits, RequestOptions, RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken, sample

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.engine import request as requests
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_spec import RequestSpec
+from radixlm.runtime.engine.request_options import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.plan import SchedulerPolicy, StepPlan
 from radixlm.runtime.engine.step.readers import LogitRows, Reader

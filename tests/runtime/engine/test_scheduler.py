@@ -14,7 +14,7 @@ from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.completion import PrefixReuse
 from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_spec import RequestSpec
+from radixlm.runtime.engine.request_options import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step.pace import PromptTime, StepPace

@@ -10,7 +10,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_spec import RequestSpec
+from radixlm.runtime.engine.request_options import RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step import prompt_cost
