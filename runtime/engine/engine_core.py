@@ -17,11 +17,12 @@ from ..cache.prefix_cache import PrefixCache
 from ..chat.tools.tool_calls import ToolCall
 from ..errors import EngineOverloaded, InvalidParameter
 from ..memory import Forgotten, Memories
-from ..model.batch import Batch, Forward
+from ..model.batch import Forward
 from ..prefix.beside_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
+from ..prefix.prefill_measure import seconds_of_zeros
 from ..prefix.wanted_prefix import Wanted
 from ..speculation.draft_model import DraftModel
 from .completion import PrefillProgress, RequestOutput
@@ -231,22 +232,16 @@ class EngineCore:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
         running. What a step takes then is the scheduler's first measure. What fails here, requests will meet and say.
         """
-        pool, states = self._cache.pool, self._cache.states
-        if not pool.num_free:
+        if not self._cache.pool.num_free:
             return
-        pages, slot = pool.allocate(1), None if states is None else states.allocate()
         try:
             for _ in range(2):  # the first one maps the weights in, so only the second is a measure
-                begun = self._clock()
-                self._forward.forward(Batch.of_zeros(0, 1, pages, wants_logits=True, state_out=slot))
-                self._forward.top_logits(1, self.limits.vocab_size)
-            self._scheduler.observe_decode(num_rows=1, seconds=self._clock() - begun)
+                seconds = seconds_of_zeros(
+                    self._forward, self._cache, 0, 1, clock=self._clock, vocab_size=self.limits.vocab_size
+                )
+            self._scheduler.observe_decode(num_rows=1, seconds=seconds)
         except Exception:
             _LOGGER.exception("the model could not be warmed up")
-        finally:
-            pool.release(pages)
-            if states is not None and slot is not None:
-                states.release(slot)
 
     def start_over(self, cause: BaseException) -> None:
         """Forget all requests and all that memory has cached, in whatever state `cause` left them: the pool is fresh.

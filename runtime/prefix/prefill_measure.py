@@ -48,7 +48,7 @@ def measure_prefill(
         # what is first on pages of the pool waits for the system to find them: twice as long, and more
         for first, is_warm in ((start + num_tokens - num_few, False), (start, True)):
             try:
-                seconds = _seconds(forward, cache, first, start + num_tokens, clock)
+                seconds = seconds_of_zeros(forward, cache, first, start + num_tokens, clock=clock)
             except OutOfPages:
                 return False
             except Exception:  # whatever it is, requests will meet it and say so
@@ -60,16 +60,33 @@ def measure_prefill(
     return True
 
 
-def _seconds(forward: Forward, cache: PrefixCache, start: int, stop: int, clock: Callable[[], float]) -> float:
-    """How long the tokens `[start, stop)` of a context take, on pages that are free before and after."""
+def seconds_of_zeros(
+    forward: Forward,
+    cache: PrefixCache,
+    start: int,
+    stop: int,
+    *,
+    clock: Callable[[], float],
+    vocab_size: int | None = None,
+) -> float:
+    """Return how long the tokens `[start, stop)` of a context of zeros take, on pages that are free before and after.
+
+    Args:
+        vocab_size: with the logits of the last one, and the largest of so many; None: without.
+
+    Raises:
+        OutOfPages: too few pages are free.
+    """
     pool, states = cache.pool, cache.states
     slot = None if states is None else states.allocate()
     pages: list[int] = []
     try:
         pages = pool.allocate(-(-stop // PAGE_SIZE))
-        batch = Batch.of_zeros(start, stop, pages, state_out=slot)
+        batch = Batch.of_zeros(start, stop, pages, wants_logits=vocab_size is not None, state_out=slot)
         begun = clock()
         forward.forward(batch)
+        if vocab_size is not None:
+            forward.top_logits(1, vocab_size)
         return clock() - begun
     finally:
         pool.release(reversed(pages))  # a stack: the next step gets the same ones
