@@ -36,8 +36,8 @@ class SamplingParams:
     A field that is not given does nothing. The model's own defaults are `Engine.default_params`;
     `dataclasses.replace(engine.default_params, temperature=0.7)` keeps the others.
 
-    The order is: repetition, presence and frequency penalty, logit bias, temperature, then top-k, top-p and
-    min-p, each on what the one before it left. `temperature=0` takes the most likely token, the lowest id on
+    The order is: repetition, presence and frequency penalty, logit bias, temperature, then top-k, top-p,
+    min-p and XTC, each on what the one before it left. `temperature=0` takes the most likely token, the lowest id on
     ties.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, stop=("\\n\\n",), seed=7).greedy
@@ -162,6 +162,20 @@ class SamplingParams:
         low=0,
         high=MAX_LOGPROBS,
         apis=("openai",),
+    )
+    xtc_probability: float = option(
+        0.0,
+        "XTC: how often all likely tokens but the least likely of them are left out; 0: never.",
+        low=0,
+        high=1,
+        flag=Flag("--xtc-probability", "sampling"),
+    )
+    xtc_threshold: float = option(
+        0.1,
+        "XTC: the probability, after all other cuts, from which a token is a likely one.",
+        low=0,
+        high=1,
+        flag=Flag("--xtc-threshold", "sampling"),
     )
 
     def __post_init__(self) -> None:

@@ -179,11 +179,28 @@ def _draw(logits: Float64Array, state: SamplerState) -> int:
 def _pick(weights: Float64Array, state: SamplerState) -> int:
     """The index of a weight, drawn with a probability in proportion to it."""
     number = state.uniform()
+    if state.params.xtc_probability > 0.0:
+        weights, number = _without_top_choices(weights, state.params, number)
     if len(weights) > _MANY and (found := _pick_in_block(weights, number)) is not None:
         return found
     cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
     return min(index, len(weights) - 1)  # rounding may place the product on the total itself
+
+
+def _without_top_choices(weights: Float64Array, params: SamplingParams, number: float) -> tuple[Float64Array, float]:
+    """Leave out all likely weights but the least likely one, so often as is asked for (XTC, llama.cpp's), and return
+    what is left of a random number, which is uniform again: a token takes one number, whatever it is used for.
+    """
+    share = params.xtc_probability
+    if number >= share:
+        return weights, (number - share) / (1.0 - share)
+    likely = np.flatnonzero(weights >= params.xtc_threshold * weights.sum())
+    if len(likely) > 1:
+        least = likely[len(likely) - 1 - int(np.argmin(weights[likely][::-1]))]  # of equal ones the last
+        weights, kept = weights.copy(), weights[least]
+        weights[likely], weights[least] = 0.0, kept
+    return weights, number / share
 
 
 def _pick_in_block(weights: Float64Array, number: float) -> int | None:

@@ -30,6 +30,8 @@ PARAMS = st.builds(
     presence_penalty=st.sampled_from([-1.0, 0.0, 1.0]),
     frequency_penalty=st.sampled_from([-0.5, 0.0, 0.7]),
     logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, 2.0]), max_size=3),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
     seed=st.integers(0, 2**32),
 )
 
@@ -57,10 +59,18 @@ def slow_distribution(
     for token, weight in kept.items():
         nucleus[token] = weight
         mass += weight
-        if mass >= params.top_p * total:
+        if params.top_p < 1.0 and mass >= params.top_p * total:  # else rounding might end it
             break
     kept = {token: weight for token, weight in nucleus.items() if weight >= params.min_p}
-    return {token: weight / sum(kept.values()) for token, weight in kept.items()}
+    chances = {token: weight / sum(kept.values()) for token, weight in kept.items()}
+    likely = [token for token, chance in chances.items() if chance >= params.xtc_threshold - 1e-12]
+    if len(likely) < 2:
+        return chances
+    rare = {token: chance for token, chance in chances.items() if token not in likely[:-1]}
+    rare = {token: chance / sum(rare.values()) for token, chance in rare.items()}
+    share = params.xtc_probability
+    mixed = {token: (1 - share) * chance + share * rare.get(token, 0.0) for token, chance in chances.items()}
+    return {token: chance for token, chance in mixed.items() if chance > 0.0}
 
 
 def sampled_of(logits: np.ndarray, states: list[SamplerState]) -> list[SampledToken | None]:
@@ -104,6 +114,9 @@ def replace_top_p(params: SamplingParams, top_p: float) -> SamplingParams:
         SamplingParams(seed=1, top_k=9, top_p=0.9, min_p=0.05),
         SamplingParams(seed=1, min_p=0.2),
         SamplingParams(seed=1, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.2),
+        SamplingParams(seed=1, xtc_probability=1.0),
+        SamplingParams(seed=1, xtc_probability=0.4, xtc_threshold=0.05, top_k=6),
+        SamplingParams(seed=1, xtc_probability=0.4, xtc_threshold=0.2, min_p=0.1, presence_penalty=0.3),
     ],
 )
 def test_frequencies_are_the_probabilities(params: SamplingParams) -> None:
@@ -119,6 +132,19 @@ def test_frequencies_are_the_probabilities(params: SamplingParams) -> None:
     for token, probability in expected.items():
         error = math.sqrt(probability * (1 - probability) / num_draws)
         assert abs(drawn[token] / num_draws - probability) < 5 * error + 1e-9
+
+
+@settings(deadline=None)
+@given(LOGITS, PARAMS, st.integers(1, 5))
+def test_a_token_takes_one_random_number_whatever_it_is_used_for(
+    logits: list[float], params: SamplingParams, count: int
+) -> None:
+    """Drafts and banned strings go back by as many numbers as tokens."""
+    state, numbers = SamplerState(params, [1], VOCAB_SIZE), SamplerState(params, [1], VOCAB_SIZE)
+    for _ in range(count):
+        one(logits, state)
+        assert params.greedy or 0.0 <= numbers.uniform() < 1.0
+    assert params.greedy or state.uniform() == numbers.uniform()
 
 
 @settings(deadline=None)
@@ -141,6 +167,8 @@ SHARP = st.builds(
     top_p=st.sampled_from([0.0, 1e-6, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.05, 1.0]),
     logprobs=st.sampled_from([None, None, 2]),
+    xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.02, 0.1]),
     seed=st.integers(0, 2**32),
 )
 

@@ -43,6 +43,8 @@ VALUES: Mapping[str, tuple[Any, Any]] = {
     "logit_bias": ({"3": 1.5}, {3: 1.5}),
     "ignore_eos": (True, True),
     "min_tokens": (2, 2),
+    "xtc_probability": (0.5, 0.5),
+    "xtc_threshold": (0.25, 0.25),
 }
 """Of each parameter that all APIs have: what a client sends, and what the sampler gets."""
 
