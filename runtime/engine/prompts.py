@@ -307,6 +307,7 @@ class Prompts:
             constraint=begun,
             thoughts=self.thoughts.splitter(text, self._head_in) if is_chat else None,
             holding=self._token_texts.holding,
+            breaker_ids=self._token_texts.holding_any(params.dry_sequence_breakers if params.dry_multiplier else ()),
         )
 
     def close(self) -> None:

@@ -21,8 +21,9 @@ from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restor
 from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampling_params import SamplingParams
+from .step.dry import IntArray
 from .step.sampler import SampledToken
-from .step.sampler_state import NO_IDS, IntArray, SamplerState
+from .step.sampler_state import NO_IDS, SamplerState
 
 _NOTHING = Said()
 MAX_BANS = 64  # tokens at one place that are tried one by one; then those that hold a banned string go at once
@@ -70,6 +71,7 @@ class Reply:
         constraint: TokenConstraint | None = None,
         thoughts: ThoughtSplitter | None = None,
         holding: Callable[[str], IntArray] = lambda string: NO_IDS,
+        breaker_ids: IntArray = NO_IDS,
     ) -> None:
         """A reply without tokens.
 
@@ -80,6 +82,7 @@ class Reply:
             constraint: what the reply must keep to, at its beginning and this reply's own.
             thoughts: takes out what the reply thinks; fresh. None: all of it is the answer.
             holding: the tokens that hold a string by themselves; asked where too many were tried one by one.
+            breaker_ids: tokens over which no repetition goes that DRY penalizes.
         """
         self._params, self._vocab_size = params, vocab_size
         self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
@@ -98,7 +101,8 @@ class Reply:
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._guessed = bytearray()
-        self.sampler = SamplerState(params, prompt_ids, vocab_size, constraint)
+        self._breaker_ids = breaker_ids
+        self.sampler = SamplerState(params, prompt_ids, vocab_size, constraint, breaker_ids)
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
@@ -172,7 +176,7 @@ class Reply:
     def follow(self, prompt_ids: Iterable[int]) -> None:
         """Count penalties from other ids of the prompt, before the first token."""
         assert not self.token_ids
-        self.sampler = SamplerState(self._params, prompt_ids, self._vocab_size, self._constraint)
+        self.sampler = SamplerState(self._params, prompt_ids, self._vocab_size, self._constraint, self._breaker_ids)
 
     def accept(self, sampled: SampledToken, now: float, *, is_full: bool, is_guessed: bool = False) -> Delta:
         """Add a token, and end the reply if the token or its text says so, its constraint is complete, or it `is_full`.

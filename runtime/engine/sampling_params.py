@@ -36,7 +36,7 @@ class SamplingParams:
     A field that is not given does nothing. The model's own defaults are `Engine.default_params`;
     `dataclasses.replace(engine.default_params, temperature=0.7)` keeps the others.
 
-    The order is: repetition, presence and frequency penalty, logit bias, temperature, then top-k, top-p,
+    The order is: repetition, presence and frequency penalty, DRY, logit bias, temperature, then top-k, top-p,
     min-p and XTC, each on what the one before it left. `temperature=0` takes the most likely token, the lowest id on
     ties.
 
@@ -178,8 +178,30 @@ class SamplingParams:
         flag=Flag("--xtc-threshold", "sampling"),
     )
 
+    dry_multiplier: float = option(
+        0.0,
+        "DRY: taken from the logit of a token that would go on with a repetition of `dry_allowed_length` tokens; each "
+        "more of them multiplies that by `dry_base`. 0: nothing.",
+        low=0,
+        high=100,
+        flag=Flag("--dry-multiplier", "sampling"),
+    )
+    dry_base: float = option(1.75, "See `dry_multiplier`.", low=1, high=8, flag=Flag("--dry-base", "sampling"))
+    dry_allowed_length: int = option(
+        2, "See `dry_multiplier`.", low=1, high=1024, flag=Flag("--dry-allowed-length", "sampling")
+    )
+    dry_penalty_last_n: int = option(
+        -1,
+        "DRY: repetitions of how many of the last tokens; -1: of all.",
+        low=-1,
+        flag=Flag("--dry-last-n", "sampling"),
+    )
+    dry_sequence_breakers: tuple[str, ...] = option(
+        ("\n", ":", '"', "*"), "DRY: no repetition goes over a token that holds one of these.", most=64, longest=64
+    )
+
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_regex", "banned_strings", "stop_token_ids"):
+        for name in ("stop", "stop_regex", "banned_strings", "stop_token_ids", "dry_sequence_breakers"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not isinstance(value, str | tuple):
                 object.__setattr__(self, name, tuple(value))
@@ -220,6 +242,7 @@ class SamplingParams:
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
+            or self.dry_multiplier != 0.0
             or bool(self.logit_bias)
         )
 

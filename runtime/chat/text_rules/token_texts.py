@@ -6,7 +6,7 @@ Knows what tokens spell, not replies.
 from __future__ import annotations
 
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from .string_scan import lower
 
 IntArray = npt.NDArray[np.intp]
 
+_NUM_KEPT = 16  # answers, for clients that ask the same with each request
 _BETWEEN = "\ud800"  # half a character, which no token spells
 
 
@@ -28,10 +29,17 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._holding_any = lru_cache(_NUM_KEPT)(
+            lambda strings: np.unique(np.concatenate([self.holding(string) for string in strings]))
+        )
 
     def prepare(self) -> None:
         """Spell all tokens here, and not in the engine's thread."""
         assert self._joined
+
+    def holding_any(self, strings: tuple[str, ...]) -> IntArray:
+        """Return the tokens whose own text has one of several strings, in order."""
+        return self._holding_any(strings) if strings else np.empty(0, np.intp)
 
     def holding(self, string: str) -> IntArray:
         """Return the tokens whose own text has a string that is not empty, in order."""

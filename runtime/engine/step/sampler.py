@@ -16,7 +16,8 @@ from ...errors import ConstraintFailed
 from ...model.batch import Float32Array, Int32Array, TopLogits
 from ..completion import TokenLogprob
 from ..sampling_params import SamplingParams
-from .sampler_state import Float64Array, IntArray, SamplerState, relative_weights
+from .dry import Float64Array, IntArray
+from .sampler_state import SamplerState, relative_weights
 
 _ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
 _ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"

@@ -14,9 +14,7 @@ import numpy.typing as npt
 from ...chat.token_constraint import Foresight, TokenConstraint
 from ...model.batch import TopLogits
 from ..sampling_params import SamplingParams
-
-Float64Array = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
+from .dry import Dry, Float64Array, IntArray
 
 NO_IDS: IntArray = np.empty(0, np.intp)
 
@@ -37,8 +35,13 @@ class SamplerState:
         prompt_ids: Iterable[int],
         vocab_size: int,
         constraint: TokenConstraint | None = None,
+        breaker_ids: IntArray = NO_IDS,
     ) -> None:
         self.params = params
+        self._dry: Dry | None = None
+        if params.dry_multiplier:
+            prompt_ids = list(prompt_ids)
+            self._dry = Dry(params, prompt_ids, breaker_ids, vocab_size)
         self.constraint = constraint
         self._generator: np.random.Generator | None = None
         if not params.greedy:
@@ -72,6 +75,7 @@ class SamplerState:
         other._counts = None if self._counts is None else self._counts.copy()
         other._is_seen = None if self._is_seen is None else self._is_seen.copy()
         other._times_seen = None if self._times_seen is None else self._times_seen.copy()
+        other._dry = None if self._dry is None else self._dry.copy()
         other.constraint = self.constraint.fork() if isinstance(self.constraint, Foresight) else None
         return other
 
@@ -102,6 +106,8 @@ class SamplerState:
             self._is_seen[token_id] = True
         if self._times_seen is not None:
             self._times_seen[token_id] += 1
+        if self._dry is not None:
+            self._dry.record(token_id)
 
     def take_back(self, token_ids: Sequence[int]) -> None:
         """Forget the newest tokens that were recorded, and draw their random numbers again; the constraint is its
@@ -112,6 +118,8 @@ class SamplerState:
             if self._times_seen is not None and self._is_seen is not None:
                 self._times_seen[token_id] -= 1
                 self._is_seen[token_id] = self._times_seen[token_id] > 0
+        if self._dry is not None:
+            self._dry.take_back(len(token_ids))
         if self._generator is not None:
             bits = self._generator.bit_generator
             assert isinstance(bits, np.random.PCG64)
@@ -130,6 +138,8 @@ class SamplerState:
         if self._counts is not None:
             logits -= self.params.presence_penalty * (self._counts > 0)
             logits -= self.params.frequency_penalty * self._counts
+        if self._dry is not None:
+            self._dry.penalize(logits)
         logits[self._bias_ids] += self._bias
 
     def uniform(self) -> float:

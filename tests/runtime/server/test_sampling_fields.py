@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ VALUES: Mapping[str, tuple[Any, Any]] = {
     "min_tokens": (2, 2),
     "xtc_probability": (0.5, 0.5),
     "xtc_threshold": (0.25, 0.25),
+    "dry_multiplier": (0.8, 0.8),
+    "dry_base": (1.5, 1.5),
+    "dry_allowed_length": (3, 3),
+    "dry_penalty_last_n": (64, 64),
+    "dry_sequence_breakers": (["\n"], ("\n",)),
 }
 """Of each parameter that all APIs have: what a client sends, and what the sampler gets."""
 
@@ -111,7 +117,7 @@ def _row(field: Field) -> str:
     if about.off is not None:
         values += f"; {about.off} is as {'null' if field.default is None else field.default}"
     values += "" if about.most is None else f"; {about.most} at most"
-    default = about.unset or ("none" if field.default in ((), {}) else str(field.default).lower())
+    default = about.unset or ("none" if field.default in ((), {}) else f"`{json.dumps(field.default)}`")
     return f"| `{field.name}`{names} | {values} | {default} | {about.doc} |"
 
 

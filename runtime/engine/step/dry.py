@@ -1,0 +1,76 @@
+"""Penalize tokens that would go on with a repetition: DRY (p-e-w, oobabooga/text-generation-webui#5677, 2024).
+
+Knows token ids and logits, not text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ..sampling_params import SamplingParams
+
+Float64Array = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+_LONGEST = 50  # tokens beyond the allowed length: what repeats more is penalized as much
+
+
+class Dry:
+    """The tokens of a prompt and its reply so far, and what may not come after them again.
+
+    Args:
+        breaker_ids: tokens over which no repetition goes.
+    """
+
+    def __init__(
+        self, params: SamplingParams, token_ids: Iterable[int], breaker_ids: IntArray, vocab_size: int
+    ) -> None:
+        self._params = params
+        self._ids = np.fromiter(token_ids, np.int32)
+        self._length = len(self._ids)
+        self._is_breaker = np.zeros(vocab_size, np.bool_)
+        self._is_breaker[breaker_ids] = True
+
+    def copy(self) -> Self:
+        """The same, to go on by itself."""
+        other = copy(self)
+        other._ids = self._ids.copy()
+        return other
+
+    def record(self, token_id: int) -> None:
+        """Add a token."""
+        if self._length == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty(max(256, self._length), np.int32)])
+        self._ids[self._length] = token_id
+        self._length += 1
+
+    def take_back(self, num_tokens: int) -> None:
+        """Forget the newest tokens."""
+        self._length -= num_tokens
+
+    def penalize(self, logits: Float64Array) -> None:
+        """Lower logits `[vocab]` in place: of tokens that came before behind what the sequence ends with."""
+        params = self._params
+        for token_id, length in self._repeats().items():
+            logits[token_id] -= params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+
+    def _repeats(self) -> dict[int, int]:
+        """Of the tokens that would make a repetition longer, how long it is, at least the allowed length."""
+        last_n = self._params.dry_penalty_last_n
+        ids = self._ids[: self._length] if last_n < 0 else self._ids[max(0, self._length - last_n) : self._length]
+        allowed, found = self._params.dry_allowed_length, dict[int, int]()
+        ends = np.arange(len(ids) - 1)  # where what has come before ends; the next token is at the place behind
+        for length in range(1, min(len(ids), allowed + _LONGEST) + 1):
+            token_id = int(ids[-length])
+            ends = ends[ends >= length - 1]
+            ends = ends[ids[ends - (length - 1)] == token_id]
+            if self._is_breaker[token_id] or not len(ends):
+                break
+            if length >= allowed:
+                found.update(dict.fromkeys(ids[ends + 1].tolist(), length))
+        return found
