@@ -156,12 +156,13 @@ def export(directory: Path, key: str, output: Path) -> None:
     \b
     radixlm store export cache 3f9ac20d17be -o system-prompt.pages
     """
+    from radixlm.runtime.artifact.manifest import PAGE_SIZE
     from radixlm.runtime.store import export_bundle
     from radixlm.runtime.store.catalogue import Catalogue, StoredPages
 
     identity, heads = Catalogue.read(directory).find(key)
     export_bundle(StoredPages(directory, identity), heads, output)
-    click.echo(f"{len(heads):,} pages, {len(heads) * 16:,} tokens, {output.stat().st_size / 1e6:,.1f} MB")
+    click.echo(f"{len(heads):,} pages, {len(heads) * PAGE_SIZE:,} tokens, {output.stat().st_size / 1e6:,.1f} MB")
 
 
 @command.command("import")

@@ -15,9 +15,11 @@ _TEXT_LENGTH = 48
 
 def title_of(model: StoredModel) -> str:
     """A line over what a model has."""
-    identity = model.identity
+    from radixlm.runtime.artifact.manifest import PAGE_SIZE
+
+    identity, num_tokens = model.identity, len(model.pages) * PAGE_SIZE
     return (
-        f"model {identity.model_digest[:KEY_DIGITS]}  {len(model.pages):,} pages, {len(model.pages) * 16:,} tokens, "
+        f"model {identity.model_digest[:KEY_DIGITS]}  {len(model.pages):,} pages, {num_tokens:,} tokens, "
         f"{model.num_bytes / 1e6:,.1f} MB in {len(model.segments)} segments"
     )
 

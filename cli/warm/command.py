@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from radixlm.runtime import Engine
 
 _SETTLED_S = 0.2  # nothing was written for so long
-_PAGE_TOKENS = 16
 
 
 @click.command(
@@ -99,6 +98,7 @@ def _take_in(
     bundle: Path, artifact: Path, options: Mapping[str, Any], keys: Sequence[str | None], scope: dict[str, str]
 ) -> None:
     from radixlm.runtime.artifact import Artifact
+    from radixlm.runtime.artifact.manifest import PAGE_SIZE
     from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
     from radixlm.runtime.engine.engine_options import EngineOptions
     from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
@@ -109,7 +109,7 @@ def _take_in(
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), store.secret)
         for key in keys:
             report = import_bundle(store, bundle, namespaces.of(CacheScope(key, **scope)), evicts=True)
-            tokens = report.num_stored * _PAGE_TOKENS
+            tokens = report.num_stored * PAGE_SIZE
             click.echo(f"{bundle}: {report.num_stored:,} of {report.num_pages:,} pages are kept, {tokens:,} tokens")
 
 
@@ -122,6 +122,7 @@ def _compute(
     ignores_prompt_cache_key: bool,
 ) -> None:
     from radixlm.runtime import Engine
+    from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
     with Engine(artifact, **options, idle_work=False, prefill_ms=0) as engine:
         before = _num_stored_pages(engine)
@@ -130,7 +131,7 @@ def _compute(
     num_prompt, num_found = sum(each.num_prompt for each in warmed), sum(each.num_found for each in warmed)
     click.echo(
         f"{len(warmed):,} prompts of {num_prompt:,} tokens: {num_prompt - num_found:,} computed, {num_found:,} found; "
-        f"{options['store']} keeps {kept * _PAGE_TOKENS:,} tokens, {(kept - before) * _PAGE_TOKENS:,} more than before"
+        f"{options['store']} keeps {kept * PAGE_SIZE:,} tokens, {(kept - before) * PAGE_SIZE:,} more than before"
     )
 
 

@@ -13,7 +13,8 @@ import msgspec
 from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Strict
 
 FORMAT_VERSION: Final = 4
-PAGE_SIZE: Final = 16  # tokens in a page of KV
+PAGE_SIZE: Final = 16
+"""Tokens in a page of KV: one vector of them. Kernels depend on it, so that no other size works without new kernels."""
 TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
 MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
 SCALE_BYTES: Final = 4  # of a row of codes
