@@ -36,25 +36,33 @@ STARTS_WITHIN_S = 60.0
 
 @dataclass
 class Trace:
-    """The files of ours whose functions are called on any thread while it is on, in order, with the number of calls."""
+    """The functions of ours that are called on any thread while it is on, in order, with the number of calls.
 
-    calls: dict[str, int] = field(default_factory=dict)
+    Attributes:
+        calls: by the file and the function's qualified name.
+    """
+
+    calls: dict[tuple[str, str], int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         """As `sys.setprofile` wants it."""
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(_PREFIXES):
+            called = name, frame.f_code.co_qualname
             with self._lock:
-                self.calls[name] = self.calls.get(name, 0) + 1
+                self.calls[called] = self.calls.get(called, 0) + 1
 
     def of(self, function: Callable[[], object]) -> dict[Path, int]:
-        """What `function` enters."""
+        """The files that `function` enters, in order, with the number of calls."""
         self.calls.clear()
         sys.setprofile(self)
         function()
         sys.setprofile(None)
-        return {Path(name): calls for name, calls in self.calls.items()}
+        files: dict[Path, int] = {}
+        for (name, _), calls in self.calls.items():
+            files[Path(name)] = files.get(Path(name), 0) + calls
+        return files
 
 
 _PREFIXES = tuple(f"{ROOT / package}/" for package in PACKAGES)
