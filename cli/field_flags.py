@@ -136,7 +136,7 @@ def _option(field: Field, is_required: bool) -> click.Option:
         required=is_required,
         metavar=flag.metavar or unit[0],
         callback=partial(_converted, field),
-        help=_said(field.about.doc) + _default(field),
+        help=_said(field.about.doc, field.choices) + _default(field),
     )
 
 
@@ -187,7 +187,11 @@ def _default(field: Field) -> str:
     return f"  [default: {value}]" if isinstance(value, str) else f"  [default: {value:g}]"
 
 
-def _said(text: str) -> str:
-    """Documentation as the command line says it: with flags for fields, and without backticks."""
+def _said(text: str, choices: Sequence[str] = ()) -> str:
+    """Documentation as the command line says it: with flags for fields, but for choices, and without backticks."""
     fields = _fields()
-    return re.sub("`(.+?)`", lambda found: _flag_of(fields[found[1]]) if found[1] in fields else found[1], text)
+    return re.sub(
+        "`(.+?)`",
+        lambda found: _flag_of(fields[found[1]]) if found[1] in fields and found[1] not in choices else found[1],
+        text,
+    )

@@ -145,14 +145,14 @@ class EngineOptions:
         "auto",
         "Speculative decoding: draft what replies go on with, and check the draft as rows of one step, where that "
         "pays; no reply changes by a byte. `lookup`: drafts from the request's own tokens and from the cache of its "
-        "namespace; `draft`: from `draft` alone; `auto`: from all that there is, unless there is a `kv_budget`; `off`: "
-        "one token a step.",
+        "namespace; `draft`: from the draft model alone; `auto`: from all that there is, unless there is a `kv_budget`; "
+        "`off`: one token a step.",
         flag=Flag("--speculate", "draft"),
     )
     draft: str | Path | Artifact | None = option(
         None,
-        "A second, smaller artifact that drafts; its tokenizer has the same tokens. Its KV cache takes a quarter of "
-        "`kv_cache_bytes` at most.",
+        "A draft model: a second, smaller artifact, whose tokenizer has the same tokens. Its KV cache takes a quarter "
+        "of `kv_cache_bytes` at most.",
         flag=Flag("--draft", "draft", metavar="ARTIFACT", path="artifact"),
     )
     store: str | Path | PageStore | None = option(

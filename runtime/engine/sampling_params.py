@@ -192,9 +192,9 @@ class SamplingParams:
     )
     dry_penalty_last_n: int = option(
         -1,
-        "DRY: repetitions of how many of the last tokens; -1: of all.",
+        "DRY: how many of the last tokens are searched for repetitions; -1: all.",
         low=-1,
-        flag=Flag("--dry-last-n", "sampling"),
+        flag=Flag("--dry-penalty-last-n", "sampling"),
     )
     dry_sequence_breakers: tuple[str, ...] = option(
         ("\n", ":", '"', "*"), "DRY: no repetition goes over a token that holds one of these.", most=64, longest=64

@@ -30,7 +30,7 @@ class Oven:
         None, "How hot.", unset="as hot as it gets", above=0, flag=Flag("--kilowatts", "heat", unit=("kW", 1e3))
     )
     share: float = option(0.5, "Of `watts`.", low=0, high=1, flag=Flag("--share", "heat"))
-    mode: Literal["grill", "bake"] = option("bake", "`grill`: from above.", flag=Flag("--mode", "heat"))
+    mode: Literal["grill", "light"] = option("light", "`light`: see `share`.", flag=Flag("--mode", "heat"))
     minutes: int = option(9, "Until it rings.", low=1, needs="watts", flag=Flag("--minutes", "time", default=7))
     seconds: int | None = option(None, "Beside `minutes`.", low=0, needs="watts")
     light: bool = option(True, "Whether one sees it.", flag=Flag("--light", "other"))
@@ -66,7 +66,7 @@ def test_a_number_is_refused_exactly_where_it_is_none_or_outside_its_range(optio
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mode": "fry"}, "mode is 'fry'; use one of grill, bake"),
+        ({"mode": "fry"}, "mode is 'fry'; use one of grill, light"),
         ({"light": 1}, "light is 1; it must be true or false"),
         ({"share": math.nan}, "share is nan; it must be a number from 0 to 1"),
         ({"watts": 0}, "watts is 0; it must be an integer above 0"),
@@ -162,7 +162,7 @@ def test_the_help_says_defaults_and_flags(bake: click.Command) -> None:
     said = " ".join(CliRunner().invoke(bake, ["--help"]).output.split())
     assert "--kilowatts kW How hot. [default: as hot as it gets]" in said
     assert "Of --kilowatts. [default: 0.5]" in said
-    assert "--mode [grill|bake] grill: from above. [default: bake]" in said
+    assert "--mode [grill|light] light: see --share. [default: light]" in said
     assert "Until it rings. [default: 7]" in said
     assert "--light" not in said
 
