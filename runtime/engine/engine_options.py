@@ -145,8 +145,8 @@ class EngineOptions:
         "auto",
         "Speculative decoding: draft what replies go on with, and check the draft as rows of one step, where that "
         "pays; no reply changes by a byte. `lookup`: drafts from the request's own tokens and from the cache of its "
-        "namespace; `draft`: from the draft model alone; `auto`: from all that there is, unless there is a `kv_budget`; "
-        "`off`: one token a step.",
+        "namespace; `draft`: from the draft model alone; `auto`: from all that there is, unless there is a "
+        "`kv_budget`; `off`: one token a step.",
         flag=Flag("--speculate", "draft"),
     )
     draft: str | Path | Artifact | None = option(
