@@ -157,7 +157,6 @@ def command(
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
-    from radixlm.runtime import Engine
     from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
     from radixlm.runtime.server.http.door import cors
     from radixlm.runtime.server.malloc_arenas import share_one_arena
@@ -190,5 +189,11 @@ def command(
         grace_s=shutdown_timeout,
     )
     share_one_arena()
-    open_engine = partial(Engine, **engine_keywords(options))
+    keywords = engine_keywords(options)
+
+    def open_engine(artifact: Path) -> Engine:
+        from radixlm.runtime import Engine  # while the server listens, or a model is compiled
+
+        return Engine(artifact, **keywords)
+
     serving.run(find_artifact, open_engine, opened)
