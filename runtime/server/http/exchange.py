@@ -117,12 +117,12 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer; its headers leave with the first part of its body."""
+        if message["type"] == "http.response.start":  # waits for nothing, so that no part of the body overtakes it
+            self._start = {**message}
+            return
         if self._flow.write_paused:
             await self._flow.drain()
         if self._is_gone or self._has_ended:  # what waited to be sent until the answer had ended is no part of it
-            return
-        if message["type"] == "http.response.start":
-            self._start = {**message}
             return
         is_last = not message.get("more_body", False)
         head = b"" if self.has_started else self._head()
