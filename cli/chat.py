@@ -52,8 +52,9 @@ def command(model: str, system: str, **options: Any) -> None:
 
     from .conversation import Conversation
 
+    keywords = engine_keywords(options)
     artifact = take(CompileOptions, options).artifact_of(model)
-    with Engine(artifact, **engine_keywords(options)) as engine:
+    with Engine(artifact, **keywords) as engine:
         if engine.prompts.chat_template is None:
             raise InvalidRequest(
                 f'{model} takes no conversations; continue a text: radixlm generate {model} "Once upon"'

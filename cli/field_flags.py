@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from radixlm.runtime import SamplingParams
     from radixlm.runtime.fields import Field
 
-ENGINE = ("store", "draft", "engine")  # groups of the commands that open a model to answer with it
+ENGINE = ("disk", "speculation", "engine")  # groups of the commands that open a model to answer with it
 
 
 class JSONObject(click.ParamType[dict[str, Any]]):
@@ -85,11 +85,17 @@ class FieldCommand(click.Command):
 
 
 def engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
-    """Those keyword arguments of a command that `Engine` takes, out of all of them; those not given are left out."""
+    """Those keyword arguments of a command that `Engine` takes, out of all of them; those not given are left out.
+
+    Raises:
+        InvalidParameter: they contradict each other.
+    """
     from radixlm.runtime.engine.engine_options import EngineOptions
     from radixlm.runtime.fields import fields_of
 
-    return _taken(options, fields_of(EngineOptions))
+    taken = _taken(options, fields_of(EngineOptions))
+    EngineOptions(**taken)
+    return taken
 
 
 def sampled(options: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
@@ -165,11 +171,16 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
     assert flag is not None
     if value == "":
         raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or leave it out")
-    if isinstance(value, float) and not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    own = value if flag.unit is None else value * flag.unit[1]
+    if not -math.inf < own < math.inf:  # which NaN is not, either
         raise ValueError(f"{flag.name} is {value}; it must be a number" + (f" of {flag.unit[0]}" if flag.unit else ""))
-    if isinstance(value, int | float) and not field.about.holds(value):
-        raise ValueError(f"{flag.name} is {value:g}; it must be a number {field.about.range}")
-    return value if value is None or flag.unit is None else int(value * flag.unit[1])
+    own = own if flag.unit is None else int(own)
+    if not field.about.holds(own):
+        called = field.called if flag.unit is None else f"a number of {flag.unit[0]} {field.about.range}"
+        raise ValueError(f"{flag.name} is {value!r:.60}; it must be {called}")
+    return own
 
 
 def _default(field: Field) -> str:

@@ -25,10 +25,11 @@ def command(model: str, prompt: str, **options: Any) -> None:
     """
     from radixlm.runtime import Engine
 
+    keywords = engine_keywords(options)
     artifact = take(CompileOptions, options).artifact_of(model)
     text = sys.stdin.read() if prompt == "-" else prompt
     with (
-        Engine(artifact, **engine_keywords(options)) as engine,
+        Engine(artifact, **keywords) as engine,
         engine.stream(text, sampled(options, engine.default_params)) as stream,
     ):
         for delta in stream:

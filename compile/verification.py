@@ -7,6 +7,7 @@ The module computes all layers in any case; those that are left out get weights 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -154,12 +155,14 @@ class _LogitsCheck:
         stops = _stops(num_tokens, manifest.module.max_num_logits)
         token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
         vocabulary = _vocabulary(config.vocab_size)
+        counting = threading.Lock()
         num_read, to_read = 0, sum(1 for index in self.layers for _ in _names(config, index)) + 4
 
         def counted(name: str, rows: slice | None = None) -> npt.NDArray[np.float32]:
             nonlocal num_read
-            num_read += rows is None or rows.start == 0
-            done(0.8 * min(num_read / to_read, 1))
+            with counting:  # strips are read in several threads
+                num_read += rows is None or rows.start == 0
+                done(0.8 * min(num_read / to_read, 1))
             return self.weights.float32(name, rows)
 
         expected = reference_logits(

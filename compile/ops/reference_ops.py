@@ -8,13 +8,13 @@ tensor only; of those that can be read by their rows, for some of them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.artifact.model_config import Function, Rope
 
@@ -31,6 +31,7 @@ GetRows = Callable[[str, slice], npt.NDArray[Any]]
 Rows = tuple[Array, ...]  # of joined matrices, the outputs of each, `[tokens, width]`
 
 STRIP = 1 << 22  # numbers of a matrix that are read at a time
+_MOST_THREADS = 16  # that read one each
 
 
 def nothing_quantized(name: str) -> bool:
@@ -295,7 +296,7 @@ class ReferenceOps:
             for run in outputs or [slice(0, layer.num_outputs)]
             for start in range(run.start, run.stop, size)
         ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # reading takes longer than multiplying
+        with ThreadPoolExecutor(min(default_num_threads(), _MOST_THREADS)) as pool:  # reading takes longest
             return [*pool.map(lambda rows: _product(x, read(layer.name, rows).astype(self._dtype, copy=False)), strips)]
 
     def _norm(self, x: Array, norm: Norm) -> Array:

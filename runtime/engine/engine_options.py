@@ -53,6 +53,7 @@ class EngineOptions:
         None,
         "Memory for the KV cache. One that holds less than the context shortens it, with a warning.",
         unset="as much as `max_num_seqs` full contexts need, up to a quarter of what is free",
+        above=0,
         flag=Flag("--kv-cache-gb", "engine", unit=_GB),
     )
     state_cache_bytes: int | None = option(
@@ -60,6 +61,7 @@ class EngineOptions:
         "Memory for the states of a recurrent model, of running requests and of snapshots that prefixes are reused "
         "from. Other models have none.",
         unset="an eighth of what is free, 1 GiB at most",
+        above=0,
         flag=Flag("--state-cache-gb", "engine", unit=_GB),
     )
     context_length: int | None = option(
@@ -147,26 +149,27 @@ class EngineOptions:
         "pays; no reply changes by a byte. `lookup`: drafts from the request's own tokens and from the cache of its "
         "namespace; `draft`: from the draft model alone; `auto`: from all that there is, unless there is a "
         "`kv_budget`; `off`: one token a step.",
-        flag=Flag("--speculate", "draft"),
+        flag=Flag("--speculate", "speculation"),
     )
     draft: str | Path | Artifact | None = option(
         None,
         "A draft model: a second, smaller artifact, whose tokenizer has the same tokens. Its KV cache takes a quarter "
         "of `kv_cache_bytes` at most.",
-        flag=Flag("--draft", "draft", metavar="ARTIFACT", path="artifact"),
+        flag=Flag("--draft", "speculation", metavar="ARTIFACT", path="artifact"),
     )
     store: str | Path | PageStore | None = option(
         None,
         "A directory that keeps prefixes on disk, too: for the next start, and for when memory has no room. They are "
         "loaded where that is quicker than to compute them, and are the same to the last bit.",
         unset="nothing is kept on disk",
-        flag=Flag("--store", "store", metavar="DIR", path="directory"),
+        flag=Flag("--store", "disk", metavar="DIR", path="directory"),
     )
     store_bytes: int = option(
         10_000_000_000,
         "What the files in `store` may take.",
+        above=0,
         needs="store",
-        flag=Flag("--store-gb", "store", unit=_GB),
+        flag=Flag("--store-gb", "disk", unit=_GB),
     )
     kv_budget: float | None = option(
         None,
@@ -178,7 +181,7 @@ class EngineOptions:
         above=0,
         high=1,
         needs="store",
-        flag=Flag("--kv-budget", "store", metavar="SHARE"),
+        flag=Flag("--kv-budget", "disk", metavar="SHARE"),
     )
     chunk_cache_bytes: int | None = option(
         None,
@@ -186,7 +189,7 @@ class EngineOptions:
         unset="64 MiB",
         low=0,
         needs="kv_budget",
-        flag=Flag("--chunk-cache-mb", "store", unit=_MB, metavar="MB"),
+        flag=Flag("--chunk-cache-mb", "disk", unit=_MB, metavar="MB"),
     )
     kv_log: str | Path | None = option(
         None,

@@ -121,7 +121,7 @@ class Outputs:
             self._scheduler.remove(request.request_id)
             outputs[-1] = self.finish(request, delta)
         elif request.num_certain is not None:  # else it takes nothing back
-            request.drop_taken_back()
+            request.drop_taken_back(has_no_next=outcome.next_id is None)
             self._cache.settle(request.admitted, request.num_certain)
         return outputs
 

@@ -279,7 +279,7 @@ class Prompts:
         """
         if isinstance(constraint, Grammar):
             constraint = self.grammars.compile(constraint)
-        if params.banned_strings:
+        if params.needs_token_texts:
             self._token_texts.prepare()
         begun: TokenConstraint | None = None
         if prompt.space_id is not None:

@@ -152,14 +152,15 @@ class Request:
         self._has_told_readings = True
         return replace(delta, readings=self._readings)
 
-    def drop_taken_back(self) -> None:
+    def drop_taken_back(self, *, has_no_next: bool = False) -> None:
         """Drop the tokens that the reply has taken back, with their keys and values.
 
         The token before them is to be computed once more, because its logits are needed again, unless the reply ended.
+        So is the last one, if none was taken back and it `has_no_next` token yet.
         """
         sequence = self.admitted
         number = len(sequence) - len(self.prompt.ids) - self.num_generated
-        if number <= 0:
+        if number < 0 or (number == 0 and (self.is_finished or not has_no_next)):
             return
         if self.is_finished:
             sequence.pop(number)

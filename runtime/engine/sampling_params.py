@@ -165,7 +165,7 @@ class SamplingParams:
     )
     xtc_probability: float = option(
         0.0,
-        "XTC: how often all likely tokens but the least likely of them are left out; 0: never.",
+        "XTC (exclude top choices): how often all likely tokens but the least likely of them are left out; 0: never.",
         low=0,
         high=1,
         flag=Flag("--xtc-probability", "sampling"),
@@ -180,15 +180,25 @@ class SamplingParams:
 
     dry_multiplier: float = option(
         0.0,
-        "DRY: taken from the logit of a token that would go on with a repetition of `dry_allowed_length` tokens; each "
-        "more of them multiplies that by `dry_base`. 0: nothing.",
+        "DRY (don't repeat yourself): penalty for a token that extends a repetition. It is "
+        "dry_multiplier * dry_base ** (length - dry_allowed_length); 0 turns DRY off.",
         low=0,
         high=100,
         flag=Flag("--dry-multiplier", "sampling"),
     )
-    dry_base: float = option(1.75, "See `dry_multiplier`.", low=1, high=8, flag=Flag("--dry-base", "sampling"))
+    dry_base: float = option(
+        1.75,
+        "DRY: how much the penalty grows with each token of the repetition.",
+        low=1,
+        high=8,
+        flag=Flag("--dry-base", "sampling"),
+    )
     dry_allowed_length: int = option(
-        2, "See `dry_multiplier`.", low=1, high=1024, flag=Flag("--dry-allowed-length", "sampling")
+        2,
+        "DRY: the shortest repetition, in tokens, that is penalized.",
+        low=1,
+        high=64,
+        flag=Flag("--dry-allowed-length", "sampling"),
     )
     dry_penalty_last_n: int = option(
         -1,
@@ -197,7 +207,11 @@ class SamplingParams:
         flag=Flag("--dry-penalty-last-n", "sampling"),
     )
     dry_sequence_breakers: tuple[str, ...] = option(
-        ("\n", ":", '"', "*"), "DRY: no repetition goes over a token that holds one of these.", most=64, longest=64
+        ("\n", ":", '"', "*"),
+        "DRY: a repetition ends at a token that contains one of these, in either case; such tokens are never "
+        "penalized.",
+        most=64,
+        longest=64,
     )
 
     def __post_init__(self) -> None:
@@ -234,6 +248,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the most likely token is always taken, so that no random number is drawn."""
         return self.temperature == 0.0
+
+    @property
+    def needs_token_texts(self) -> bool:
+        """Whether the texts of all tokens are needed, which takes a fifth of a second once."""
+        return bool(self.banned_strings) or self.dry_multiplier != 0.0
 
     @property
     def changes_logits(self) -> bool:

@@ -24,6 +24,7 @@ from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.held_tools import relaxed
 from ..engine.completion import Completion
 from ..engine.request_options import NO_OPTIONS, RequestOptions
+from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
 from .choices import Ask, Choices, Waker
 from .http.api_keys import api_key_of, client_of
@@ -183,23 +184,23 @@ class AppState:
 
         return await self.lanes.truncation.run(request, truncate)
 
-    async def open(self, request: Request, asks: Sequence[Ask], *, prompt_logprobs: int | None = None) -> Choices:
+    async def open(self, request: Request, asks: Sequence[Ask], params: SamplingParams) -> Choices:
         """Hand the engine one request for each reply; see `Choices.open`.
 
         Args:
-            prompt_logprobs: as in the parameters of each.
+            params: of each, but for their seeds.
 
         Raises:
             ClientGone: the client left while its request waited.
             InvalidParameter: the prompts together have too many logprobs.
         """
-        run = partial(self.lanes.submission.run, request, may_hold_loop=len(asks) == 1)
+        run = partial(self.lanes.submission.run, request, may_hold_loop=len(asks) == 1 and not params.needs_token_texts)
         most = self.engine.queue.max_num_requests
         choices = await Choices.open(asks, run, self._waker(), record_of(request), most=most)
-        if prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             async with AsyncExitStack() as opened:
                 await opened.enter_async_context(choices)
-                choices.require_few_logprobs(prompt_logprobs)
+                choices.require_few_logprobs(params.prompt_logprobs)
                 opened.pop_all()
         return choices
 

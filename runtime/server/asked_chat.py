@@ -72,7 +72,7 @@ class AskedChat:
             run = partial(state.lanes.submission.run, request, may_hold_loop=False)
             wishes = await run(partial(params_of_choices, self.params, self.num_choices))
         asks = [partial(ask, wish) for wish in wishes]
-        choices = await state.open(request, asks, prompt_logprobs=self.params.prompt_logprobs)
+        choices = await state.open(request, asks, self.params)
         return OpenedChat(choices, truncated)
 
     def reply(self, state: AppState, choices: Choices, index: int = 0) -> ReplyEvents:

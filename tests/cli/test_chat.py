@@ -119,7 +119,7 @@ def test_a_missing_artifact_is_one_line_and_exit_code_2(runner: CliRunner, engin
 def test_a_value_out_of_range_is_one_line_and_exit_code_2(runner: CliRunner, engine: type[FakeEngine]) -> None:
     result = runner.invoke(cli, ["chat", "x.radixlm", "--top-p", "7"])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
-    assert "--top-p is 7; " in result.output
+    assert "--top-p is 7.0; " in result.output
 
 
 def test_a_stopped_reply_stays_as_far_as_it_went(engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]) -> None:

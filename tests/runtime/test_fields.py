@@ -142,8 +142,9 @@ def test_flags_give_fields_in_their_own_units(bake: click.Command, arguments: li
     ("arguments", "says"),
     [
         (["--kilowatts", "inf"], "--kilowatts is inf; it must be a number of kW"),
-        (["--share", "2"], "--share is 2; it must be a number from 0 to 1"),
-        (["--kilowatts", "0"], "--kilowatts is 0; it must be a number above 0"),
+        (["--kilowatts", "1e307"], "--kilowatts is 1e+307; it must be a number of kW"),
+        (["--share", "2"], "--share is 2.0; it must be a number from 0 to 1"),
+        (["--kilowatts", "0"], "--kilowatts is 0.0; it must be a number of kW above 0"),
         (["--minutes", "3"], "--minutes is given and --kilowatts is not; give both, or leave --minutes out"),
     ],
 )

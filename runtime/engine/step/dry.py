@@ -62,15 +62,23 @@ class Dry:
     def _repeats(self) -> dict[int, int]:
         """Of the tokens that would make a repetition longer, how long it is, at least the allowed length."""
         last_n = self._params.dry_penalty_last_n
-        ids = self._ids[: self._length] if last_n < 0 else self._ids[max(0, self._length - last_n) : self._length]
-        allowed, found = self._params.dry_allowed_length, dict[int, int]()
-        ends = np.arange(len(ids) - 1)  # where what has come before ends; the next token is at the place behind
-        for length in range(1, min(len(ids), allowed + _LONGEST) + 1):
-            token_id = int(ids[-length])
-            ends = ends[ends >= length - 1]
-            ends = ends[ids[ends - (length - 1)] == token_id]
-            if self._is_breaker[token_id] or not len(ends):
+        start = 0 if last_n < 0 else max(0, self._length - last_n)
+        newest_first = self._ids[start : self._length][::-1]
+        most = min(len(newest_first) - 1, self._params.dry_allowed_length + _LONGEST)
+        alive = np.ones(max(len(newest_first) - 1, 0), np.bool_)  # by the place behind the end: what is newer by one
+        lengths = np.zeros(len(alive), np.int32)
+        for length in range(most):
+            if self._is_breaker[newest_first[length]]:
                 break
-            if length >= allowed:
-                found.update(dict.fromkeys(ids[ends + 1].tolist(), length))
-        return found
+            alive = alive[: len(newest_first) - 1 - length] & (newest_first[1 + length :] == newest_first[length])
+            if not alive.any():
+                break
+            lengths[: len(alive)] += alive
+        places = np.flatnonzero(lengths >= self._params.dry_allowed_length)
+        order = places[np.argsort(lengths[places], kind="stable")]  # the longest of a token comes last
+        following = newest_first[order].tolist()
+        return {
+            token_id: length
+            for token_id, length in zip(following, lengths[order].tolist(), strict=True)
+            if not self._is_breaker[token_id]
+        }

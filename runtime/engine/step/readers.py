@@ -15,6 +15,7 @@ from ..reply import Reply
 from .sampler import Refusal, Sampled, StepLogits, sample_row
 
 _NONE = range(0)
+MAX_TRIES = 8  # of one reply in one step, where tokens are taken back
 
 
 class LogitRows(NamedTuple):
@@ -131,7 +132,7 @@ class ReplySampler:
         draft_ids, num_before = rows.draft_ids, len(reply.token_ids)
         is_first, before = reply.last_token_at is None, reply.last_token_at if reply.num_told else None
         deltas: list[Delta] = []
-        number, next_id, ends_right = 0, None, False
+        number, num_tried, next_id, ends_right = 0, 0, None, False
         error: Exception | None = None
         try:
             while True:
@@ -151,7 +152,9 @@ class ReplySampler:
                     number = 0
                     break
                 if num_kept <= number:  # it took tokens back: another comes in the place of the first of them
-                    number = num_kept
+                    number, num_tried = num_kept, num_tried + 1
+                    if num_tried == MAX_TRIES:  # others are not to wait for it: its last token is computed once more
+                        break
                 elif is_right and reply.finish_reason is None:
                     number += 1
                 else:

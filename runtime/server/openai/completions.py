@@ -73,7 +73,7 @@ class Completions:
             partial(stream, each.prompt, wish, options=options.changed(strip_suffix=each.strip_suffix))
             for each, wish in zip(fed, wishes, strict=True)
         ]
-        choices = await self.state.open(request, submits, prompt_logprobs=params.prompt_logprobs)
+        choices = await self.state.open(request, submits, params)
         start = partial(
             Reply,
             id=new_id("cmpl-"),

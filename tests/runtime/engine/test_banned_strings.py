@@ -23,7 +23,7 @@ from radixlm.runtime.engine import reply
 from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.reply import MAX_BANS, Reply
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step import drafts
+from radixlm.runtime.engine.step import drafts, readers
 from radixlm.runtime.engine.step.sampler import SampledToken, sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.errors import ConstraintFailed, InvalidParameter
@@ -190,10 +190,15 @@ class Rewindable(ChainConstraint):
     seed=st.integers(0, 2**32),
     num_pages=st.sampled_from([8, 12, 40]),
     right=st.sampled_from([None, 0.0, 0.6, 1.0]),
+    max_tries=st.sampled_from([1, 2, readers.MAX_TRIES]),
 )
-def test_random_requests_are_served_as_by_the_slow_engine(seed: int, num_pages: int, right: float | None) -> None:
-    """Together with others, with guesses, preempted, cancelled; the log of pages is replayed, and agrees."""
+def test_random_requests_are_served_as_by_the_slow_engine(
+    seed: int, num_pages: int, right: float | None, max_tries: int
+) -> None:
+    """Together with others, with drafts, preempted, cancelled, and in several steps where a token is taken back; the
+    log of pages is replayed, and agrees."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "MAX_TRIES", max_tries)
         patch.setattr(drafts, "Drafter", Oracle)
         chance = random.Random(seed)
         Oracle.replies, Oracle.right, Oracle.chance = {}, right or 0.0, random.Random(seed + 1)
@@ -327,6 +332,26 @@ def test_a_reply_whose_every_token_is_banned_fails_alone() -> None:
     error = bench.error("a")
     assert isinstance(error, ConstraintFailed) and "ban fewer strings" in str(error)
     assert bench.tokens("b") == alone(range(9), replace(params, banned_strings=()))
+
+
+def test_a_step_tries_few_tokens_of_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were tried in one step, for which everybody waited: 3,618 tokens in 3.75 s with 60 banned letters."""
+    tries: list[int] = []
+    sample_row = readers.sample_row
+
+    def counted(*arguments: Any) -> Any:
+        tries[-1] += 1
+        return sample_row(*arguments)
+
+    monkeypatch.setattr(readers, "sample_row", counted)
+    banned = tuple(letter.decode() for letter in LETTERS[: VOCAB_SIZE // 2])
+    bench = Bench(40)
+    bench.add("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=8, banned_strings=banned))
+    for _ in range(80):
+        tries.append(0)
+        bench.step()
+    assert len(bench.tokens("a")) == 8
+    assert sum(tries) > readers.MAX_TRIES and max(tries) <= readers.MAX_TRIES
 
 
 def test_so_many_bans_at_one_place_end_a_reply() -> None:

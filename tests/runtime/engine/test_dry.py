@@ -36,7 +36,11 @@ def slow_penalties(params: SamplingParams, ids: list[int]) -> list[float]:
         longest[ids[place]] = max(longest[ids[place]], length)
     allowed = params.dry_allowed_length
     powers = [params.dry_base ** (min(length, allowed + _LONGEST) - allowed) for length in longest]
-    return [params.dry_multiplier * power * (length >= allowed) for length, power in zip(longest, powers, strict=True)]
+    penalties = [params.dry_multiplier * power for power in powers]
+    return [
+        penalty if length >= allowed and token_id != BREAKER else 0.0
+        for token_id, (length, penalty) in enumerate(zip(longest, penalties, strict=True))
+    ]
 
 
 def penalties(dry: Dry) -> list[float]:
