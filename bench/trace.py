@@ -59,8 +59,10 @@ class Trace:
         sys.setprofile(self)
         function()
         sys.setprofile(None)
+        with self._lock:  # other threads go on
+            called = list(self.calls.items())
         files: dict[Path, int] = {}
-        for (name, _), calls in self.calls.items():
+        for (name, _), calls in called:
             files[Path(name)] = files.get(Path(name), 0) + calls
         return files
 
