@@ -86,11 +86,12 @@ def read_ahead(source: Path) -> threading.Thread:
 
 def _read_ahead(source: Path) -> None:
     left = _READ_AHEAD_BYTES if hasattr(os, "posix_fadvise") else 0
-    for path in _weight_files(source):
-        with suppress(OSError), path.open("rb") as file:  # who reads it says what is wrong
-            size = min(left, path.stat().st_size)
-            if size:  # 0 would be all of it
-                os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_WILLNEED)
+    with suppress(OSError):  # who reads it says what is wrong
+        for path in _weight_files(source):
+            with path.open("rb") as file:
+                size = min(left, path.stat().st_size)
+                if size:  # 0 would be all of it
+                    os.posix_fadvise(file.fileno(), 0, size, os.POSIX_FADV_WILLNEED)
             left -= size
 
 
