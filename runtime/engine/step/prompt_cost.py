@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 FIXED_TOKENS = 24.0  # that are taken to cost as much as what is fixed, where steps of one size tell nothing
 _KEPT = 0.95  # of what earlier steps said, with each new one
 _MIN_TOKENS = 8  # of a step that tells of the fixed time: the time of fewer does not grow with their number
@@ -19,10 +16,11 @@ _CERTAIN = 0.001  # spread of the sizes of steps from which the fixed time is kn
 _DRIFT = 0.1  # of the way to that, with each step
 _POSITIONS = 1024.0  # to a unit of position, so that all numbers are of one size
 _NEAR = 0.125  # units of position: so near to one another, steps tell little of those that are farther
-_NUM_UNKNOWN = 3  # seconds of a step, of each of its tokens, and of each of these for each unit of position
+_UNKNOWNS = range(3)  # seconds of a step, of each of its tokens, and of each of these for each unit of position
 _NON_NEGATIVE = ((0, 1, 2), (0, 1), (1, 2), (1,))  # what is fitted; what came out below 0 is left out
 
-_Float64Array = npt.NDArray[np.float64]
+_Vector = list[float]  # of three: few enough that NumPy would take ten times as long
+_Matrix = list[_Vector]
 
 
 class _Fit(NamedTuple):
@@ -51,8 +49,8 @@ class PromptCost:
     """
 
     def __init__(self) -> None:
-        self._squares: _Float64Array = np.zeros((_NUM_UNKNOWN, _NUM_UNKNOWN))
-        self._products: _Float64Array = np.zeros(_NUM_UNKNOWN)
+        self._squares: _Matrix = [[0.0 for _ in _UNKNOWNS] for _ in _UNKNOWNS]
+        self._products: _Vector = [0.0 for _ in _UNKNOWNS]
         self._ratio: float | None = None  # of the fixed time to that of a token, once steps of several sizes told it
         self._decode: tuple[float, float] | None = None  # rows and seconds
         self._fitted: _Fit | None = None
@@ -77,16 +75,19 @@ class PromptCost:
             has_fixed: whether the fixed time is in `seconds`; not where requests decoded in the same step and what
                 these take by themselves was left out.
         """
-        if num_tokens < _MIN_TOKENS and self._squares.any():
+        if num_tokens < _MIN_TOKENS and self._is_measured:
             return
         has_fixed = has_fixed and num_tokens >= _MIN_TOKENS
-        row = np.array([has_fixed / num_tokens, 1.0, position / _POSITIONS])
+        row = [has_fixed / num_tokens, 1.0, position / _POSITIONS]
         if self._ratio is not None and (fit := self._fit()) is not None:
             expected_s = has_fixed * (fit.fixed_s or 0.0) + num_tokens * (self.token_s(position) or 0.0)
             if expected_s > 0.0:
-                self._products *= 1 + _FOLLOWS * (seconds / expected_s - 1)
-        self._squares = _KEPT * self._squares + num_tokens * np.outer(row, row)
-        self._products = _KEPT * self._products + row * seconds
+                factor = 1 + _FOLLOWS * (seconds / expected_s - 1)
+                self._products = [factor * product for product in self._products]
+        self._squares = _with_row(
+            [[_KEPT * square for square in squares] for squares in self._squares], row, num_tokens
+        )
+        self._products = [_KEPT * product + each * seconds for product, each in zip(self._products, row, strict=True)]
         self._fitted = None
         if self._ratio is not None or self._spread() >= _CERTAIN:
             self._ratio = self._likely_ratio()
@@ -109,43 +110,82 @@ class PromptCost:
 
     def _spread(self) -> float:
         """How unequal the sizes of steps with a fixed time were: what they say about it, in 1 / tokens."""
-        (own, mixed), total = self._squares[0, :2], self._squares[1, 1]
-        return float(own - mixed * mixed / total)
+        own, mixed, _ = self._squares[0]
+        return own - mixed * mixed / self._squares[1][1]
+
+    @property
+    def _is_measured(self) -> bool:
+        return self._squares[1][1] > 0.0
 
     def _fit(self) -> _Fit | None:
-        if self._fitted is None and self._squares.any():
+        if self._fitted is None and self._is_measured:
             self._fitted = self._solve()
         return self._fitted
 
     def _solve(self) -> _Fit:
-        squares, products = self._squares.copy(), self._products
-        squares[2, 2] += squares[1, 1] * _NEAR**2
+        squares, products = [squares.copy() for squares in self._squares], self._products
+        squares[2][2] += squares[1][1] * _NEAR**2
         is_known = True
         if self._ratio is not None:
-            row = np.array([1.0, -self._ratio, 0.0])
-            squares += _CERTAIN * np.outer(row, row)
+            squares = _with_row(squares, [1.0, -self._ratio, 0.0], _CERTAIN)
         elif self._spread() < _CERTAIN:
             is_known = self._decode is not None
             if self._decode is not None:
                 num_rows, seconds = self._decode
-                row = np.array([1 / num_rows, 1.0, 0.0])
-                squares += num_rows * np.outer(row, row)
-                products = products + row * seconds
-        found = _non_negative(squares, products, _NON_NEGATIVE if is_known else _NON_NEGATIVE[2:])
-        fixed_s, token_s, position_s = (float(each) for each in found)
-        mean_token_s = float((self._products[1] - fixed_s * self._squares[0, 1]) / self._squares[1, 1])
+                row = [1 / num_rows, 1.0, 0.0]
+                squares = _with_row(squares, row, num_rows)
+                products = [product + each * seconds for product, each in zip(products, row, strict=True)]
+        fixed_s, token_s, position_s = _non_negative(
+            squares, products, _NON_NEGATIVE if is_known else _NON_NEGATIVE[2:]
+        )
+        mean_token_s = (self._products[1] - fixed_s * self._squares[0][1]) / self._squares[1][1]
         if self._decode is not None:
             num_rows, seconds = self._decode
             fixed_s = min(fixed_s, max(0.0, seconds - num_rows * token_s))
         return _Fit(fixed_s if is_known else None, token_s, position_s, max(mean_token_s, 0.0))
 
 
-def _non_negative(squares: _Float64Array, products: _Float64Array, choices: Sequence[Sequence[int]]) -> _Float64Array:
-    """Solve the normal equations for the choice of unknowns that fits best and is not negative; others are 0."""
-    best = np.zeros(_NUM_UNKNOWN)
-    for chosen in map(list, choices):
-        found = np.zeros(_NUM_UNKNOWN)
-        found[chosen] = np.linalg.solve(squares[np.ix_(chosen, chosen)], products[chosen])
-        if found.min() >= 0.0 and found @ products > best @ products:
-            best = found
+def _with_row(squares: _Matrix, row: _Vector, weight: float) -> _Matrix:
+    """Return the normal equations' matrix with one more equation."""
+    return [
+        [square + weight * left * right for square, right in zip(squares_of, row, strict=True)]
+        for squares_of, left in zip(squares, row, strict=True)
+    ]
+
+
+def _non_negative(squares: _Matrix, products: _Vector, choices: Sequence[Sequence[int]]) -> _Vector:
+    """Solve the normal equations for the choice of unknowns that fits best and is not negative; others are 0.
+
+    The first choice has the unknowns of all others, so that none fits better.
+    """
+    best, best_fit = [0.0 for _ in _UNKNOWNS], 0.0
+    for chosen in choices:
+        wanted = [products[row] for row in chosen]
+        found = _solved([[squares[row][column] for column in chosen] for row in chosen], wanted)
+        fit = sum(product * value for product, value in zip(wanted, found, strict=True))
+        if min(found) >= 0.0 and fit > best_fit:
+            best, best_fit = [0.0 for _ in _UNKNOWNS], fit
+            for row, value in zip(chosen, found, strict=True):
+                best[row] = value
+            if chosen == choices[0]:
+                break
     return best
+
+
+def _solved(matrix: _Matrix, values: _Vector) -> _Vector:
+    """Solve `matrix @ found = values` by Gaussian elimination; the matrix is positive definite and needs no pivots.
+
+    >>> _solved([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0])
+    [1.0, 2.0]
+    """
+    rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
+    for i, row in enumerate(rows):
+        for other in rows[i + 1 :]:
+            factor = other[i] / row[i]
+            for column in range(i, len(other)):
+                other[column] -= factor * row[column]
+    found = [0.0 for _ in rows]
+    for i in reversed(range(len(rows))):
+        known = sum(rows[i][column] * found[column] for column in range(i + 1, len(rows)))
+        found[i] = (rows[i][-1] - known) / rows[i][i]
+    return found
