@@ -72,6 +72,7 @@ test-instruments: $(ARTIFACT)/manifest.json .venv-instruments/.suite
 # Files and lines of ours that a generate(), a chat and a chat with a tool enter; FILES=1 lists them.
 trace: $(ARTIFACT)/manifest.json
 	$(BIN)/python -m bench.trace $(ARTIFACT) $(if $(FILES),--files)
+	$(BIN)/python -m bench.structure $(if $(FILES),--list)
 
 # What the harness scores two models by how numbers are stored, and over parts of prefixes; hours, RADIXLM_DATA.
 bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
