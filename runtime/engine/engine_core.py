@@ -21,9 +21,8 @@ from ..model.batch import Forward
 from ..prefix.beside_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
-from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
+from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows, Wanted
 from ..prefix.prefill_measure import seconds_of_zeros
-from ..prefix.wanted_prefix import Wanted
 from ..speculation.draft_model import DraftModel
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters

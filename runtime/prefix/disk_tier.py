@@ -26,14 +26,13 @@ from .beside_saver import BesideSaver, MadeBy, keep_alias, load_aliases
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
-from .loaded_prefix import LoadedRows
+from .loaded_prefix import LoadedRows, Wanted
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader
 from .rates import Rates
 from .state_saver import StateSaver
 from .tier_hooks import Observer, TierExtra
 from .tier_stats import TierStats
-from .wanted_prefix import Wanted
 
 if TYPE_CHECKING:
     from ..store import PageStore

@@ -1,13 +1,13 @@
-"""What came from disk for one request: whole pages of its prompt, or the rows that an extra offers instead of pages.
+"""A prompt whose prefix is looked for on disk, and what came: whole pages, or the rows that an extra offers instead.
 
-Knows counts and positions, a match, a span of rows and pages; neither requests, nor how anything was loaded, nor which
-rows were chosen and why.
+Knows prompts by name, counts, positions, a match, a span of rows and pages; neither requests, nor how anything was
+loaded, nor which rows were chosen and why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
@@ -136,3 +136,34 @@ def _first(by_kind: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind,
             counts[kind] = taken
         left -= taken
     return counts
+
+
+FindPrefix = Callable[[PrefixCache], PrefixMatch]
+"""What a request may reuse of a cache: of the one in memory, and of the one on disk."""
+
+
+@dataclass(eq=False)
+class Wanted:
+    """A prompt that is looked for on disk, and what was found.
+
+    Args:
+        go_on: called when a request that waits need wait no longer, with what came from disk: pages, or rows that
+            an extra offers.
+        met: called with what the disk had of the prompt, when the prompt's end has come from there while the request
+            computed or was still queued.
+        num_tokens_ahead: that are computed before a request that does not wait; None: not known.
+        options: what the request asks for, as an extra may know it.
+    """
+
+    name: str
+    find: FindPrefix
+    go_on: Callable[[LoadedPrefix | None, LoadedRows | None], None]
+    met: Callable[[LoadedPrefix, PrefixMatch], None]
+    num_tokens_ahead: int | None = None
+    options: object = None
+    is_abandoned: bool = False
+    num_tries: int = 0
+    match: PrefixMatch | None = None  # of the disk, at the last try
+    num_in_memory: int = 0  # pages, before the first try
+    memory_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # likewise
+    loaded: LoadedPrefix | None = None

@@ -16,12 +16,11 @@ from ..cache.prefix_cache import PrefixCache
 from ..model.batch import PageIO, StateIO
 from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, EngineThread, Read
-from .loaded_prefix import LoadedPrefix
+from .loaded_prefix import LoadedPrefix, Wanted
 from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
 from .rates import Rates
 from .tier_stats import LoadCounts
 from .transfer import PageInserter, Transfer
-from .wanted_prefix import Wanted
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ..cache.radix_node import Node
 from ..cache.sequence import Sequence
-from .wanted_prefix import Wanted
+from .loaded_prefix import Wanted
 
 
 class Offers(Protocol):

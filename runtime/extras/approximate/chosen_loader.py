@@ -19,9 +19,8 @@ from ...engine.request_options import RequestOptions
 from ...errors import OutOfPages, SparseSpanError
 from ...prefix.disk_index import DiskIndex
 from ...prefix.disk_reader import DiskReader, EngineThread, Read
-from ...prefix.loaded_prefix import LoadedRows
+from ...prefix.loaded_prefix import LoadedRows, Wanted
 from ...prefix.rates import Rates
-from ...prefix.wanted_prefix import Wanted
 from .chosen_rows import RowSource, RowSources, TransferRefused, WantedRows
 from .part_stats import ChosenCounts
 

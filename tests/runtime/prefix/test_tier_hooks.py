@@ -14,7 +14,7 @@ from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.wanted_prefix import Wanted
+from radixlm.runtime.prefix.loaded_prefix import Wanted
 
 from ..fake_model import alone
 from ..fake_tier import Served, processes

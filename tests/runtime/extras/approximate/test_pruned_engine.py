@@ -28,10 +28,9 @@ from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_rates import RowRates
 from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.loaded_prefix import LoadedPrefix, LoadedRows
+from radixlm.runtime.prefix.loaded_prefix import FindPrefix, LoadedPrefix, LoadedRows, Wanted
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_stats import TierStats
-from radixlm.runtime.prefix.wanted_prefix import FindPrefix, Wanted
 
 from .eager_parts import choose_always
 
