@@ -22,7 +22,7 @@ from ..model.batch import PageIO, StateIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
-from .beside_saver import BesideSaver, MadeBy, keep_alias, load_aliases
+from .beside_saver import BesideSaver, MadeBy, StateSaver, keep_alias, load_aliases
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
@@ -30,7 +30,6 @@ from .loaded_prefix import LoadedRows, Wanted
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader
 from .rates import Rates
-from .state_saver import StateSaver
 from .tier_hooks import Observer, TierExtra
 from .tier_stats import TierStats
 

@@ -20,11 +20,10 @@ from ..cache.radix_node import Node
 from ..chat.tools.tool_calls import ToolCall
 from ..model.batch import PageIO
 from ..store.page_key import PageKey, StoreIdentity
-from .beside_saver import BesideSaver, MadeBy, keep_call
+from .beside_saver import BesideSaver, MadeBy, StateSaver, keep_call
 from .disk_index import DiskIndex
 from .disk_reader import EngineThread
 from .disk_writer import DiskWriter, remaining_s
-from .state_saver import StateSaver
 from .tier_hooks import Observer
 from .unsaved_pages import UnsavedFinder, UnsavedPages, note_keys
 

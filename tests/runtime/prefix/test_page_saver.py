@@ -20,9 +20,9 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_node import Node
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.prefix import page_saver
+from radixlm.runtime.prefix.beside_saver import StateSaver
 from radixlm.runtime.prefix.disk_index import DiskIndex
 from radixlm.runtime.prefix.page_saver import PageSaver
-from radixlm.runtime.prefix.state_saver import StateSaver
 from radixlm.runtime.states.state_pool import StatePool
 from radixlm.runtime.store import NO_PARENT, PageKey, StoreIdentity
 
