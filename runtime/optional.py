@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from .cache.prefix_cache import PrefixCache
     from .model.batch import Runner
     from .prefix.disk_tier import DiskTier
-    from .prefix.tier_hooks import TierExtra
-    from .prefix.tier_stats import TierStats
+    from .prefix.tier_hooks import TierExtra, TierStats
     from .store import PageStore
     from .store.single_records import RecordKinds
 

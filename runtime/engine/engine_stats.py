@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..prefix.tier_stats import TierStats
+from ..prefix.tier_hooks import TierStats
 from ..speculation.draft_stats import DraftStats
 from ..states.state_pool import StateStats
 from .counters import LatencyCounts

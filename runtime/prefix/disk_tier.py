@@ -30,8 +30,7 @@ from .loaded_prefix import LoadedRows, Wanted
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader
 from .rates import Rates
-from .tier_hooks import Observer, TierExtra
-from .tier_stats import TierStats
+from .tier_hooks import Observer, TierExtra, TierStats
 
 if TYPE_CHECKING:
     from ..store import PageStore

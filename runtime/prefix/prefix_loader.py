@@ -19,7 +19,7 @@ from .disk_reader import DiskReader, EngineThread, Read
 from .loaded_prefix import LoadedPrefix, Wanted
 from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
 from .rates import Rates
-from .tier_stats import LoadCounts
+from .tier_hooks import LoadCounts
 from .transfer import PageInserter, Transfer
 
 _LOGGER = logging.getLogger(__name__)

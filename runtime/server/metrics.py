@@ -23,7 +23,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..engine.counters import LatencyCounts
 from ..engine.engine_stats import EngineStats
 from ..optional import installed
-from ..prefix.tier_stats import TierStats
+from ..prefix.tier_hooks import TierStats
 from ..speculation.draft_stats import DraftStats
 
 KINDS = ("exact", "seam", "text", "alias")

@@ -12,7 +12,7 @@ from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.memory import Forgotten, Memories, Memory
-from radixlm.runtime.prefix.tier_stats import TierStats
+from radixlm.runtime.prefix.tier_hooks import TierStats
 from radixlm.runtime.speculation.draft_stats import DraftStats
 
 WAIT_S = 30.0

@@ -30,7 +30,7 @@ from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.loaded_prefix import FindPrefix, LoadedPrefix, LoadedRows, Wanted
 from radixlm.runtime.prefix.rates import Rates
-from radixlm.runtime.prefix.tier_stats import TierStats
+from radixlm.runtime.prefix.tier_hooks import TierStats
 
 from .eager_parts import choose_always
 
