@@ -16,8 +16,8 @@ from radixlm.tokenizer_fix import SpelledPrompt
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
 from ..memory import Forgotten, Memory
+from ..states.sequence_state import turn_start
 from ..states.state_pool import StatePool
-from ..states.turn_start import turn_start
 from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
 from .live_sequences import LiveSequences

@@ -1,9 +1,11 @@
-"""Hold where one sequence's recurrent state is, and at which tokens others want it.
+"""Hold where one sequence's recurrent state is, and at which tokens others want it: where its last message begins.
 
-Knows slots and counts of tokens.
+Knows slots, token ids and their counts.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container, Sequence
 
 from ..artifact.manifest import PAGE_SIZE
 from .state_pool import NO_STATE, SPARE_SLOTS, StatePool
@@ -83,3 +85,26 @@ class SequenceState:
         """Raise AssertionError unless there is a state exactly if something is computed."""
         has_state = self.pool is not None and num_computed > 0
         assert has_state == (self.slot != NO_STATE), f"slot {self.slot} is the state after {num_computed} tokens"
+
+
+MAX_BETWEEN = 4  # tokens from one special token to the next of the same seam, as in `<|im_end|>\\n<|im_start|>`
+MIN_BEFORE = 16  # tokens; it costs more to stop than to compute less again
+MIN_MESSAGE = 8  # tokens; less behind the last seam is no message, but how the template asks for one
+
+
+def turn_start(token_ids: Sequence[int], special_ids: Container[int]) -> int | None:
+    """How many tokens are before the last message, the special ones included; None: no seam was found.
+
+    A client that changes its last message each time, or puts words behind it that it takes away again, goes on from
+    there.
+
+    >>> turn_start([1] * 20 + [9, 7, 8] + [1] * 10 + [9, 7, 8], special_ids=(7, 9))
+    22
+    """
+    before = len(token_ids)
+    for place in range(len(token_ids) - 1, -1, -1):
+        if token_ids[place] in special_ids:
+            if before - place > MAX_BETWEEN and before - place - 1 >= MIN_MESSAGE:
+                return place + 1 if place >= MIN_BEFORE else None
+            before = place
+    return None
