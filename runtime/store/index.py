@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreCorrupt, StoreMismatch
-from .index_rows import Located, RecordRow, SegmentRow
-from .index_uses import IndexUses, name_keys
+from .index_rows import IndexUses, Located, RecordRow, SegmentRow, name_keys
 from .page_key import NO_PARENT
 from .record import FORMAT_VERSION, Kind, Place, mismatch
 
