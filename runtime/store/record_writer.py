@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import StoreError
-from .disk_room import FULL_S, NO_SPACE, DiskRoom
-from .evictor import Evictor
+from .evictor import FULL_S, NO_SPACE, DiskRoom, Evictor
 from .files import Buffer, Files
 from .index import Index
 from .index_rows import Located, RecordRow

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import StoreCorrupt, StoreMismatch
-from .disk_room import FULL_S, is_full
+from .evictor import FULL_S, is_full
 from .files import INDEX, Files
 from .index import Index, is_broken
 from .index_rows import RecordRow, SegmentRow

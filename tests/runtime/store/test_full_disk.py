@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from radixlm.runtime.errors import StoreCorrupt, StoreUnusable
 from radixlm.runtime.store import PageKey, PageStore
-from radixlm.runtime.store.disk_room import FULL_S
+from radixlm.runtime.store.evictor import FULL_S
 from radixlm.runtime.store.files import Buffer, OSFiles
 
 from .pages import ALICE, IDENTITY, PAGE_BYTES, chain, keys, payload
