@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from radixlm.runtime.artifact.cpu_quota import cpu_quota
+from radixlm.runtime.artifact.cpu import cpu_quota
 
 V2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw"
 V1 = "33 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
