@@ -3,22 +3,27 @@
 A mixer, a feed-forward layer and a stretching of rotary frequencies are tagged unions: `kind` says which.
 """
 
-from .attention import AnyAttention, Attention, Gate, LatentAttention, QKNorm, Temperature
-from .decoder import STATE_ITEM_BYTES, LayerConfig, LayerInputs, Mixer, ModelConfig
-from .feed_forward import Dense, DenseAndExperts, Experts, Function, Router, SharedExpert, is_gated
-from .ranges import ContextLength, Dimension, HeadDim, Heads, Positive, Strict
-from .recurrent import GatedDelta, Mamba2, Recurrent, ShortConvolution
-from .rope import (
+from .attention import (
+    AnyAttention,
+    Attention,
     DynamicScaling,
     FactorsScaling,
+    Gate,
+    LatentAttention,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     ProportionalScaling,
+    QKNorm,
     Rope,
     RopeScaling,
+    Temperature,
     YarnScaling,
 )
+from .decoder import STATE_ITEM_BYTES, LayerConfig, LayerInputs, Mixer, ModelConfig
+from .feed_forward import Dense, DenseAndExperts, Experts, Function, Router, SharedExpert, is_gated
+from .ranges import ContextLength, Dimension, HeadDim, Heads, Positive, Strict
+from .recurrent import GatedDelta, Mamba2, Recurrent, ShortConvolution
 
 __all__ = [
     "STATE_ITEM_BYTES",

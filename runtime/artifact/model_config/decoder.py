@@ -9,11 +9,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from .attention import AnyAttention, LatentAttention
+from .attention import AnyAttention, LatentAttention, Rope
 from .feed_forward import Dense, DenseAndExperts, Experts, UngatedFunction
 from .ranges import Architecture, ContextLength, Dimension, Positive, Strict, VocabSize
 from .recurrent import Recurrent
-from .rope import Rope
 
 STATE_ITEM_BYTES = 4  # states are float32
 
