@@ -28,9 +28,9 @@ from .lines import (
     StartOver,
     State,
 )
+from .log import files_of
 from .page_owners import KVLawBroken, PageOwners, require
 from .replayed_sequence import ReplayedSequence
-from .rotating_file import files_of
 
 MAX_LINE_BYTES = 256 << 20  # a state of millions of pages has less; what is longer is no line
 _MAX_SHOWN = 300  # characters of a line, in a message
