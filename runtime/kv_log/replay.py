@@ -29,8 +29,7 @@ from .lines import (
     State,
 )
 from .log import files_of
-from .page_owners import KVLawBroken, PageOwners, require
-from .replayed_sequence import ReplayedSequence
+from .replayed_sequence import KVLawBroken, PageOwners, ReplayedSequence, require
 
 MAX_LINE_BYTES = 256 << 20  # a state of millions of pages has less; what is longer is no line
 _MAX_SHOWN = 300  # characters of a line, in a message
