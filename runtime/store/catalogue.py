@@ -23,8 +23,7 @@ from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_reader import ChainReader, PageReader
 from .record import Kind, MissKind
 from .segment import Segment, read_record, read_segments
-from .single_records import RecordKinds
-from .states.stored_states import read_state
+from .single_records import RecordKinds, read_state
 from .store_state import VerifyReport
 
 _BYTES_AT_ONCE: Final = 32 << 20

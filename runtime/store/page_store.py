@@ -32,8 +32,7 @@ from .page_reader import ChainReader
 from .record import Kind, RecordHeader, SingleRecord
 from .record_writer import RecordWriter
 from .recovery import DiskGuard
-from .single_records import RecordKinds, SingleRecords, StorePart
-from .states.stored_states import StoredStates
+from .single_records import RecordKinds, SingleRecords, StoredStates, StorePart
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
 AnyBeside = TypeVar("AnyBeside", bound=Beside)

@@ -1,20 +1,29 @@
-"""Large records beside pages: what they are found, read and stored with, and what a store asks of those who write them.
+"""Large records beside pages, each with a segment to itself: the states of recurrent models, and kinds that extras bring.
 
-States of recurrent models are such records; extras bring kinds of their own. Each has a segment to itself.
+What they are found, read and stored with, and what a store asks of those who write them. Knows index and files, not what
+a state holds. Whatever is wrong with a state, it is not found again: what is behind its page is computed then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from .files import Files
+import numpy as np
+from numpy.typing import NDArray
+
+from .files import INDEX, Buffer, Files, read_all
+from .index import Index
 from .index_rows import RecordRow
-from .page_key import PageKey, StoreIdentity
-from .record import Kind, MissKind, Record, RecordHeader, SingleRecord
+from .page_key import KEY_BYTES, PageKey, StoreIdentity
+from .record import CHECKSUM_BYTES, Kind, MissKind, Record, RecordHeader, SingleRecord, checksum, padded
 from .recovery import DiskGuard
+from .segment import Segment, read_record
 from .store_state import PutResult, StoreState
 
 
@@ -67,3 +76,94 @@ class StorePart(Protocol):
     def close(self) -> None:
         """Close files; called once, before the store's own."""
         ...
+
+
+_VERSION: Final = 1  # of details and payload; another one is passed over
+_DETAILS: Final = struct.Struct(f"<HHIQ{CHECKSUM_BYTES}s")  # version, 0, 0, bytes of the payload, their checksum
+
+
+class StoredStates:
+    """The states of a store."""
+
+    def __init__(self, singles: SingleRecords) -> None:
+        self._directory, self._identity, self._files = singles.directory, singles.identity, singles.files
+        self._state, self._guard, self._put = singles.state, singles.guard, singles.put
+
+    def put(self, page: PageKey, state: NDArray[np.uint8]) -> PutResult:
+        """Store the state after a page that is there; it is evicted, dropped and discarded with that page, or before.
+
+        By the thread that puts. All states take at most half of the store.
+        """
+        return self._put(state_record(self._identity, page, state), [page])
+
+    def read(self, page: PageKey, out: NDArray[np.uint8]) -> bool:
+        """Read the state after a page, which counts as used then; whether there is one of this size that is right. By
+        any thread."""
+        with self._guard():
+            if self._state.off_because is None:
+                return self._read(page, out)
+        return False
+
+    def _read(self, page: PageKey, out: NDArray[np.uint8]) -> bool:
+        key = state_key(self._identity, page.key)
+        with closing(Index.open_to_read(self._directory / INDEX)) as index:
+            row = next((row for row in index.rows_below([page.key], Kind.STATE) if row.header.key == key), None)
+        if row is None or self._state.is_bad(key):
+            self._state.add_miss("absent")
+            return False
+        if (miss := read_state(self._directory, self._files, self._identity, row, out)) is not None:
+            self._state.add_wrong(key, miss)
+            return False
+        self._state.touch([key, page.key])
+        return True
+
+
+def state_key(identity: StoreIdentity, page_key: bytes) -> bytes:
+    """The key of the state after a page."""
+    return blake2b(identity.digest + page_key, digest_size=KEY_BYTES, person=b"radixlm/state/1").digest()
+
+
+def state_record(identity: StoreIdentity, page: PageKey, state: NDArray[np.uint8]) -> SingleRecord:
+    """The record of the state after a page."""
+    payload = np.ascontiguousarray(state).data
+    details = _DETAILS.pack(_VERSION, 0, 0, state.nbytes, checksum(payload))
+    header = RecordHeader(Kind.STATE, state_key(identity, page.key), page.key, page.namespace, details)
+
+    def body_of(_: int) -> Iterator[list[Buffer]]:
+        yield [payload, bytes(padded(state.nbytes) - state.nbytes)]
+
+    return SingleRecord(header, state.nbytes, body_of)
+
+
+def read_state(
+    directory: Path,
+    files: Files,
+    identity: StoreIdentity,
+    row: RecordRow,
+    out: NDArray[np.uint8] | None = None,
+) -> MissKind | None:
+    """Read the state of a row of the index into `out`, or to look at it only; what is wrong with its record."""
+    header = row.header
+    if header.kind != Kind.STATE or len(header.details) != _DETAILS.size:
+        return "header"
+    version, _, _, num_bytes, digest = _DETAILS.unpack(header.details)
+    if version != _VERSION or header.key != state_key(identity, header.parent_key):
+        return "header"
+    try:
+        fd = files.open(directory / Segment(row.place.segment, identity, is_single=True).name)
+    except FileNotFoundError:
+        return "gone"
+    try:
+        record = read_record(files, fd, row.place.block)
+        if record is None:
+            return "header"
+        if (miss := record.unlike(identity.digest, header, row.place, len(header.details))) is not None:
+            return miss
+        if record.payload_bytes != num_bytes or (out is not None and out.nbytes != num_bytes):
+            return "place"
+        payload = np.empty(num_bytes, np.uint8) if out is None else out
+        if read_all(files, fd, [payload.data], row.place.offset + header.num_bytes) < num_bytes:
+            return "short"
+        return None if checksum(payload.data) == digest else "payload"
+    finally:
+        files.close(fd)
