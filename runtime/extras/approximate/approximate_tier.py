@@ -17,8 +17,8 @@ from ...prefix.transfer import PageInserter
 from .attention_scores import AttentionScores
 from .calibration.calibration import Calibration
 from .chosen_loader import ChosenLoader
+from .chosen_rows import PartStats
 from .packed_keys import kept_dims
-from .part_stats import PartStats
 from .part_teacher import PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache

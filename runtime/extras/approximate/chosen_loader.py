@@ -21,8 +21,7 @@ from ...prefix.disk_index import DiskIndex
 from ...prefix.disk_reader import DiskReader, EngineThread, Read
 from ...prefix.loaded_prefix import LoadedRows, Wanted
 from ...prefix.rates import Rates
-from .chosen_rows import RowSource, RowSources, TransferRefused, WantedRows
-from .part_stats import ChosenCounts
+from .chosen_rows import ChosenCounts, RowSource, RowSources, TransferRefused, WantedRows
 
 _LOGGER = logging.getLogger(__name__)
 

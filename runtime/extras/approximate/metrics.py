@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from ...server.metrics import counter, gauge
-from .part_stats import PartStats
+from .chosen_rows import PartStats
 
 
 def part_metrics(stats: object) -> Iterator[Metric]:
