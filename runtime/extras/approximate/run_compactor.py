@@ -33,7 +33,7 @@ from .row_selection import ranks_to_store, scores_to_store
 from .score_keeper import ScoreKeeper, heads_of
 
 if TYPE_CHECKING:
-    from .records.stored_scores import FoundScores
+    from .records.scores_record import FoundScores
 
 MIN_PAGES = 4  # of a node; fewer are read whole as quickly
 RUN_BYTES = 64 << 20  # of a run's pages, of which ordering makes a few copies; longer nodes become several runs

@@ -27,7 +27,7 @@ from .records.scores_record import RowScores
 
 if TYPE_CHECKING:
     from .records.row_records import RowRecords
-    from .records.stored_scores import FoundScores
+    from .records.scores_record import FoundScores
 
 MAX_QUEUED_BYTES: Final = 64 << 20  # of scores that wait for the writer; more are not kept
 _IS_KNOWN: Final = -1  # in `AttentionScores.lookups`: the disk has no more of the page than memory

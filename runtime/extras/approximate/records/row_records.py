@@ -24,8 +24,7 @@ from .ordered_reader import OpenRun
 from .ordered_record import RunHeader, RunTables, is_outdated, ordered_record
 from .ordered_run import OrderedRun, PackProbe
 from .ordered_runs import OrderedRuns
-from .scores_record import RowScores
-from .stored_scores import StoredScores, read_scores
+from .scores_record import RowScores, StoredScores, read_scores
 
 
 class RowRecords:

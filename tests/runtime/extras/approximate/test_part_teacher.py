@@ -19,8 +19,7 @@ from radixlm.runtime.extras.approximate.attention_scores import DECAY
 from radixlm.runtime.extras.approximate.part_teacher import MAX_PROBED, PartLook, PartTeacher, _parts, _Uses
 from radixlm.runtime.extras.approximate.promoter import PROMOTE_AT
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
-from radixlm.runtime.extras.approximate.records.scores_record import RowScores
-from radixlm.runtime.extras.approximate.records.stored_scores import FoundScores
+from radixlm.runtime.extras.approximate.records.scores_record import FoundScores, RowScores
 from radixlm.runtime.extras.approximate.score_keeper import ScoreKeeper
 from radixlm.runtime.prefix.disk_index import StoredPrefix
 
