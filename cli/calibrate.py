@@ -46,7 +46,7 @@ def command(model: str, text: Path | None, threads: int | None, as_json: bool, *
 
     required(APPROXIMATE, "calibrate")
     from radixlm.runtime.extras.approximate.calibration.calibrate import calibrate, checked, pages_needed
-    from radixlm.runtime.extras.approximate.calibration.questions import cases, shipped_text
+    from radixlm.runtime.extras.approximate.calibration.measured_prefix import cases, shipped_text
     from radixlm.runtime.model.model_runner import ModelRunner
 
     artifact = Artifact.open(take(CompileOptions, options).artifact_of(model, on_disk=True))

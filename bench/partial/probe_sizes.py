@@ -25,7 +25,7 @@ from radixlm.runtime.extras.approximate.calibration.calibrate import (
     questions_of,
 )
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
-from radixlm.runtime.extras.approximate.calibration.questions import cases, shipped_text
+from radixlm.runtime.extras.approximate.calibration.measured_prefix import cases, shipped_text
 from radixlm.runtime.extras.approximate.packed_keys import ORDER_BYTES, PART_BYTES, slowest
 from radixlm.runtime.model.model_runner import ModelRunner
 

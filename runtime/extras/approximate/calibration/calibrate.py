@@ -24,8 +24,7 @@ from ..packed_keys import Dims, PackedKeys, kept_dims
 from ..row_selection import Scores, Tokens, dropped_attention, num_rows, probe, with_probed
 from ..scored_runner import ScoringRunner
 from .calibration import BudgetLoss, Calibration
-from .measured_prefix import MeasuredModel, MeasuredPrefix
-from .questions import Case, Question
+from .measured_prefix import Case, MeasuredModel, MeasuredPrefix, Question
 
 BUDGETS: Final = (0.05, 0.1, 0.25, 0.5)
 HEAD_BUDGET: Final = 0.25  # at which heads are compared

@@ -22,10 +22,9 @@ from radixlm.runtime.artifact.manifest import Manifest
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.extras.approximate.calibration import calibrate as calibrating
-from radixlm.runtime.extras.approximate.calibration import questions
 from radixlm.runtime.extras.approximate.calibration.calibrate import NUM_FINALISTS, calibrate, pages_needed
 from radixlm.runtime.extras.approximate.calibration.calibration import NAME, BudgetLoss, Calibration
-from radixlm.runtime.extras.approximate.calibration.questions import FACTS, Case, Question, cases, shipped_text
+from radixlm.runtime.extras.approximate.calibration.measured_prefix import FACTS, Case, Question, cases, shipped_text
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.tokenizer_fix import Tokenizer
 
