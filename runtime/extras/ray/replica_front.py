@@ -33,8 +33,7 @@ from ...server.http.door import door
 from ...server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ...server.http.sse import error_event
 from .asgi_messages import plain_scope
-from .prefix_router import PrefixRouter, RouterPolicy
-from .routed_prompt import RoutedPrompt
+from .prefix_router import PrefixRouter, RoutedPrompt, RouterPolicy
 
 REPLICA_HEADER = "x-radixlm-replica"  # names the replica that answered; in a request, the one that shall answer
 RETRY_S = 2  # the value of Retry-After while no replica lives

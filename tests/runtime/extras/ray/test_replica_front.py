@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from radixlm.runtime.extras.ray import replica_front
 from radixlm.runtime.extras.ray.asgi_messages import answer_of, plain_scope
-from radixlm.runtime.extras.ray.prefix_router import RouterPolicy
+from radixlm.runtime.extras.ray.prefix_router import RoutedPrompt, RouterPolicy
 from radixlm.runtime.extras.ray.replica_front import REPLICA_HEADER, ReplicaFront, ReplicaGone
-from radixlm.runtime.extras.ray.routed_prompt import RoutedPrompt
 from radixlm.runtime.server.http import request_body
 from starlette.applications import Starlette
 from starlette.requests import Request

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, ModelIdentity
-from radixlm.runtime.extras.ray.routed_prompt import MAX_BODY_BYTES, RoutedPrompt
+from radixlm.runtime.extras.ray.prefix_router import MAX_BODY_BYTES, RoutedPrompt
 
 NAMESPACES = CacheNamespaces(ModelIdentity(), b"secret")
 JSON = st.recursive(
