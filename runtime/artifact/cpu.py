@@ -1,7 +1,7 @@
 """The features of this machine's processor, and how many threads this process may compute with.
 
-Asks the processor itself (CPUID), because an emulator or a container may show another machine's /proc/cpuinfo. Knows the
-files of cgroup v1 and v2: works in a container that sees its own group as the root, and in a service several groups
+Asks the processor itself (CPUID), because an emulator or a container may show another machine's /proc/cpuinfo. Knows
+the files of cgroup v1 and v2: works in a container that sees its own group as the root, and in a service several groups
 below it.
 """
 

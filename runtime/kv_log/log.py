@@ -153,7 +153,7 @@ class KVLog:
 
     @classmethod
     def open(cls, path: str | Path, max_bytes: int | None = None) -> KVLog:
-        """A log that continues a file, which is renamed when it has `max_bytes`; see `rotating_file.py`.
+        """A log that continues a file, which is renamed when it has `max_bytes`; see `RotatingFile`.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,7 +1,7 @@
-"""Large records beside pages, each with a segment to itself: the states of recurrent models, and kinds that extras bring.
+"""Large records beside pages, each with a segment to itself: states of recurrent models, and kinds that extras bring.
 
-What they are found, read and stored with, and what a store asks of those who write them. Knows index and files, not what
-a state holds. Whatever is wrong with a state, it is not found again: what is behind its page is computed then.
+What they are found, read and stored with, and what a store asks of those who write them. Knows index and files, not
+what a state holds. Whatever is wrong with a state, it is not found again: what is behind its page is computed then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What reads chosen rows of stored prefixes, as the loader sees it, and what became of that. Protocols and values only."""
+"""What reads chosen rows of stored prefixes, as the loader sees it, and counts of them. Protocols and values only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Choose the replica that holds a prompt's longest prefix, unless it is overloaded.
 
 Knows texts as bytes, the bodies of the endpoints loosely, namespaces, names of replicas and how many requests each has;
-not where replicas are or how they are asked. A replica is taken to hold the texts that were sent to it. They are kept as
-digests of their blocks, up to a number for each replica. It is enough that two prompts which begin alike give texts
+not where replicas are or how they are asked. A replica is taken to hold the texts that were sent to it. They are kept
+as digests of their blocks, up to a number for each replica. It is enough that two prompts which begin alike give texts
 which begin alike: replicas find what is wrong with bodies.
 """
 

@@ -1,8 +1,8 @@
-"""Prefixes, what is asked of them, and one whose KV is computed once and then read by questions: all rows, or chosen ones.
+"""Prefixes, what is asked of them, and one whose KV is computed once and read by questions: all rows, or chosen ones.
 
 A question is a fact that was put into the text and that no other question asks for, or how the text goes on. What it
-leaves lies behind the prefix; the next writes over it. Knows texts, a runner and the pages of its pool. `text.txt` is of
-Shakespeare's histories, which are free for any use.
+leaves lies behind the prefix; the next writes over it. Knows texts, a runner and the pages of its pool. `text.txt` is
+of Shakespeare's histories, which are free for any use.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from radixlm.runtime.artifact.manifest import Manifest
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.extras.approximate.calibration import calibrate as calibrating
+from radixlm.runtime.extras.approximate.calibration import measured_prefix
 from radixlm.runtime.extras.approximate.calibration.calibrate import NUM_FINALISTS, calibrate, pages_needed
 from radixlm.runtime.extras.approximate.calibration.calibration import NAME, BudgetLoss, Calibration
 from radixlm.runtime.extras.approximate.calibration.measured_prefix import FACTS, Case, Question, cases, shipped_text
@@ -126,7 +127,7 @@ def test_a_text_may_be_given_and_what_was_measured_is_printed(
         given.append(text)
         return cases(text, *args, **options)[:1]
 
-    monkeypatch.setattr(questions, "cases", few)
+    monkeypatch.setattr(measured_prefix, "cases", few)
     (text := tmp_path / "long.txt").write_text(" ".join(f"the {number}th leaf" for number in range(3000)))
     done = CliRunner().invoke(cli, ["calibrate", str(artifact.path), "--text", str(text)])
     assert done.exit_code == 0 and given == [text.read_text()], done.output

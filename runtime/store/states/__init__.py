@@ -1,1 +1,0 @@
-"""States of recurrent models on disk: each stands behind a page, and leaves with it."""
