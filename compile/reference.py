@@ -1,20 +1,28 @@
 """Evaluate a model in plain NumPy, so that compiled kernels have something slow and obvious to agree with.
 
 The same model file is evaluated that calls the kernels; goldens of `transformers` are the witness of the model files.
+Some of the layers can be evaluated alone. A layer whose weights are all zeros adds nothing to the rows that pass it,
+whatever its kind: a compiled module computes all layers, and with zeros for some of them a shorter model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.errors import CompileError
 
 from .families.registry import decoder_of
 from .ops.functions import Array
 from .ops.reference_ops import GetWeight, ReferenceOps
+from .weights.plan import WeightPlan
 
 
 def reference_logits(
@@ -42,3 +50,69 @@ def evaluate(config: ModelConfig, op: ReferenceOps, layers: Sequence[int] | None
     if layers is not None:
         decoder.layers = [decoder.layers[index] for index in layers]
     return decoder.forward(op)[0]
+
+
+Weights = npt.NDArray[np.uint8]
+
+_MAP_FIXED = 0x10
+_MADV_HUGEPAGE = 14
+
+
+@contextmanager
+def weights_of_layers(artifact: Artifact, plan: WeightPlan, layers: Sequence[int]) -> Iterator[Weights | None]:
+    """The artifact's weights, mapped, with zeros for all layers but `layers`; None if it has no others.
+
+    A number that multiplies what leaves a layer is 1 for the others.
+    """
+    decoder = decoder_of(artifact.manifest.model)
+    others = [layer for index, layer in enumerate(decoder.layers) if index not in layers]
+    if not others:
+        yield None
+        return
+    names = {name for layer in others for part in layer.parts() for name in part.tensors}
+    offset = artifact.data_offset()
+    with artifact.weights_path.open("rb") as file:
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    mapped = np.frombuffer(memory, np.uint8)
+    for begin, end in _ranges(plan, names):
+        _clear(mapped[offset + begin : offset + end])
+    for layer in others:
+        if layer.scalar is not None:
+            begin, end = plan.tensors()[layer.scalar.name]
+            mapped[offset + begin : offset + end].view(np.float32)[:] = 1
+    yield mapped[offset:]
+
+
+def _ranges(plan: WeightPlan, names: set[str]) -> list[tuple[int, int]]:
+    """Where the tensors of `names` lie in the plan, those that are neighbours as one range."""
+    parts = {vector.name: vector.parts for vector in plan.vectors.values()}
+    for matrix in plan.matrices.values():
+        parts |= {f"{matrix.name}.{array}": matrix.parts for array in matrix.array_bytes()}
+    found: list[tuple[int, int]] = []
+    for tensor, (begin, end) in plan.tensors().items():
+        if not all(name in names for name, _ in parts[tensor]):
+            continue
+        if found and found[-1][1] == begin:
+            begin = found.pop()[0]
+        found.append((begin, end))
+    return found
+
+
+def _clear(memory: Weights) -> None:
+    """Make mapped memory zeros: whole pages are mapped to nothing, what is left of others is written."""
+    address = memory.ctypes.data
+    first = -address % mmap.PAGESIZE
+    size = (len(memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size <= 0:
+        memory[:] = 0
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64)
+    flags, target = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, address + first
+    if libc.mmap(target, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != target:
+        raise CompileError(f"{size} bytes of zeros cannot be mapped (errno {ctypes.get_errno()})")
+    # A page fault for each 2 MiB instead of each 4 KiB.
+    libc.madvise(ctypes.c_void_p(target), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+    memory[:first] = 0
+    memory[first + size :] = 0

@@ -21,8 +21,7 @@ from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from .families.registry import decoder_of
-from .reference import reference_logits
-from .some_layers import Weights, weights_of_layers
+from .reference import Weights, reference_logits, weights_of_layers
 from .stored_weights import StoredWeights
 from .weights.plan import WeightPlan
 
