@@ -1,14 +1,19 @@
 """How each tensor of a source is stored in the artifact: kept as it is, or rounded to fewer bits.
 
-Knows numbers and kinds; nothing of kernel layout, plans and files.
+Knows numbers and kinds; nothing of kernel layout, plans and files. Also works on strips of tensors on all processors,
+and takes the results in order.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
+from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.errors import UnsupportedTensor
 
 from .families.registry import decoder_of
@@ -102,3 +107,27 @@ def _mode(name: str, num_inputs: int, quantize: Quantize, *, is_exact: bool) -> 
         return None
     mode: Mode = "q8" if quantize == "q4" and name in _KEPT_IN_8_BITS else quantize
     return "f16" if mode in ("q4", "q8") and num_inputs % GROUP else mode  # rows that are no multiple of a group
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MAX_WORKERS = 8  # they bound the memory, with what each has at once
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T]) -> Generator[tuple[T, R]]:
+    """Each item and what `work` makes of it, in threads (NumPy lets go of the lock), a few ahead of what is taken."""
+    num_workers = min(_MAX_WORKERS, default_num_threads())
+    pool = ThreadPoolExecutor(num_workers)
+    waiting = deque[tuple[T, Future[R]]]()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
+            if len(waiting) > num_workers + 1:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:  # an interrupt does not wait for what has not begun
+        pool.shutdown(cancel_futures=True)

@@ -23,10 +23,9 @@ from radixlm.runtime.artifact.manifest import TensorKindInfo
 from radixlm.runtime.artifact.model_config import Rope
 from radixlm.runtime.errors import VerificationFailed
 
-from .in_order import in_order
 from .ops.rope_frequencies import rope_frequencies
 from .ops.step_places import frequencies_name
-from .stored_weights import StoredWeights
+from .stored_weights import StoredWeights, in_order
 from .weights.kinds import F32, WeightKind
 from .weights.layout import ALIGNMENT, ROW_BLOCK, round_up
 from .weights.packing import PackedWeight, pack, pack_planes

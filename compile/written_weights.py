@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import VerificationFailed
 
-from .in_order import in_order
-from .stored_weights import StoredWeights
+from .stored_weights import StoredWeights, in_order
 from .weights.layout import ROW_BLOCK, round_up
 from .weights.plan import Array, Matrix, Vector, WeightPlan
 from .weights.quantization import Float32
