@@ -6,6 +6,7 @@ Nothing appears at the destination before the fresh artifact has agreed with the
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -13,15 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from radixlm.runtime.artifact import (
-    CHAT_TEMPLATE,
-    MODULE,
-    TOKENIZER,
-    WEIGHTS,
-    Artifact,
-    sha256_of,
-    write_manifest,
-)
+from radixlm.runtime.artifact import CHAT_TEMPLATE, MODULE, TOKENIZER, WEIGHTS, Artifact, sha256_of, write_manifest
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     FileInfo,
@@ -40,7 +33,6 @@ from radixlm.tokenizer_fix import profile_tokenizer
 from .codegen.kernel_cache import KernelCache
 from .codegen.library import Library
 from .codegen.targets import TRIPLE, Target, find_target
-from .compact_tokenizer import compact_tokenizer
 from .context_length import context_length as chosen_context_length
 from .context_length import resolved
 from .families.registry import decoder_of
@@ -387,3 +379,20 @@ def _file_infos(directory: Path, known: Mapping[str, str]) -> dict[str, FileInfo
         path.name: FileInfo(size=path.stat().st_size, sha256=known.get(path.name) or sha256_of(path))
         for path in sorted(directory.iterdir())
     }
+
+
+def compact_tokenizer(tokenizer_json: str) -> str:
+    """The document with each BPE merge as one text, `"a b"`, not a list of two; unchanged if a piece has a space.
+
+    Both are the library's own spellings. For Gemma 3's 513,511 merges reading takes a third less time, and at most
+    178 MB instead of 363 (tokenizers 0.23).
+
+    >>> compact_tokenizer('{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}')
+    '{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}'
+    """
+    document = json.loads(tokenizer_json)
+    merges = document.get("model", {}).get("merges") or []
+    if not merges or any(isinstance(merge, str) or any(" " in piece for piece in merge) for merge in merges):
+        return tokenizer_json
+    document["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(document, ensure_ascii=False)

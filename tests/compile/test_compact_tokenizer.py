@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from radixlm.compile.compact_tokenizer import compact_tokenizer
+from radixlm.compile.compiler import compact_tokenizer
 from tokenizers import Tokenizer
 
 TESTS = Path(__file__).resolve().parent.parent
