@@ -33,13 +33,12 @@ from radixlm.tokenizer_fix import profile_tokenizer
 from .codegen.kernel_cache import KernelCache
 from .codegen.library import Library
 from .codegen.targets import TRIPLE, Target, find_target
-from .context_length import context_length as chosen_context_length
-from .context_length import resolved
 from .families.registry import decoder_of
 from .in_memory import InMemory
 from .interrupts import interrupts_kept
 from .kernels.top_k import num_maxima
-from .kv_layout import KVChoice, kv_layout
+from .kv_layout import KVChoice, kv_layout, resolved
+from .kv_layout import context_length as chosen_context_length
 from .module import build_module, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops

@@ -17,9 +17,8 @@ from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
 
 from .codegen.targets import find_target
-from .context_length import context_length, resolved
 from .families.registry import FAMILIES, model_config, weight_shapes
-from .kv_layout import KVChoice, kv_layout
+from .kv_layout import KVChoice, context_length, kv_layout, resolved
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
 from .sources.checkpoint import sampling_of_generation_config

@@ -1,17 +1,71 @@
-"""Which kind of keys and values a model is compiled with, and what each of its layers keeps of a token.
+"""What a model keeps of a context: its length, what depends on that, and which kind of KV each layer keeps of a token.
 
-Knows models and targets, not kernels.
+Never depends on a prompt's length: the law of the row. Knows models and targets, not kernels.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayer, KVLayout
-from radixlm.runtime.artifact.model_config import AnyAttention, LatentAttention, ModelConfig
+from radixlm.runtime.artifact.model_config import (
+    AnyAttention,
+    FactorsScaling,
+    LatentAttention,
+    LongRopeScaling,
+    Mixer,
+    ModelConfig,
+    Recurrent,
+    Rope,
+)
 from radixlm.runtime.errors import InvalidParameter
 
 from .codegen.targets import Target
+
+
+def context_length(config: ModelConfig, wanted: int | None) -> int:
+    """The most tokens of a sequence: as wanted, or as many as the model was trained for.
+
+    Raises:
+        InvalidParameter: the model was not trained for so many.
+    """
+    trained = config.max_position_embeddings
+    if wanted is None:
+        return trained
+    if not PAGE_SIZE <= wanted <= trained:
+        raise InvalidParameter(
+            f"context length {wanted} is not in {PAGE_SIZE}..{trained}, which is what the model was trained for"
+        )
+    return wanted
+
+
+def resolved(config: ModelConfig, length: int) -> ModelConfig:
+    """The same model for contexts of `length`: without windows that hold all of it, and with one set of factors."""
+    layers = tuple(replace(layer, mixer=_resolved(layer.mixer, length)) for layer in config.layers)
+    return replace(config, layers=layers)
+
+
+def _resolved(attention: Mixer, length: int) -> Mixer:
+    if isinstance(attention, Recurrent):
+        return attention
+    if isinstance(attention, LatentAttention):
+        return replace(attention, rope=_chosen(attention.rope, length))
+    window, chunk = (
+        size if size is not None and size < length else None for size in (attention.window, attention.chunk)
+    )
+    rope = None if attention.rope is None else _chosen(attention.rope, length)
+    return replace(attention, window=window, chunk=chunk, rope=rope)
+
+
+def _chosen(rope: Rope, length: int) -> Rope:
+    scaling = rope.scaling
+    if not isinstance(scaling, LongRopeScaling):
+        return rope
+    is_long = length > scaling.original_max_position_embeddings
+    factors = scaling.long_factors if is_long else scaling.short_factors
+    return replace(rope, scaling=FactorsScaling(factors=factors, attention_factor=scaling.attention_factor))
+
 
 KVChoice = Literal["auto", "f16", "f32", "k12v8"]
 """A kind, or `auto`: the fastest kind that takes no more memory than f16."""

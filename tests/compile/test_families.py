@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from radixlm.compile import compile_model
-from radixlm.compile.context_length import resolved
 from radixlm.compile.families.registry import FAMILIES, unsupported, weight_shapes
 from radixlm.compile.families.settings import Settings
+from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops import implemented
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.reference import reference_logits

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from radixlm.compile import compile_model
-from radixlm.compile.context_length import resolved
 from radixlm.compile.families.registry import FAMILIES
+from radixlm.compile.kv_layout import resolved
 from radixlm.compile.reference import reference_logits
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE

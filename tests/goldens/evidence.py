@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.compile.codegen.targets import TARGETS, IntegerDot
-from radixlm.compile.context_length import resolved
 from radixlm.compile.evidence import FORMATS, VERIFIED, FamilyEvidence, families
 from radixlm.compile.families import registry
+from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.sources.huggingface_config import huggingface_settings
 from radixlm.runtime.errors import UnsupportedArchitecture

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from radixlm.compile.context_length import resolved
 from radixlm.compile.families import registry
+from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.layers import Norm
 from radixlm.compile.ops.reference_ops import ReferenceOps
 from radixlm.compile.reference import evaluate

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import FieldInfo, fields, replace
-from radixlm.compile.context_length import resolved
+from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.reference_ops import ReferenceOps
 from radixlm.compile.reference import evaluate
 from radixlm.compile.sources.source import Source

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from radixlm.cli.tables import layer_rows
-from radixlm.compile.context_length import resolved
 from radixlm.compile.families.gemma4 import Gemma4, Gemma4Unified
 from radixlm.compile.families.registry import weight_shapes
 from radixlm.compile.families.settings import Settings
 from radixlm.compile.inspection import inspect_source
+from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.reference import reference_logits
 from radixlm.compile.sources.huggingface import HuggingFaceSource
