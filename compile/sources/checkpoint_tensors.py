@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource
 
-from ..layers.converted_names import hub_name, language_names, parts_of
+from ..layers.part_names import hub_name, language_names, parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
 from ..weights.view import Rows
 from .quantized.tensors import KINDS, Array, Index, PlainTensor, RowsOf, Tensor

@@ -19,7 +19,7 @@ from radixlm.runtime.artifact.manifest import SourceInfo
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..families.registry import FAMILIES, model_config
-from ..layers.converted_names import parts_of
+from ..layers.part_names import parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
 from .checkpoint import sampling_of_generation_config
 from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, separated, with_hub_names
