@@ -18,9 +18,8 @@ from ..kernels.embedding import embedding as embedding_kernel
 from ..kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
-from .attention import AttentionOps
+from .attention import AttentionOps, LatentOps
 from .experts import ExpertOps
-from .latent_attention import LatentOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
