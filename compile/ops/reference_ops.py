@@ -21,8 +21,17 @@ from radixlm.runtime.artifact.model_config import Function, Rope
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
 from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
-from .reference_attention import attend, prepared, rope_table, rotated
-from .reference_codes import refine, round_to_int8, rounded_keys, rounded_queries, rounded_values
+from .reference_attention import (
+    attend,
+    prepared,
+    refine,
+    rope_table,
+    rotated,
+    round_to_int8,
+    rounded_keys,
+    rounded_queries,
+    rounded_values,
+)
 from .reference_experts import expert_weights
 from .reference_recurrent import gated_delta, mamba2, short_convolution
 
