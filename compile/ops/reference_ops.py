@@ -18,7 +18,7 @@ from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.artifact.model_config import Function, Rope
 
-from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, normalized, sigmoid
+from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, expert_weights, normalized, sigmoid
 from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .reference_attention import (
@@ -32,7 +32,6 @@ from .reference_attention import (
     rounded_queries,
     rounded_values,
 )
-from .reference_experts import expert_weights
 from .reference_recurrent import gated_delta, mamba2, short_convolution
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
