@@ -42,7 +42,7 @@ from .kv_layout import context_length as chosen_context_length
 from .module import build_module, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops
-from .ops.rows import Limits
+from .ops.program import Limits
 from .preflight import check_ready, check_space
 from .progress import Progress, Stage, expected_stages
 from .publish import publish, unpublished, written_back

@@ -24,8 +24,7 @@ from ..weights.plan import WeightPlan
 from .layers import HeadLinear, Norm, Vector
 from .linear import LinearOps
 from .operations import AttentionSpec, LatentSpec
-from .program import Argument, Input, Place, Program, Size, Stored
-from .rows import Activation, Limits, Rows
+from .program import Activation, Argument, Input, Limits, Place, Program, Rows, Size, Stored
 from .step_places import StepPlaces
 
 

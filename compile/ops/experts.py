@@ -16,8 +16,7 @@ from ..weights.plan import WeightPlan
 from .layers import Vector
 from .linear import LinearOps
 from .operations import ExpertsSpec
-from .program import Argument, Place, Program, Size, Stored
-from .rows import Activation, Limits, Rows
+from .program import Activation, Argument, Limits, Place, Program, Rows, Size, Stored
 
 
 class ExpertOps:

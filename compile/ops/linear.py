@@ -23,8 +23,7 @@ from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import Matrix, WeightPlan
 from .layers import ExpertLinear, HeadLinear, Linear
-from .program import Argument, Place, Program, Stored
-from .rows import Activation, Rows
+from .program import Activation, Argument, Place, Program, Rows, Stored
 
 
 class LinearOps:

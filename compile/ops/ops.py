@@ -23,9 +23,8 @@ from .experts import ExpertOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
-from .program import Argument, Input, Program, Size, Stored
+from .program import Activation, Argument, Gates, Input, Limits, Program, Rows, Size, Stored
 from .recurrent import RecurrentOps
-from .rows import Activation, Gates, Limits, Rows
 
 
 class Ops:

@@ -15,8 +15,7 @@ from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .layers import Norm, Vector
 from .operations import ConvolutionSpec, DeltaSpec, MambaSpec
-from .program import Argument, Input, Program, Stored
-from .rows import Limits, Rows
+from .program import Argument, Input, Limits, Program, Rows, Stored
 
 
 class RecurrentOps:
