@@ -26,8 +26,7 @@ from ..integer_dot import PairDot, dot_of_values
 from ..kv_pool import ROUNDING, TOKENS_AT_ONCE
 from ..kv_spans import KVPage, KVSpan, StoredPage
 from ..micro_tiles import MicroTile
-from .pages import CodePage
-from .rows import CodeRows, CodeScratch
+from .rows import CodePage, CodeRows, CodeScratch
 
 MOST_CODE = 255
 _Masked = Callable[[int, Expr, float], Expr]
