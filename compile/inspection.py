@@ -22,7 +22,7 @@ from .kv_layout import KVChoice, context_length, kv_layout, resolved
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
 from .sources.checkpoint import sampling_of_generation_config
-from .sources.huggingface_config import huggingface_settings
+from .sources.huggingface import huggingface_settings
 from .sources.model_files import CONFIG, GENERATION, INDEX, MLC_CONFIG, open_files, read_json
 from .sources.quantized.registry import BESIDE
 from .stored_weights import Quantize, StoredWeights

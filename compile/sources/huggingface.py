@@ -1,7 +1,7 @@
 """A directory as a model source: Hugging Face's (config.json, safetensors) or MLC's, and a tokenizer.
 
-Knows how a model is put together; `model_files.py` knows which file holds what, `huggingface_config.py` reads the
-configuration, and `quantized/` what matrices are stored as.
+Knows how a model is put together, where a family is named, and where the language model of a larger one is described;
+`model_files.py` knows which file holds what, and `quantized/` what matrices are stored as.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from radixlm.runtime.artifact.manifest import SourceInfo
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
-from ..families.registry import FAMILIES, model_config
+from ..families.registry import FAMILIES, model_config, unsupported
+from ..families.settings import Settings
 from ..layers.part_names import parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
 from .checkpoint import sampling_of_generation_config
 from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, separated, with_hub_names
-from .huggingface_config import huggingface_settings
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
 from .model_tensors import ModelTensors
@@ -167,3 +167,35 @@ def _without_idle_biases(found: dict[str, Tensor], expected: Container[str]) -> 
         return found[name].info.type in KINDS and not found[name].read_float32().any()
 
     return {name: tensor for name, tensor in found.items() if not is_idle(name)}
+
+
+Json = Mapping[str, Any]
+TIED = "tie_word_embeddings"
+
+# Where null is as if the key were not there. Of all others it is a value: no soft cap, no window, no head_dim.
+_POSITIONS = ("rope_parameters", "rope_scaling")
+
+_CLASSES = {name: key for key, family in FAMILIES.items() for name in family.huggingface}
+_NESTED = {type_: key for key, family in FAMILIES.items() for type_ in family.nested}
+_CLASS_OF_TYPE = {type_: name for family in FAMILIES.values() for name, type_ in family.huggingface.items()}
+
+
+def huggingface_settings(label: str, config: Json) -> Settings:
+    """Raises UnsupportedArchitecture for a family that is not known."""
+    class_name = _class_name(label, config)
+    text = config.get("text_config")
+    said = [config, text] if isinstance(text, Mapping) else [config]
+    given = {key: value for part in said for key, value in part.items() if value is not None or key not in _POSITIONS}
+    architecture = _NESTED.get(str(given.get("model_type")), _CLASSES[class_name])
+    values = {**FAMILIES[architecture].defaults, **given}
+    if any(part.get(TIED) for part in said):  # which of the two counts was not the same in all versions
+        values[TIED] = True
+    return Settings(label, "huggingface", architecture, class_name, values)
+
+
+def _class_name(label: str, config: Json) -> str:
+    declared = config.get("architectures") or [_CLASS_OF_TYPE.get(str(config.get("model_type")))]
+    name = declared[0] if isinstance(declared, list) and declared[0] else config.get("model_type")
+    if isinstance(declared, list) and isinstance(name, str) and name in _CLASSES:
+        return name
+    raise unsupported(label, name)

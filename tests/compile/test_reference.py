@@ -12,7 +12,7 @@ from radixlm.compile.ops.reference_attention import round_to_int8
 from radixlm.compile.ops.reference_ops import nothing_quantized
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.reference import reference_logits
-from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.huggingface import huggingface_settings
 from radixlm.runtime.artifact.manifest import TOP_LOGITS
 from radixlm.runtime.artifact.model_config import FactorsScaling, ModelConfig, Rope
 

@@ -20,7 +20,7 @@ from radixlm.compile.evidence import FORMATS, VERIFIED, FamilyEvidence, families
 from radixlm.compile.families import registry
 from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.implemented import check_implemented
-from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.huggingface import huggingface_settings
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..compile.families.harness import COMPILED, OFTEN, OLDEST

@@ -17,7 +17,7 @@ import pytest
 from radixlm.compile.codegen.targets import TARGETS, find_target
 from radixlm.compile.families.registry import model_config
 from radixlm.compile.kv_layout import why_no_codes
-from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.huggingface import huggingface_settings
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.model.model_runner import ModelRunner

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from radixlm.compile.families.registry import FAMILIES
-from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.huggingface import huggingface_settings
 from radixlm.runtime.artifact.model_config import (
     Dense,
     Experts,

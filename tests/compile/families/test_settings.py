@@ -17,8 +17,7 @@ from radixlm.compile.families.registry import FAMILIES, model_config
 from radixlm.compile.families.settings import Settings
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.sources.gguf import GGUFSource
-from radixlm.compile.sources.huggingface import HuggingFaceSource
-from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.huggingface import HuggingFaceSource, huggingface_settings
 from radixlm.compile.sources.model_files import read_json
 from radixlm.runtime.artifact.model_config import (
     Dense,

@@ -19,7 +19,7 @@ from radixlm.compile.inspection import inspect_source
 from radixlm.compile.sources import gguf as gguf_source
 from radixlm.compile.sources.gguf import GGUFSource
 from radixlm.compile.sources.gguf_file import GGUFFile
-from radixlm.compile.sources.huggingface_config import huggingface_settings
+from radixlm.compile.sources.huggingface import huggingface_settings
 from radixlm.runtime.errors import CorruptSource, SourceError
 
 from ...goldens import tiny_gguf
