@@ -28,7 +28,7 @@ from ..weights.kinds import (
     WeightKind,
 )
 from ..weights.quantization import Weight, WeightPlanes
-from .gguf_bits import (
+from .gguf_grids import (
     Bytes,
     Parts,
     Scaling,
@@ -38,13 +38,19 @@ from .gguf_bits import (
     byte_words,
     fields,
     half,
+    iq1_m,
+    iq1_s,
+    iq2_s,
+    iq2_xs,
+    iq2_xxs,
+    iq3_s,
+    iq3_xxs,
     nibble_words,
     pair_words,
     signed_codes,
     single_bits,
     words,
 )
-from .gguf_grids import iq1_m, iq1_s, iq2_s, iq2_xs, iq2_xxs, iq3_s, iq3_xxs
 
 Planes = tuple[Words, ...]
 ToPlanes = Callable[[Bytes], Planes]
