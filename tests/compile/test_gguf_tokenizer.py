@@ -20,7 +20,7 @@ from radixlm.compile.sources.gguf_tokenizer import (
     merges_from_scores,
     vocabulary_from_gguf,
 )
-from radixlm.compile.sources.sentencepiece_model import vocabulary_from_sentencepiece
+from radixlm.compile.sources.huggingface_tokenizer import vocabulary_from_sentencepiece
 from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
