@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import UnsupportedTensor
 
 from ..source import TensorInfo
-from .bits import unpacked
-from .grouped import Grouped
+from .grouped import Grouped, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
 
 _BITS, _OUTPUTS = 4, 8  # of a code, in a word

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
-from .bits import num_words, unpacked, whole_spans
 from .fp4 import fp4_tensor
 from .fp8 import fp8_tensor
-from .grouped import Grouped, order_of_groups
+from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, only_number, part
 
 FORMATS = (

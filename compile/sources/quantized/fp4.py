@@ -18,7 +18,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 from ...weights.kinds import Scales, WeightKind
 from ...weights.quantization import Float32, Weight
 from ..source import TensorInfo
-from .bits import unpacked
+from .grouped import unpacked
 from .tensors import Array, GroupedTensor, Stacked, only_number, part
 
 _GROUPS = {32: "MXFP4", 16: "NVFP4"}

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import UnsupportedTensor
 
 from ..source import TensorInfo
-from .bits import num_words, unpacked, whole_spans
-from .grouped import Grouped, order_of_groups
+from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
 
 _FORMATS = ("gptq", "gptq_v2")

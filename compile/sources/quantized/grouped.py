@@ -1,6 +1,7 @@
 """Integer codes with a scale for each group of a row: what most formats of quantized weights come down to.
 
-Knows what they are worth, and which kind of the kernels holds them; knows no format.
+Knows what they are worth, which kind of the kernels holds them, and how words hold integers of a few bits. In all
+formats a word is little-endian, and value `i` of a row begins at bit `i * bits` of the row's words. Knows no format.
 """
 
 from __future__ import annotations
@@ -14,7 +15,33 @@ from radixlm.runtime.errors import CorruptSource
 
 from ...weights.kinds import CodesName, Scales, WeightKind
 from ...weights.quantization import Float32, Weight
-from .bits import Codes
+
+Codes = NDArray[np.uint8]
+SPAN = 32  # values that fill whole words of 32 bits, however many bits each has
+
+
+def unpacked(words: NDArray[Any], bits: int, count: int) -> Codes:
+    """The first `count` values of each row of `words`, integers `[..., W]`, one a byte: `[..., count]`."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return data[..., :count]
+    if 8 % bits == 0:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        values = data[..., None] >> shifts & np.uint8((1 << bits) - 1)
+        return values.reshape(*data.shape[:-1], -1)[..., :count]
+    digits = np.unpackbits(data, axis=-1, count=count * bits, bitorder="little")
+    return np.packbits(digits.reshape(*data.shape[:-1], count, bits), axis=-1, bitorder="little")[..., 0]
+
+
+def num_words(count: int, bits: int) -> int:
+    """Words of 32 bits that hold `count` values."""
+    return -(-count * bits // 32)
+
+
+def whole_spans(rows: slice, count: int) -> slice:
+    """The least span of rows that holds `rows`, begins at a word and ends at one, or at the last row, `count`."""
+    return slice(rows.start // SPAN * SPAN, min(-(-rows.stop // SPAN) * SPAN, count))
+
 
 _GROUPS = (128, 64, 32, 16)  # that the kernels have; larger ones repeat their scales
 _CODES: dict[CodesName, int] = {"q2": 3, "q3": 7, "q4": 15, "q5": 31, "q6": 63, "q8": 255}

@@ -14,8 +14,7 @@ import numpy as np
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
-from .bits import unpacked
-from .grouped import Grouped
+from .grouped import Grouped, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, part
 
 _BITS, _GROUP, _ZERO, _MAX_CODE = 4, 32, 7, 14

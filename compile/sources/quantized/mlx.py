@@ -14,9 +14,8 @@ from typing import Any
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
-from .bits import unpacked
 from .fp4 import fp4_tensor
-from .grouped import Grouped
+from .grouped import Grouped, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, group_of, number, part
 
 _BITS = (2, 3, 4, 5, 6, 8)
