@@ -9,8 +9,7 @@ from radixlm.runtime.errors import UnsupportedTensor
 
 from .awq import AWQ
 from .compressed import CompressedTensors
-from .fp4 import GptOssBlocks, ModelOptFP4
-from .fp8 import FP8
+from .fp4 import FP8, GptOssBlocks, ModelOptFP4
 from .gptq import GPTQ
 from .mlx import MLX
 from .tensors import Format, number
