@@ -19,10 +19,9 @@ from radixlm.runtime.artifact.model_config import (
 
 from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
-from .attention import SelfAttention
+from .attention import LatentSelfAttention, SelfAttention
 from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
 from .gated_delta import GatedDeltaMixer
-from .latent_attention import LatentSelfAttention
 from .layer_inputs import AllLayerInputs, OneLayerInput
 from .mamba2 import Mamba2Mixer
 from .part_names import PartNames

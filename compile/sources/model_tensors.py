@@ -18,8 +18,8 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture, Unsup
 
 from ..families.family import Format, Views
 from ..families.registry import FAMILIES
+from ..layers.attention import LatentSelfAttention
 from ..layers.decoder import Decoder
-from ..layers.latent_attention import LatentSelfAttention
 from ..layers.part_names import KEYS_AND_VALUES
 from ..weights.kinds import F32
 from ..weights.layout import GROUP
