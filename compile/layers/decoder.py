@@ -26,9 +26,8 @@ from ..ops.operations import Operations
 from .attention import LatentSelfAttention, SelfAttention
 from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
 from .gated_delta import GatedDeltaMixer
-from .mamba2 import Mamba2Mixer
+from .mamba2 import Mamba2Mixer, ShortConvolutionMixer
 from .part_names import PartNames
-from .short_convolution import ShortConvolutionMixer
 
 R = TypeVar("R")
 A = TypeVar("A")
