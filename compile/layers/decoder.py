@@ -25,8 +25,7 @@ from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
 from .attention import LatentSelfAttention, SelfAttention
 from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
-from .gated_delta import GatedDeltaMixer
-from .mamba2 import Mamba2Mixer, ShortConvolutionMixer
+from .mamba2 import GatedDeltaMixer, Mamba2Mixer, ShortConvolutionMixer
 from .part_names import PartNames
 
 R = TypeVar("R")
