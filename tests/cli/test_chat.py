@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 from radixlm.cli import chat
-from radixlm.cli.conversation import Conversation, summary
+from radixlm.cli.chat import Conversation, summary
 from radixlm.cli.main import cli
 from radixlm.runtime.engine.completion import CacheMatch, Completion, Timings, Usage
 from radixlm.runtime.engine.sampling_params import SamplingParams
