@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import CompileOptions, compile_options, take
+from .field_flags import CompileOptions, compile_options, take
 from .tables import print_rows
 
 if TYPE_CHECKING:

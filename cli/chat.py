@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .field_flags import ENGINE, FieldCommand, engine_keywords, sampled
-from .options import CompileOptions, compile_options, take
+from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, engine_keywords, sampled, take
 
 if TYPE_CHECKING:
     from radixlm.runtime import Completion, Engine, SamplingParams

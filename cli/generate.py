@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from .field_flags import ENGINE, FieldCommand, engine_keywords, sampled
-from .options import CompileOptions, compile_options, take
+from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, engine_keywords, sampled, take
 
 
 @click.command("generate", cls=FieldCommand, flags=(*ENGINE, "sampling"))

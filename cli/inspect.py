@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import CompileOptions, compile_options
+from .field_flags import CompileOptions, compile_options
 from .tables import conversations, layer_rows, print_rows, sampling, size, token_bytes
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .field_flags import ENGINE, FieldCommand, engine_keywords
+from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, engine_keywords, take
 from .log_config import JSONErrors, log_line
-from .options import CompileOptions, compile_options, take
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
