@@ -12,8 +12,7 @@ import click
 from click.core import ParameterSource
 
 from .. import serve
-from .client_file import write_file
-from .clients import CLIENTS, Client, Served
+from .clients import CLIENTS, Client, Served, write_file
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
