@@ -1,13 +1,15 @@
-"""Ask a server of this process, without a socket: the same bodies lead to the same prompts as over HTTP.
+"""Ask a server of this process, without a socket, what is in a file of JSON lines: the same bodies lead to the same
+prompts as over HTTP.
 
-Knows ASGI and events; not what a body says.
+Knows ASGI, events, and which endpoint each body is for; not what a body says: the server reads the bodies.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -108,3 +110,91 @@ def _scope(path: str, api_key: str | None) -> Scope:
         "client": ("127.0.0.1", 0),
         "server": ("localhost", 80),
     }
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+_ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {  # a reply as short as there is
+    CHAT: {"max_tokens": 1},
+    COMPLETIONS: {"max_tokens": 1},
+    RESPONSES: {"max_output_tokens": 1},
+    MESSAGES: {"max_tokens": 1},
+}
+_OF_THE_REPLY = frozenset({"max_completion_tokens", "min_tokens", "n", "best_of", "stream_options"})
+_OF_MESSAGES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})  # blocks
+
+
+@dataclass(frozen=True)
+class Body:
+    """A request for an endpoint; `where` says where it stands, for errors."""
+
+    where: str
+    path: str
+    fields: Mapping[str, Any]
+
+    def warming(self, model_id: str, scope: Mapping[str, str]) -> dict[str, Any]:
+        """The fields that have the prompt computed, and one token: of this server's model, in a part of the cache that
+        `scope` sets apart.
+        """
+        kept = {name: value for name, value in self.fields.items() if name not in _OF_THE_REPLY}
+        return {**kept, **_ONE_TOKEN[self.path], **scope, "model": model_id, "stream": True, "return_progress": True}
+
+
+def read_bodies(path: Path) -> Iterator[Body]:
+    """The bodies of a file, an object a line; empty lines are left out.
+
+    A body may have a `path` among its fields, or be the `body` beside one; else it is known by its fields.
+
+    Raises:
+        ValueError: a line is none.
+        OSError: the file cannot be read.
+    """
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            where = f"line {number} of {path}"
+            try:
+                fields = msgspec.json.decode(line, type=dict[str, Any])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ValueError(
+                    f"{where} is no JSON object: {error}; give the body of a request in each line"
+                ) from error
+            yield _body(where, fields)
+
+
+def _body(where: str, fields: dict[str, Any]) -> Body:
+    """
+    >>> _body("", {"path": "/v1/responses", "body": {"input": "Hi"}})
+    Body(where='', path='/v1/responses', fields={'input': 'Hi'})
+    """
+    named: Any = fields.pop("path", None)
+    inner = fields.get("body")
+    if isinstance(inner, dict):
+        fields = inner
+    path = named or path_of(fields)
+    if not isinstance(path, str) or path not in _ONE_TOKEN:
+        said = f"has the path {named!r}" if named else "has neither messages, input nor prompt"
+        raise ValueError(f"{where} {said}; give a body for one of {', '.join(_ONE_TOKEN)}")
+    return Body(where, path, fields)
+
+
+def path_of(fields: Mapping[str, Any]) -> str | None:
+    """The endpoint that a body is for, by its fields; None if it is for none.
+
+    >>> path_of({"messages": [], "system": "Be brief."}), path_of({"messages": [], "tools": []}), path_of({"input": ""})
+    ('/v1/messages', '/v1/chat/completions', '/v1/responses')
+    """
+    if "messages" in fields:
+        return MESSAGES if _is_of_messages(fields) else CHAT
+    return RESPONSES if "input" in fields else COMPLETIONS if "prompt" in fields else None
+
+
+def _is_of_messages(fields: Mapping[str, Any]) -> bool:
+    """Whether what has `messages` is Anthropic's: it has a field that chats do not, or a block."""
+    if "system" in fields or any("input_schema" in tool for tool in _objects(fields.get("tools"))):
+        return True
+    contents = [message.get("content") for message in _objects(fields["messages"])]
+    return any(block.get("type") in _OF_MESSAGES for content in contents for block in _objects(content))
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []

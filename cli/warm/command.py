@@ -15,8 +15,7 @@ import click
 from ..field_flags import FieldCommand, engine_keywords
 from ..progress import ProgressDisplay
 from ..serve import KeyOption, cache_key_option
-from .asking import Warmed, ask
-from .bodies import Body, read_bodies
+from .asking import Body, Warmed, ask, read_bodies
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from radixlm.cli.main import cli
-from radixlm.cli.warm.bodies import read_bodies
+from radixlm.cli.warm.asking import read_bodies
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import opening
 from radixlm.runtime.store import PageStore, StoreIdentity
