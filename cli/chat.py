@@ -50,8 +50,6 @@ def command(model: str, system: str, **options: Any) -> None:
     from radixlm.runtime import Engine
     from radixlm.runtime.errors import InvalidRequest
 
-    from .conversation import Conversation
-
     keywords = engine_keywords(options)
     artifact = take(CompileOptions, options).artifact_of(model)
     with Engine(artifact, **keywords) as engine:

@@ -120,8 +120,6 @@ def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:
     import msgspec
     from radixlm.compile.inspection import inspect_source
 
-    from .inspected_source import source_rows
-
     given = {name: value for name, value in vars(options).items() if value is not None}
     found = inspect_source(model, **given)
     if as_json:

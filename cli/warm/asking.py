@@ -1,5 +1,4 @@
-"""Ask a server of this process, without a socket, what is in a file of JSON lines: the same bodies lead to the same
-prompts as over HTTP.
+"""Ask a server of this process what is in a file of JSON lines: bodies lead to the same prompts as over HTTP.
 
 Knows ASGI, events, and which endpoint each body is for; not what a body says: the server reads the bodies.
 """
