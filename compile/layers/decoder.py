@@ -25,8 +25,8 @@ from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
 from .attention import LatentSelfAttention, SelfAttention
 from .feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
-from .mamba2 import GatedDeltaMixer, Mamba2Mixer, ShortConvolutionMixer
 from .part_names import PartNames
+from .recurrent import GatedDeltaMixer, Mamba2Mixer, ShortConvolutionMixer
 
 R = TypeVar("R")
 A = TypeVar("A")

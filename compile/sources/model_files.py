@@ -18,7 +18,7 @@ from .checkpoint import read_text
 from .quantized.mlc import MLC
 from .quantized.registry import BESIDE, find_format
 from .quantized.tensors import Array, Format
-from .tensor_cache import INDEXES, SafetensorsFile, cached_arrays
+from .tensor_files import INDEXES, SafetensorsFile, cached_arrays
 
 CONFIG, GENERATION, MLC_CONFIG = "config.json", "generation_config.json", "mlc-chat-config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

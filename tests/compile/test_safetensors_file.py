@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from radixlm.compile.sources.quantized.tensors import first_bytes
-from radixlm.compile.sources.tensor_cache import SafetensorsFile
+from radixlm.compile.sources.tensor_files import SafetensorsFile
 
 from .conftest import write_safetensors
 

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from radixlm.compile.sources.tensor_cache import cached_arrays
+from radixlm.compile.sources.tensor_files import cached_arrays
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 ARRAYS = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.sources.checkpoint_tensors import CheckpointTensors, of_language_model
 from radixlm.compile.sources.quantized.tensors import tensors
-from radixlm.compile.sources.tensor_cache import SafetensorsFile
+from radixlm.compile.sources.tensor_files import SafetensorsFile
 from radixlm.compile.weights.view import Pairs, View, pieces
 from safetensors.numpy import save_file
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from radixlm.compile.sources import open_source
-from radixlm.compile.sources.tensor_cache import SafetensorsFile
+from radixlm.compile.sources.tensor_files import SafetensorsFile
 from radixlm.runtime.errors import RadixLMError
 
 from .conftest import write_safetensors

@@ -13,7 +13,7 @@ from radixlm.runtime.artifact.model_config import LayerConfig, Mamba2, ModelConf
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ...layers.decoder import Decoder
-from ...layers.mamba2 import Mamba2Mixer
+from ...layers.recurrent import Mamba2Mixer
 from ...weights.view import View
 from ..family import Family, Format, Views, parts_of
 from ..settings import Settings

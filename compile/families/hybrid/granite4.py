@@ -9,7 +9,7 @@ from radixlm.runtime.artifact.model_config import Dense, Experts, LayerConfig, M
 
 from ...layers.decoder import Decoder
 from ...layers.feed_forward import DenseFeedForward, ExpertsFeedForward
-from ...layers.mamba2 import Mamba2Mixer
+from ...layers.recurrent import Mamba2Mixer
 from ...weights.view import View
 from ..family import Format, Views, experts_gates_beside_up, parts_of
 from ..granite import Granite

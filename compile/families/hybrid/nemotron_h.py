@@ -15,8 +15,8 @@ from radixlm.runtime.artifact.model_config import Dense, Experts, LayerConfig, M
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ...layers.decoder import Decoder
-from ...layers.mamba2 import Mamba2Mixer
 from ...layers.part_names import PartNames
+from ...layers.recurrent import Mamba2Mixer
 from ...weights.view import View
 from ..deepseek import grouped_router
 from ..family import Family, Format, Views, parts_of

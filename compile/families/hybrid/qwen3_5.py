@@ -22,7 +22,7 @@ from radixlm.runtime.artifact.model_config import (
 
 from ...layers.attention import SelfAttention
 from ...layers.decoder import Decoder
-from ...layers.mamba2 import GatedDeltaMixer
+from ...layers.recurrent import GatedDeltaMixer
 from ...weights.view import View
 from ..family import Family, Format, Views
 from ..settings import Settings

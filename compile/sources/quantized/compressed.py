@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
-from .fp4 import fp4_tensor, fp8_tensor
+from .floats import fp4_tensor, fp8_tensor
 from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, only_number, part
 

@@ -14,7 +14,7 @@ from typing import Any
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
-from .fp4 import fp4_tensor
+from .floats import fp4_tensor
 from .grouped import Grouped, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, group_of, number, part
 

@@ -9,7 +9,7 @@ from radixlm.runtime.errors import UnsupportedTensor
 
 from .awq import AWQ
 from .compressed import CompressedTensors
-from .fp4 import FP8, GptOssBlocks, ModelOptFP4
+from .floats import FP8, GptOssBlocks, ModelOptFP4
 from .gptq import GPTQ
 from .mlx import MLX
 from .tensors import Format, number

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from radixlm.compile import compile_model
 from radixlm.compile.sources import open_source
-from radixlm.compile.sources.tensor_cache import SafetensorsFile
+from radixlm.compile.sources.tensor_files import SafetensorsFile
 from radixlm.compile.stored_weights import Quantize
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.model.model_runner import ModelRunner

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from radixlm.compile import compile_model
 from radixlm.compile.sources import open_source
-from radixlm.compile.sources.tensor_cache import SafetensorsFile
+from radixlm.compile.sources.tensor_files import SafetensorsFile
 from radixlm.compile.stored_weights import StoredWeights
 from radixlm.runtime.artifact.manifest import USUAL_SAMPLING
 from radixlm.runtime.errors import SourceError, UnsupportedArchitecture

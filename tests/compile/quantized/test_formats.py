@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from radixlm.compile.sources.quantized.awq import AWQ
 from radixlm.compile.sources.quantized.compressed import CompressedTensors
-from radixlm.compile.sources.quantized.fp4 import FP8, GptOssBlocks
+from radixlm.compile.sources.quantized.floats import FP8, GptOssBlocks
 from radixlm.compile.sources.quantized.gptq import GPTQ
 from radixlm.compile.sources.quantized.mlc import MLC
 from radixlm.compile.sources.quantized.mlx import MLX
