@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from radixlm.cli.agent.clients import CLIENTS
+from radixlm.cli.agent_clients import CLIENTS
 from radixlm.cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parent.parent

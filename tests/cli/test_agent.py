@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import CliRunner
-from radixlm.cli.agent.clients import CLIENTS, NO_KEY, Client, Served, write_file
+from radixlm.cli.agent_clients import CLIENTS, NO_KEY, Client, Served, write_file
 from radixlm.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -194,7 +194,7 @@ def test_an_import_that_the_disk_has_no_room_for_says_so_and_takes_nothing_out(
     with stored.open(there) as store:
         first = [head_of(stored.identity, b"theirs", None, [number] * 16) for number in range(8)]
         store.put(first, np.zeros((8, stored.identity.page_bytes), np.uint8))
-        monkeypatch.setattr("radixlm.cli.store.commands._ALL_OF_THE_DISK", store.stats().num_bytes)
+        monkeypatch.setattr("radixlm.cli.store._ALL_OF_THE_DISK", store.stats().num_bytes)
     said = run("import", there, bundle, "--artifact", stored.artifact).output
     assert said == f"0 of {stored.num_system + 1} pages are stored; the disk has no room for more\n"
     assert keys_in(there) == {head.key for head in first}

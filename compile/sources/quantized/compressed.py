@@ -2,7 +2,7 @@
 
 `pack-quantized`: `weight_packed` int32 `[N, K * bits / 32]` holds `q + 2^(bits - 1)`, `weight_scale` `[N, K / group]`,
 `weight_zero_point` int32 packed down columns, `weight_g_idx` the group of each input. `int-quantized`: `weight` and
-`weight_zero_point` int8. `float-quantized`: as `fp8.py`. `nvfp4-` and `mxfp4-pack-quantized`: as `fp4.py`, and
+`weight_zero_point` int8. `float-quantized`, `nvfp4-` and `mxfp4-pack-quantized`: as `floats.py`, and
 `weight_global_scale` divides. `mxfp8-quantized`: `weight` E4M3, `weight_scale` the exponent of each 32, plus 127. A
 weight is `(q - zero) * scale` (`dequantize` in quantization/lifecycle/forward.py).
 """

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from .. import serve
-from .clients import CLIENTS, Client, Served, write_file
+from . import serve
+from .agent_clients import CLIENTS, Client, Served, write_file
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
