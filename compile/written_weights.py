@@ -20,9 +20,9 @@ from radixlm.runtime.errors import VerificationFailed
 
 from .stored_weights import StoredWeights, in_order
 from .weights.layout import ROW_BLOCK, round_up
+from .weights.packing import Blocks
 from .weights.plan import Array, Matrix, Vector, WeightPlan
 from .weights.quantization import Float32
-from .weights.unpacking import Blocks
 
 _ROWS_PER_SAMPLE = 1024  # of so many rows of a matrix, one is compared
 _STRIP_NUMBERS = 1 << 22  # numbers of a matrix that a worker compares at once
