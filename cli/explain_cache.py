@@ -46,8 +46,7 @@ def command(artifact: Path, file: Path, max_tokens: int, no_generate: bool, as_j
     """
     import msgspec
 
-    from .playback import Playback
-    from .turns import read_turns
+    from .playback import Playback, read_turns
 
     turns = read_turns(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
     explained = []
