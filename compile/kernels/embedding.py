@@ -1,4 +1,7 @@
-"""Rows of the embedding, from the same packed weights that the output matrix may share."""
+"""Rows of the embedding, from the same packed weights that the output matrix may share; and inputs in another order.
+
+The latter is for a matrix whose format sorts its inputs by their groups.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +79,16 @@ def _dequantized(codes: Memory, stored: WeightScales, block: Expr, lane: Expr, i
         return value
     minimum = stored.minimum(block, group, lane, 1)
     return value + splat(minimum * stored.super_minimum(block, group, lane, 1) if kind.is_nested else minimum, n)
+
+
+def gather_columns(width: int, x_stride: int, y_stride: int) -> Any:
+    """A PrimFunc `(x, order, y, num_rows) -> 0`: `y[r, i] = x[r, order[i]]` for `i` below `width`, float32 rows."""
+    with Kernel() as k:
+        x, order, y, num_rows = k.arguments(x="float32", order="int32", y="float32", num_rows=SIZE)
+
+        def row(r: Expr) -> None:
+            with serial(width) as i:
+                y[r * y_stride + i] = x[r * x_stride + T.Cast("int64", order[i])]
+
+        for_each_row(num_rows, row)
+    return k.function

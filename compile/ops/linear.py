@@ -12,9 +12,9 @@ from radixlm.runtime.artifact.manifest import TOP_LOGITS
 
 from ..codegen.targets import Target
 from ..kernels.activation import ActivationSpec, activation
+from ..kernels.embedding import gather_columns
 from ..kernels.experts.entries import ExpertRows
 from ..kernels.float_linear import float_linear
-from ..kernels.gather_columns import gather_columns
 from ..kernels.integer_linear import integer_candidates, integer_linear
 from ..kernels.linear import LinearSpec
 from ..kernels.quantized_rows import quantized_bytes

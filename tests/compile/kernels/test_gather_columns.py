@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.gather_columns import gather_columns
+from radixlm.compile.kernels.embedding import gather_columns
 
 from .harness import built, every_target
 
