@@ -8,8 +8,16 @@ from __future__ import annotations
 from radixlm.runtime.artifact.model_config import STATE_ITEM_BYTES
 
 from ..codegen.targets import Target
-from ..kernels.recurrent.matrix_inputs import GatedNorm, HeadScalars, UnitHeads, gated_norm, head_scalars, unit_heads
-from ..kernels.recurrent.matrix_state import MatrixShape, matrix_state
+from ..kernels.recurrent.matrix_state import (
+    GatedNorm,
+    HeadScalars,
+    MatrixShape,
+    UnitHeads,
+    gated_norm,
+    head_scalars,
+    matrix_state,
+    unit_heads,
+)
 from ..kernels.recurrent.short_convolution import ConvolutionShape, short_convolution
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan

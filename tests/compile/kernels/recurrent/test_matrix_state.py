@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.recurrent.matrix_inputs import (
+from radixlm.compile.kernels.recurrent.matrix_state import (
     GatedNorm,
     HeadScalars,
+    MatrixShape,
     UnitHeads,
     gated_norm,
     head_scalars,
+    matrix_state,
     unit_heads,
 )
-from radixlm.compile.kernels.recurrent.matrix_state import MatrixShape, matrix_state
 from radixlm.compile.ops.functions import FUNCTIONS, sigmoid
 from radixlm.compile.ops.reference_recurrent import delta_rule, mamba_scan
 from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2
