@@ -23,6 +23,8 @@ from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .reference_attention import (
     attend,
+    gated_delta,
+    mamba2,
     prepared,
     refine,
     rope_table,
@@ -31,8 +33,8 @@ from .reference_attention import (
     rounded_keys,
     rounded_queries,
     rounded_values,
+    short_convolution,
 )
-from .reference_recurrent import gated_delta, mamba2, short_convolution
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
 GetRows = Callable[[str, slice], npt.NDArray[Any]]
