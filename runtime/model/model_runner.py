@@ -24,8 +24,7 @@ from ..artifact.cpu import default_num_threads
 from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
 from ..errors import CorruptArtifact, EngineError, InvalidParameter
 from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
-from .memory import map_in, map_weights, zeros
-from .states import StateSlots
+from .memory import StateSlots, map_in, map_weights, zeros
 
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
