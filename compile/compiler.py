@@ -47,8 +47,7 @@ from .preflight import check_ready, check_space
 from .progress import Progress, Stage, expected_stages
 from .publish import publish, unpublished, written_back
 from .sources import Source, open_source
-from .stored_weights import Quantize, StoredWeights
-from .token_bytes import artifact_token_bytes, source_token_bytes
+from .stored_weights import Quantize, StoredWeights, artifact_token_bytes, source_token_bytes
 from .verification import Verification, check_logits
 from .weights.plan import WeightPlan
 from .weights_file import RoundedTensor, WeightsWriter

@@ -25,8 +25,7 @@ from .sources.checkpoint import sampling_of_generation_config
 from .sources.huggingface import huggingface_settings
 from .sources.model_files import CONFIG, GENERATION, INDEX, MLC_CONFIG, open_files, read_json
 from .sources.quantized.registry import BESIDE
-from .stored_weights import Quantize, StoredWeights
-from .token_bytes import artifact_bytes, artifact_token_bytes, source_token_bytes
+from .stored_weights import Quantize, StoredWeights, artifact_bytes, artifact_token_bytes, source_token_bytes
 
 
 @dataclass(frozen=True)
