@@ -21,7 +21,7 @@ from radixlm.runtime.artifact.model_config import Function, Rope
 from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, expert_weights, normalized, sigmoid
 from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
-from .reference_attention import (
+from .reference_mixers import (
     attend,
     gated_delta,
     mamba2,

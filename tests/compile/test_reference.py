@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.ops import reference_ops
-from radixlm.compile.ops.reference_attention import round_to_int8
+from radixlm.compile.ops.reference_mixers import round_to_int8
 from radixlm.compile.ops.reference_ops import nothing_quantized
 from radixlm.compile.ops.rope_frequencies import rope_frequencies
 from radixlm.compile.reference import reference_logits

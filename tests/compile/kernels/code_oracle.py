@@ -11,7 +11,7 @@ import math
 import numpy as np
 from radixlm.compile.codegen.powers import ROUGH_POWERS
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.ops.reference_attention import SPAN, query_limit
+from radixlm.compile.ops.reference_mixers import SPAN, query_limit
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
 from .attention_case import LAYER, AttentionCase, Tokens

@@ -16,7 +16,7 @@ from radixlm.compile.kernels.recurrent.matrix_state import (
     unit_heads,
 )
 from radixlm.compile.ops.functions import FUNCTIONS, sigmoid
-from radixlm.compile.ops.reference_attention import delta_rule, mamba_scan
+from radixlm.compile.ops.reference_mixers import delta_rule, mamba_scan
 from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2
 
 from ..harness import built, every_target, runnable

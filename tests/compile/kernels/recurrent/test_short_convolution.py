@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.recurrent.short_convolution import ConvolutionShape, short_convolution
-from radixlm.compile.ops.reference_attention import convolved
+from radixlm.compile.ops.reference_mixers import convolved
 
 from ..harness import built, every_target, runnable
 
