@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
@@ -17,13 +16,7 @@ from .found_run import FoundRun
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .text_walk import ALIAS, EXACT, TEXT, TextWalk
-from .why_not_more import MAX_BEFORE, MAX_IDS_COMPARED, MAX_IDS_SHOWN, Around, WhyKind, WhyNotMore
-
-# `off`: nothing is found for a request, and nothing is kept of it
-MatchPolicy = Literal["exact", "seam", "text", "off"]
-# from strong to weak: ids of the prompt's encoding; the same, found without encoding everything again; what the model
-# generated where it spells the prompt; a reply that the template renders with other white space
-MatchKind = Literal["exact", "seam", "text", "alias"]
+from .why_not_more import MAX_BEFORE, MAX_IDS_COMPARED, MAX_IDS_SHOWN, Around, MatchKind, WhyKind, WhyNotMore
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Say why a cached prefix ends where it does: what cache and prompt go on with from there, as ids and as text.
+"""By which kinds of match a prefix is found, and why it ends where it does: what cache and prompt have from there on.
 
 Values only: `prefix_match.py` finds the ids, the engine adds their texts. Knows nothing of pages or nodes.
 """
@@ -15,6 +15,11 @@ MAX_IDS_COMPARED = 64  # on each side, of which texts are made
 MAX_CHANGE = 80  # characters of each side
 MAX_BEFORE = 40  # characters that both sides have
 
+# `off`: nothing is found for a request, and nothing is kept of it
+MatchPolicy = Literal["exact", "seam", "text", "off"]
+# from strong to weak: ids of the prompt's encoding; the same, found without encoding everything again; what the model
+# generated where it spells the prompt; a reply that the template renders with other white space
+MatchKind = Literal["exact", "seam", "text", "alias"]
 WhyKind = Literal[
     "complete", "differs", "retokenized", "not_generated", "evicted", "unseen", "namespace", "no_state", "off"
 ]

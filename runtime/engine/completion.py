@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args, overload
 
-from ..cache.prefix_match import MatchKind
-from ..cache.why_not_more import WhyNotMore
+from ..cache.why_not_more import MatchKind, WhyNotMore
 from ..errors import RadixLMError
 
 _KINDS: tuple[MatchKind, ...] = get_args(MatchKind)

@@ -15,7 +15,7 @@ from typing import Literal
 from ..artifact import Artifact
 from ..artifact.manifest import Manifest
 from ..artifact.model_config import ModelConfig
-from ..cache.prefix_match import MatchPolicy
+from ..cache.why_not_more import MatchPolicy
 from ..chat.chat_template import checked_kwargs
 from ..errors import InvalidParameter
 from ..fields import Flag, check_fields, check_needs, documented, fields_of, given_of, option

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..cache.cache_uses import CacheUse, PageMark
-from ..cache.prefix_match import MatchKind, PrefixMatch
+from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
-from ..cache.why_not_more import WhyNotMore
+from ..cache.why_not_more import MatchKind, WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
 from ..speculation.draft import Draft
 from ..speculation.drafter import Drafter

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack, get_args
 
-from ..cache.prefix_match import MatchPolicy
 from ..cache.reply_alias import ReplyAlias
-from ..cache.why_not_more import WhyNotMore
+from ..cache.why_not_more import MatchPolicy, WhyNotMore
 from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource

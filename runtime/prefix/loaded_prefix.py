@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
-from ..cache.prefix_match import MatchKind, PrefixMatch
+from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..cache.sparse_span import SparseSpan
+from ..cache.why_not_more import MatchKind
 from ..errors import SparseSpanError
 from ..model.batch import PageIO, UInt8Array
 

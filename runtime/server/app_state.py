@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..cache.cache_namespace import CacheScope
-from ..cache.prefix_match import MatchPolicy
+from ..cache.why_not_more import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.held_tools import relaxed

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..cache.prefix_match import MatchPolicy
+from ..cache.why_not_more import MatchPolicy
 from ..engine.completion import Completion
 from .errors import respond
 from .field_policy import IGNORED_HEADER, IgnoredFields, ignored_header

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radixlm.runtime.cache.prefix_match import MatchPolicy
+from radixlm.runtime.cache.why_not_more import MatchPolicy
 from radixlm.runtime.chat.space_first import given_reply
 from radixlm.runtime.engine.engine import Completion, Engine, Message, SamplingParams
 from radixlm.runtime.engine.prompts import Prompt

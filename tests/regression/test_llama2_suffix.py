@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from radixlm.runtime.cache.prefix_match import MatchPolicy
+from radixlm.runtime.cache.why_not_more import MatchPolicy
 from radixlm.tokenizer_fix import Tokenizer
 
 from .conftest import LoadArtifact

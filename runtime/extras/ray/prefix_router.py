@@ -18,7 +18,7 @@ import msgspec
 from cachetools import Cache, LRUCache
 
 from ...cache.cache_namespace import CacheNamespaces, CacheScope
-from ...cache.prefix_match import MatchPolicy
+from ...cache.why_not_more import MatchPolicy
 from ...errors import InvalidParameter
 from ...server.anthropic.billing_line import without_billing_line
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp, Message
 
-from ...cache.prefix_match import MatchPolicy
+from ...cache.why_not_more import MatchPolicy
 from ...engine.engine_options import EngineOptions
 from ...errors import EngineError
 from ...fields import fields_of

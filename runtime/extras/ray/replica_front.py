@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from ...cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
-from ...cache.prefix_match import MatchPolicy
+from ...cache.why_not_more import MatchPolicy
 from ...errors import RadixLMError
 from ...server.cache import PARAMETERS
 from ...server.errors import HTTPError, answer

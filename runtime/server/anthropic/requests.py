@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...cache.prefix_match import MatchPolicy
+from ...cache.why_not_more import MatchPolicy
 from ...chat.grammar import Grammar
 from ...chat.tools.tool_format import Tool
 from ...chat.tools.tool_use import ToolUse

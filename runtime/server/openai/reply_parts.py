@@ -12,8 +12,7 @@ from typing import Protocol, get_args
 
 import msgspec
 
-from ...cache.prefix_match import MatchKind
-from ...cache.why_not_more import WhyNotMore
+from ...cache.why_not_more import MatchKind, WhyNotMore
 from ...engine.completion import Completion, Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..reply_events import PartBegin, PartText, ReplyEvent, ReplyEvents
 from .replies import (

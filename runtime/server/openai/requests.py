@@ -12,7 +12,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 
 from ...cache.cache_namespace import MAX_LENGTH
-from ...cache.prefix_match import MatchPolicy
+from ...cache.why_not_more import MatchPolicy
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..limits import MAX_CHOICES, MAX_TOKEN_ID, KVShare, MaxTokens, NumChoices, NumLogprobs

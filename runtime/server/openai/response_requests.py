@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...cache.prefix_match import MatchPolicy
+from ...cache.why_not_more import MatchPolicy
 from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter

@@ -12,8 +12,7 @@ import pytest
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, ModelIdentity
 from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree, TreeRun
 from radixlm.runtime.cache.cache_uses import CacheUse
-from radixlm.runtime.cache.prefix_match import MatchPolicy
-from radixlm.runtime.cache.why_not_more import WhyNotMore
+from radixlm.runtime.cache.why_not_more import MatchPolicy, WhyNotMore
 from radixlm.runtime.chat.tools.known_formats import PLAIN
 from radixlm.runtime.chat.tools.tool_format import ToolFormat
 from radixlm.runtime.engine.completion import (

@@ -15,7 +15,7 @@ from radixlm.runtime.server.request_log import line_of, new_id
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:
-    from radixlm.runtime.cache.prefix_match import MatchPolicy
+    from radixlm.runtime.cache.why_not_more import MatchPolicy
 
     from .conftest import FakeEngine
 
