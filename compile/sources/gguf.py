@@ -10,8 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -131,7 +130,7 @@ _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
 _EXPECTED_BYTES = 16 << 10  # of each tensor, which begin it: a row says how a matrix is stored
 
 
-class GGUFSource:
+class GGUFSource(ModelTensors):
     """A model in one `.gguf` file; a `Source`."""
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
@@ -143,8 +142,8 @@ class GGUFSource:
         settings = gguf_settings(self._file)
         self.config = model_config(settings)
         stored = GGUFTensors(self._file)
-        self._tensors = ModelTensors(str(path), self.config, "gguf", stored, ROPE_FACTORS)
-        for name in sorted(self._tensors.used):
+        super().__init__(str(path), self.config, "gguf", stored, ROPE_FACTORS)
+        for name in sorted(self.used):
             stored.check_type(name)
         try:
             vocabulary = vocabulary_from_gguf(metadata)
@@ -161,31 +160,11 @@ class GGUFSource:
         self.sampling = sampling_of_gguf(metadata)
         self.info = SourceInfo(format="gguf", name=self.name, fingerprint=self._fingerprint())
 
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors.infos()
-
-    def read(self, name: str, rows: slice | None = None) -> Weight:
-        return self._tensors.read(name, rows)
-
-    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        return self._tensors.read_planes(name, rows)
-
-    def read_float32(self, name: str, rows: slice | None = None) -> Float32:
-        return self._tensors.read_float32(name, rows)
-
     def release(self) -> None:
         self._file.release()
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _fingerprint(self) -> str:
         """Over the header, the file's size and the beginning of each tensor."""

@@ -10,8 +10,7 @@ import hashlib
 import json
 from collections.abc import Container, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -21,21 +20,19 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 from ..families.registry import FAMILIES, model_config, unsupported
 from ..families.settings import Settings
 from ..layers.part_names import parts_of
-from ..weights.quantization import Float32, Weight, WeightPlanes
 from .checkpoint import sampling_of_generation_config
 from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, separated, with_hub_names
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
 from .model_tensors import ModelTensors
 from .quantized.tensors import KINDS, Array, PlainTensor, Tensor, first_bytes, tensors
-from .source import TensorInfo
 
 _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
 _OUTPUT = "lm_head"
 _COMPARED_ROWS = 1024  # at once
 
 
-class HuggingFaceSource:
+class HuggingFaceSource(ModelTensors):
     """A model in a directory of safetensors; a `Source`."""
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
@@ -57,9 +54,7 @@ class HuggingFaceSource:
         ignored = (f"{_OUTPUT}.*",) if is_tied else ()
         checkpoint = CheckpointTensors(named)
         whole_gains = files.layout == "mlc" or _has_taps_of_mlx(self._arrays)  # both add what the hub leaves out
-        self._tensors = ModelTensors(
-            str(path), self.config, "huggingface", checkpoint, ignored, whole_gains=whole_gains
-        )
+        super().__init__(str(path), self.config, "huggingface", checkpoint, ignored, whole_gains=whole_gains)
         self._check_types(path, named)
         tokenizer = HuggingFaceTokenizer(path, files.config, files.generation, vocab_size=self.config.vocab_size)
         self.tokenizer_json = tokenizer.json
@@ -70,34 +65,14 @@ class HuggingFaceSource:
         self.sampling = sampling_of_generation_config(files.generation)
         self.info = SourceInfo(format=files.layout, name=self.name, fingerprint=self._fingerprint(files.config))
 
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors.infos()
-
-    def read(self, name: str, rows: slice | None = None) -> Weight:
-        return self._tensors.read(name, rows)
-
-    def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        return self._tensors.read_planes(name, rows)
-
-    def read_float32(self, name: str, rows: slice | None = None) -> Float32:
-        return self._tensors.read_float32(name, rows)
-
     def release(self) -> None:
         """Nothing: what was read are copies."""
 
     def close(self) -> None:
         self._files.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _check_types(self, path: Path, named: Mapping[str, Tensor]) -> None:
-        for name, tensor in ((name, named[name]) for name in sorted(self._tensors.used)):
+        for name, tensor in ((name, named[name]) for name in sorted(self.used)):
             if not _is_read(tensor):
                 raise UnsupportedTensor(
                     f"{path}: {name} is stored as {tensor.info.type}, supported are {', '.join(KINDS)}; "

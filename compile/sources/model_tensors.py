@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +88,18 @@ class ModelTensors:
                     "its configuration may be that of another model"
                 )
 
-    def infos(self) -> Mapping[str, TensorInfo]:
+    def tensors(self) -> Mapping[str, TensorInfo]:
         """Shapes are the model's, types the file's."""
         return self._tensors
+
+    def close(self) -> None:
+        """Unmap the files."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
         """A tensor, or the rows `[start, stop)` of one."""
