@@ -30,7 +30,7 @@ def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
             f"{num_cached} can be evicted; lower --max-num-seqs or raise --kv-cache-gb"
         )
     if num_pages > num_free:
-        tree.evict(num_pages - num_free)
+        tree.eviction.evict(num_pages - num_free)
     return pool.allocate(num_pages)
 
 

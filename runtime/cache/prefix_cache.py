@@ -295,7 +295,7 @@ class PrefixCache(Memory):
         """
         self.aliases.forget_unused(since)
         self.uses.forget_unused(since)
-        return self.tree.drop_unused(since)
+        return self.tree.eviction.drop_unused(since)
 
     def stats(self) -> CacheStats:
         """Counts for metrics and tests."""
@@ -308,7 +308,7 @@ class PrefixCache(Memory):
             num_nodes=self.tree.num_nodes,
             num_prompt_tokens=self._num_prompt_tokens,
             num_reused_tokens=self._num_reused_tokens,
-            num_evicted_pages=self.tree.num_evicted_pages,
+            num_evicted_pages=self.tree.eviction.num_evicted_pages,
         )
 
     def check(self) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
 from ..states.state_pool import StatePool
-from .eviction import Eviction, Leaving
+from .eviction import Eviction
 from .found_run import FoundRun
 from .node_table import NodeTable
 from .page_pool import PagePool
@@ -34,6 +34,7 @@ class RadixTree:
     them first. Sequences that own a page own all pages above it, so what no sequence owns can go, leaves first.
 
     Attributes:
+        eviction: frees pages that no sequence owns.
         states: of a recurrent model, the snapshots that stand in the tree; None: it needs none.
     """
 
@@ -49,35 +50,21 @@ class RadixTree:
         self._kv_log = kv_log
         self.states = states
         self._table = NodeTable(pool, kv_log, states)
-        self._eviction = Eviction(pool, self._table)
+        self.eviction = Eviction(pool, self._table)
         self._clock = 0
 
     def emptied(self, pool: PagePool, states: StatePool | None = None) -> RadixTree:
         """A tree over other pools, without runs: what was found here is outdated there, and counts go on."""
         tree = RadixTree(pool, clock=self._now, kv_log=self._kv_log, states=states)
         tree._table.version = self.version + 1
-        tree.leaving = self.leaving
-        tree._eviction.num_evicted_pages = self.num_evicted_pages
+        tree.eviction.leaving = self.eviction.leaving
+        tree.eviction.num_evicted_pages = self.eviction.num_evicted_pages
         return tree
 
     @property
     def version(self) -> int:
         """Rises when what can be found changes: pages, or of a recurrent model states."""
         return self._table.version + (0 if self.states is None else self.states.version)
-
-    @property
-    def leaving(self) -> Leaving | None:
-        """Called before `evict` frees pages; must not change the tree. None: nothing wants to know."""
-        return self._eviction.leaving
-
-    @leaving.setter
-    def leaving(self, leaving: Leaving | None) -> None:
-        self._eviction.leaving = leaving
-
-    @property
-    def num_evicted_pages(self) -> int:
-        """Pages that were freed so far because they were unused, one way or another."""
-        return self._eviction.num_evicted_pages
 
     @property
     def num_nodes(self) -> int:
@@ -211,18 +198,6 @@ class RadixTree:
         if page_ids:
             self._touch(*self._table.end_of(page_ids[-1], len(page_ids)))
 
-    def evict(self, num_pages: int) -> None:
-        """Free `num_pages` pages that no sequence owns: of the leaf used longest ago, its last page first."""
-        self._eviction.evict(num_pages)
-
-    def num_unused(self, since: float) -> int:
-        """How many pages `drop_unused` would free; looks at all runs."""
-        return self._eviction.num_unused(since)
-
-    def drop_unused(self, since: float) -> int:
-        """Free the pages that no sequence owns of runs that were last used before `since`; returns how many."""
-        return self._eviction.drop_unused(since)
-
     def remove(self, page_ids: Sequence[int]) -> list[int]:
         """Take out pages that no sequence owns, with everything that goes on from them; returns all that left.
 
@@ -247,7 +222,7 @@ class RadixTree:
             nodes += node.children
         for node in reversed(nodes[1:]):
             if not node.children:
-                num_freed += self._eviction.trim(node, len(node.pages))
+                num_freed += self.eviction.trim(node, len(node.pages))
         for node in nodes:
             node.evicted.clear()
         return num_freed
@@ -274,7 +249,7 @@ class RadixTree:
     def check(self) -> None:
         """Raise AssertionError unless every node is whole, reachable, in order and known by its pages."""
         self._table.check()
-        assert not self._eviction.leaves.missing(), "a leaf that could never be evicted"
+        assert not self.eviction.leaves.missing(), "a leaf that could never be evicted"
 
     def page_ids(self) -> list[int]:
         """Every page that the tree owns."""
@@ -307,7 +282,7 @@ class RadixTree:
     def _split(self, node: Node, num_pages: int) -> None:
         lower = self._table.split(node, num_pages)
         if not lower.children:
-            self._eviction.leaves.push(lower)
+            self.eviction.leaves.push(lower)
 
     def _cut(self, node: Node, num_kept: int) -> list[int]:
         """Take out a run's pages from `num_kept` on and all that is below; returns all that left."""
@@ -320,9 +295,9 @@ class RadixTree:
         node.evicted.clear()  # it was remembered of the run's end, which is another now
         if num_kept:
             self._table.drop_pages(node, len(node.pages) - num_kept)
-            self._eviction.leaves.push(node)
+            self.eviction.leaves.push(node)
         else:
-            self._eviction.remove(node)
+            self.eviction.remove(node)
         return removed
 
     def _touch(self, node: Node, num_pages: int) -> None:
@@ -332,4 +307,4 @@ class RadixTree:
         self._clock += 1
         node.last_used, node.used_at = self._clock, self._now()
         if not node.children:
-            self._eviction.leaves.push(node)
+            self.eviction.leaves.push(node)

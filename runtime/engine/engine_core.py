@@ -147,7 +147,7 @@ class EngineCore:
     def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
         """Have the store keep a call that a client was given, after its reply."""
         if self.tier is not None:
-            self.tier.keep_call(namespace, call, made_by)
+            self.tier.saver.keep_call(namespace, call, made_by)
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn.
@@ -193,7 +193,7 @@ class EngineCore:
         self.queue.run()
         if not self._scheduler.has_work:
             return []
-        stops = None if self.tier is None else self.tier.before_step()
+        stops = None if self.tier is None else self.tier.loader.before_step()
         with self._cache.begin() as step:
             try:
                 plan = self._scheduler.schedule(step, self._clock(), stops)

@@ -97,7 +97,7 @@ class EngineStats:
             draft=core.memories.stats(DraftStats),
             num_computed_tokens=counters.num_computed_tokens,
             num_idle_tokens=0 if core.expected is None else core.expected.num_tokens,
-            num_evicted_pages=cache.tree.num_evicted_pages,
+            num_evicted_pages=cache.tree.eviction.num_evicted_pages,
             states=None if cache.states is None else cache.states.stats(),
             num_failed_steps=counters.num_failed_steps,
             num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,

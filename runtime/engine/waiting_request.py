@@ -64,7 +64,7 @@ class WaitingRequest:
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that need not be computed, as far as is known."""
         if self.rows is not None:
-            return self.rows.num_tokens
+            return self.rows.span.stop
         return 0 if self.match is None else self.match.num_tokens
 
     def score(self, *, now: float, ageing: float) -> float:
@@ -82,7 +82,7 @@ class WaitingRequest:
             match = cache.match(match.prompt_ids, num_match=match.num_match, namespace=self.request.namespace)
             self.is_final = False
         self.match = match
-        if rows is not None and match.num_tokens >= rows.num_tokens:
+        if rows is not None and match.num_tokens >= rows.span.stop:
             self.rows = None  # memory has all their tokens by now
         return match
 
@@ -205,7 +205,7 @@ class Admission:
             return False  # each of them writes a state in the next step, and it reads one, too
         pool, shared, num_missing = self.cache.pool, match.pages, 0
         if rows is not None:
-            shared, num_missing = rows.shared_pages(match), rows.num_missing
+            shared, num_missing = rows.shared_pages(match), rows.span.num_missing
         num_needed = self._num_pages(request, len(match.prompt_ids), num_missing, has_prompt=False) - len(shared)
         num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
         num_promised = sum(max(0, self._num_needed_pages(each) - plan.num_held_pages(each)) for each in running)

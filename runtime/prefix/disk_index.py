@@ -105,7 +105,7 @@ class DiskIndex:
 
     def drop_unused(self, since: float) -> list[bytes]:
         """Forget what was not used since then, on the index's clock; its keys. Looks at everything if there is some."""
-        if not self.cache.tree.drop_unused(since):
+        if not self.cache.tree.eviction.drop_unused(since):
             return []
         pool = self.cache.pool
         return self._forget([record for record in self._record_of.values() if not pool.is_in_tree(record)])

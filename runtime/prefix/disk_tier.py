@@ -9,20 +9,19 @@ from __future__ import annotations
 import collections.abc
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import Sequence
-from ..chat.tools.tool_calls import ToolCall
 from ..memory import Forgotten, Memory
 from ..model.batch import PageIO, StateIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
-from .beside_saver import BesideSaver, MadeBy, StateSaver, keep_alias, load_aliases
+from .beside_saver import BesideSaver, StateSaver, keep_alias, load_aliases
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
@@ -50,7 +49,7 @@ class DiskTier(Memory):
         make_extra: makes what offers requests other rows than the pages of their prefixes, and observes prompts.
 
     Attributes:
-        store, cache, index, writer, reader, queue: what the tier works with.
+        store, cache, index, writer, reader, queue, loader, saver: what the tier works with.
         rates: of disk and model.
         extra: what `make_extra` made.
     """
@@ -89,16 +88,15 @@ class DiskTier(Memory):
             lost=self._forget,
             states=states,
         )
-        self.extra = None if make_extra is None else make_extra(self)
-        observer = None if self.extra is None else self.extra.observer
-        self._saver = PageSaver(
-            cache, self.index, self.writer, io, store.identity, store.touch, aliases, calls, queue, observer
-        )
+        self.saver = PageSaver(cache, self.index, self.writer, io, store.identity, store.touch, aliases, calls, queue)
         if states is not None:
-            self._saver.states = StateSaver(cache, states, self.index, self.writer, store.identity, queue)
+            self.saver.states = StateSaver(cache, states, self.index, self.writer, store.identity, queue)
+        self.extra = None if make_extra is None else make_extra(self)
+        if self.extra is not None:
+            self.saver.observer = self.extra.observer
         self._waiting: dict[str, Wanted] = {}  # by name
         self._is_closed = False
-        cache.tree.leaving = self._saver.save_leaving
+        cache.tree.eviction.leaving = self.saver.save_leaving
         self.loader.probe()
 
     def begin(self, wanted: Wanted) -> bool:
@@ -119,12 +117,6 @@ class DiskTier(Memory):
             if self.extra is not None:
                 self.extra.offers.abandon(name)
 
-    def before_step(self) -> Mapping[str, int]:
-        """Insert what came from the back and has been met. By request, positions that the next step is not to compute
-        beyond: the disk has what is behind them.
-        """
-        return self.loader.before_step()
-
     def computed(self, sequence: Sequence, *, num_reused: int) -> None:
         """Save the prompt of a sequence, which is computed, and have noted what it used: the first `num_reused` tokens,
         or offered rows.
@@ -135,19 +127,7 @@ class DiskTier(Memory):
     def save_computed(self, sequence: Sequence) -> None:
         """Save what is computed of a sequence between the next steps."""
         if sequence.namespace is not None:
-            self.save(sequence.namespace, sequence.token_ids[: sequence.num_computed])
-
-    def save(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
-        """Save the full pages of these tokens, which are in the tree, between the next steps."""
-        self._saver.save(namespace, token_ids)
-
-    def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
-        """Save a call that a client was given, after the pages of its reply."""
-        self._saver.keep_call(namespace, call, made_by)
-
-    def write_on(self) -> None:
-        """Have stored what the extra has learned, if nothing else is to be written."""
-        self._saver.go_on()
+            self.saver.save(sequence.namespace, sequence.token_ids[: sequence.num_computed])
 
     def read_ahead(self) -> None:
         """Read something for later requests, if the disk has nothing to read."""
@@ -156,7 +136,7 @@ class DiskTier(Memory):
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
         """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
-        self._saver.forget()
+        self.saver.forget()
         self._end_loads()
         keys, parent_key = [], NO_PARENT
         for at in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
@@ -168,7 +148,7 @@ class DiskTier(Memory):
 
     def forget(self, namespace: bytes) -> Forgotten:
         """Take a namespace off the disk; what is pending is done when its bytes are gone."""
-        self._saver.forget(namespace)
+        self.saver.forget(namespace)
         self._end_loads(namespace)
         keys = self.index.clear(namespace)
         return Forgotten(num_discarded_pages=len(keys), pending=(self.writer.discard(namespace),))
@@ -183,7 +163,7 @@ class DiskTier(Memory):
         """Forget what waits to be saved. Requests that wait go on. What is on disk stays, and the cache, which has
         started over, knows again how replies are rendered.
         """
-        self._saver.forget()
+        self.saver.forget()
         self._end_loads()
         load_aliases(self.cache.aliases, self.store)
 
@@ -205,7 +185,7 @@ class DiskTier(Memory):
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
         store, loads = self.store.stats(), self.loader.counts
-        saver, extra = self._saver, self.extra
+        saver, extra = self.saver, self.extra
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
@@ -240,12 +220,12 @@ class DiskTier(Memory):
         if self._is_closed:
             return
         self._is_closed = True
-        self.cache.tree.leaving = None
+        self.cache.tree.eviction.leaving = None
         deadline = time.monotonic() + timeout_s
         has_read = self.reader.close()
         if has_read and self.extra is not None:
             self.extra.offers.close()
-        self._saver.close(deadline)
+        self.saver.close(deadline)
         has_written = self.writer.close(remaining_s(deadline))
         if has_read and has_written:
             self.store.close()
@@ -267,7 +247,7 @@ class DiskTier(Memory):
             tell(self.extra.observer)
         except Exception:  # it is no more than a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
-        self._saver.go_on()
+        self.saver.go_on()
 
     def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
         """The writer has changed the store."""
@@ -275,7 +255,7 @@ class DiskTier(Memory):
         self.index.remove(result.evicted)
         self.index.remove_states(result.lost_states)
         self.index.add(head for head in heads if head.key in stored)
-        self._saver.settle(heads)
+        self.saver.settle(heads)
 
     def _end_loads(self, namespace: bytes | None = None) -> None:
         """All, or a namespace's; requests that wait go on before the next step."""

@@ -70,16 +70,6 @@ class LoadedRows:
     io: PageIO
     dropped_attention: float = 0.0
 
-    @property
-    def num_tokens(self) -> int:
-        """Of the prompt, that need not be computed."""
-        return self.span.stop
-
-    @property
-    def num_missing(self) -> int:
-        """Of these tokens, those that have no row."""
-        return self.span.num_missing
-
     def shared_pages(self, memory: PrefixMatch) -> tuple[int, ...]:
         """The pages of memory's match that the sequence shares: those before the rows."""
         return memory.pages[: self.span.start // PAGE_SIZE]

@@ -52,7 +52,7 @@ class PageStore:
         self._state = StoreState(writer.num_pages())
         self._guard = DiskGuard(directory, self._state)
         self._reader = ChainReader(directory, self.files, self.identity)
-        self.parts: list[StorePart] = []  # what `attach` was given
+        self.parts: list[StorePart] = []  # large records of extras, which this closes
         self.singles = SingleRecords(
             directory, self.identity, self.files, self._state, self._guard, put=self._put_single
         )
@@ -158,10 +158,6 @@ class PageStore:
         self._state.add_miss("io")
         return 0
 
-    def attach(self, part: StorePart) -> None:
-        """Have large records of an extra go with this store, which closes `part`."""
-        self.parts.append(part)
-
     def touch(self, keys: Iterable[bytes]) -> None:
         """Count pages, and those before them in their prompts, as used now: they are evicted later."""
         self._state.touch(keys)
@@ -189,9 +185,9 @@ class PageStore:
 
     def gc(self) -> GCReport:
         """Give the room of records back that are not there any more. By the thread that puts."""
-        before = self._writer.num_bytes
+        before = self._writer.log.num_bytes
         result = self._change(partial(self._writer.collect, self._kinds))
-        return GCReport(len(result.segments_removed), result.num_moved, before, self._writer.num_bytes)
+        return GCReport(len(result.segments_removed), result.num_moved, before, self._writer.log.num_bytes)
 
     def verify(self) -> VerifyReport:
         """Read all records of this model; those that are wrong are not found any more. By any thread."""
@@ -206,8 +202,8 @@ class PageStore:
         """The counts now."""
         return self._state.stats(
             num_segments=self._writer.num_segments,
-            num_bytes=self._writer.num_bytes,
-            num_ordered_bytes=self._writer.num_single_bytes,
+            num_bytes=self._writer.log.num_bytes,
+            num_ordered_bytes=self._writer.log.num_single_bytes,
             max_bytes=self._writer.max_bytes,
             recovery=self._writer.recovery,
         )

@@ -74,16 +74,6 @@ class RecordWriter:
         return cls(identity, index, log, files, max_bytes, report, room)
 
     @property
-    def num_bytes(self) -> int:
-        """Of all segments."""
-        return self.log.num_bytes
-
-    @property
-    def num_single_bytes(self) -> int:
-        """Of them, of large records."""
-        return self.log.num_single_bytes
-
-    @property
     def num_segments(self) -> int:
         """Of all models."""
         return len(self.log.segments)
@@ -148,13 +138,13 @@ class RecordWriter:
         if not self._has(pages):
             return before
         num_bytes = record.num_bytes + Segment(1, self.identity).num_header_blocks * BLOCK
-        if is_state and self.num_single_bytes + num_bytes <= self.max_bytes // 2:
+        if is_state and self.log.num_single_bytes + num_bytes <= self.max_bytes // 2:
             before = before.then(self._make_room_for(num_bytes))
-        others = self.num_bytes - self.num_single_bytes
+        others = self.log.num_bytes - self.log.num_single_bytes
         room = min(self.max_bytes // 2, self.max_bytes - others) - num_bytes
         if room < 0 or not self._has(pages) or not self.room.has_room_for(num_bytes):
             return before
-        while self.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
+        while self.log.num_single_bytes > room and (victim := self._evictor.next_single()) is not None:
             before = before.then(self._evict(victim))
         old = self.index.find([record.header.key]) | self._replaced(record, pages)
         try:

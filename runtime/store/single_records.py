@@ -62,7 +62,7 @@ RecordKinds = Mapping[Kind, RecordKind]
 
 
 class StorePart(Protocol):
-    """Large records of an extra, attached to a store by `PageStore.attach`."""
+    """Large records of an extra, in the `parts` of a `PageStore`."""
 
     @property
     def kinds(self) -> RecordKinds:

@@ -54,7 +54,7 @@ def test_sessions_that_return_from_disk_get_their_own_conversation(serve: Callab
             long = f"long {turn} {number}"
             num_loaded += served.num_loaded(long)
             sessions[number] += [*served.bench.tokens(long), *(chance.randrange(EOS) for _ in range(3))]
-    assert served.bench.cache.tree.num_evicted_pages > 0 and num_loaded > 6 * 32
+    assert served.bench.cache.tree.eviction.num_evicted_pages > 0 and num_loaded > 6 * 32
     assert not served.tier.stats().misses_by_kind
 
 

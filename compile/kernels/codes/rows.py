@@ -38,14 +38,6 @@ class CodePage:
         columns = self.stored.pool.layout.value_columns
         return self._read(self.stored.values + (group * columns + column) * TOKENS_AT_ONCE + first, count, "int8")
 
-    def key_scales(self) -> Expr:
-        """The scales of 16 keys."""
-        return self.stored.key_scales()
-
-    def value_scales(self) -> Expr:
-        """The scales of 16 values."""
-        return self.stored.value_scales()
-
     def fetch_values(self, d: Expr) -> None:
         """Prefetch a share of the values while numbers 2d and 2d + 1 of the keys are used."""
         if self.stored.next_keys is None:

@@ -78,7 +78,7 @@ class CodeSteps(AttentionSteps):
                     for i, key in enumerate(keys):
                         where = lanes(i * LANES + piece * n, n)
                         sums[where] = dot.accumulate(sums[where], key, query)
-        scales = [bound(page.key_scales()) for page in stored]
+        scales = [bound(page.stored.key_scales()) for page in stored]
         for r, sums in enumerate(acc):
             for i, p in enumerate(numbers):
                 score = T.Cast("float32x16", sums[lanes(i * LANES)]) * scales[i]
@@ -126,7 +126,7 @@ class CodeSteps(AttentionSteps):
             tops[lanes(r * LANES)] = splat(T.reinterpret("uint32", T.float32(_LEAST_WEIGHT)))
 
         def weights(p: Expr, masked: _Masked) -> None:
-            scales = bound(_code_page(kv.page(p)).value_scales())
+            scales = bound(_code_page(kv.page(p)).stored.value_scales())
             for r in range(num):
                 where = lanes(r * LANES)
                 powers = bound(masked(r, self._powers(tile, r, p, less[r]), 0.0))

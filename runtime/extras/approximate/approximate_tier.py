@@ -94,7 +94,7 @@ class ApproximateTier:
         self.observer = RunCompactor(
             *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),
             calibration.probe_head,
-            tier.write_on,
+            tier.saver.go_on,
         )
         self.sources = PrunedSources(
             *(records, tier.reader, tier.rates, probe, known),

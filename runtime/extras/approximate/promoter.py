@@ -86,7 +86,7 @@ class Promoter:
     def _has_room(self, num_pages: int, since: float) -> bool:
         pool, tree = self.inserter.cache.pool, self.inserter.cache.tree
         least = num_pages + FREE_SHARE * pool.num_pages
-        return pool.num_free >= least or pool.num_free + tree.num_unused(since) >= least
+        return pool.num_free >= least or pool.num_free + tree.eviction.num_unused(since) >= least
 
     def _arrived(self, key: bytes, prefix: StoredPrefix, start: int, read: Read) -> None:
         self._is_reading = False

@@ -165,7 +165,7 @@ def test_random_uses_drops_and_clears_leave_what_a_slow_list_says(seed: int) -> 
         match drawn.randrange(8):
             case 0:
                 since = clocked.now - 20
-                num_unused = clocked.cache.tree.num_unused(since)
+                num_unused = clocked.cache.tree.eviction.num_unused(since)
                 assert clocked.cache.drop_unused(since) == num_unused
                 used_at = {k: at for k, at in used_at.items() if at >= since or k in dict(live)}
             case 1:

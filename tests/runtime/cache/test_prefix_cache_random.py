@@ -49,7 +49,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.kept: set[tuple[bytes, tuple[int, ...]]] = set()  # every run that was ever left to be found
         self.texts: list[list[int]] = [[0] * 40]
         self.is_removed = False
-        self.cache.tree.leaving = self.leave
+        self.cache.tree.eviction.leaving = self.leave
 
     def leave(self, node: Node, num_pages: int) -> None:
         """What makes room still holds its rows, and no sequence needs it."""

@@ -140,13 +140,13 @@ class EngineOnASmallPool(RuleBasedStateMachine):
     @rule(data=st.data(), text=TEXTS, count=st.integers(1, 6))
     def expect(self, data: st.DataObject, text: str, count: int) -> None:
         namespace, messages = self.talks[data.draw(st.integers(0, len(self.talks) - 1), label="talk")]
-        num_evicted = self.bench.cache.tree.num_evicted_pages
+        num_evicted = self.bench.cache.tree.eviction.num_evicted_pages
         self.expected.add(ExpectedPrompt(namespace, lambda: prompt_of((*messages, text))))
         for _ in range(count):
             if self.expected.has_work:
                 self.expected.run()
                 self.bench.core.check()
-        assert self.bench.cache.tree.num_evicted_pages == num_evicted
+        assert self.bench.cache.tree.eviction.num_evicted_pages == num_evicted
 
     @rule()
     def run_to_the_end(self) -> None:

@@ -220,7 +220,7 @@ def test_random_talks_over_a_small_store_give_the_bits_of_a_cold_cache(
                 history += reply.token_ids
             tier = engine._core.tier
             assert tier is not None
-            while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier._saver.has_pending):
+            while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier.saver.has_pending):
                 time.sleep(0.001)
             assert engine._loop.call(indexed_states) <= set(tier.store.pages_with_state()), (seed, number)
             num_loaded += tier.stats().num_loaded_pages

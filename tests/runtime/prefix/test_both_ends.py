@@ -248,7 +248,7 @@ def test_who_is_preempted_meanwhile_finds_the_end_later(serve: Callable[..., Ser
     read(served, 10)
     with served.bench.cache.begin() as step:  # as if an older one needed room
         served.bench.core._scheduler._preempt(request, StepPlan(step, STEP))
-    served.bench.cache.tree.evict(3)
+    served.bench.cache.tree.eviction.evict(3)
     assert request.num_preemptions and len(served.tier.loader.met_names) == 1
     read(served, 2)
     finish(served, "warm")

@@ -110,7 +110,7 @@ def test_pages_that_make_room_are_found_on_disk(serve: Callable[..., Served]) ->
     for other in range(3):
         answered(served, f"other {other}", [other, *PROMPT])
         served.settle()
-    assert served.bench.cache.tree.num_evicted_pages > 4
+    assert served.bench.cache.tree.eviction.num_evicted_pages > 4
     assert answered(served, "again", PROMPT) > 0
 
 
@@ -119,9 +119,9 @@ def test_pages_leaving_before_their_turn_are_saved_on_the_way_out(serve: Callabl
     served.bench.add("first", PROMPT, greedy())
     while served.bench.core.num_running or served.bench.core.num_waiting:
         served.bench.step()
-        served.tier._saver.forget()  # nothing is saved in time
+        served.tier.saver.forget()  # nothing is saved in time
     assert served.tier.stats().num_saved_pages == 0
-    served.bench.cache.tree.evict(served.bench.cache.pool.num_cached)
+    served.bench.cache.tree.eviction.evict(served.bench.cache.pool.num_cached)
     served.settle()
     assert answered(served, "again", PROMPT) == 64
 
@@ -293,7 +293,7 @@ def test_a_save_that_fails_lets_go_who_waited(serve: Callable[..., Served], monk
     def fail() -> None:
         raise MemoryError
 
-    monkeypatch.setattr(served.tier._saver, "advance", fail)
+    monkeypatch.setattr(served.tier.saver, "advance", fail)
     assert answered(served, "warm", PROMPT) == 64
     assert answered(served, "other", [1, 2, 3]) == 0
 

@@ -74,7 +74,7 @@ class Memory:
             none,
             none,  # type: ignore[arg-type]
         )
-        self.cache.tree.leaving = self.saver.save_leaving
+        self.cache.tree.eviction.leaving = self.saver.save_leaving
 
     def read_pages(self, page_ids: Sequence[int], out: np.ndarray) -> None:
         out[:] = 0
@@ -84,7 +84,7 @@ class Memory:
         there = self.cache.tree.find(b"", token_ids).pages
         self.cache.pool.retain(there)
         num_new = len(token_ids) // 16 - len(there)
-        self.cache.tree.evict(max(0, num_new - self.cache.pool.num_free))
+        self.cache.tree.eviction.evict(max(0, num_new - self.cache.pool.num_free))
         pages = self.cache.pool.allocate(num_new)
         new = token_ids[len(there) * 16 :]
         self.cache.tree.insert(b"", there, new, pages, bytes(token_id % 2 for token_id in new))
@@ -135,7 +135,7 @@ class Saving(RuleBasedStateMachine):
         wanted = min(num_pages, pool.num_cached)
         has_room, num_dropped = self.memory.writer.room_pages >= NUM_PAGES, self.memory.saver.num_dropped_pages
         before = {keys_of(path)[-1] for _, path, _ in self.memory.cache.tree.paths()}
-        self.memory.cache.tree.evict(wanted)
+        self.memory.cache.tree.eviction.evict(wanted)
         after = {key for _, path, _ in self.memory.cache.tree.paths() for key in keys_of(path)}
         if has_room:  # then what left is saved
             assert all(self.memory.saver._is_saved(key) for key in before - after)
@@ -225,7 +225,7 @@ def test_evicting_a_prefix_page_by_page_computes_each_key_once(
             memory.index.add([PageKey.of(IDENTITY, b"", parent_key, ids[at : at + 16], bytes(16))])
     counted = Counted(monkeypatch)
     for _ in range(num_pages):
-        memory.cache.tree.evict(1)
+        memory.cache.tree.eviction.evict(1)
         memory.settle()
     assert counted.calls["path"] == counted.calls["find"] == 0
     assert counted.calls["of"] <= num_pages
@@ -256,7 +256,7 @@ def test_leaves_behind_one_prefix_compute_its_keys_once(monkeypatch: pytest.Monk
     for number in range(10):
         memory.put([*trunk, *[5 + number] * 16])
     counted = Counted(monkeypatch)
-    memory.cache.tree.evict(110)
+    memory.cache.tree.eviction.evict(110)
     assert counted.calls["of"] == 110
     assert counted.calls["_is_saved"] <= 6 * 110
 

@@ -40,7 +40,7 @@ class RowRecords:
         self._singles = store.singles
         self._runs = OrderedRuns(store.singles)
         self.scores = StoredScores(store.singles)
-        store.attach(self)
+        store.parts.append(self)
 
     @classmethod
     def of(cls, store: PageStore) -> RowRecords:

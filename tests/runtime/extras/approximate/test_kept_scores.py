@@ -110,7 +110,7 @@ def test_pages_that_left_memory_are_known_when_they_come_back(tmp_path: Path, pr
     for number in range(6):
         process.ask([*SYSTEM, *query(number)])
     before, num_rewritten = process.learned(), process.num_rewritten
-    process.cache.tree.evict(process.cache.pool.num_cached)
+    process.cache.tree.eviction.evict(process.cache.pool.num_cached)
     process.settle()
     assert process.cache.tree.find(b"", SYSTEM).pages == []
     process.ask([*SYSTEM, *query(6)])

@@ -139,7 +139,7 @@ def wait(engine: Engine, is_done: Callable[[Any], bool]) -> None:
 
 
 def settle(engine: Engine) -> None:
-    wait(engine, lambda tier: tier.writer.is_idle and not tier._saver.has_pending and not tier.extra.observer.is_ready)
+    wait(engine, lambda tier: tier.writer.is_idle and not tier.saver.has_pending and not tier.extra.observer.is_ready)
 
 
 def learn(engine: Engine) -> None:

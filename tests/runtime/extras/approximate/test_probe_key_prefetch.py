@@ -31,7 +31,7 @@ def wait(engine: Engine, is_done: Callable[[Any], bool]) -> None:
 
 
 def is_saved(tier: Any) -> bool:
-    return bool(tier.writer.is_idle and not tier._saver.has_pending and not tier.extra.observer.is_ready)
+    return bool(tier.writer.is_idle and not tier.saver.has_pending and not tier.extra.observer.is_ready)
 
 
 def test_keys_that_no_request_waits_for_are_there_for_the_next(

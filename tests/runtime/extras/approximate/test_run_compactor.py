@@ -67,7 +67,7 @@ class Asked:
             self.runner.copy_rows(step.copies)
             self.runner.forward(make_batch([reservation], [True]))
             step.commit()
-        self.tier.save(namespace, ids)
+        self.tier.saver.save(namespace, ids)
         self.used(namespace, ids, num_reused=match.num_tokens)
         self.cache.close(sequence)
         if writes:
@@ -186,7 +186,7 @@ def test_pages_are_written_before_any_run(asked: Asked, monkeypatch: pytest.Monk
         "put_ordered",
         lambda *args, **options: order.append("run") or put_ordered(*args, **options),
     )
-    asked.tier.save(b"", _computed(asked, [*SYSTEM, *range(2 * PAGE_SIZE)]))
+    asked.tier.saver.save(b"", _computed(asked, [*SYSTEM, *range(2 * PAGE_SIZE)]))
     asked.queue.run()
     asked.used(b"", [*SYSTEM, 2], num_reused=len(SYSTEM))
     for _ in range(5):
@@ -229,7 +229,7 @@ def test_too_many_that_wait_are_counted_and_asked_for_again(asked: Asked, monkey
 def test_what_made_room_or_is_not_on_disk_is_left_alone(asked: Asked) -> None:
     asked.ask([*SYSTEM, 1])
     asked.used(b"", [*SYSTEM, 1], num_reused=len(SYSTEM))
-    asked.cache.tree.evict(asked.cache.pool.num_cached)
+    asked.cache.tree.eviction.evict(asked.cache.pool.num_cached)
     asked.settle()
     assert asked.num_rewritten == 0
     asked.ask([*SYSTEM, 1])
