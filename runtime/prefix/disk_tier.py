@@ -184,21 +184,14 @@ class DiskTier(Memory):
 
     def stats(self) -> TierStats:
         """Counts as of now, from any thread."""
-        store, loads = self.store.stats(), self.loader.counts
-        saver, extra = self.saver, self.extra
+        store, saver, extra = self.store.stats(), self.saver, self.extra
         return TierStats(
             off_because=store.off_because,
             num_pages=len(self.index),
             num_bytes=store.num_bytes,
             max_bytes=store.max_bytes,
             num_waiting=len(self._waiting),
-            num_loads=loads.num_loads,
-            num_loads_from_end=loads.num_from_end,
-            num_loads_late=loads.num_late,
-            num_loads_cut=loads.num_cut,
-            num_loads_broken=loads.num_broken,
-            num_loads_refused=loads.num_refused,
-            num_loaded_pages=loads.num_pages,
+            **vars(self.loader.counts),
             num_read_bytes=store.read_bytes + (0 if extra is None else extra.num_read_bytes),
             num_saved_pages=saver.num_saved_pages,
             num_dropped_pages=saver.num_dropped_pages,
@@ -209,7 +202,7 @@ class DiskTier(Memory):
             num_states=self.index.num_states,
             num_saved_states=0 if saver.states is None else saver.states.num_saved,
             num_dropped_states=0 if saver.states is None else saver.states.num_dropped,
-            misses_by_kind={kind: count for kind, count in store.misses.items()},
+            misses_by_kind=store.misses,
             extra=None if extra is None else extra.stats(),
         )
 

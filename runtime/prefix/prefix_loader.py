@@ -106,7 +106,7 @@ class PrefixLoader:
         splits = has_same_ids and not self._state_bytes
         planned = self._plan(start, stop, queued_bytes, wanted.num_tokens_ahead if splits else None)
         if planned.load is None or (self._state_bytes and not self._has_room_for(stop - start)):
-            self.counts.num_refused += 1
+            self.counts.num_loads_refused += 1
             if not queued_bytes and self._clock() - self._probed_at > _PROBE_EVERY_S:
                 self.probe()
             return False
@@ -114,7 +114,7 @@ class PrefixLoader:
             rate, first = self._rates.disk_bytes_per_s, stop - self.room_bytes // self._page_bytes
             piece_pages = 1 if rate is None else max(1, int(rate * _PIECE_S) // self._page_bytes)
             self._load(wanted, prefix, max(start, first), "back", piece_pages)
-            self.counts.num_from_end += 1
+            self.counts.num_loads_from_end += 1
             return False
         transfer = self._load(wanted, prefix, start, "front", self._reader.piece_pages)
         if planned.expected_s is None:
@@ -220,7 +220,7 @@ class PrefixLoader:
             _LOGGER.exception("pages from disk could not be inserted")
             transfer.is_broken = True
         if transfer.direction == "front":
-            self.counts.num_pages += transfer.arrived - before
+            self.counts.num_loaded_pages += transfer.arrived - before
         if transfer.is_broken:
             self._break(transfer)
         elif transfer.direction == "front":
@@ -231,7 +231,7 @@ class PrefixLoader:
                 return
             planned = self._plan(transfer.arrived, transfer.stop, 0, None)
             if planned.load is None:
-                self.counts.num_cut += 1
+                self.counts.num_loads_cut += 1
                 self._end(transfer)
             elif transfer in self._unmeasured:
                 self._unmeasured.remove(transfer)
@@ -241,16 +241,16 @@ class PrefixLoader:
         """Insert what a transfer from the back has, if the requests that compute have come there."""
         is_met = transfer.meet()
         if is_met:
-            self.counts.num_pages += transfer.stop - transfer.there
+            self.counts.num_loaded_pages += transfer.stop - transfer.there
             for wanted in self._transfers[transfer].values():
                 assert wanted.match is not None, "it was looked for"
                 stop = min(transfer.stop, len(wanted.match.pages))
                 loaded = LoadedPrefix(transfer.there * PAGE_SIZE, stop * PAGE_SIZE, wanted.memory_by_kind)
                 wanted.met(loaded, wanted.match)
         elif transfer.there == transfer.stop:  # the disk was slower, all the way
-            self.counts.num_cut += 1
+            self.counts.num_loads_cut += 1
         elif transfer.is_broken:
-            self.counts.num_broken += 1
+            self.counts.num_loads_broken += 1
         else:
             return
         self._end(transfer)
@@ -263,12 +263,12 @@ class PrefixLoader:
     def _end_late(self, transfer: Transfer, deadline: float) -> None:
         """A deadline has passed; that of a transfer may have moved."""
         if self._deadlines.get(transfer) == deadline:
-            self.counts.num_late += 1
+            self.counts.num_loads_late += 1
             self._end(transfer)
 
     def _break(self, transfer: Transfer) -> None:
         """A page was not right, or could not be inserted."""
-        self.counts.num_broken += 1
+        self.counts.num_loads_broken += 1
         if transfer.has_lost_state:
             self._index.remove_states([transfer.prefix.heads[-1].key])
         if transfer.lost_key is not None:

@@ -83,6 +83,7 @@ class DiskRoom:
             self.files.unlink(path)
 
 
+_MAX_KEPT_SHARE: Final = 0.5  # of a segment's blocks that are copied when it is evicted: room is made in any case
 _MOVE_BYTES: Final = 32 << 20  # at once
 _SINGLE_KINDS: Final = (Kind.RUN, Kind.STATE, Kind.SCORES)  # of records with a segment of their own
 
@@ -94,7 +95,6 @@ class Evictor:
     index: Index
     log: SegmentLog
     files: Files
-    max_kept_share: float = 0.5  # of a segment's blocks that are copied when it is evicted: room is made in any case
 
     def next_victim(self) -> int | None:
         """The segment that goes first: the least recently used run, then the oldest; None: there is none.
@@ -127,7 +127,7 @@ class Evictor:
         sealed_at = use - 1 if segment.sealed_at is None else segment.sealed_at
         whole = [row for row in rows.values() if row is not None]
         num_blocks = segment.num_blocks - self.log.segments[number].num_header_blocks
-        kept = kept_rows(whole, sealed_at, int(num_blocks * self.max_kept_share))
+        kept = kept_rows(whole, sealed_at, int(num_blocks * _MAX_KEPT_SHARE))
         return self._retire(number, rows, list(kept), use)
 
     def drop(self, number: int, use: int) -> list[Located]:

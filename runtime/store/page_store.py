@@ -147,11 +147,10 @@ class PageStore:
             return 0
         with self._read, self._guard():
             if self._state.off_because is None:
-                begun = time.perf_counter()
                 removed, bad, num_erasures = self._state.for_reader()
                 self._reader.forget(removed)
                 result = self._reader.read(heads, out, bad)
-                self._state.add_read(heads, result, time.perf_counter() - begun, num_erasures)
+                self._state.add_read(heads, result, num_erasures)
                 return result.num_read
             self._state.add_miss("off")
             return 0

@@ -13,14 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
 from .index_rows import RecordRow
 from .page_key import PageKey
 from .page_reader import ChainRead
 from .record import MissKind
-
-_KEPT: Final = 0.8  # of the bytes and seconds that came before, each time something is read
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,10 @@ class StoreStats:
     num_bytes: int
     num_ordered_bytes: int  # of them, of ordered runs
     max_bytes: int
-    num_pages_read: int
     read_bytes: int  # asked of the disk
     num_pages_written: int
     num_pages_evicted: int
     misses: Mapping[MissKind, int]
-    read_bytes_per_s: float | None  # as measured lately; None before the first read
     recovery: RecoveryReport
     off_because: str | None  # why the store turned itself off
 
@@ -101,31 +96,6 @@ class GCReport:
     bytes_after: int
 
 
-@dataclass
-class Bandwidth:
-    """How fast a disk reads, by the last reads: what came before counts less and less, long reads count more.
-
-    >>> bandwidth = Bandwidth()
-    >>> bandwidth.add(1000, 0.5)
-    >>> bandwidth.bytes_per_s
-    2000.0
-    """
-
-    _num_bytes: float = 0.0
-    _seconds: float = 0.0
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """None before anything was read."""
-        return self._num_bytes / self._seconds if self._seconds else None
-
-    def add(self, num_bytes: int, seconds: float) -> None:
-        """Count a read; an empty one changes nothing."""
-        if num_bytes and seconds > 0:
-            self._num_bytes = self._num_bytes * _KEPT + num_bytes
-            self._seconds = self._seconds * _KEPT + seconds
-
-
 class StoreState:
     """The state since a directory was opened; any thread may use it.
 
@@ -145,8 +115,7 @@ class StoreState:
         self._num_erasures = 0  # begun, of records that the index still has
         self._num_erasing = 0
         self._num_pages = num_pages
-        self._num_read = self._read_bytes = self._num_written = self._num_evicted = 0
-        self._bandwidth = Bandwidth()
+        self._read_bytes = self._num_written = self._num_evicted = 0
 
     @property
     def off_because(self) -> str | None:
@@ -212,7 +181,7 @@ class StoreState:
             with self._lock:
                 self._num_erasing -= 1
 
-    def add_read(self, heads: Sequence[PageKey], result: ChainRead, seconds: float, num_erasures: int | None) -> None:
+    def add_read(self, heads: Sequence[PageKey], result: ChainRead, num_erasures: int | None) -> None:
         """Count a chain that was read, perhaps not to its end.
 
         Args:
@@ -222,9 +191,7 @@ class StoreState:
             if result.bad_key is not None and num_erasures != self._num_erasures:
                 result = replace(result, miss="gone", bad_key=None)  # perhaps it was overwritten during the read
             self._touched.update(head.key for head in heads[: result.num_read][-1:])  # and so those before it
-            self._num_read += result.num_read
             self._read_bytes += result.num_bytes
-            self._bandwidth.add(result.num_bytes, seconds)
             if result.bad_key is not None:
                 self._bad.add(result.bad_key)
             if result.miss is not None:
@@ -263,12 +230,10 @@ class StoreState:
                 num_bytes=num_bytes,
                 num_ordered_bytes=num_ordered_bytes,
                 max_bytes=max_bytes,
-                num_pages_read=self._num_read,
                 read_bytes=self._read_bytes,
                 num_pages_written=self._num_written,
                 num_pages_evicted=self._num_evicted,
                 misses=dict(self._misses),
-                read_bytes_per_s=self._bandwidth.bytes_per_s,
                 recovery=recovery,
                 off_because=self.off_because,
             )

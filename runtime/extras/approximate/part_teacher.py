@@ -91,8 +91,7 @@ class PartTeacher:
     idle.
 
     Attributes:
-        num_taught: uses that were handed to the writer.
-        num_dropped: uses that were not, because too many prefixes waited.
+        num_dropped: uses that were not handed to the writer, because too many prefixes waited.
         num_rewritten: runs that were stored in a better order.
     """
 
@@ -103,7 +102,6 @@ class PartTeacher:
     run_pages: int  # of a run at most
     probe_head: int
     pack_probe: PackProbe
-    num_taught: int = 0
     num_dropped: int = 0
     num_rewritten: int = 0
     _looks: dict[int, PartLook] = field(default_factory=dict)  # by the id of a live request's span
@@ -145,7 +143,6 @@ class PartTeacher:
         """Have the scores of one prefix changed on disk, and its runs written anew if it was used so often."""
         if self._waiting:
             uses = self._waiting.pop(next(iter(self._waiting)))
-            self.num_taught += uses.count
             self.writer.submit(lambda _: self._teach(uses))
 
     def close(self) -> None:

@@ -38,7 +38,6 @@ class ScoreKeeper:
     """The engine's thread owns it.
 
     Attributes:
-        num_restored: pages of which the disk knew something.
         num_dropped: nodes whose scores were not kept, because too many waited for the writer.
     """
 
@@ -48,7 +47,6 @@ class ScoreKeeper:
     writer: DiskWriter
     reader: DiskReader
     scores: AttentionScores
-    num_restored: int = 0
     num_dropped: int = 0
     _num_lookups: int = 0
     _queued: list[tuple[Future[None], int]] = field(default_factory=list)  # with their bytes
@@ -126,7 +124,6 @@ class ScoreKeeper:
                 rows = ((which - start)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)
                 part = RowScores(scores.history[..., rows], scores.first[..., rows], scores.weight[rows])
                 self.scores.add_learned(pages[which].tolist(), part)
-                self.num_restored += which.size
         self.scores.lookups[pages[is_asked]] = _IS_KNOWN
 
 

@@ -12,7 +12,6 @@ import pytest
 from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError, StoreOff
 from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.page_key import pack_tokens
-from radixlm.runtime.store.store_state import Bandwidth
 
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 
@@ -201,18 +200,3 @@ def test_a_closed_store_finds_nothing_and_takes_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreOff, match="the store is off"):
         store.discard(ALICE)
     assert store.stats().is_off
-
-
-def test_bandwidth_follows_the_disk_and_long_reads_weigh_more() -> None:
-    bandwidth = Bandwidth()
-    assert bandwidth.bytes_per_s is None
-    bandwidth.add(0, 1.0)
-    assert bandwidth.bytes_per_s is None
-    for _ in range(50):
-        bandwidth.add(10_000_000, 0.1)
-    assert bandwidth.bytes_per_s == pytest.approx(1e8)
-    bandwidth.add(4096, 0.01)
-    assert bandwidth.bytes_per_s == pytest.approx(1e8, rel=0.03)
-    for _ in range(50):
-        bandwidth.add(1_000_000, 0.1)
-    assert bandwidth.bytes_per_s == pytest.approx(1e7, rel=0.01)

@@ -114,13 +114,5 @@ def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
     return KVRows(kv, items, np.ascontiguousarray(np.moveaxis(scales.view(np.float32), -1, 0)))
 
 
-def unpack_keys(kv: KVLayout, packed: UInt8Array) -> NDArray[np.float32]:
-    """Keys with their scales as numbers: of uint8 `[..., key_bytes]` float32 `[..., head_dim]`."""
-    num_code_bytes = key_code_bytes(kv)
-    codes = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype])
-    keys: NDArray[np.float32] = codes.astype(np.float32)
-    return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_codes else keys
-
-
 def _bytes(items: NDArray[Any]) -> UInt8Array:
     return np.ascontiguousarray(items).view(np.uint8)

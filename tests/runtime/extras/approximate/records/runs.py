@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType, KVLayout
+from radixlm.runtime.extras.approximate.records.ordered_layout import key_code_bytes
 from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
 from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
-from radixlm.runtime.model.kv_rows import KVRows
+from radixlm.runtime.model.kv_rows import ROW_DTYPES, KVRows
 from radixlm.runtime.store import OSFiles, PageKey, PageStore, StoreIdentity
 
 from ....store.pages import chain
@@ -105,3 +106,11 @@ def num_found(store: PageStore, heads: list[PageKey]) -> int:
         return 0
     found.close()
     return found.header.num_pages
+
+
+def unpack_keys(kv: KVLayout, packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Keys with their scales as numbers: of uint8 `[..., key_bytes]` float32 `[..., head_dim]`."""
+    num_code_bytes = key_code_bytes(kv)
+    codes = np.ascontiguousarray(packed[..., :num_code_bytes]).view(ROW_DTYPES[kv.dtype])
+    keys: NDArray[np.float32] = codes.astype(np.float32)
+    return keys * np.ascontiguousarray(packed[..., num_code_bytes:]).view(np.float32) if kv.has_codes else keys

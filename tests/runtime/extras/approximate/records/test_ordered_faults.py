@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
 from radixlm.runtime.extras.approximate.records.ordered_record import RunHeader
-from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun, unpack_keys
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import PageStore
@@ -21,7 +21,19 @@ from radixlm.runtime.store.record import BLOCK, CHECKSUM_BYTES, Record, padded, 
 
 from ....store.faulty_files import FailAt, FaultyFiles, PowerLost
 from ....store.pages import BOB, single_files
-from .runs import Run, all_pages, is_of_pages, kv_of, num_found, open_store, opened, put_run, run_of, stored
+from .runs import (
+    Run,
+    all_pages,
+    is_of_pages,
+    kv_of,
+    num_found,
+    open_store,
+    opened,
+    put_run,
+    run_of,
+    stored,
+    unpack_keys,
+)
 
 RANKS = 32
 LAYOUT = OrderedLayout(kv_of(), 48, RANKS)

@@ -16,7 +16,7 @@ from radixlm.runtime.errors import StoreError
 from radixlm.runtime.extras.approximate.records import ordered_record
 from radixlm.runtime.extras.approximate.records.ordered_layout import OrderedLayout
 from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
-from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun, unpack_keys
+from radixlm.runtime.extras.approximate.records.ordered_run import OrderedRun
 from radixlm.runtime.extras.approximate.records.row_records import KINDS, RowRecords
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.store import OSFiles, PageStore, page_key
@@ -37,6 +37,7 @@ from .runs import (
     put_run,
     run_of,
     stored,
+    unpack_keys,
 )
 
 
