@@ -24,7 +24,7 @@ def command(file: Path) -> None:
     replayed = replay(file)
     owners = replayed.owners
     files = f"{replayed.num_files} files" if replayed.num_files > 1 else "1 file"
-    click.echo(f"{replayed.num_lines:,} lines in {files} keep the laws")
+    click.echo(f"{replayed.num_events.total():,} lines in {files} keep the laws")
     click.echo(
         f"at the end: {len(replayed.sequences)} requests, {len(owners.tree):,} pages cached, "
         f"{owners.num_free:,} of {owners.num_pages:,} pages free"

@@ -122,7 +122,7 @@ class WeightsWriter:
         self._measure_exact()
         self._source.release()
         progress(total, total)
-        return output.sha256
+        return output.digest.hexdigest()
 
     def kind_infos(self) -> dict[str, TensorKindInfo]:
         """For the manifest: bytes and rounding error of each kind of matrix."""
@@ -254,22 +254,17 @@ class _HashedOutput:
     """Writes to a descriptor, and hashes what it writes."""
 
     def __init__(self, file: int) -> None:
-        self._file, self._digest = file, hashlib.sha256()
+        self._file, self.digest = file, hashlib.sha256()
         self.num_bytes = 0
 
     def write(self, data: bytes | npt.NDArray[np.generic]) -> None:
         """All of `data`."""
         numbers = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
         view = memoryview(numbers.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # arrays are buffers
-        self._digest.update(view)
+        self.digest.update(view)
         self.num_bytes += len(view)
         while view:
             view = view[os.write(self._file, view) :]
-
-    @property
-    def sha256(self) -> str:
-        """Of all that was written."""
-        return self._digest.hexdigest()
 
 
 def _relative_error(tensors: Sequence[_Totals]) -> float:

@@ -69,11 +69,6 @@ class PagedPool:
         group = token // TOKENS_AT_ONCE * self.layout.value_columns
         return values + (group + column) * TOKENS_AT_ONCE + token % TOKENS_AT_ONCE
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return self.layout.itemsize
-
     def _page(self, page: Expr) -> Expr:
         """Index of the first item of a page."""
         return self.first_item * self.num_pages + page * self.layout.page_items

@@ -141,7 +141,7 @@ class StoredPage:
 
     @property
     def elements_in_line(self) -> int:
-        return CACHE_LINE // (PAGE_SIZE * self.pool.itemsize)
+        return CACHE_LINE // (PAGE_SIZE * self.pool.layout.itemsize)
 
     def key(self, d: Expr) -> Expr:
         return self.pool.key(self.keys, d)
@@ -173,7 +173,7 @@ class StoredPage:
                 self._fetch(self.pool.scale(start, 0), self.pool.layout.num_scale_items)
 
     def _fetch(self, start: Expr, size: int) -> None:
-        prefetch(self.pool.pool, start, size * self.pool.itemsize, self.pool.itemsize)
+        prefetch(self.pool.pool, start, size * self.pool.layout.itemsize, self.pool.layout.itemsize)
 
 
 @dataclass(frozen=True)

@@ -34,17 +34,13 @@ class Ops:
         self.limits, self.plan, self._target = limits, plan, target
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
+        self.rounded_inputs = self._linear.rounded_inputs
         self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
         self._latent = LatentOps(self.program, plan, layout, limits, target, self._linear, self._attention)
 
         self._recurrent = RecurrentOps(self.program, plan, config.state_bytes, limits, target)
-
-    @property
-    def rounded_inputs(self) -> set[str]:
-        """Matrices whose inputs are rounded to 8 bits."""
-        return self._linear.rounded_inputs
 
     def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
         """Rows of the step's tokens."""

@@ -48,7 +48,7 @@ def replay(path: Path) -> KVReplay:
         with file.open("rb") as lines:
             replayed.run(iter(partial(lines.readline, MAX_LINE_BYTES), b""), str(file))
         replayed.num_files += 1
-    if not replayed.num_lines:
+    if not replayed.num_events.total():
         raise KVLogBroken(f"{path} has no line; a log begins with how many pages there are")
     return replayed
 
@@ -86,11 +86,6 @@ class KVReplay:
                 raise _broken(name, number, text, str(broken)) from None
         if unread is not None and text.endswith(b"\n"):
             raise unread
-
-    @property
-    def num_lines(self) -> int:
-        """Lines so far."""
-        return self.num_events.total()
 
     def _do(self, line: AnyLine) -> None:
         before = self.owners.num_free

@@ -125,6 +125,6 @@ class ApproximateTier:
             chosen=replace(self.offers.counts),
             num_rewritten_runs=self.observer.num_rewritten,
             num_dropped_rewrites=self.observer.num_dropped,
-            num_promoted=self.sources.num_promoted,
+            num_promoted=self.sources.promoter.num_promoted,
             chunks=self.sources.chunks,
         )

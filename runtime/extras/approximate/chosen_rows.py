@@ -85,11 +85,6 @@ class RowSources(Protocol):
         ...
 
     @property
-    def num_promoted(self) -> int:
-        """Prefixes that came to memory whole, because parts of them were asked for often."""
-        ...
-
-    @property
     def chunks(self) -> ChunkCacheStats | None:
         """What memory keeps of rows that are read often; None: nothing is kept."""
         ...

@@ -81,11 +81,6 @@ class PrunedSources:
         return None if self.known.chunks is None else self.known.chunks.stats()
 
     @property
-    def num_promoted(self) -> int:
-        """Prefixes that came to memory whole, because parts of them were asked for often."""
-        return self.promoter.num_promoted
-
-    @property
     def num_prefetches(self) -> int:
         """See above."""
         return len(self._prefetches)

@@ -119,7 +119,7 @@ class RunCompactor:
             if len(node.pages) < MIN_PAGES:
                 continue
             is_on_disk = node.start < len(keys)
-            key = keys[node.start] if is_on_disk else heads_of(self.keeper.records.identity, node)[0].key
+            key = keys[node.start] if is_on_disk else heads_of(self.keeper.records.store.identity, node)[0].key
             if node.start < num_reused // PAGE_SIZE:
                 self._count(key, node)
             else:
@@ -155,7 +155,7 @@ class RunCompactor:
     def leaving(self, node: Node) -> None:
         """Store what was learned of a node before it leaves memory."""
         if self.scores.is_changed[node.pages].any() and len(node.pages) >= MIN_PAGES and not node.is_tail:
-            self._save(heads_of(self.keeper.records.identity, node)[0].key, node)
+            self._save(heads_of(self.keeper.records.store.identity, node)[0].key, node)
 
     def close(self) -> None:
         """Hand the writer all that was learned and is not stored."""

@@ -101,7 +101,7 @@ class ScoreKeeper:
             self.num_dropped += 1
             return
         kept = RowScores(learned.history, learned.first, learned.weight, num_uses, next_at)
-        heads = heads_of(self.records.identity, node)
+        heads = heads_of(self.records.store.identity, node)
         self.scores.is_changed[node.pages] = False
         self._queued.append((self.writer.submit(lambda _: self.records.scores.put(heads, kept)), num_bytes))
 

@@ -148,7 +148,7 @@ class AskedQuestion:
         count, num_logits = num_rows(prefix.num_tokens, budget), len(question.continuation)
         chosen = prefix.stored(self.order, count)
         prefix.over(chosen, question.ids, 0)
-        keys = PackedKeys.of(prefix.keys(head), dims)
+        keys = PackedKeys.of(prefix.rows.keys_of(head), dims)
         seen = probe(prefix.queries(len(question.ids), head), keys, chosen[:, head])
         chosen = with_probed(chosen, seen.largest, count)
         partial = _log_probs(prefix.over(chosen, question.fed, num_logits))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ....artifact.manifest import PAGE_SIZE, KVLayout
 from ....errors import InvalidParameter
@@ -187,7 +186,7 @@ class MeasuredPrefix:
         self._pass = model.attention(self.num_tokens, PASS_RUN_UP)
         pages = np.zeros((-(-self.num_tokens // PAGE_SIZE), model.layout.page_bytes), np.uint8)
         model.runner.read_pages(range(len(pages)), pages)
-        self._rows = KVRows.of_pages(model.layout, pages, self.num_tokens)
+        self.rows = KVRows.of_pages(model.layout, pages, self.num_tokens)
 
     def whole(self, token_ids: Sequence[int], num_logits: int) -> tuple[Float32Array, Scores]:
         """Logits over all rows, and the attention to each, `[layers, kv_heads, tokens]`, as a mean over the tokens."""
@@ -209,7 +208,7 @@ class MeasuredPrefix:
     def over(self, chosen: Tokens, token_ids: Sequence[int], num_logits: int) -> Float32Array:
         """Logits over the chosen rows alone."""
         model = self._model
-        pages = self._rows.take(chosen).to_pages()
+        pages = self.rows.take(chosen).to_pages()
         model.runner.write_pages(range(model.num_pages, model.num_pages + len(pages)), pages)
         return model.run(
             token_ids,
@@ -225,7 +224,3 @@ class MeasuredPrefix:
         assert model.runner.queries is not None
         heads = slice(head * model.group_size, (head + 1) * model.group_size)
         return model.runner.queries[:, :num_tokens, heads].copy()
-
-    def keys(self, head: int) -> npt.NDArray[np.float32]:
-        """Of a KV head, `[layers, tokens, head_dim]`."""
-        return self._rows.keys_of(head)

@@ -131,7 +131,7 @@ class ChunkCache:
 
     def take(self, run: RunChunks, ids: ChunkIds, checksums: NDArray[np.uint64]) -> list[UInt8Array | None]:
         """See `RunChunks.take`."""
-        num_bytes = run.sizes(ids)
+        num_bytes = run.layout.piece_bytes(ids)
         with self._lock:
             chunks, is_hit = run.use(ids, checksums, self._wanted_bytes / self.max_bytes / self.policy.half_life)
             self._wanted_bytes += int(num_bytes.sum())
@@ -156,7 +156,7 @@ class ChunkCache:
         runs = [run for run in self._runs.values() if run.num_here]
         here = [np.flatnonzero(run.is_here) for run in runs]
         worth = np.concatenate([run.worth(ids) for run, ids in zip(runs, here, strict=True)])
-        num_bytes = np.concatenate([run.sizes(ids) for run, ids in zip(runs, here, strict=True)])
+        num_bytes = np.concatenate([run.layout.piece_bytes(ids) for run, ids in zip(runs, here, strict=True)])
         enough = min(len(worth), -(-excess // int(num_bytes.min())))
         lowest = np.argpartition(worth, enough - 1)[:enough]
         lowest = lowest[np.argsort(worth[lowest], kind="stable")]
@@ -225,10 +225,6 @@ class RunChunks:
         arrays = (self.is_here, self._importance, self._uses, self._checksums, self._chunks)
         return sum(array.nbytes for array in arrays)
 
-    def sizes(self, ids: ChunkIds) -> NDArray[np.int64]:
-        """Bytes of each."""
-        return self.layout.piece_bytes(ids)
-
     def worth(self, ids: ChunkIds) -> NDArray[np.float64]:
         """The logarithm of what each is worth."""
         worth: NDArray[np.float64] = self._uses[ids] + self._importance[ids]
@@ -253,12 +249,12 @@ class RunChunks:
         self._checksums[ids] = checksums
         self.is_here[ids] = True
         self.num_here += len(ids)
-        self.num_bytes += int(self.sizes(ids).sum())
+        self.num_bytes += int(self.layout.piece_bytes(ids).sum())
         return self.num_bytes - before
 
     def remove(self, ids: ChunkIds) -> int:
         """Remove chunks that are in memory; their bytes."""
-        num_bytes = int(self.sizes(ids).sum())
+        num_bytes = int(self.layout.piece_bytes(ids).sum())
         self._chunks[ids] = None
         self.is_here[ids] = False
         self.num_here -= len(ids)

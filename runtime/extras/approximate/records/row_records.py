@@ -48,11 +48,6 @@ class RowRecords:
         return next((part for part in store.parts if isinstance(part, cls)), None) or cls(store)
 
     @property
-    def identity(self) -> StoreIdentity:
-        """Whose pages the store has."""
-        return self.store.identity
-
-    @property
     def kinds(self) -> RecordKinds:
         """The kinds that are written here."""
         return KINDS
@@ -66,7 +61,7 @@ class RowRecords:
         Raises:
             StoreError: the run is not of those pages.
         """
-        return self._singles.put(ordered_record(self.identity.kv, heads, run, chunk_size), heads)
+        return self._singles.put(ordered_record(self.store.identity.kv, heads, run, chunk_size), heads)
 
     def rewrite(
         self,
