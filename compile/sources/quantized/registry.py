@@ -7,10 +7,9 @@ from typing import Any
 
 from radixlm.runtime.errors import UnsupportedTensor
 
-from .awq import AWQ
 from .compressed import CompressedTensors
 from .floats import FP8, GptOssBlocks, ModelOptFP4
-from .gptq import GPTQ
+from .gptq import AWQ, GPTQ
 from .mlx import MLX
 from .tensors import Format, number
 

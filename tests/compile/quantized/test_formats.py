@@ -8,10 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from radixlm.compile.sources.quantized.awq import AWQ
 from radixlm.compile.sources.quantized.compressed import CompressedTensors
 from radixlm.compile.sources.quantized.floats import FP8, GptOssBlocks
-from radixlm.compile.sources.quantized.gptq import GPTQ
+from radixlm.compile.sources.quantized.gptq import AWQ, GPTQ
 from radixlm.compile.sources.quantized.mlc import MLC
 from radixlm.compile.sources.quantized.mlx import MLX
 from radixlm.compile.sources.quantized.tensors import Tensor, tensors
