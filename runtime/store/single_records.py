@@ -149,6 +149,21 @@ def read_state(
     version, _, _, num_bytes, digest = _DETAILS.unpack(header.details)
     if version != _VERSION or header.key != state_key(identity, header.parent_key):
         return "header"
+    payload = read_single(directory, files, identity, row, num_bytes, out)
+    if isinstance(payload, str):
+        return payload
+    return None if checksum(payload.data) == digest else "payload"
+
+
+def read_single(
+    directory: Path,
+    files: Files,
+    identity: StoreIdentity,
+    row: RecordRow,
+    num_bytes: int,
+    out: NDArray[np.uint8] | None = None,
+) -> NDArray[np.uint8] | MissKind:
+    """The payload of a row of the index, `num_bytes` that are read into `out` if it is there, or what is wrong."""
     try:
         fd = files.open(directory / Segment(row.place.segment, identity, is_single=True).name)
     except FileNotFoundError:
@@ -157,13 +172,12 @@ def read_state(
         record = read_record(files, fd, row.place.block)
         if record is None:
             return "header"
-        if (miss := record.unlike(identity.digest, header, row.place, len(header.details))) is not None:
+        if (miss := record.unlike(identity.digest, row.header, row.place, len(row.header.details))) is not None:
             return miss
         if record.payload_bytes != num_bytes or (out is not None and out.nbytes != num_bytes):
             return "place"
         payload = np.empty(num_bytes, np.uint8) if out is None else out
-        if read_all(files, fd, [payload.data], row.place.offset + header.num_bytes) < num_bytes:
-            return "short"
-        return None if checksum(payload.data) == digest else "payload"
+        num_read = read_all(files, fd, [payload.data], row.place.offset + row.header.num_bytes)
+        return "short" if num_read < num_bytes else payload
     finally:
         files.close(fd)

@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 
 from ....artifact.manifest import PAGE_SIZE, KVLayout
 from ....errors import StoreError
-from ....store.files import INDEX, Buffer, Files, read_all
+from ....store.files import INDEX, Buffer, Files
 from ....store.index import Index
 from ....store.index_rows import RecordRow
 from ....store.page_key import KEY_BYTES, PageKey, StoreIdentity
 from ....store.record import CHECKSUM_BYTES, Kind, MissKind, RecordHeader, SingleRecord, checksum, padded
-from ....store.segment import Segment, read_record
-from ....store.single_records import SingleRecords
+from ....store.single_records import SingleRecords, read_single
 from ....store.store_state import PutResult
 
 _VERSION: Final = 1  # of details and payload; another one is passed over
@@ -185,23 +184,8 @@ class StoredScores:
 
 def read_scores(directory: Path, files: Files, identity: StoreIdentity, row: RecordRow) -> RowScores | MissKind:
     """The scores of a row of the index, or what is wrong with their record."""
-    try:
-        fd = files.open(directory / Segment(row.place.segment, identity, is_single=True).name)
-    except FileNotFoundError:
-        return "gone"
-    try:
-        record = read_record(files, fd, row.place.block)
-        if record is None:
-            return "header"
-        miss = record.unlike(identity.digest, row.header, row.place, len(row.header.details))
-        header = ScoresHeader.of(row.header)
-        if miss is not None or header is None:
-            return miss or "header"
-        if record.payload_bytes != payload_bytes(identity.kv, header.num_pages):
-            return "place"
-        payload = bytearray(record.payload_bytes)
-        if read_all(files, fd, [payload], row.place.offset + row.header.num_bytes) < len(payload):
-            return "short"
-        return header.decode(identity.kv, payload) or "payload"
-    finally:
-        files.close(fd)
+    header = ScoresHeader.of(row.header)
+    if header is None:
+        return "header"
+    payload = read_single(directory, files, identity, row, payload_bytes(identity.kv, header.num_pages))
+    return payload if isinstance(payload, str) else header.decode(identity.kv, payload.data) or "payload"
