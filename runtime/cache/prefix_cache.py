@@ -20,9 +20,16 @@ from ..states.sequence_state import turn_start
 from ..states.state_pool import StatePool
 from .cache_uses import CacheUses
 from .kv_transaction import KVTransaction
-from .live_sequences import LiveSequences
 from .page_pool import PagePool
-from .page_sharing import begin_sparse, forget_states, keep_states, leave_in_tree, reuse, share_full_pages
+from .page_sharing import (
+    LiveSequences,
+    begin_sparse,
+    forget_states,
+    keep_states,
+    leave_in_tree,
+    reuse,
+    share_full_pages,
+)
 from .prefix_match import PrefixMatch, match_prompt
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
