@@ -234,7 +234,7 @@ class Playback:
         return dataclasses.replace(defaults, max_tokens=len(ids), repetition_penalty=1.0)
 
     def _ids(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> tuple[int, ...]:
-        from radixlm.runtime.chat.space_first import given_reply
+        from radixlm.runtime.chat.reply_start import given_reply
         from radixlm.runtime.server.openai.chat_request import ChatRequest
 
         tokenizer = self._engine.tokenizer

@@ -126,7 +126,7 @@ FAULTS = (
     ),
     Fault(
         "stop strings: what may become one is held back a character too late",
-        "runtime/chat/text_rules/string_scan.py",
+        "runtime/chat/text_rules/text_search.py",
         "return self._num_read - self._trie.depths[self._node]",
         "return self._num_read - max(0, self._trie.depths[self._node] - 1)",
         "tests/runtime/chat/text_rules/test_stop_strings.py",

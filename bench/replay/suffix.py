@@ -19,7 +19,7 @@ from radixlm.compile import compile_model
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.why_not_more import MatchPolicy
-from radixlm.runtime.chat.space_first import given_reply
+from radixlm.runtime.chat.reply_start import given_reply
 from radixlm.runtime.model.batch import Runner
 from radixlm.runtime.model.model_runner import ModelRunner
 from radixlm.runtime.model.scripted_runner import ScriptedRunner

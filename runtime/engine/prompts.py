@@ -18,8 +18,7 @@ from ..chat.artifact_tokenizer import checked_ids, open_tokenizer, refusing, wit
 from ..chat.chat_template import ChatTemplate, fault_of
 from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
-from ..chat.space_first import SpaceTokens
-from ..chat.text_rules.healing import HealingTokens
+from ..chat.reply_start import HealingTokens, SpaceTokens
 from ..chat.text_rules.token_texts import TokenTexts
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint

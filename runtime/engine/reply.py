@@ -15,7 +15,7 @@ import numpy as np
 
 from ..chat.scan import Said
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
-from ..chat.text_rules.string_scan import Found
+from ..chat.text_rules.text_search import Found
 from ..chat.thought_splitter import ThoughtSplitter
 from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restore, state_of
 from ..errors import ConstraintFailed

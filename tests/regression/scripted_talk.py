@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixlm.runtime.cache.why_not_more import MatchPolicy
-from radixlm.runtime.chat.space_first import given_reply
+from radixlm.runtime.chat.reply_start import given_reply
 from radixlm.runtime.engine.engine import Completion, Engine, Message, SamplingParams
 from radixlm.runtime.engine.prompts import Prompt
 from radixlm.runtime.model.batch import Batch, Float32Array

@@ -6,25 +6,14 @@ Knows what is held back, and why; it can go back to where it was. Not which toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from ..scan import Rewindable, RewindableScan, Said
 from ..thought_splitter import ThoughtSplitter
-from .pattern_scan import PatternScan
-from .string_scan import Found, StringScan
+from .text_search import Found, PatternScan, StringScan
 
 TextDecoder = RewindableScan[int, str]
 """Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one."""
-
-
-class _State(NamedTuple):
-    decoder: Any
-    splitter: Any
-    stops: Any
-    ban: Any
-    num_answer: int
-    num_undecided: int
-    num_thought_tokens: int
 
 
 class ReplyText:
@@ -45,6 +34,7 @@ class ReplyText:
     ) -> None:
         self._decoder, self._splitter, self._stops = decoder, splitter, stops
         self._ban = StringScan(banned, ignores_case=True) if banned else None
+        self._scans: list[Rewindable] = [each for each in (decoder, splitter, stops, self._ban) if each is not None]
         self._num_answer = 0  # characters that the decoder and the splitter gave so far
         self._num_undecided = 0  # tokens that may begin a thought
         self.num_thought_tokens = 0
@@ -90,28 +80,15 @@ class ReplyText:
         self.restore(before)
         return self._num_answer + len(said.answer)
 
-    def state(self) -> _State:
+    def state(self) -> Any:
         """What `restore` needs to go on from here."""
-        return _State(
-            self._decoder.state(),
-            None if self._splitter is None else self._splitter.state(),
-            self._stops.state(),
-            None if self._ban is None else self._ban.state(),
-            self._num_answer,
-            self._num_undecided,
-            self.num_thought_tokens,
-        )
+        return [scan.state() for scan in self._scans], self._num_answer, self._num_undecided, self.num_thought_tokens
 
-    def restore(self, state: _State) -> None:
+    def restore(self, state: Any) -> None:
         """Go on from where `state` was asked for."""
-        self._decoder.restore(state.decoder)
-        if self._splitter is not None:
-            self._splitter.restore(state.splitter)
-        self._stops.restore(state.stops)
-        if self._ban is not None:
-            self._ban.restore(state.ban)
-        self._num_answer, self._num_undecided = state.num_answer, state.num_undecided
-        self.num_thought_tokens = state.num_thought_tokens
+        states, self._num_answer, self._num_undecided, self.num_thought_tokens = state
+        for scan, each in zip(self._scans, states, strict=True):
+            scan.restore(each)
         self.found_banned = None
 
     def _finish(self) -> Said:

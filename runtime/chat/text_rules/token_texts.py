@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from radixlm.tokenizer_fix import Tokenizer
 
-from .string_scan import lower
+from .text_search import lower
 
 IntArray = npt.NDArray[np.intp]
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from radixlm.runtime.chat.text_rules.pattern_scan import PatternScan
 from radixlm.runtime.chat.text_rules.reply_text import ReplyText, Stops
-from radixlm.runtime.chat.text_rules.string_scan import StringScan
+from radixlm.runtime.chat.text_rules.text_search import PatternScan, StringScan
 from radixlm.runtime.chat.thought_format import ThoughtFormat
 from radixlm.runtime.chat.thought_splitter import splitter_of
 from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER

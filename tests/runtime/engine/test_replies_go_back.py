@@ -50,10 +50,10 @@ def state(reply: Reply) -> object:
     sampler.penalize(logits)
     mask = None if sampler.constraint is None else sampler.constraint.mask()
     allowed = None if mask is None else allowed_of(mask, VOCAB_SIZE).tobytes()
-    text = reply._text.state()
+    (decoder, splitter, stops, *_), *counts = reply._text.state()
     assert sampler._generator is not None
     number = sampler._generator.bit_generator.state["state"]
-    return logits.tobytes(), allowed, text[:3], text[4:], number
+    return logits.tobytes(), allowed, decoder, splitter, stops, counts, number
 
 
 @settings(deadline=None, max_examples=30)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.runtime.chat.space_first import SpaceFirst, SpaceTokens, given_reply
+from radixlm.runtime.chat.reply_start import SpaceFirst, SpaceTokens, given_reply
 from radixlm.runtime.chat.token_constraint import allowed_of, mask_of
 from radixlm.runtime.engine.engine import Completion, Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams

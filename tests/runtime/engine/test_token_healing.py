@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.text_rules.healing import HealingTokens
+from radixlm.runtime.chat.reply_start import HealingTokens
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import InvalidParameter

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from radixlm.runtime.chat.text_rules.pattern import MAX_POSITIONS, automaton_of
-from radixlm.runtime.chat.text_rules.pattern_scan import PatternScan
 from radixlm.runtime.chat.text_rules.reply_text import Stops
+from radixlm.runtime.chat.text_rules.text_search import PatternScan
 from radixlm.runtime.errors import InvalidParameter
 
 LETTERS = "abA\n"
