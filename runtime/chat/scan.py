@@ -52,3 +52,8 @@ class Rewindable(Protocol):
 
 class RewindableScan(Scan[Piece, Certain], Rewindable, Protocol[Piece, Certain]):
     """A scan that can go back."""
+
+
+def overlap(text: str, tag: str) -> int:
+    """The length of the longest end of `text` that `tag` begins with: as much as a scan holds back of it."""
+    return next((n for n in range(min(len(text), len(tag)), 0, -1) if text.endswith(tag[:n])), 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from .scan import RewindableScan, Said
+from .scan import RewindableScan, Said, overlap
 from .thought_format import ThoughtFormat
 
 _RECIPIENT = " to="  # begins the first header where a reply is one call
@@ -136,14 +136,14 @@ class _TaggedThought:
             thought, self._held = self._held[:at], self._held[at + len(self._end.core) :]
             self.is_thinking, self._read = False, _TaggedThought._read_gap
             return Said(thought.rstrip() if self._is_loose else thought.removesuffix(before))
-        num_held = _overlap(self._held, self._end.core)
+        num_held = overlap(self._held, self._end.core)
         safe = self._held[: len(self._held) - num_held]
         if self._is_loose:
             safe = safe.rstrip()
         elif num_held:
             safe = safe.removesuffix(before)
         else:
-            safe = safe[: len(safe) - _overlap(safe, before)]
+            safe = safe[: len(safe) - overlap(safe, before)]
         self._held = self._held[len(safe) :]
         return Said(safe) if safe else None
 
@@ -245,7 +245,7 @@ class _HeadedParts:
                 return text
             self._is_in_header = True
             return ""
-        num_held = 0 if self._is_bare else _overlap(self._held, self._end_tag)
+        num_held = 0 if self._is_bare else overlap(self._held, self._end_tag)
         text, self._held = self._held[: len(self._held) - num_held], self._held[len(self._held) - num_held :]
         return text or None
 
@@ -262,11 +262,6 @@ class _Tag(NamedTuple):
         core = text.strip()
         before, _, after = text.partition(core)
         return cls(before, core, after)
-
-
-def _overlap(text: str, tag: str) -> int:
-    """The length of the longest end of `text` that `tag` begins with."""
-    return next((n for n in range(min(len(text), len(tag)), 0, -1) if text.endswith(tag[:n])), 0)
 
 
 def _num_common(text: str, other: str) -> int:

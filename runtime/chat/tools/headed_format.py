@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..grammar import OVER, Grammar
-from .lark import Rules, escaped, quoted
-from .slots import BLANK
+from .format_texts import BLANK, Rules, escaped, quoted
 from .tool_format import Tool, ToolChoice, ToolFormat
 from .tool_grammar import content_rule
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...errors import InvalidGrammar
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
-from .lark import Rules, Specials, json_rule, quoted
+from .format_texts import Rules, Specials, json_rule, quoted
 from .literal_reader import LiteralReader
 from .raw_text import text_rules, times_of, unkept_words, values_of
 from .schema_types import ANY, STRING, Types, by_itself, looked_up, target, types_of

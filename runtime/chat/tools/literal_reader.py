@@ -10,9 +10,9 @@ import math
 import re
 from typing import Final
 
+from ..scan import overlap
 from .arguments import StepReader
 from .schema_types import string
-from .slots import overlap
 
 _WORDS: Final = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS: Final = {"(": "{", ")": "}", "{": "{", "}": "}", "[": "[", "]": "]"}

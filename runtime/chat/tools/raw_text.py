@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...errors import InvalidGrammar
-from .lark import Specials, cut_at_specials, escaped, quoted
+from .format_texts import Specials, cut_at_specials, escaped, quoted
 from .schema_types import STRING, Types, looked_up, target, types_of
 
 _MAX_LENGTH: Final = 4096  # of a string that is held to its length

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ..scan import overlap
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema, StepReader
-from .lark import Rules, Specials, json_rule, quoted
+from .format_texts import Rules, Specials, fit, json_rule, lexemes, loose, loose_after_white, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, by_itself, cut_as_json, looked_up, string, types_of
-from .slots import fit, lexemes, loose, loose_after_white, overlap
 
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
 

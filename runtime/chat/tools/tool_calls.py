@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from ..scan import overlap
 from .arguments import ArgumentsReader, Schema
 from .bare_calls import calls_in, may_be_calls
-from .slots import WHITE, fit, loose, loose_after_white, overlap
-from .slots import Piece as TextPiece
+from .format_texts import WHITE, fit, loose, loose_after_white
+from .format_texts import Piece as TextPiece
 from .tool_format import ToolFormat
 from .tool_grammar import MAX_CALLS
 

@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 from ..grammar import Grammar
 from .arguments import JSON, LOOSE_JSON, ArgumentStyle
-from .lark import Specials, escaped
-from .slots import filled
+from .format_texts import Specials, escaped, filled
 from .tool_grammar import ToolGrammar
 
 ToolChoice = Literal["auto", "none", "required"]

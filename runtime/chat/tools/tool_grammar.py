@@ -14,8 +14,23 @@ from typing import Final, Protocol
 
 from ..grammar import OVER, Grammar
 from .arguments import JSON, ArgumentStyle
-from .lark import AS_TEMPLATES_WRITE, Rules, Specials, cut_at_specials, escaped, quoted, with_options
-from .slots import BLANK, Piece, cut_at_slots, lexemes, loose, loose_after_white, pattern_of, prefix_pattern
+from .format_texts import (
+    AS_TEMPLATES_WRITE,
+    BLANK,
+    Piece,
+    Rules,
+    Specials,
+    cut_at_slots,
+    cut_at_specials,
+    escaped,
+    lexemes,
+    loose,
+    loose_after_white,
+    pattern_of,
+    prefix_pattern,
+    quoted,
+    with_options,
+)
 
 MAX_CALLS: Final = 64  # of one reply
 _NAME_LETTERS: Final = "[a-zA-Z0-9_.\\-]*"

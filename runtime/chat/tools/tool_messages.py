@@ -5,6 +5,7 @@ Knows messages in the form that chat templates expect; `tool_format.py` knows wh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter, deque
@@ -15,15 +16,16 @@ from ...errors import InvalidRequest
 from ..spelled_json import SpelledJson, to_json
 from ..thought_format import FIELD
 from ..turns import grouped
-from .arguments import without_halves
-from .call_ids import with_counted_ids, with_short_ids
-from .cut_arguments import read_cut
+from .arguments import read_cut, without_halves
 from .given_calls import AsGenerated
 from .headed_format import HeadedFormat
 from .tool_format import ToolFormat
 
 Message = Mapping[str, object]
 
+_ID_LENGTH: Final = 9  # letters and digits, as Mistral's templates want; of ours, the end that the model wrote
+_OUR_ID: Final = re.compile(rf"call_[a-zA-Z0-9]{{{24 - _ID_LENGTH}}}([a-zA-Z0-9]{{{_ID_LENGTH}}})")
+_SHORT_ID: Final = re.compile(rf"[a-zA-Z0-9]{{{_ID_LENGTH}}}")
 _ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
 _INSTRUCTIONS = """\
 You may call these functions:
@@ -45,9 +47,9 @@ def for_template(
     for message in messages:
         _calls(message)  # first: what has another shape is refused
     if format.writes_ids:
-        messages = with_short_ids(messages)
+        messages = _with_short_ids(messages)
     elif format.id_text:
-        messages = with_counted_ids(messages, format.id_text)
+        messages = _with_counted_ids(messages, format.id_text)
     if format.separator is None:
         messages = _with_one_call_each(messages)
     if isinstance(format, HeadedFormat):
@@ -80,6 +82,63 @@ def _with_one_text(message: Message) -> Message:
                 f'a part of a content is {part!r:.60}; send {{"type": "text", "text": ...}}, or one text'
             )
     return {**message, "content": "".join(map(str, texts))}
+
+
+def short_id(call_id: object) -> str:
+    """The nine letters and digits for an id; of ours, the last nine; of others, the same ones each time.
+
+    >>> short_id("call_0123456789abcdefghijklmn"), short_id("a1b2c3d4e"), len(short_id("toolu_1"))
+    ('fghijklmn', 'a1b2c3d4e', 9)
+    """
+    text = str(call_id)
+    if _SHORT_ID.fullmatch(text):
+        return text
+    ours = _OUR_ID.fullmatch(text)
+    return ours[1] if ours else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_LENGTH]
+
+
+def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose calls and results have such ids."""
+    return [_with_short_id(message) for message in messages]
+
+
+def _with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message]:
+    """Messages whose calls, counted from 0 through all of them, have the ids that a template writes as they are.
+
+    >>> calls = [{"id": "call_1", "function": {"name": "f"}}]
+    >>> said = [{"tool_calls": calls}, {"role": "tool", "tool_call_id": "call_1"}]
+    >>> _with_counted_ids(said, "functions.{name}:{number}")[1]["tool_call_id"]
+    'functions.f:0'
+
+    Args:
+        id_text: an id, with the slots `{name}` and `{number}`.
+    """
+    ids: dict[str, str] = {}  # that were sent, to those of the template
+    number, counted = 0, list[Message]()
+    for message in messages:
+        changed: dict[str, object] = {}
+        if "tool_call_id" in message:
+            changed["tool_call_id"] = ids.get(str(message["tool_call_id"]), message["tool_call_id"])
+        calls = message.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            named: list[object] = []
+            for call in calls:
+                made = id_text.replace("{number}", str(number)).replace("{name}", call["function"]["name"])
+                ids[str(call.get("id"))], number = made, number + 1
+                named.append({**call, "id": made})
+            changed["tool_calls"] = named
+        counted.append({**message, **changed} if changed else message)
+    return counted
+
+
+def _with_short_id(message: Message) -> Message:
+    changed: dict[str, object] = {}
+    if "tool_call_id" in message:
+        changed["tool_call_id"] = short_id(message["tool_call_id"])
+    calls = message.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        changed["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in calls]
+    return {**message, **changed} if changed else message
 
 
 def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:

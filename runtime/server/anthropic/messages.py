@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...chat.tools.cut_arguments import read_cut
+from ...chat.tools.arguments import read_cut
 from ...engine.completion import Completion, Delta, PrefillProgress
 from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat, OpenedChat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from ...chat.tools.cut_arguments import read_cut
+from ...chat.tools.arguments import read_cut
 from .json_values import MISSING, Object, Read
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")

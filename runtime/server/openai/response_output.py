@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...chat.tools.cut_arguments import read_cut
+from ...chat.tools.arguments import read_cut
 from ...engine.completion import Delta
 from ..reply_events import PartBegin, PartEnd, PartText, ReplyEvent, ReplyEvents, ReplyPart
 from ..request_log import new_id

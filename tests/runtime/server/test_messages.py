@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from radixlm.runtime.chat.tools.cut_arguments import read_cut
+from radixlm.runtime.chat.tools.arguments import read_cut
 from radixlm.runtime.errors import EngineOverloaded, StepFailed
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient

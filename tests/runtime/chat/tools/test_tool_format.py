@@ -15,7 +15,6 @@ from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.chat.token_constraint import allowed_of
-from radixlm.runtime.chat.tools.call_ids import short_id
 from radixlm.runtime.chat.tools.given_calls import AsGenerated
 from radixlm.runtime.chat.tools.known_formats import (
     ATEM,
@@ -49,7 +48,7 @@ from radixlm.runtime.chat.tools.known_formats import (
 from radixlm.runtime.chat.tools.tagged_arguments import TaggedArguments
 from radixlm.runtime.chat.tools.tool_calls import ReadReply, ToolCallReader, read_whole
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolChoice, ToolFormat
-from radixlm.runtime.chat.tools.tool_messages import for_template
+from radixlm.runtime.chat.tools.tool_messages import for_template, short_id
 from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
 
 from ...tool_templates import CALLS, LLAMA, MUSE, NO_TOOLS, QWEN, SMOLLM3, calling
