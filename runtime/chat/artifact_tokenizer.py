@@ -5,15 +5,15 @@ Knows no requests.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from radixlm.tokenizer_fix import Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
 from ..artifact import Artifact
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
 from .chat_template import ChatTemplate
-from .grammar_trial_process import trim_heap
 
 
 def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:
@@ -43,6 +43,12 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
         return tokenizer
     except TokenizerError as error:
         raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
+
+
+def trim_heap() -> None:
+    """Give memory that is free back to the system; glibc keeps it else."""
+    with suppress(AttributeError):  # other libraries have no such function
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def with_ends(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate:

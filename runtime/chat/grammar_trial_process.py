@@ -61,14 +61,9 @@ def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
     vocabulary.let_go()
     kept = {"time_limit_s": hello["time_limit_s"], "niceness": hello["niceness"]}
     hello.clear()
-    trim_heap()
-    return kept, tokenizer, limits
-
-
-def trim_heap() -> None:
-    """Give memory that is free back to the system; glibc keeps it else."""
-    with suppress(AttributeError):  # other libraries have no such function
+    with suppress(AttributeError):  # as `trim_heap` of artifact_tokenizer.py
         ctypes.CDLL(None).malloc_trim(0)
+    return kept, tokenizer, limits
 
 
 def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:

@@ -25,11 +25,12 @@ import llguidance
 from cachetools import Cache, LRUCache
 
 from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
+from .artifact_tokenizer import trim_heap
 from .fair_lock import FairLock
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint, MatcherWork
 from .grammar_trial import GrammarTrial, OutOfTime
-from .grammar_trial_process import Vocabulary, limits_of, trim_heap
+from .grammar_trial_process import Vocabulary, limits_of
 
 MAX_GRAMMARS = 128  # kept, shorter ones than MAX_CHARACTERS / 128 each
 MAX_CHARACTERS = 1 << 20  # of kept grammars together: compiled, each takes up to 150 bytes
