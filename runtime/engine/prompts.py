@@ -31,6 +31,7 @@ from ..memory import Forgotten, Memory
 from .reply import Reply
 from .request_options import Message, Prompt
 from .sampling_params import SamplingParams
+from .step.sampler_state import NO_IDS
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
@@ -297,6 +298,7 @@ class Prompts:
             begun = constraint.start()
         elif constraint is not None:
             begun = self.thoughts.before(constraint, text, decoder=decoder)
+        breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
         return Reply(
             params,
             prompt.ids,
@@ -306,7 +308,7 @@ class Prompts:
             constraint=begun,
             thoughts=self.thoughts.splitter(text, self._head_in) if is_chat else None,
             holding=self._token_texts.holding,
-            breaker_ids=self._token_texts.holding_any(params.dry_sequence_breakers if params.dry_multiplier else ()),
+            breaker_ids=self._token_texts.holding_any(breakers) if breakers else NO_IDS,
         )
 
     def close(self) -> None:
