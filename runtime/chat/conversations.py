@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle
 from typing import Any, Final
 
 from ..errors import EmptyPrompt, InvalidRequest
@@ -83,9 +84,12 @@ class Conversations:
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
+        kwargs = {**self._template_kwargs, **(template_kwargs or {})}
+        if not tools and _is_plain(messages):
+            return messages, (), kwargs
         told, known = for_template(messages, self._tools.for_template(tools), self._tool_format())
         turns = self._turns.for_template(self._system_messages.for_template(told))
-        return self._thoughts.for_template(turns), known, {**self._template_kwargs, **(template_kwargs or {})}
+        return self._thoughts.for_template(turns), known, kwargs
 
     def rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         """The text of `values`, and the generation prompt.
@@ -101,6 +105,22 @@ class Conversations:
                 "conversations; ask for those, or serve a model that was tuned for chat"
             )
         return self._template.render(told, tools=known, kwargs=kwargs)
+
+
+def _is_plain(messages: Sequence[Message]) -> bool:
+    """Whether the user and the assistant take turns, and messages have texts and nothing else: no template is in the
+    way of these.
+
+    >>> _is_plain([{"role": "user", "content": "Hi"}]), _is_plain([{"role": "system", "content": "Be brief."}])
+    (True, False)
+    """
+    return all(
+        message.keys() == {"role", "content"}
+        and message["role"] == role
+        and isinstance(message["content"], str)
+        and (message["content"] or role == "user")
+        for message, role in zip(messages, cycle(("user", "assistant")), strict=False)
+    )
 
 
 class SystemMessages:

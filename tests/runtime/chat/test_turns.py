@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.chat import conversations
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.conversations import SystemMessages
-from radixlm.runtime.chat.tools.known_formats import PLAIN
+from radixlm.runtime.chat.conversations import Conversations, SystemMessages
+from radixlm.runtime.chat.thought_format import Message, thoughts_of, without_thoughts
+from radixlm.runtime.chat.tools.known_formats import PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.chat.turns import (
     Turns,
@@ -20,7 +23,8 @@ from radixlm.runtime.chat.turns import (
     _with_words_in_results,
 )
 
-from ..tool_templates import LLAMA, QWEN
+from ..thought_templates import HYBRID
+from ..tool_templates import HARMONY, LLAMA, NO_TOOLS, QWEN
 
 TURNS = """\
 {%- for message in messages %}
@@ -264,3 +268,50 @@ def test_thousands_of_long_messages_are_joined_at_once(name: str, role: str) -> 
     joined = JOINING[name](messages)
     assert time.thread_time() - begun < 1
     assert sum(len(each["content"]) for each in joined) > 4000 * 4000
+
+
+class Reasoning:
+    """The part of `Thoughts` that needs no tokenizer."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.format = thoughts_of(template)
+
+    def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
+        return without_thoughts(messages) if self.format is None else self.format.for_template(messages)
+
+
+def prepared_by(source: str) -> Conversations:
+    template = ChatTemplate(source)
+    format = format_of(template)
+    reasoning: Any = Reasoning(template)
+    return Conversations("a", template, None, reasoning, tool_format=lambda: format, template_kwargs={})
+
+
+SAYING = "{% for m in messages %}{{ raise_exception('empty') if not m.content }}{{ m.content }}{% endfor %}"
+SOURCES = (TURNS, SYSTEM_FIRST, RESULTS, SAYING, LLAMA, QWEN, HARMONY, NO_TOOLS, HYBRID)
+PREPARED = {source: prepared_by(source) for source in SOURCES}
+NEARLY_PLAIN = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant"] * 4 + ["system"]), "content": st.sampled_from(["a", "", " "])},
+        optional={"reasoning_content": st.just("b"), "tool_calls": st.sampled_from([[], None])},
+    )
+    | st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user"]), st.just([])),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(deadline=None)
+@given(messages=NEARLY_PLAIN, source=st.sampled_from(sorted(PREPARED)))
+@example(messages=said("user: a", "assistant: b", "user: c"), source=TURNS)
+@example(messages=said("user: a", "assistant: ", "user: c"), source=SAYING)
+@example(messages=said("system: a", "user: b"), source=TURNS)
+@example(messages=said("assistant: a", "user: b"), source=TURNS)
+def test_conversations_that_no_template_is_in_the_way_of_are_as_if_they_were_looked_at(
+    messages: list[dict[str, Any]], source: str
+) -> None:
+    found = PREPARED[source].values(messages, [], None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversations, "_is_plain", lambda messages: False)
+        looked_at = PREPARED[source].values(messages, [], None)
+    assert [list(each) for each in found] == [list(each) for each in looked_at]
