@@ -67,7 +67,7 @@ class Conversations:
         self._name, self._template, self._fault, self._thoughts = name, template, fault, thoughts
         self._tool_format, self._template_kwargs = tool_format, dict(template_kwargs)
         self._system_messages, self._turns = SystemMessages(template), Turns(template)
-        self._tools = ToldTools(template)
+        self._tools = ToolDefinitions(template)
 
     def values(
         self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None
@@ -198,7 +198,7 @@ class SystemMessages:
             return None
 
 
-class ToldTools:
+class ToolDefinitions:
     """Tools as a chat template is told of them: with what it reads of each, though a client may leave it out.
 
     A description and a schema's properties are optional, and some published templates fail where they are missing:
@@ -218,7 +218,7 @@ class ToldTools:
         """The tools, with what the template cannot do without.
 
         >>> template = ChatTemplate("{% for tool in tools %}{{ '// ' + tool.function.description }}{% endfor %}")
-        >>> ToldTools(template).for_template([Tool("now", {"type": "object"})])[0]["function"]
+        >>> ToolDefinitions(template).for_template([Tool("now", {"type": "object"})])[0]["function"]
         {'name': 'now', 'description': '', 'parameters': {'type': 'object'}}
         """
         return [self._filled(tool).for_template() for tool in tools]
