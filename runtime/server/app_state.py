@@ -21,7 +21,7 @@ from ..cache.cache_namespace import CacheScope
 from ..cache.why_not_more import MatchPolicy
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
-from ..chat.tools.held_tools import relaxed
+from ..chat.tools.tool_enforcement import relaxed
 from ..engine.completion import Completion
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..engine.sampling_params import SamplingParams

@@ -13,8 +13,8 @@ from typing import Self
 
 from ...errors import InvalidParameter
 from ..grammar import Grammar
-from .held_tools import HeldTools
 from .tool_calls import ToolCall, ToolCallReader
+from .tool_enforcement import ToolEnforcement
 from .tool_format import Tool, ToolChoice, ToolFormat
 from .tool_grammar import MAX_CALLS
 
@@ -80,7 +80,9 @@ class ToolUse:
             raise InvalidParameter(message, param="tool_choice")
         return replace(self, callable=called)
 
-    def held(self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]) -> HeldTools:
+    def held(
+        self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]
+    ) -> ToolEnforcement:
         """What a reply must keep to, where what is no call must keep to `content`.
 
         Args:
@@ -93,7 +95,7 @@ class ToolUse:
         """
         if content is not None and content.kind != "json_schema":
             raise InvalidParameter(f"tools and a {content.noun} for the reply are both set; send one of them")
-        return HeldTools(
+        return ToolEnforcement(
             format,
             self.callable,
             self.choice,

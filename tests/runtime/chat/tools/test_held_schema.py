@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.tools.held_schema import (
+from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER
+from radixlm.runtime.chat.tools.schema_subset import (
     ANY_OBJECT,
     MAX_DEPTH,
     MAX_SCHEMAS,
@@ -24,7 +25,6 @@ from radixlm.runtime.chat.tools.held_schema import (
     held,
     without_words,
 )
-from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER
 from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.errors import InvalidGrammar
 

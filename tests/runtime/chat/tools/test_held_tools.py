@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
-from radixlm.runtime.chat.tools.held_tools import HeldTools
 from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES
+from radixlm.runtime.chat.tools.tool_enforcement import ToolEnforcement
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.errors import InvalidGrammar, InvalidParameter
 
 from .test_tool_format import FORMATS, NOW, WEATHER
 
 
-def held(format: ToolFormat, tools: list[Tool], content: Grammar | None = None) -> HeldTools:
+def held(format: ToolFormat, tools: list[Tool], content: Grammar | None = None) -> ToolEnforcement:
     def field_of(place: int) -> str:
         return f"tools[{place}].parameters"
 
-    return HeldTools(format, tools, "auto", is_parallel=True, content=content, field_of=field_of)
+    return ToolEnforcement(format, tools, "auto", is_parallel=True, content=content, field_of=field_of)
 
 
 @pytest.mark.parametrize("format", [*FORMATS.values(), HARMONY], ids=[*FORMATS, "harmony"])

@@ -13,7 +13,7 @@ from functools import partial
 
 from ...errors import InvalidGrammar, InvalidParameter
 from ..grammar import MAX_GRAMMAR_LENGTH, Grammar
-from .held_schema import Hold, Schema, followed, held, without_words
+from .schema_subset import Hold, Schema, followed, held, without_words
 from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
 
 _NEXT: dict[Hold, Hold] = {"schema": "outline", "outline": "object"}
@@ -41,7 +41,7 @@ def relaxed(content: Grammar) -> list[tuple[Grammar, bool]]:
     return [(Grammar.json_schema(found, is_strict=False), is_whole), (Grammar.json_schema(least), False)]
 
 
-class HeldTools:
+class ToolEnforcement:
     """The tools that one reply may call.
 
     Args:
