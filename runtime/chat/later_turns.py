@@ -15,7 +15,7 @@ from radixlm.tokenizer_fix import PreparedPrompt
 from ..errors import InvalidRequest
 from .chat_template import ChatTemplate
 from .thought_format import FIELD as THOUGHT_FIELD
-from .tools.given_calls import AsGenerated
+from .tools.call_history import GeneratedArguments
 from .tools.tool_calls import ReadReply, ToolCallReader, read_whole
 from .tools.tool_format import Tool, ToolFormat
 
@@ -132,7 +132,7 @@ def _message_of(reply: ReadReply, thought: str) -> Message:
     said: dict[str, object] = {"role": "assistant", "content": reply.content}
     if thought:
         said[THOUGHT_FIELD] = thought
-    functions = [{"name": call.name, "arguments": AsGenerated(call.arguments)} for call in reply.calls]
+    functions = [{"name": call.name, "arguments": GeneratedArguments(call.arguments)} for call in reply.calls]
     ids = [call.call_id for call in reply.calls]
     calls = [{"id": id, "type": "function", "function": each} for id, each in zip(ids, functions, strict=True)]
     return {**said, "tool_calls": calls} if calls else said

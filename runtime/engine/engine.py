@@ -206,7 +206,7 @@ class Engine:
         namespace = self._requests.decided(options).calls_of
         if namespace is None:
             return
-        self.prompts.given_calls.note(namespace, call)
+        self.prompts.call_history.note(namespace, call)
         if stream is not None and self._options.store is not None:
             with suppress(EngineError):  # it was closed, or died: the client has the reply all the same
                 self._loop.post(lambda core: core.keep_call(namespace, call, stream.computed_ids))

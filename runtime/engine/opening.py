@@ -135,7 +135,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                 )
             )
             for namespace, call in known_calls(store):
-                prompts.given_calls.note(namespace, call)
+                prompts.call_history.note(namespace, call)
             known = StoredPrefill.of(
                 store.directory, store.identity, num_threads=options.num_threads, is_scored=extra is not None
             )

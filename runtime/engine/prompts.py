@@ -22,7 +22,7 @@ from ..chat.reply_start import HealingTokens, SpaceTokens
 from ..chat.text_rules.token_texts import TokenTexts
 from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
-from ..chat.tools.given_calls import GivenCalls
+from ..chat.tools.call_history import CallHistory
 from ..chat.tools.headed_format import HeadedFormat
 from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_format import Tool, ToolFormat
@@ -43,8 +43,8 @@ SuffixPolicy = Literal["text", "always", "never"]
 class PromptTexts(Memory):
     """What is kept of texts beside pages: ids of those that conversations go on from, and the calls of replies."""
 
-    def __init__(self, tokenizer: Tokenizer, given_calls: GivenCalls) -> None:
-        self._tokenizer, self._given_calls = tokenizer, given_calls
+    def __init__(self, tokenizer: Tokenizer, call_history: CallHistory) -> None:
+        self._tokenizer, self._given_calls = tokenizer, call_history
 
     def forget(self, namespace: bytes) -> Forgotten:
         """Forget a namespace's texts and calls."""
@@ -71,7 +71,7 @@ class Prompts:
     Attributes:
         vocab_size: tokens that the tokenizer has and the model knows.
         chat_template: None if the artifact has none.
-        given_calls: of tools, in replies.
+        call_history: of tools, in replies.
         texts: what is remembered of prompts and calls.
         thoughts: what the model thinks before it answers, and what of that stands in the prompts of later turns.
 
@@ -109,8 +109,8 @@ class Prompts:
             tool_format=lambda: self.tool_format,
             template_kwargs=template_kwargs or {},
         )
-        self.given_calls = GivenCalls(clock=clock)
-        self.texts = PromptTexts(self.tokenizer, self.given_calls)
+        self.call_history = CallHistory(clock=clock)
+        self.texts = PromptTexts(self.tokenizer, self.call_history)
         self._space_tokens = SpaceTokens(self.tokenizer, self.vocab_size)
         self._healing_tokens = HealingTokens(self.tokenizer, self.vocab_size)
         self._token_texts = TokenTexts(self.tokenizer, self.vocab_size)

@@ -94,7 +94,7 @@ class RequestMaker:
     def as_generated(self, messages: Sequence[Message], options: RequestOptions) -> Sequence[Message]:
         """A conversation in which the calls that this namespace was given are written as the model wrote them."""
         namespace = self.decided(options).calls_of
-        return messages if namespace is None else self._prompts.given_calls.respelled(namespace, messages)
+        return messages if namespace is None else self._prompts.call_history.respelled(namespace, messages)
 
     def _request(
         self,

@@ -17,7 +17,7 @@ from ..spelled_json import SpelledJson, to_json
 from ..thought_format import FIELD
 from ..turns import grouped
 from .arguments import read_cut, without_halves
-from .given_calls import AsGenerated
+from .call_history import GeneratedArguments
 from .headed_format import HeadedFormat
 from .tool_format import ToolFormat
 
@@ -271,7 +271,7 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
         arguments = json.loads(text or "{}")
         arguments = {} if arguments is None else arguments
     except ValueError:
-        is_cut = not isinstance(text, AsGenerated) and text.lstrip().startswith("{")
+        is_cut = not isinstance(text, GeneratedArguments) and text.lstrip().startswith("{")
         arguments = read_cut(text) if is_cut else None
     except (TypeError, RecursionError):
         arguments = None
@@ -279,7 +279,7 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
         raise InvalidRequest(f"the arguments of the call of {name!r} are {text!r:.60}; they must be a JSON object")
     if _ESCAPED_HALF.search(text or ""):  # maybe of a pair, of which nothing is left in what was read
         arguments = json.loads(without_halves(json.dumps(arguments, ensure_ascii=False)))
-    return SpelledJson(arguments, text) if isinstance(text, AsGenerated) else arguments
+    return SpelledJson(arguments, text) if isinstance(text, GeneratedArguments) else arguments
 
 
 def _json(value: object) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from radixlm.runtime.chat.later_turns import LaterTurns
-from radixlm.runtime.chat.tools.given_calls import GivenCalls
+from radixlm.runtime.chat.tools.call_history import CallHistory
 from radixlm.runtime.server.anthropic import conversation
 
 from bench.agents.__main__ import BAR
@@ -49,7 +49,7 @@ def test_the_user_may_speak_again_in_a_loop(server: AgentServer) -> None:
 
 
 def test_calls_that_are_not_known_are_computed_again(server: AgentServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GivenCalls, "note", lambda *_: None)
+    monkeypatch.setattr(CallHistory, "note", lambda *_: None)
     assert server.play("chat", REWRITES, loop(NUM_TURNS)).ratio > 1.2
 
 

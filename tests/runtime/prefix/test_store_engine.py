@@ -257,7 +257,7 @@ def test_a_call_of_a_reply_that_is_not_kept_is_not_kept(open_engine: Open) -> No
     engine.note_call(ToolCall("call_1", "edit", "{}"), RequestOptions(cache_match="off"), stream)
     stream.result()
     engine.note_call(ToolCall("call_2", "edit", "{}"), NO_OPTIONS, stream)  # its pages are nowhere
-    assert len(open_engine().prompts.given_calls) == 0
+    assert len(open_engine().prompts.call_history) == 0
 
 
 def test_a_call_of_a_reply_is_no_error_where_the_engine_was_closed_meanwhile(open_engine: Open) -> None:

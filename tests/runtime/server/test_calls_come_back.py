@@ -154,16 +154,16 @@ def test_calls_are_known_only_where_prompts_are_matched_by_text(hermes: Scripted
     for turns in ((off, {}), ({}, off)):
         loop = Loop(hermes, **turns[0])
         if turns[0] == off == {"cache_match": "off"}:
-            assert len(hermes.engine.prompts.given_calls) == 0
+            assert len(hermes.engine.prompts.call_history) == 0
         changed = loop.changed(CLIENTS["sorted keys"])
         assert not loop.is_found(loop.goes_on(changed, **{"cache_match": "text", **turns[1]}))
 
 
 def test_calls_are_forgotten_with_the_cache(hermes: Scripted) -> None:
     loop = Loop(hermes)
-    assert len(hermes.engine.prompts.given_calls) == 1
+    assert len(hermes.engine.prompts.call_history) == 1
     hermes.client.delete("/v1/cache")
-    assert len(hermes.engine.prompts.given_calls) == 0
+    assert len(hermes.engine.prompts.call_history) == 0
     ids = loop.goes_on(loop.changed(CLIENTS["sorted keys"]))["prompt_token_ids"]
     assert ids[: len(loop.generated)] != loop.generated
 
@@ -172,13 +172,13 @@ def test_a_streamed_call_is_known_as_soon_as_its_last_piece_is_sent(hermes: Scri
     hermes.client.delete("/v1/cache")
     response = hermes.ask(HERMES.text_of([("edit", ARGUMENTS)]), tools=[TOOL], stream=True)
     assert response.status_code == 200
-    assert len(hermes.engine.prompts.given_calls) == 1
+    assert len(hermes.engine.prompts.call_history) == 1
 
 
 def test_a_call_that_was_cut_is_not_known(hermes: Scripted) -> None:
     hermes.client.delete("/v1/cache")
     assert hermes.reply(HERMES.text_of([("edit", ARGUMENTS)]), tools=[TOOL], max_tokens=20)["finish_reason"] == "length"
-    assert len(hermes.engine.prompts.given_calls) == 0
+    assert len(hermes.engine.prompts.call_history) == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])

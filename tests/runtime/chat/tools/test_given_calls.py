@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.spelled_json import SpelledJson, to_json
-from radixlm.runtime.chat.tools.given_calls import AsGenerated, GivenCalls
+from radixlm.runtime.chat.tools.call_history import CallHistory, GeneratedArguments
 from radixlm.runtime.chat.tools.known_formats import HERMES, PLAIN
 from radixlm.runtime.chat.tools.tool_calls import ToolCall
 from radixlm.runtime.chat.tools.tool_messages import for_template
@@ -29,14 +29,14 @@ def said(*arguments: str, ids: tuple[str, ...] = ("c0", "c1")) -> dict[str, Any]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def given(*spellings: str, **options: Any) -> GivenCalls:
-    calls = GivenCalls(**options)
+def given(*spellings: str, **options: Any) -> CallHistory:
+    calls = CallHistory(**options)
     for number, spelling in enumerate(spellings):
         calls.note(b"", ToolCall(f"c{number}", "f", spelling))
     return calls
 
 
-def arguments_of(calls: GivenCalls, message: dict[str, Any], namespace: bytes = b"") -> list[Any]:
+def arguments_of(calls: CallHistory, message: dict[str, Any], namespace: bytes = b"") -> list[Any]:
     [respelled] = calls.respelled(namespace, [message])
     found: Any = respelled["tool_calls"]
     return [call["function"]["arguments"] for call in found]
@@ -44,8 +44,8 @@ def arguments_of(calls: GivenCalls, message: dict[str, Any], namespace: bytes = 
 
 def is_known(spelling: str, sent: str) -> bool:
     [found] = arguments_of(given(spelling), said(sent))
-    assert found == (spelling if isinstance(found, AsGenerated) else sent)
-    return isinstance(found, AsGenerated)
+    assert found == (spelling if isinstance(found, GeneratedArguments) else sent)
+    return isinstance(found, GeneratedArguments)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,10 @@ def test_any_spelling_of_any_value_is_known_and_any_other_value_is_not() -> None
 
 def test_all_calls_of_a_message_are_known_or_none_is() -> None:
     calls = given(SPELLING, "{}")
-    assert [type(each) for each in arguments_of(calls, said(SPELLING, "{}"))] == [AsGenerated, AsGenerated]
+    assert [type(each) for each in arguments_of(calls, said(SPELLING, "{}"))] == [
+        GeneratedArguments,
+        GeneratedArguments,
+    ]
     assert [type(each) for each in arguments_of(calls, said(SPELLING, "{}", ids=("c0", "c2")))] == [str, str]
     assert [type(each) for each in arguments_of(calls, said(SPELLING, '{"a": 1}'))] == [str, str]
     assert [type(each) for each in arguments_of(calls, said(SPELLING, "{}"), b"of another")] == [str, str]
@@ -142,7 +145,7 @@ def test_memory_is_bounded_and_what_was_used_last_stays() -> None:
     for number in range(100):
         calls.note(b"", ToolCall(f"other{number}", "f", "{}"))
         assert arguments_of(calls, said(SPELLING, ids=("kept",))) == [SPELLING]
-        assert isinstance(arguments_of(calls, said(SPELLING, ids=("kept",)))[0], AsGenerated)
+        assert isinstance(arguments_of(calls, said(SPELLING, ids=("kept",)))[0], GeneratedArguments)
         assert len(calls) <= 5
     calls.note(b"", ToolCall("huge", "f", json.dumps({"a": "x" * 4000})))
     assert len(calls) == 0
@@ -206,7 +209,7 @@ def test_a_control_token_in_a_call_is_text_and_the_call_as_it_was_generated() ->
 
 @pytest.mark.parametrize("call", ["f", {}, {"id": "1"}, {"id": "1", "function": "f"}, {"id": "1", "function": {}}])
 def test_a_call_of_another_shape_is_left_to_what_refuses_it(call: object) -> None:
-    given = GivenCalls()
+    given = CallHistory()
     given.note(b"", ToolCall("1", "f", "{}"))
     said = [{"role": "assistant", "tool_calls": [call]}]
     assert given.respelled(b"", said) == said

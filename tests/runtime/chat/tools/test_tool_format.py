@@ -15,7 +15,7 @@ from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.chat.token_constraint import allowed_of
-from radixlm.runtime.chat.tools.given_calls import AsGenerated
+from radixlm.runtime.chat.tools.call_history import GeneratedArguments
 from radixlm.runtime.chat.tools.known_formats import (
     ATEM,
     COHERE,
@@ -433,7 +433,7 @@ def test_results_and_what_the_user_says_next_are_one_turn() -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize("arguments", ["[1]", AsGenerated("{"), "nonsense", "[" * 100_000])
+@pytest.mark.parametrize("arguments", ["[1]", GeneratedArguments("{"), "nonsense", "[" * 100_000])
 def test_a_call_whose_arguments_are_no_object_is_refused(format: ToolFormat, arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     with pytest.raises(InvalidRequest, match="must be a JSON object"):

@@ -32,7 +32,7 @@ _Key = tuple[bytes, str]  # a namespace, and the id of a call
 _OVERHEAD = 512  # bytes of an entry beside its texts, about
 
 
-class AsGenerated(str):
+class GeneratedArguments(str):
     """The arguments of a call as the model wrote them: no client changed a letter."""
 
     __slots__ = ()
@@ -49,10 +49,10 @@ class _Given:
         return sys.getsizeof(self.name) + sys.getsizeof(self.arguments) + _OVERHEAD
 
 
-class GivenCalls:
+class CallHistory:
     """The calls that were given or came back last, of all namespaces; any thread may ask.
 
-    >>> given = GivenCalls()
+    >>> given = CallHistory()
     >>> given.note(b"", ToolCall("call_1", "read", '{"path": "a", "line": 1}'))
     >>> function = {"name": "read", "arguments": '{"line":1,"path":"a"}'}
     >>> said = {"role": "assistant", "tool_calls": [{"id": "call_1", "function": function}]}
@@ -85,7 +85,7 @@ class GivenCalls:
                 self._drop(next(iter(self._given)))
 
     def respelled(self, namespace: bytes, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, in which the arguments of calls that were given are `AsGenerated`."""
+        """The messages, in which the arguments of calls that were given are `GeneratedArguments`."""
         return [self._respelled(namespace, message) for message in messages] if self._given else messages
 
     def forget(self, namespace: bytes | None = None) -> None:
@@ -122,7 +122,7 @@ class GivenCalls:
         with self._lock:
             if key in self._given:  # nobody has forgotten it meanwhile
                 self._put(key, _Given(given.name, given.arguments, self._clock()))
-        return {**call, "function": {**function, "arguments": AsGenerated(given.arguments)}}
+        return {**call, "function": {**function, "arguments": GeneratedArguments(given.arguments)}}
 
     def _put(self, key: _Key, given: _Given) -> None:
         if key in self._given:
