@@ -13,7 +13,7 @@ from functools import cache, partial
 from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact.manifest import Manifest
-from ..chat.later_turns import LaterTurns
+from ..chat.follow_up_turns import FollowUpTurns
 from ..errors import InvalidParameter
 from ..prefix.expected_prompts import ExpectedPrompt
 from .engine_options import EngineOptions
@@ -36,7 +36,7 @@ class RequestMaker:
         self._prompts, self._model, self._options, self._limits = prompts, manifest.model, options, limits
         self._queue = queue
         self._default_params = SamplingParams.recommended(manifest.sampling)
-        self._later = LaterTurns(prompts)
+        self._later = FollowUpTurns(prompts)
         self._numbers = itertools.count()
 
     def completion(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Request:

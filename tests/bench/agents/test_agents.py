@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
-from radixlm.runtime.chat.later_turns import LaterTurns
+from radixlm.runtime.chat.follow_up_turns import FollowUpTurns
 from radixlm.runtime.chat.tools.call_history import CallHistory
 from radixlm.runtime.server.anthropic import conversation
 
@@ -56,7 +56,7 @@ def test_calls_that_are_not_known_are_computed_again(server: AgentServer, monkey
 def test_replies_that_are_trimmed_and_unknown_are_computed_again(
     server: AgentServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LaterTurns, "renderings", lambda *_, **__: [])
+    monkeypatch.setattr(FollowUpTurns, "renderings", lambda *_, **__: [])
     assert server.play("messages", TRIMS, loop(NUM_TURNS)).ratio > 1.05
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.chat.later_turns import LaterTurns
+from radixlm.runtime.chat.follow_up_turns import FollowUpTurns
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.upkeep import Upkeep
@@ -344,7 +344,7 @@ def test_a_conversation_that_was_cleared_is_not_remembered_by_what_was_expected(
     settle(engine)
     engine.clear_cache()
     history = [{"role": "user", "content": ANSWER * 4}]
-    LaterTurns(engine.prompts).next_ids(history, (), None, ANSWER, seam_of=b"")
+    FollowUpTurns(engine.prompts).next_ids(history, (), None, ANSWER, seam_of=b"")
     assert engine.prompts.chat([*history, {"role": "assistant", "content": ANSWER}, SECOND], seam_of=b"").num_known == 0
 
 
@@ -354,8 +354,8 @@ def test_a_reply_that_calls_a_tool_is_not_gone_on_from_by_the_user(engine_of: An
     engine, _ = engine_of(HYBRID)
     tool = Tool("now", {"type": "object", "properties": {}})
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    assert LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, call) == ()
-    ids = LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, ANSWER)
+    assert FollowUpTurns(engine.prompts).next_ids([FIRST], [tool], None, call) == ()
+    ids = FollowUpTurns(engine.prompts).next_ids([FIRST], [tool], None, ANSWER)
     assert engine.decode(ids).endswith("<|im_start|>user\n")
 
 
@@ -366,8 +366,8 @@ def test_a_reply_whose_call_was_cut_stands_in_no_later_prompt(engine_of: Any) ->
     engine, _ = engine_of(HYBRID)
     tool = Tool("now", {"type": "object", "properties": {}})
     whole = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>'
-    assert LaterTurns(engine.prompts).renderings(whole, "", [tool])
-    assert LaterTurns(engine.prompts).renderings(whole[: whole.index("1}")], "", [tool]) == []
+    assert FollowUpTurns(engine.prompts).renderings(whole, "", [tool])
+    assert FollowUpTurns(engine.prompts).renderings(whole[: whole.index("1}")], "", [tool]) == []
 
 
 def test_a_call_whose_thought_is_dropped_is_gone_on_from_by_its_result(engine_of: Any) -> None:
@@ -376,7 +376,7 @@ def test_a_call_whose_thought_is_dropped_is_gone_on_from_by_its_result(engine_of
     engine, _ = engine_of(HYBRID)
     tool = Tool("now", {"type": "object", "properties": {}})
     call = '<tool_call>\n{"name": "now", "arguments": {"a":1}}\n</tool_call>'
-    ids = LaterTurns(engine.prompts).next_ids([FIRST], [tool], None, call, "Hm.")
+    ids = FollowUpTurns(engine.prompts).next_ids([FIRST], [tool], None, call, "Hm.")
     assert engine.decode(ids).endswith(f"assistant\n{call}<|im_end|>\n<|im_start|>user\n<tool_response>\n")
     earlier = {"role": "assistant", "content": "Hi.", "reasoning_content": "It is kept."}
-    assert LaterTurns(engine.prompts).next_ids([FIRST, earlier, FIRST], [tool], None, call, "Hm.") == ()
+    assert FollowUpTurns(engine.prompts).next_ids([FIRST, earlier, FIRST], [tool], None, call, "Hm.") == ()

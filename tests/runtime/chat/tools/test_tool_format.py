@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.follow_up_turns import FollowUpTurns
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.later_turns import LaterTurns
 from radixlm.runtime.chat.token_constraint import allowed_of
 from radixlm.runtime.chat.tools.call_history import GeneratedArguments
 from radixlm.runtime.chat.tools.known_formats import (
@@ -572,4 +572,4 @@ def test_json_that_only_looks_like_a_call_is_content_as_it_is(format: ToolFormat
 def test_where_nothing_may_be_called_all_is_content() -> None:
     text = PLAIN.text_of([("now", "{}")])
     prompts: Any = SimpleNamespace(chat_template=None, tool_format=PLAIN)
-    assert LaterTurns(prompts)._read(text, ()) == ReadReply(text)
+    assert FollowUpTurns(prompts)._read(text, ()) == ReadReply(text)

@@ -50,7 +50,7 @@ class Texts(Protocol):
     ) -> PreparedPrompt: ...
 
 
-class LaterTurns:
+class FollowUpTurns:
     """The prompts that come after replies to one model's conversations; any thread may ask."""
 
     def __init__(self, prompts: Texts) -> None:
