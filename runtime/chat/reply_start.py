@@ -17,10 +17,10 @@ from ..model.batch import Int32Array
 from .token_constraint import BoolArray, mask_of
 
 
-class SpaceFirst:
+class LeadingSpace:
     """The state of one reply; see `TokenConstraint`, which this is one of.
 
-    >>> constraint = SpaceFirst(np.array([5], np.int32))
+    >>> constraint = LeadingSpace(np.array([5], np.int32))
     >>> constraint.accept(2)
     >>> constraint.mask() is None
     True
@@ -58,11 +58,11 @@ class SpaceTokens:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
-    def start(self, end_ids: Iterable[int]) -> SpaceFirst:
+    def start(self, end_ids: Iterable[int]) -> LeadingSpace:
         """A constraint at the beginning of a reply that these tokens end."""
         is_allowed = self._begin_with_space.copy()
         is_allowed[[token_id for token_id in end_ids if token_id < self._vocab_size]] = True
-        return SpaceFirst(mask_of(is_allowed))
+        return LeadingSpace(mask_of(is_allowed))
 
     @cached_property
     def _begin_with_space(self) -> BoolArray:
@@ -81,7 +81,7 @@ def given_reply(
     return (prompt.space_id, *reply_ids)
 
 
-class HealedFirst:
+class TokenHealing:
     """The state of one reply; see `TokenConstraint`, which this is one of.
 
     Args:
@@ -130,10 +130,10 @@ class HealingTokens:
         """Whether a token has bytes that others may begin with."""
         return token_id < self.vocab_size and token_id not in self._special_ids and bool(self.spell(token_id))
 
-    def start(self, rest: bytes, end_ids: Container[int]) -> HealedFirst:
+    def start(self, rest: bytes, end_ids: Container[int]) -> TokenHealing:
         """A constraint at the beginning of a reply that these tokens end."""
         assert self._sorted, "sorted here, and not by the engine's thread"
-        return HealedFirst(self, rest, end_ids)
+        return TokenHealing(self, rest, end_ids)
 
     def beginning(self, rest: bytes) -> Iterator[int]:
         """Those that begin with these bytes, and those that these begin with, if others have what is left then."""

@@ -19,7 +19,7 @@ from .thought_splitter import splitter_of
 from .token_constraint import (
     ConstraintSource,
     Foresight,
-    HeldOpen,
+    MinTokens,
     TokenConstraint,
     allowed_of,
     mask_of,
@@ -123,7 +123,7 @@ class ThoughtFirst:
 
     def fork(self) -> TokenConstraint:
         """What goes on by itself from here: the constraint of the answer, and before it one that allows all."""
-        return self._answers.fork() if isinstance(self._answers, Foresight) else HeldOpen(0, frozenset(), 0)
+        return self._answers.fork() if isinstance(self._answers, Foresight) else MinTokens(0, frozenset(), 0)
 
     def state(self) -> Any:
         """See `Rewindable`."""

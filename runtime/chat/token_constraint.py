@@ -99,7 +99,7 @@ class ConstraintSource(Protocol):
         ...
 
 
-class HeldOpen:
+class MinTokens:
     """Keeps `stop_ids` out of the first `min_tokens` tokens of a reply, which another constraint may limit, too.
 
     The reply may end earlier where that constraint is complete, or allows nothing but a stop.
@@ -151,7 +151,7 @@ class HeldOpen:
         """As the other constraint says, whatever may not end the reply; see `Foresight`."""
         return self._inner.num_allowed(token_ids) if isinstance(self._inner, Foresight) else len(token_ids)
 
-    def fork(self) -> HeldOpen:
+    def fork(self) -> MinTokens:
         """One that goes on by itself; without the other constraint where that cannot."""
         forked = copy(self)
         forked._inner = self._inner.fork() if isinstance(self._inner, Foresight) else None

@@ -17,7 +17,7 @@ from ..chat.scan import Said
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
 from ..chat.text_rules.text_search import Found
 from ..chat.thought_splitter import ThoughtSplitter
-from ..chat.token_constraint import Foresight, HeldOpen, TokenConstraint, restore, state_of
+from ..chat.token_constraint import Foresight, MinTokens, TokenConstraint, restore, state_of
 from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
 from .sampling_params import SamplingParams
@@ -88,7 +88,7 @@ class Reply:
         self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self._stop_ids = params.end_ids(eos_token_ids)
         if params.min_tokens:
-            constraint = HeldOpen(params.min_tokens, self._stop_ids, vocab_size, constraint)
+            constraint = MinTokens(params.min_tokens, self._stop_ids, vocab_size, constraint)
         self._constraint = constraint
         self._text = ReplyText(decoder, thoughts, Stops(params.stop, params.stop_regex), params.banned_strings)
         if self._text.has_banned:

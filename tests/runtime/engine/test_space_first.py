@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from radixlm.runtime.chat.reply_start import SpaceFirst, SpaceTokens, given_reply
+from radixlm.runtime.chat.reply_start import LeadingSpace, SpaceTokens, given_reply
 from radixlm.runtime.chat.token_constraint import allowed_of, mask_of
 from radixlm.runtime.engine.engine import Completion, Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
@@ -196,8 +196,8 @@ def test_a_preempted_request_is_bound_in_its_first_token_only() -> None:
     for i in range(30):
         ids = [*([1] * 16 if i % 3 else [2] * 20), *(chance.randrange(EOS) for _ in range(chance.randrange(1, 16)))]
         params = SamplingParams(temperature=float(i % 2), seed=i, max_tokens=chance.randrange(20, 50), ignore_eos=True)
-        wanted[f"r{i}"] = alone(ids, params, constraint=SpaceFirst(first))
-        requests.append(bench.add(f"r{i}", ids, params, constraint=SpaceFirst(first)))
+        wanted[f"r{i}"] = alone(ids, params, constraint=LeadingSpace(first))
+        requests.append(bench.add(f"r{i}", ids, params, constraint=LeadingSpace(first)))
     num_preempted_with_tokens = 0
     while bench.core.has_work:
         before = [(request.num_preemptions, request.num_generated) for request in requests]

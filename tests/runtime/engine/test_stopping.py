@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint, allowed_of
+from radixlm.runtime.chat.token_constraint import MinTokens, TokenConstraint, allowed_of
 from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import InvalidParameter
@@ -148,8 +148,8 @@ def test_where_a_grammar_allows_more_than_the_end_the_reply_goes_on() -> None:
 
 
 def test_a_reply_whose_every_token_would_end_it_is_not_held_open() -> None:
-    held = HeldOpen(3, frozenset(range(VOCAB_SIZE)), VOCAB_SIZE)
+    held = MinTokens(3, frozenset(range(VOCAB_SIZE)), VOCAB_SIZE)
     assert held.mask() is None
-    held = HeldOpen(3, frozenset(range(VOCAB_SIZE - 1)), VOCAB_SIZE)
+    held = MinTokens(3, frozenset(range(VOCAB_SIZE - 1)), VOCAB_SIZE)
     mask = held.mask()
     assert mask is not None and allowed_of(mask, VOCAB_SIZE).nonzero()[0].tolist() == [VOCAB_SIZE - 1]

@@ -9,7 +9,7 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.runtime.chat.token_constraint import HeldOpen, TokenConstraint
+from radixlm.runtime.chat.token_constraint import MinTokens, TokenConstraint
 from radixlm.runtime.speculation.draft import FORCED, Draft, StepCost, draft_length
 from radixlm.runtime.speculation.drafter import Drafter, SuffixLookup
 
@@ -38,7 +38,7 @@ class Only:
         return len(token_ids)
 
     def fork(self) -> TokenConstraint:
-        return HeldOpen(0, frozenset(), 0)
+        return MinTokens(0, frozenset(), 0)
 
 
 def propose(drafter: Drafter, most: int = 8) -> Draft:
