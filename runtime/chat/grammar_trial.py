@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..errors import EngineClosed, EngineError, InvalidGrammar
 from .grammar import Grammar
-from .grammar_trial_process import LOWEST, Vocabulary
+from .grammar_trial_process import LOWEST, TokenBytes
 
 _PROGRAM = Path(__file__).with_name("grammar_trial_process.py")
 _PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then the program is started anew
@@ -49,7 +49,7 @@ class GrammarTrial:
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: TokenBytes,
         *,
         eos_token_ids: list[int],
         limits: dict[str, int],

@@ -52,7 +52,7 @@ def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
     if niceness:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
     hello = json.loads(sys.stdin.buffer.readline())
-    vocabulary = Vocabulary.unpacked(hello)
+    vocabulary = TokenBytes.unpacked(hello)
     wrapper = cast(llguidance.TokenizerWrapper, vocabulary)
     # without slices: they take 30 MB of 150,000 tokens, and the one mask of a trial is as quick
     tokenizer = llguidance.LLTokenizer(wrapper, eos_token=hello["eos_token_ids"], slices=[])
@@ -73,7 +73,7 @@ def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:
     )
 
 
-class Vocabulary:
+class TokenBytes:
     """The bytes of all tokens, in the form that `LLTokenizer` expects."""
 
     is_tokenizer_wrapper = True
@@ -86,7 +86,7 @@ class Vocabulary:
         self._id_of_byte = {token[0]: i for i, token in enumerate(tokens) if len(token) == 1}
 
     @classmethod
-    def unpacked(cls, packed: dict[str, Any]) -> Vocabulary:
+    def unpacked(cls, packed: dict[str, Any]) -> TokenBytes:
         """The vocabulary that `packed` packed."""
         text, at, tokens = base64.b64decode(packed["bytes"]), 0, []
         for length in packed["lengths"]:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from radixlm.tokenizer_fix import Tokenizer, TokenizerError
 
-from .grammar_trial_process import Vocabulary
+from .grammar_trial_process import TokenBytes
 from .grammars import Grammars
 
 
-class GrammarVocabulary(Vocabulary):
+class GrammarVocabulary(TokenBytes):
     """The tokens that a model may write. A grammar never allows special tokens, except those that end a reply.
 
     Args:

@@ -30,7 +30,7 @@ from .fair_lock import FairLock
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint, MatcherWork
 from .grammar_trial import GrammarTrial, OutOfTime
-from .grammar_trial_process import Vocabulary, limits_of
+from .grammar_trial_process import TokenBytes, limits_of
 
 MAX_GRAMMARS = 128  # kept, shorter ones than MAX_CHARACTERS / 128 each
 MAX_CHARACTERS = 1 << 20  # of kept grammars together: compiled, each takes up to 150 bytes
@@ -117,7 +117,7 @@ class Grammars:
 
     def __init__(
         self,
-        open_vocabulary: Callable[[], Vocabulary],
+        open_vocabulary: Callable[[], TokenBytes],
         eos_token_ids: tuple[int, ...],
         *,
         max_grammars: int = MAX_GRAMMARS,
@@ -286,7 +286,7 @@ class Grammars:
         return llguidance.LLMatcher(self._tokenizer, tried, log_level=0, limits=self._limits)
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> TokenBytes:
         return self._open_vocabulary()
 
     @cached_property

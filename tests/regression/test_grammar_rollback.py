@@ -13,7 +13,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.grammar_trial_process import Vocabulary
+from radixlm.runtime.chat.grammar_trial_process import TokenBytes
 from radixlm.runtime.chat.grammars import Grammars
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.plan import SchedulerPolicy
@@ -98,7 +98,7 @@ def test_grammar_rollback_at_random() -> None:
 @pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
     """Of the letters that the fake model says."""
-    grammars = Grammars(lambda: Vocabulary([text_of([i]).encode() for i in range(EOS)] + [b"</s>"], [EOS], EOS), (EOS,))
+    grammars = Grammars(lambda: TokenBytes([text_of([i]).encode() for i in range(EOS)] + [b"</s>"], [EOS], EOS), (EOS,))
     yield grammars
     grammars.close()
 

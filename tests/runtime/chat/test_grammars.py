@@ -23,7 +23,7 @@ import pytest
 from radixlm.runtime.chat import grammars as grammars_module
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
 from radixlm.runtime.chat.grammar_trial import GrammarTrial, OutOfTime
-from radixlm.runtime.chat.grammar_trial_process import Vocabulary
+from radixlm.runtime.chat.grammar_trial_process import TokenBytes
 from radixlm.runtime.chat.grammar_vocabulary import GrammarVocabulary
 from radixlm.runtime.chat.grammars import MAX_REFUSED, MAX_WAITING, CompiledGrammar, Grammars
 from radixlm.runtime.chat.token_constraint import allowed_of
@@ -700,7 +700,7 @@ def test_closing_kills_the_fork_that_tries_a_grammar_though_it_gets_no_processor
 
 def test_a_vocabulary_goes_over_the_pipe_unchanged(small: Bench) -> None:
     packed = json.loads(json.dumps(small.vocabulary.packed()))
-    unpacked = Vocabulary.unpacked(packed | {"eos_token_ids": [2]})
+    unpacked = TokenBytes.unpacked(packed | {"eos_token_ids": [2]})
     assert unpacked.tokens == small.vocabulary.tokens
     assert unpacked.special_token_ids == small.vocabulary.special_token_ids
 
