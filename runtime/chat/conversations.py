@@ -1,4 +1,4 @@
-"""Render conversations as a model's template wants them: tools, thoughts and turns each in their place.
+"""Render conversations as a model's template wants them: tools, reasoning and turns each in their place.
 
 What a template knows is found by rendering short conversations. Knows messages and a template, not tokens.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import EmptyPrompt, InvalidRequest
 from .chat_template import ChatTemplate
-from .thoughts import Thoughts
+from .reasoning import Reasoning
 from .tools.tool_format import Tool, ToolFormat
 from .tools.tool_messages import for_template
 from .turns import Turns
@@ -59,12 +59,12 @@ class Conversations:
         name: str,
         template: ChatTemplate | None,
         fault: str | None,
-        thoughts: Thoughts,
+        reasoning: Reasoning,
         *,
         tool_format: Callable[[], ToolFormat],
         template_kwargs: Mapping[str, object],
     ) -> None:
-        self._name, self._template, self._fault, self._thoughts = name, template, fault, thoughts
+        self._name, self._template, self._fault, self._reasoning = name, template, fault, reasoning
         self._tool_format, self._template_kwargs = tool_format, dict(template_kwargs)
         self._system_messages, self._turns = SystemMessages(template), Turns(template)
         self._tools = ToolDefinitions(template)
@@ -89,7 +89,7 @@ class Conversations:
             return messages, (), kwargs
         told, known = for_template(messages, self._tools.for_template(tools), self._tool_format())
         turns = self._turns.for_template(self._system_messages.for_template(told))
-        return self._thoughts.for_template(turns), known, kwargs
+        return self._reasoning.for_template(turns), known, kwargs
 
     def rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
         """The text of `values`, and the generation prompt.

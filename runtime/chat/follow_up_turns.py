@@ -14,7 +14,7 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..errors import InvalidRequest
 from .chat_template import ChatTemplate
-from .thought_format import FIELD as THOUGHT_FIELD
+from .reasoning_format import FIELD as REASONING_FIELD
 from .tools.call_history import GeneratedArguments
 from .tools.tool_calls import ReadReply, ToolCallReader, read_whole
 from .tools.tool_format import Tool, ToolFormat
@@ -94,7 +94,7 @@ class FollowUpTurns:
             InvalidRequest: the template refuses the conversation.
         """
         read = self._read(reply, tools)
-        keeps_thoughts = any(message.get(THOUGHT_FIELD) for message in messages)
+        keeps_thoughts = any(message.get(REASONING_FIELD) for message in messages)
         if read.calls and (keeps_thoughts or not thought):
             return ()
         said = _message_of(read if read.calls else ReadReply(reply), thought if keeps_thoughts else "")
@@ -131,7 +131,7 @@ def _message_of(reply: ReadReply, thought: str) -> Message:
     """A reply as a message; the arguments of its calls are the model's."""
     said: dict[str, object] = {"role": "assistant", "content": reply.content}
     if thought:
-        said[THOUGHT_FIELD] = thought
+        said[REASONING_FIELD] = thought
     functions = [{"name": call.name, "arguments": GeneratedArguments(call.arguments)} for call in reply.calls]
     ids = [call.call_id for call in reply.calls]
     calls = [{"id": id, "type": "function", "function": each} for id, each in zip(ids, functions, strict=True)]

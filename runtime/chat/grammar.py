@@ -36,7 +36,7 @@ class Grammar:
         text: the schema or the list of choices as JSON, the expression, or the grammar.
         is_strict: a schema with a keyword that cannot be enforced is refused; else the keyword is ignored, and
             `oneOf` means `anyOf`.
-        holds_thoughts: it is of all of a reply, and says how the reply thinks; else it is of what is no thought.
+        holds_reasoning: it is of all of a reply, and says how the reply thinks; else it is of what is no thought.
 
     Raises:
         InvalidGrammar: it is longer than `MAX_GRAMMAR_LENGTH`.
@@ -48,7 +48,7 @@ class Grammar:
     kind: GrammarKind
     text: str
     is_strict: bool = True
-    holds_thoughts: bool = False
+    holds_reasoning: bool = False
 
     def __post_init__(self) -> None:
         assert self.kind in get_args(GrammarKind)

@@ -49,7 +49,7 @@ class CompiledGrammar:
     """A grammar that any number of replies can follow at a time; `Grammars.compile` makes it.
 
     Attributes:
-        holds_thoughts: as in `Grammar`.
+        holds_reasoning: as in `Grammar`.
         work: what its matcher remembers.
 
     Args:
@@ -63,11 +63,11 @@ class CompiledGrammar:
         vocab_size: int,
         *,
         num_characters: int = 0,
-        holds_thoughts: bool = False,
+        holds_reasoning: bool = False,
         on_failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.work = MatcherWork(on_failed=on_failed)
-        self.holds_thoughts, self.num_characters = holds_thoughts, num_characters
+        self.holds_reasoning, self.num_characters = holds_reasoning, num_characters
         self._open_matcher = open_matcher
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -267,7 +267,7 @@ class Grammars:
             lambda: self._matcher(tried),
             self._tokenizer.vocab_size,
             num_characters=len(grammar.text),
-            holds_thoughts=grammar.holds_thoughts,
+            holds_reasoning=grammar.holds_reasoning,
             on_failed=lambda: self._drop(grammar),
         )
         with self._lock:

@@ -1,6 +1,6 @@
 """How a reply is read while it is generated: by scans, each of which reads what the one before it makes certain.
 
-    token -> StreamDecoder -> ThoughtSplitter -> Stops -> StringScan (banned) -> ToolCallReader -> ArgumentsReader
+    token -> StreamDecoder -> ReasoningSplitter -> Stops -> StringScan (banned) -> ToolCallReader -> ArgumentsReader
              text             reasoning, answer  answer   where it begins        text and calls    JSON
 
 `ReplyText` runs those up to the banned strings, in the engine; `ReplyEvents` runs the others, in the server.

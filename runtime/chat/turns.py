@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar
 
 from ..errors import InvalidRequest
 from .chat_template import ChatTemplate
-from .thought_format import FIELD as THOUGHT_FIELD
-from .thought_format import Message
+from .reasoning_format import FIELD as REASONING_FIELD
+from .reasoning_format import Message
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def grouped(items: Iterable[T], belongs: Callable[[Sequence[T], T], bool]) -> li
 
 
 def _without_empty_replies(messages: Sequence[Message]) -> Sequence[Message]:
-    keys = ("content", "tool_calls", THOUGHT_FIELD)
+    keys = ("content", "tool_calls", REASONING_FIELD)
     return [each for each in messages if each.get("role") != "assistant" or any(each.get(key) for key in keys)]
 
 
@@ -134,7 +134,7 @@ def _with_replies_joined(messages: Sequence[Message]) -> Sequence[Message]:
 
 def _one_reply(messages: Sequence[Message]) -> Message:
     joined = {key: value for message in messages for key, value in message.items()}
-    for key in ("content", THOUGHT_FIELD):
+    for key in ("content", REASONING_FIELD):
         said = [str(each[key]) for each in messages if each.get(key)]
         if len(messages) > 1 and said:
             joined[key] = "\n\n".join(said)

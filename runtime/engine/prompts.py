@@ -18,9 +18,9 @@ from ..chat.artifact_tokenizer import checked_ids, open_tokenizer, refusing, wit
 from ..chat.chat_template import ChatTemplate, fault_of
 from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
+from ..chat.reasoning import Reasoning
 from ..chat.reply_start import HealingTokens, SpaceTokens
 from ..chat.text_rules.token_texts import TokenTexts
-from ..chat.thoughts import Thoughts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.call_history import CallHistory
 from ..chat.tools.headed_format import HeadedFormat
@@ -73,7 +73,7 @@ class Prompts:
         chat_template: None if the artifact has none.
         call_history: of tools, in replies.
         texts: what is remembered of prompts and calls.
-        thoughts: what the model thinks before it answers, and what of that stands in the prompts of later turns.
+        reasoning: what the model thinks before it answers, and what of that stands in the prompts of later turns.
 
     Raises:
         CorruptArtifact: the tokenizer cannot be used.
@@ -100,12 +100,12 @@ class Prompts:
         self.tokenizer = open_tokenizer(artifact, template, clock)
         self.chat_template = None if template is None else with_ends(template, artifact, self.tokenizer)
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
-        self.thoughts = Thoughts(self.chat_template, self.tokenizer, self.vocab_size)
+        self.reasoning = Reasoning(self.chat_template, self.tokenizer, self.vocab_size)
         self._conversations = Conversations(
             self._name,
             self.chat_template,
             fault,
-            self.thoughts,
+            self.reasoning,
             tool_format=lambda: self.tool_format,
             template_kwargs=template_kwargs or {},
         )
@@ -129,7 +129,7 @@ class Prompts:
     @cached_property
     def _shown_ids(self) -> frozenset[int]:
         """The special tokens that a decoder of replies to chats spells, so that they can be taken apart."""
-        return self.thoughts.shown_ids | {token_id for _, token_id in self.tool_format.specials}
+        return self.reasoning.shown_ids | {token_id for _, token_id in self.tool_format.specials}
 
     def _head_in(self, header: str) -> str | None:
         """The head of the call that a part of a reply makes; see `HeadedFormat`."""
@@ -294,10 +294,10 @@ class Prompts:
             healed=prompt.healed,
             shown_ids=self._shown_ids if is_chat else frozenset(),
         )
-        if constraint is not None and (not is_chat or getattr(constraint, "holds_thoughts", False)):
+        if constraint is not None and (not is_chat or getattr(constraint, "holds_reasoning", False)):
             begun = constraint.start()
         elif constraint is not None:
-            begun = self.thoughts.before(constraint, text, decoder=decoder)
+            begun = self.reasoning.before(constraint, text, decoder=decoder)
         breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
         return Reply(
             params,
@@ -306,7 +306,7 @@ class Prompts:
             vocab_size=self.vocab_size,
             eos_token_ids=self._eos_token_ids,
             constraint=begun,
-            thoughts=self.thoughts.splitter(text, self._head_in) if is_chat else None,
+            thoughts=self.reasoning.splitter(text, self._head_in) if is_chat else None,
             holding=self._token_texts.holding,
             breaker_ids=self._token_texts.holding_any(breakers) if breakers else NO_IDS,
         )

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..chat.reasoning_splitter import ReasoningSplitter
 from ..chat.scan import Said
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
 from ..chat.text_rules.text_search import Found
-from ..chat.thought_splitter import ThoughtSplitter
 from ..chat.token_constraint import Foresight, MinTokens, TokenConstraint, restore, state_of
 from ..errors import ConstraintFailed
 from .completion import Delta, FinishReason, StopReason, TokenLogprob
@@ -69,7 +69,7 @@ class Reply:
         vocab_size: int,
         eos_token_ids: Iterable[int] = (),
         constraint: TokenConstraint | None = None,
-        thoughts: ThoughtSplitter | None = None,
+        thoughts: ReasoningSplitter | None = None,
         holding: Callable[[str], IntArray] = lambda string: NO_IDS,
         breaker_ids: IntArray = NO_IDS,
     ) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ..reasoning_splitter import ReasoningSplitter
 from ..scan import Rewindable, RewindableScan, Said
-from ..thought_splitter import ThoughtSplitter
 from .text_search import Found, PatternScan, StringScan
 
 TextDecoder = RewindableScan[int, str]
@@ -30,7 +30,7 @@ class ReplyText:
     """
 
     def __init__(
-        self, decoder: TextDecoder, splitter: ThoughtSplitter | None, stops: Stops, banned: Sequence[str] = ()
+        self, decoder: TextDecoder, splitter: ReasoningSplitter | None, stops: Stops, banned: Sequence[str] = ()
     ) -> None:
         self._decoder, self._splitter, self._stops = decoder, splitter, stops
         self._ban = StringScan(banned, ignores_case=True) if banned else None

@@ -70,7 +70,7 @@ class HeadedFormat(ToolFormat):
                     f"RECIPIENT: / to=[^\\n]{{1,200}}/ & ~/{escaped(self.begin)}({known})( [^\\n]*)?/",
                 ]
             )
-        return Grammar("lark", "\n".join(rules) + "\n", holds_thoughts=True)
+        return Grammar("lark", "\n".join(rules) + "\n", holds_reasoning=True)
 
     def _part(self, channel: str) -> str:
         return quoted(f"<|channel|>{channel}<|message|>", self.specials)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import InvalidRequest
+from ..reasoning_format import FIELD
 from ..spelled_json import SpelledJson, to_json
-from ..thought_format import FIELD
 from ..turns import grouped
 from .arguments import read_cut, without_halves
 from .call_history import GeneratedArguments

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ...chat.thought_format import FIELD as THOUGHT_FIELD
+from ...chat.reasoning_format import FIELD as REASONING_FIELD
 from ...errors import InvalidParameter
 from ..unread_parts import ADVICE
 from .billing_line import BILLING_LINE, is_billing_line
@@ -164,7 +164,7 @@ def _said(place: int, message: InputMessage, calls: _Calls) -> Message:
                 raise _misplaced(place, number, message, block)
     said: Message = {"role": "assistant", "content": "".join(words)}
     if any(thoughts):
-        said[THOUGHT_FIELD] = "".join(thoughts)
+        said[REASONING_FIELD] = "".join(thoughts)
     return {**said, "tool_calls": called} if called else said
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...chat.thought_format import FIELD as THOUGHT_FIELD
+from ...chat.reasoning_format import FIELD as REASONING_FIELD
 from ..limits import MAX_MESSAGES
 from ..unread_parts import note
 from .tools import CalledFunction, CallOfMessage, id_of_call
@@ -111,7 +111,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         content = content if isinstance(content, str) else "".join(part.words for part in content)
         message: dict[str, object] = {"role": _ROLES.get(self.role, self.role), "content": content}
         if self.thought:
-            message[THOUGHT_FIELD] = self.thought
+            message[REASONING_FIELD] = self.thought
         if self.calls:
             message["tool_calls"] = [call.to_template() for call in self.calls]
         if self.tool_call_id is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...chat.thought_format import FIELD as THOUGHT_FIELD
+from ...chat.reasoning_format import FIELD as REASONING_FIELD
 from ...errors import InvalidParameter
 from ..unread_parts import ADVICE, note
 from .response_tools import full_name
@@ -164,7 +164,7 @@ class History:
         match item.type:
             case "reasoning":
                 if item.thought:
-                    self._go_on(place, {"content", "tool_calls", THOUGHT_FIELD})[THOUGHT_FIELD] = item.thought
+                    self._go_on(place, {"content", "tool_calls", REASONING_FIELD})[REASONING_FIELD] = item.thought
             case "function_call" | "custom_tool_call":
                 calls = self._go_on(place, set()).setdefault("tool_calls", [])
                 assert isinstance(calls, list)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.conversations import Conversations, SystemMessages
-from radixlm.runtime.chat.thought_format import Message, thoughts_of, without_thoughts
+from radixlm.runtime.chat.reasoning_format import Message, reasoning_format_of, without_reasoning
 from radixlm.runtime.chat.tools.known_formats import format_of
 from radixlm.runtime.chat.tools.tool_format import Tool
 
@@ -39,7 +39,7 @@ class Model:
 
     def __init__(self, source: str) -> None:
         self.template = ChatTemplate(source)
-        self.tools, self.thought = format_of(self.template), thoughts_of(self.template)
+        self.tools, self.thought = format_of(self.template), reasoning_format_of(self.template)
         self.conversations = Conversations(
             "a",
             self.template,
@@ -50,8 +50,8 @@ class Model:
         )
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """As `Thoughts`, which needs a tokenizer for more than this."""
-        return without_thoughts(messages) if self.thought is None else self.thought.for_template(messages)
+        """As `Reasoning`, which needs a tokenizer for more than this."""
+        return without_reasoning(messages) if self.thought is None else self.thought.for_template(messages)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         return self.conversations.rendered(*self.conversations.values(messages, [WEATHER], None))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.chat.reasoning_format import ReasoningFormat
+from radixlm.runtime.chat.reasoning_splitter import splitter_of
 from radixlm.runtime.chat.text_rules.reply_text import ReplyText, Stops
 from radixlm.runtime.chat.text_rules.text_search import PatternScan, StringScan
-from radixlm.runtime.chat.thought_format import ThoughtFormat
-from radixlm.runtime.chat.thought_splitter import splitter_of
 from radixlm.runtime.chat.tools.known_formats import GEMMA, HERMES, LFM, QWEN_CODER
 from radixlm.tokenizer_fix.stream_decoder import StreamDecoder
 
-TAGS = ThoughtFormat("<t>\n", "\n</t>\n\n")
-HEADERS = ThoughtFormat("<|c|>analysis<|m|>", "<|end|><|c|>final<|m|>", bare="<|c|>final<|m|>")
+TAGS = ReasoningFormat("<t>\n", "\n</t>\n\n")
+HEADERS = ReasoningFormat("<|c|>analysis<|m|>", "<|end|><|c|>final<|m|>", bare="<|c|>final<|m|>")
 WORDS = ["<t>", "\n", "</t>", "<", "t", "ab", "b", "c", " ", "<|c|>analysis<|m|>", "<|c|>final<|m|>", "<|end|>", "1."]
 BYTES = [b"a", b" ", b"\xc3", b"\xa9", b"\xff", b"\xf0\x9f", b"\x98\x80", b"<t>", b"</t>", b"\n", b"b c"]
 

@@ -6,16 +6,16 @@ import random
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
+from radixlm.runtime.chat.reasoning_format import ReasoningFormat, reasoning_format_of, without_reasoning
+from radixlm.runtime.chat.reasoning_splitter import MAX_HEADER, splitter_of
 from radixlm.runtime.chat.scan import Said
-from radixlm.runtime.chat.thought_format import ThoughtFormat, thoughts_of, without_thoughts
-from radixlm.runtime.chat.thought_splitter import MAX_HEADER, splitter_of
 
 from ..thought_templates import HEADED, HYBRID, OF_CALLS, OPENED, PARTS
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
 
-HYBRID_FORMAT = ThoughtFormat("<think>\n", "\n</think>\n\n", field="reasoning_content")
-OPENED_FORMAT = ThoughtFormat("<think>", "</think>", is_loose=True)
-HEADED_FORMAT = ThoughtFormat(
+HYBRID_FORMAT = ReasoningFormat("<think>\n", "\n</think>\n\n", field="reasoning_content")
+OPENED_FORMAT = ReasoningFormat("<think>", "</think>", is_loose=True)
+HEADED_FORMAT = ReasoningFormat(
     "<|channel|>analysis<|message|>",
     "<|end|><|im_start|>assistant<|channel|>final<|message|>",
     "<|channel|>final<|message|>",
@@ -25,20 +25,20 @@ FORMATS = {
     "hybrid": (HYBRID, HYBRID_FORMAT),
     "opened": (OPENED, OPENED_FORMAT),
     "headed": (HEADED, HEADED_FORMAT),
-    "parts": (PARTS, ThoughtFormat("[THINK]", "[/THINK]", field="content")),
-    "of calls": (OF_CALLS, ThoughtFormat("<|channel>thought\n", "\n<channel|>", field="reasoning")),
+    "parts": (PARTS, ReasoningFormat("[THINK]", "[/THINK]", field="content")),
+    "of calls": (OF_CALLS, ReasoningFormat("<|channel>thought\n", "\n<channel|>", field="reasoning")),
 }
 HYBRID_PROMPT, OPEN_PROMPT = "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"
 
 
 @pytest.mark.parametrize(("template", "format"), FORMATS.values(), ids=FORMATS)
-def test_a_format_is_recognised_by_how_the_template_writes_a_thought(template: str, format: ThoughtFormat) -> None:
-    assert thoughts_of(ChatTemplate(template)) == format
+def test_a_format_is_recognised_by_how_the_template_writes_a_thought(template: str, format: ReasoningFormat) -> None:
+    assert reasoning_format_of(ChatTemplate(template)) == format
 
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA, NO_TOOLS, "{{ 1 / 0 }}", "{{ messages | tojson }}"])
 def test_a_template_without_thoughts_has_no_format(template: str) -> None:
-    assert thoughts_of(ChatTemplate(template)) is None
+    assert reasoning_format_of(ChatTemplate(template)) is None
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_prompt_opens_a_thought_if_it_ends_with_its_tag(prompt: str, is_opened
             "<|channel|>" + "x" * MAX_HEADER,
         ),
         (
-            ThoughtFormat("<t>", "</t>", bare="</t>"),
+            ReasoningFormat("<t>", "</t>", bare="</t>"),
             "",
             "</t>Yes.",
             "",
@@ -106,7 +106,7 @@ def test_a_prompt_opens_a_thought_if_it_ends_with_its_tag(prompt: str, is_opened
     ],
 )
 def test_a_reply_is_split_in_the_same_way_however_it_is_cut(
-    format: ThoughtFormat, prompt: str, reply: str, thought: str, answer: str
+    format: ReasoningFormat, prompt: str, reply: str, thought: str, answer: str
 ) -> None:
     dice = random.Random(reply)
     for size in (1, 2, 3, 5, 8, len(reply), None):
@@ -147,5 +147,5 @@ def test_a_thought_gets_the_name_that_the_template_reads() -> None:
     assert HEADED_FORMAT.for_template([reply]) == [{"role": "assistant", "content": "a", "thinking": "b"}]
     [part] = FORMATS["parts"][1].for_template([reply])
     assert part["content"] == [{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "a"}]
-    for others in (OPENED_FORMAT.for_template([reply]), without_thoughts([reply])):
+    for others in (OPENED_FORMAT.for_template([reply]), without_reasoning([reply])):
         assert others == [{"role": "assistant", "content": "a"}]

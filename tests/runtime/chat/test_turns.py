@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from radixlm.runtime.chat import conversations
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.conversations import Conversations, SystemMessages
-from radixlm.runtime.chat.thought_format import Message, thoughts_of, without_thoughts
+from radixlm.runtime.chat.reasoning_format import Message, reasoning_format_of, without_reasoning
 from radixlm.runtime.chat.tools.known_formats import PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.chat.turns import (
@@ -271,13 +271,13 @@ def test_thousands_of_long_messages_are_joined_at_once(name: str, role: str) -> 
 
 
 class Reasoning:
-    """The part of `Thoughts` that needs no tokenizer."""
+    """The part of `Reasoning` that needs no tokenizer."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        self.format = thoughts_of(template)
+        self.format = reasoning_format_of(template)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return without_thoughts(messages) if self.format is None else self.format.for_template(messages)
+        return without_reasoning(messages) if self.format is None else self.format.for_template(messages)
 
 
 def prepared_by(source: str) -> Conversations:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.thought_format import thoughts_of
+from radixlm.runtime.chat.reasoning_format import reasoning_format_of
 from radixlm.runtime.chat.tools.known_formats import HARMONY, HERMES, KIMI, LLAMA3, MISTRAL_IDS, PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
@@ -85,7 +85,7 @@ BY_IDS = """\
 def test_kimis_thoughts_and_calls_stand_in_the_prompt_where_its_template_writes_ids() -> None:
     """Its calls were words, behind which the template drops what was thought."""
     template = ChatTemplate(BY_IDS)
-    format, thoughts = format_of(template), thoughts_of(template)
+    format, thoughts = format_of(template), reasoning_format_of(template)
     assert format == KIMI and thoughts is not None and thoughts.field == "reasoning_content"
     history: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
     for number, name in enumerate("fgf"):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from .reasoning_format import ReasoningFormat
 from .scan import RewindableScan, Said, overlap
-from .thought_format import ThoughtFormat
 
 _RECIPIENT = " to="  # begins the first header where a reply is one call
 MAX_HEADER = 256  # characters; what goes on longer is no header
 
 
-class ThoughtSplitter(RewindableScan[str, Said], Protocol):
+class ReasoningSplitter(RewindableScan[str, Said], Protocol):
     """Takes the text of one reply apart. At its end, a tag that was cut is text."""
 
     @property
@@ -44,36 +44,36 @@ def no_head(header: str) -> str | None:
     return None
 
 
-def splitter_of(format: ThoughtFormat, prompt: str, head_in: HeadIn = no_head) -> ThoughtSplitter:
+def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter:
     """A splitter for the reply to a prompt, which may have opened the thought.
 
     Args:
         head_in: what the answer has instead of the header of a part; None: nothing.
 
-    >>> splitter = splitter_of(ThoughtFormat("<think>\\n", "\\n</think>\\n\\n"), "<|assistant|>")
+    >>> splitter = splitter_of(ReasoningFormat("<think>\\n", "\\n</think>\\n\\n"), "<|assistant|>")
     >>> [tuple(splitter.push(text)) for text in ("<th", "ink>\\nHm", ".\\n</think>\\n", "\\nYes.")]
     [('', ''), ('Hm', ''), ('.', ''), ('', 'Yes.')]
     """
     if format.header_end is not None:
         return _HeadedParts(format, format.header_end, head_in)
-    return _TaggedThought(format, prompt)
+    return _TaggedReasoning(format, prompt)
 
 
-class _TaggedThought:
+class _TaggedReasoning:
     """A reply that may begin with one thought; a tag behind it is text."""
 
-    def __init__(self, format: ThoughtFormat, prompt: str) -> None:
+    def __init__(self, format: ReasoningFormat, prompt: str) -> None:
         self._begin, self._end = _Tag.of(format.begin), _Tag.of(format.end)
         self._bare, self._is_loose = format.bare, format.is_loose
         self._held = ""
         self.is_thinking = format.is_opened_by(prompt)
         is_whole = prompt.endswith(format.begin) and not format.is_loose
         self._lead = "" if is_whole else self._begin.after  # of a thought that the prompt opened
-        self._read: _Read = _TaggedThought._read_again if self.is_thinking else _TaggedThought._read_begin
+        self._read: _Read = _TaggedReasoning._read_again if self.is_thinking else _TaggedReasoning._read_begin
 
     @property
     def is_answering(self) -> bool:
-        return self._read is _TaggedThought._read_answer
+        return self._read is _TaggedReasoning._read_answer
 
     @property
     def may_think(self) -> bool:
@@ -89,7 +89,7 @@ class _TaggedThought:
 
     def finish(self) -> Said:
         held, self._held = self._held, ""
-        read, own = self._read, _TaggedThought
+        read, own = self._read, _TaggedReasoning
         if read is own._read_thought or (read is own._read_again and held.strip()):
             return Said(thought=held)
         return Said(answer=held) if read is own._read_begin or read is own._read_answer else Said()
@@ -106,35 +106,35 @@ class _TaggedThought:
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
             self._held = rest.removeprefix(self._begin.core)
-            self.is_thinking, self._read = True, _TaggedThought._read_lead
+            self.is_thinking, self._read = True, _TaggedReasoning._read_lead
         elif self._bare and self._held.startswith(self._bare):
-            self._held, self._read = self._held.removeprefix(self._bare), _TaggedThought._read_answer
+            self._held, self._read = self._held.removeprefix(self._bare), _TaggedReasoning._read_answer
         elif self._begin.core.startswith(rest) or (self._bare and self._bare.startswith(self._held)):
             return None
         else:
-            self._read = _TaggedThought._read_answer
+            self._read = _TaggedReasoning._read_answer
         return Said()
 
     def _read_again(self) -> Said | None:
         """The tag that the prompt has already, which some models write once more."""
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
-            self._held, self._read = rest.removeprefix(self._begin.core), _TaggedThought._read_lead
+            self._held, self._read = rest.removeprefix(self._begin.core), _TaggedReasoning._read_lead
         elif self._begin.core.startswith(rest):
             return None
         else:
             has_lead = bool(self._lead) or self._is_loose
-            self._read = _TaggedThought._read_lead if has_lead else _TaggedThought._read_thought
+            self._read = _TaggedReasoning._read_lead if has_lead else _TaggedReasoning._read_thought
         return Said()
 
     def _read_lead(self) -> Said | None:
-        return self._drop_white(self._begin.after, _TaggedThought._read_thought)
+        return self._drop_white(self._begin.after, _TaggedReasoning._read_thought)
 
     def _read_thought(self) -> Said | None:
         before, at = self._end.before, self._held.find(self._end.core)
         if at >= 0:
             thought, self._held = self._held[:at], self._held[at + len(self._end.core) :]
-            self.is_thinking, self._read = False, _TaggedThought._read_gap
+            self.is_thinking, self._read = False, _TaggedReasoning._read_gap
             return Said(thought.rstrip() if self._is_loose else thought.removesuffix(before))
         num_held = overlap(self._held, self._end.core)
         safe = self._held[: len(self._held) - num_held]
@@ -148,7 +148,7 @@ class _TaggedThought:
         return Said(safe) if safe else None
 
     def _read_gap(self) -> Said | None:
-        return self._drop_white(self._end.after, _TaggedThought._read_answer)
+        return self._drop_white(self._end.after, _TaggedReasoning._read_answer)
 
     def _read_answer(self) -> Said | None:
         answer, self._held = self._held, ""
@@ -163,7 +163,7 @@ class _TaggedThought:
         return Said()
 
 
-_Read = Callable[[_TaggedThought], Said | None]
+_Read = Callable[[_TaggedReasoning], Said | None]
 
 
 class _HeadedParts:
@@ -172,7 +172,7 @@ class _HeadedParts:
     The parts that begin as the format's thought does are thoughts, and all others are the answer.
     """
 
-    def __init__(self, format: ThoughtFormat, header_end: str, head_in: HeadIn) -> None:
+    def __init__(self, format: ReasoningFormat, header_end: str, head_in: HeadIn) -> None:
         self._header_end, self._head_in = header_end, head_in
         self._end_tag = format.end_tag
         self._thought_header = format.begin.removesuffix(header_end)

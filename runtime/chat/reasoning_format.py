@@ -1,6 +1,6 @@
 """How a model writes what it thinks before it answers, recognised by its chat template.
 
-A format is a few literal texts around the thought. Knows texts and messages, not replies; `thought_splitter.py` takes
+A format is a few literal texts around the thought. Knows texts and messages, not replies; `reasoning_splitter.py` takes
 replies apart.
 """
 
@@ -41,7 +41,7 @@ _CALL: Final[Message] = {
 
 
 @dataclass(frozen=True)
-class ThoughtFormat:
+class ReasoningFormat:
     """The texts around a thought. White space around a tag belongs to the format where the template writes it::
 
         begin thought end answer          <think>\\n Hm. \\n</think>\\n\\n Yes.
@@ -81,7 +81,7 @@ class ThoughtFormat:
     def is_opened_by(self, prompt: str) -> bool:
         """Whether a reply to the prompt begins inside a thought.
 
-        >>> ThoughtFormat("<think>", "</think>").is_opened_by("<|assistant|><think>\\n")
+        >>> ReasoningFormat("<think>", "</think>").is_opened_by("<|assistant|><think>\\n")
         True
         """
         return prompt.rstrip().endswith(self.begin.strip())
@@ -96,10 +96,10 @@ class ThoughtFormat:
         return others if self.field is None or not thought else {**others, **_thinking(self.field, thought, others)}
 
 
-def thoughts_of(template: ChatTemplate) -> ThoughtFormat | None:
+def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
     """The format of the model with this chat template; None if it is not known to think.
 
-    >>> thoughts_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is None
+    >>> reasoning_format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is None
     True
     """
     for said in (_REPLY, _CALL):  # some templates keep the thoughts of calls only
@@ -111,18 +111,18 @@ def thoughts_of(template: ChatTemplate) -> ThoughtFormat | None:
     texts = template.own_texts
     for begin, end in _TAGS:
         if any(end.strip() in text for text in texts) and any(begin.strip() in text for text in texts):
-            return ThoughtFormat(begin, end, is_loose=True)
+            return ReasoningFormat(begin, end, is_loose=True)
     return None
 
 
-def without_thoughts(messages: Sequence[Message]) -> Sequence[Message]:
+def without_reasoning(messages: Sequence[Message]) -> Sequence[Message]:
     """Messages for a template that knows no thoughts."""
     if not any(FIELD in message for message in messages):
         return messages
     return [{key: value for key, value in message.items() if key != FIELD} for message in messages]
 
 
-def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]) -> ThoughtFormat | None:
+def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]) -> ReasoningFormat | None:
     """The format in which a template writes the thought of an earlier reply."""
     try:
         prompt = template.render([_ASKED], kwargs=kwargs)
@@ -139,7 +139,7 @@ def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[
     elif prompt.startswith(before) and not _TAG.search(more):  # words that lead the thought on
         begin += more
     bare = _bare(template, prompt, kwargs)
-    return ThoughtFormat(begin, end, "" if begin.strip() in bare else bare, field) if begin.strip() else None
+    return ReasoningFormat(begin, end, "" if begin.strip() in bare else bare, field) if begin.strip() else None
 
 
 def _bare(template: ChatTemplate, prompt: str, kwargs: Mapping[str, object]) -> str:

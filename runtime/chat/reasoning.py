@@ -10,15 +10,15 @@ from functools import cached_property
 
 from radixlm.tokenizer_fix import Tokenizer
 
+from .answer_constraint import AnswerConstraint, ReasoningTokens, spilling_ids
 from .chat_template import ChatTemplate
+from .reasoning_format import Message, ReasoningFormat, reasoning_format_of, without_reasoning
+from .reasoning_splitter import HeadIn, ReasoningSplitter, no_head, splitter_of
 from .scan import RewindableScan
-from .thought_first import ThoughtFirst, ThoughtTokens, spilling_ids
-from .thought_format import Message, ThoughtFormat, thoughts_of, without_thoughts
-from .thought_splitter import HeadIn, ThoughtSplitter, no_head, splitter_of
 from .token_constraint import ConstraintSource, TokenConstraint
 
 
-class Thoughts:
+class Reasoning:
     """How a model thinks in conversations; any thread may ask. The template is looked at when this is first used.
 
     Args:
@@ -30,9 +30,9 @@ class Thoughts:
         self._template, self._tokenizer, self._vocab_size = template, tokenizer, vocab_size
 
     @cached_property
-    def format(self) -> ThoughtFormat | None:
+    def format(self) -> ReasoningFormat | None:
         """How thoughts are written; None: the model is not known to think."""
-        return None if self._template is None else thoughts_of(self._template)
+        return None if self._template is None else reasoning_format_of(self._template)
 
     @cached_property
     def shown_ids(self) -> frozenset[int]:
@@ -41,9 +41,9 @@ class Thoughts:
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Messages in which earlier thoughts, `reasoning_content`, have the name that the template reads."""
-        return without_thoughts(messages) if self.format is None else self.format.for_template(messages)
+        return without_reasoning(messages) if self.format is None else self.format.for_template(messages)
 
-    def splitter(self, prompt: str, head_in: HeadIn = no_head) -> ThoughtSplitter | None:
+    def splitter(self, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter | None:
         """Takes the reply to a rendered prompt apart; None: all of it is the answer.
 
         Args:
@@ -73,7 +73,7 @@ class Thoughts:
         white_ids = self._white_ids(gap)
         if not all(character in white_ids for character in gap):
             gap = ""  # it cannot be written piece by piece
-        tokens = ThoughtTokens(
+        tokens = ReasoningTokens(
             self.format,
             () if is_headed else self._ids(self.format.begin.strip()),
             [self._ids(header)[0] for header in headers if header],
@@ -84,7 +84,7 @@ class Thoughts:
             self._vocab_size,
             decoder,
         )
-        return ThoughtFirst(tokens, prompt, constraint)
+        return AnswerConstraint(tokens, prompt, constraint)
 
     @property
     def _last_tag(self) -> str:

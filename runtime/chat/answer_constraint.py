@@ -13,9 +13,9 @@ import numpy as np
 
 from ..errors import ConstraintFailed
 from ..model.batch import Int32Array
+from .reasoning_format import ReasoningFormat
+from .reasoning_splitter import splitter_of
 from .scan import RewindableScan
-from .thought_format import ThoughtFormat
-from .thought_splitter import splitter_of
 from .token_constraint import (
     ConstraintSource,
     Foresight,
@@ -29,7 +29,7 @@ from .token_constraint import (
 
 
 @dataclass(frozen=True)
-class ThoughtTokens:
+class ReasoningTokens:
     """A format in a model's tokens.
 
     Args:
@@ -42,7 +42,7 @@ class ThoughtTokens:
         decoder: makes what spells a reply token by token.
     """
 
-    format: ThoughtFormat
+    format: ReasoningFormat
     begin_ids: Sequence[int]
     first_ids: Sequence[int]
     gap: str
@@ -53,7 +53,7 @@ class ThoughtTokens:
     decoder: Callable[[], RewindableScan[int, str]]
 
 
-class ThoughtFirst:
+class AnswerConstraint:
     """Lets a thought be as it is, and holds what follows to a constraint. A reply may end inside its thought.
 
     Where tags are ordinary text, a token may have a tag's end and the answer's beginning, which no constraint could be
@@ -64,7 +64,7 @@ class ThoughtFirst:
         source: of the reply behind the thought, or of all of it if there is none.
     """
 
-    def __init__(self, tokens: ThoughtTokens, prompt: str, source: ConstraintSource) -> None:
+    def __init__(self, tokens: ReasoningTokens, prompt: str, source: ConstraintSource) -> None:
         self._tokens, self._source = tokens, source
         self._splitter = splitter_of(tokens.format, prompt)
         self._decoder = tokens.decoder()
