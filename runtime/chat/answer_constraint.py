@@ -33,9 +33,9 @@ class ReasoningTokens:
     """A format in a model's tokens.
 
     Args:
-        begin_ids: the tokens that begin a thought; none where each part of a reply has a header.
+        begin_ids: the tokens that begin reasoning; none where each part of a reply has a header.
         first_ids: the tokens that begin the first header; none where parts have none.
-        gap: the white space between a thought and its answer, as the template writes it.
+        gap: the white space between reasoning and its answer, as the template writes it.
         white_ids: the tokens of all pieces of it that are one.
         last_tag: what stands right before the answer, but for white space.
         spilling: the tokens that write what is left of `last_tag`, and words behind it; by what is left.
@@ -54,26 +54,26 @@ class ReasoningTokens:
 
 
 class AnswerConstraint:
-    """Lets a thought be as it is, and holds what follows to a constraint. A reply may end inside its thought.
+    """Lets reasoning be as it is, and holds what follows to a constraint. A reply may end inside its reasoning.
 
     Where tags are ordinary text, a token may have a tag's end and the answer's beginning, which no constraint could be
     held to: it may not come.
 
     Args:
-        prompt: which may have begun the thought.
-        source: of the reply behind the thought, or of all of it if there is none.
+        prompt: which may have begun the reasoning.
+        source: of the reply behind the reasoning, or of all of it if there is none.
     """
 
     def __init__(self, tokens: ReasoningTokens, prompt: str, source: ConstraintSource) -> None:
         self._tokens, self._source = tokens, source
         self._splitter = splitter_of(tokens.format, prompt)
         self._decoder = tokens.decoder()
-        self._inner: TokenConstraint | None = source.start()  # None: the reply can only be a thought
+        self._inner: TokenConstraint | None = source.start()  # None: the reply can only be reasoning
         self._is_inside = self._splitter.may_think
         self._is_first = True
         self._begin = [] if self._is_inside else list(tokens.begin_ids)  # what is left of them, while they come
         self._gap = ""  # likewise, of the white space
-        self._written = ""  # of the thought, the end: as much of it as may begin a tag
+        self._written = ""  # of the reasoning, the end: as much of it as may begin a tag
         self._thinking_masks: dict[tuple[str, ...], Int32Array] = {}  # by what may be left of the last tag
 
     @property
@@ -107,7 +107,7 @@ class AnswerConstraint:
         elif self._gap:
             self._gap = self._gap[len(self._decoder.push(token_id)) :]
         elif self._begin and token_id == self._begin[0]:
-            self._begin_thought(token_id)
+            self._begin_reasoning(token_id)
         else:
             self._begin.clear()
             assert self._inner is not None, "the mask allows no other token"
@@ -145,7 +145,7 @@ class AnswerConstraint:
         return None if self._is_inside or self._gap or self._begin else self._inner
 
     def _thinking_mask(self) -> Int32Array:
-        """Any token but those that spill from a thought into the answer."""
+        """Any token but those that spill from reasoning into the answer."""
         tag = self._tokens.last_tag
         lefts = (tag[size:] for size in range(len(tag)) if self._written.endswith(tag[:size]))
         key = tuple(left for left in lefts if left in self._tokens.spilling)
@@ -154,8 +154,8 @@ class AnswerConstraint:
             self._thinking_masks[key] = mask_of(~np.isin(np.arange(self._tokens.vocab_size), unwanted))
         return self._thinking_masks[key]
 
-    def _begin_thought(self, token_id: int) -> None:
-        """Go on by a token that may begin a thought, or what the constraint allows."""
+    def _begin_reasoning(self, token_id: int) -> None:
+        """Go on by a token that may begin reasoning, or what the constraint allows."""
         self._begin.pop(0)
         if not self._begin:
             self._inner, self._is_inside = self._source.start(), True

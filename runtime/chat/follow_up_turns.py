@@ -58,9 +58,9 @@ class FollowUpTurns:
         template = prompts.chat_template
         self._render_words = None if template is None else template.reply_renderer()
 
-    def renderings(self, reply: str, thought: str, tools: Sequence[Tool]) -> list[str]:
-        """A reply and its thought as later prompts may have them, up to the end of its turn: the words as they are, and
-        as clients trim them. None where that is not known.
+    def renderings(self, reply: str, reasoning: str, tools: Sequence[Tool]) -> list[str]:
+        """A reply and its reasoning as later prompts may have them, up to the end of its turn: the words as they are,
+        and as clients trim them. None where that is not known.
 
         Args:
             tools: that it may call.
@@ -68,8 +68,8 @@ class FollowUpTurns:
         read = self._read(reply, tools)
         words = read.content if read.calls else reply
         versions = dict.fromkeys([words, words.rstrip(), words.strip()])
-        if read.calls or thought:
-            renderings = [self._rendered(replace(read, content=each), thought) for each in versions]
+        if read.calls or reasoning:
+            renderings = [self._rendered(replace(read, content=each), reasoning) for each in versions]
         else:
             renderings = [self._rendered_words(each) for each in versions]
         return [rendering for rendering in renderings if rendering is not None]
@@ -80,24 +80,24 @@ class FollowUpTurns:
         tools: Sequence[Tool],
         template_kwargs: Mapping[str, object] | None,
         reply: str,
-        thought: str = "",
+        reasoning: str = "",
         *,
         seam_of: bytes | None = None,
     ) -> tuple[int, ...]:
         """The ids that a conversation begins with which goes on from a reply, whatever is said next: by the user, or by
         the tools that the reply calls.
 
-        The thought is said again if an earlier one is. None of it where the reply stands in the next prompt as it was
-        generated: it calls tools, and has no thought that is dropped.
+        The reasoning is said again if earlier reasoning is. None of it where the reply stands in the next prompt as it
+        was generated: it calls tools, and has no reasoning that is dropped.
 
         Raises:
             InvalidRequest: the template refuses the conversation.
         """
         read = self._read(reply, tools)
-        keeps_thoughts = any(message.get(REASONING_FIELD) for message in messages)
-        if read.calls and (keeps_thoughts or not thought):
+        keeps_reasoning = any(message.get(REASONING_FIELD) for message in messages)
+        if read.calls and (keeps_reasoning or not reasoning):
             return ()
-        said = _message_of(read if read.calls else ReadReply(reply), thought if keeps_thoughts else "")
+        said = _message_of(read if read.calls else ReadReply(reply), reasoning if keeps_reasoning else "")
         one, other = (
             self._prompts.chat(
                 [*messages, said, *_answers(read, text)], tools, template_kwargs, seam_of=seam_of, remembers=False
@@ -115,23 +115,23 @@ class FollowUpTurns:
     def _rendered_words(self, words: str) -> str | None:
         return None if self._render_words is None else self._render_words(words)
 
-    def _rendered(self, reply: ReadReply, thought: str) -> str | None:
-        """A reply with calls or a thought behind a short prompt, up to the token that ends its turn."""
+    def _rendered(self, reply: ReadReply, reasoning: str) -> str | None:
+        """A reply with calls or reasoning behind a short prompt, up to the token that ends its turn."""
         asked: list[Message] = [{"role": "user", "content": _ANYTHING[0]}]
         try:
             prompt = self._prompts.render(asked)
-            later = self._prompts.render([*asked, _message_of(reply, thought)])
+            later = self._prompts.render([*asked, _message_of(reply, reasoning)])
         except InvalidRequest:  # the call was cut, for one
             return None
         places = [place for end in self._prompts.turn_ends if (place := later.find(end, len(prompt))) >= 0]
         return later[len(prompt) : min(places)] if later.startswith(prompt) and places else None
 
 
-def _message_of(reply: ReadReply, thought: str) -> Message:
+def _message_of(reply: ReadReply, reasoning: str) -> Message:
     """A reply as a message; the arguments of its calls are the model's."""
     said: dict[str, object] = {"role": "assistant", "content": reply.content}
-    if thought:
-        said[REASONING_FIELD] = thought
+    if reasoning:
+        said[REASONING_FIELD] = reasoning
     functions = [{"name": call.name, "arguments": GeneratedArguments(call.arguments)} for call in reply.calls]
     ids = [call.call_id for call in reply.calls]
     calls = [{"id": id, "type": "function", "function": each} for id, each in zip(ids, functions, strict=True)]

@@ -36,7 +36,7 @@ class Grammar:
         text: the schema or the list of choices as JSON, the expression, or the grammar.
         is_strict: a schema with a keyword that cannot be enforced is refused; else the keyword is ignored, and
             `oneOf` means `anyOf`.
-        holds_reasoning: it is of all of a reply, and says how the reply thinks; else it is of what is no thought.
+        holds_reasoning: it is of all of a reply, and says how the reply thinks; else it is of what is no reasoning.
 
     Raises:
         InvalidGrammar: it is longer than `MAX_GRAMMAR_LENGTH`.

@@ -1,4 +1,4 @@
-"""What one model's template says of thoughts, for prompts and for replies.
+"""What one model's template says of reasoning, for prompts and for replies.
 
 Knows a template's format and a tokenizer; not requests.
 """
@@ -31,7 +31,7 @@ class Reasoning:
 
     @cached_property
     def format(self) -> ReasoningFormat | None:
-        """How thoughts are written; None: the model is not known to think."""
+        """How reasoning is written; None: the model is not known to think."""
         return None if self._template is None else reasoning_format_of(self._template)
 
     @cached_property
@@ -40,7 +40,7 @@ class Reasoning:
         return frozenset() if self.format is None else self._tokenizer.special_ids_in(self.format.texts)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Messages in which earlier thoughts, `reasoning_content`, have the name that the template reads."""
+        """Messages in which earlier reasoning, `reasoning_content`, has the name that the template reads."""
         return without_reasoning(messages) if self.format is None else self.format.for_template(messages)
 
     def splitter(self, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter | None:
@@ -58,9 +58,9 @@ class Reasoning:
         *,
         decoder: Callable[[], RewindableScan[int, str]],
     ) -> TokenConstraint:
-        """A constraint that holds the reply to a prompt behind its thought.
+        """A constraint that holds the reply to a prompt behind its reasoning.
 
-        Where each part of a reply has a header, it holds the first part that is no thought.
+        Where each part of a reply has a header, it holds the first part that is no reasoning.
 
         Args:
             decoder: makes what spells a reply token by token.
@@ -88,13 +88,13 @@ class Reasoning:
 
     @property
     def _last_tag(self) -> str:
-        """What stands right before an answer behind a thought, but for white space."""
+        """What stands right before an answer behind reasoning, but for white space."""
         assert self.format is not None
         return self.format.header_end or self.format.end.strip()
 
     @cached_property
     def _spilling(self) -> Mapping[str, Sequence[int]]:
-        """The tokens that end a thought and begin the answer."""
+        """The tokens that end reasoning and begin the answer."""
         return spilling_ids(self._last_tag, map(self._tokenizer.token_bytes, range(self._vocab_size)))
 
     def _ids(self, text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """How a model writes what it thinks before it answers, recognised by its chat template.
 
-A format is a few literal texts around the thought. Knows texts and messages, not replies; `reasoning_splitter.py` takes
-replies apart.
+A format is a few literal texts around the reasoning. Knows texts and messages, not replies;
+`reasoning_splitter.py` takes replies apart.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .chat_template import ChatTemplate
 
 Message = Mapping[str, object]
 
-FIELD = "reasoning_content"  # what a message's thought is called outside of templates
+FIELD = "reasoning_content"  # what a message's reasoning is called outside of templates
 _FIELDS: Final = (FIELD, "reasoning", "thinking", "thought")  # what templates call it,
 _PART: Final = "content"  # or it is a part of the content
-_TAGS: Final = (  # of templates that read no thoughts
+_TAGS: Final = (  # of templates that read no reasoning
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>thought\n", "<channel|>"),
@@ -30,7 +30,7 @@ _TAGS: Final = (  # of templates that read no thoughts
 _SWITCHES: Final[tuple[Mapping[str, object], ...]] = ({}, {"enable_thinking": True}, {"thinking": True})
 _TAG = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 _FIRST_TAG = re.compile(rf"^\s*(?:{_TAG.pattern})")
-_THOUGHT, _ANSWER = "xyzzy plugh", "quux corge"
+_REASONING, _ANSWER = "xyzzy plugh", "quux corge"
 _ASKED: Final[Message] = {"role": "user", "content": "a"}
 _REPLY: Final[Message] = {"role": "assistant", "content": _ANSWER}
 _CALL: Final[Message] = {
@@ -42,16 +42,16 @@ _CALL: Final[Message] = {
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The texts around a thought. White space around a tag belongs to the format where the template writes it::
+    """The texts around reasoning. White space around a tag belongs to the format where the template writes it::
 
-        begin thought end answer          <think>\\n Hm. \\n</think>\\n\\n Yes.
+        begin reasoning end answer        <think>\\n Hm. \\n</think>\\n\\n Yes.
         bare answer                       Yes.
 
     Args:
         begin, end: as above.
-        bare: what stands before an answer without a thought.
-        field: what the template calls the thought of an earlier reply; None: it drops it.
-        is_loose: any white space around the tags is the format's, for no template writes thoughts.
+        bare: what stands before an answer without reasoning.
+        field: what the template calls the reasoning of an earlier reply; None: it drops it.
+        is_loose: any white space around the tags is the format's, for no template writes reasoning.
     """
 
     begin: str
@@ -69,7 +69,7 @@ class ReasoningFormat:
 
     @property
     def end_tag(self) -> str:
-        """The tag that ends a thought, without what the answer begins with."""
+        """The tag that ends reasoning, without what the answer begins with."""
         found = _TAG.search(self.end)
         return self.end.strip() if found is None else found[0]
 
@@ -79,7 +79,7 @@ class ReasoningFormat:
         return self.begin + self.end + self.bare
 
     def is_opened_by(self, prompt: str) -> bool:
-        """Whether a reply to the prompt begins inside a thought.
+        """Whether a reply to the prompt begins inside reasoning.
 
         >>> ReasoningFormat("<think>", "</think>").is_opened_by("<|assistant|><think>\\n")
         True
@@ -87,13 +87,13 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.begin.strip())
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages whose thoughts, if there are any, have the name that the template reads, or are dropped."""
+        """Messages whose reasoning, if there is any, has the name that the template reads, or is dropped."""
         return [self._renamed(message) if FIELD in message else message for message in messages]
 
     def _renamed(self, message: Message) -> Message:
         others = {key: value for key, value in message.items() if key != FIELD}
-        thought = message[FIELD]
-        return others if self.field is None or not thought else {**others, **_thinking(self.field, thought, others)}
+        reasoning = message[FIELD]
+        return others if self.field is None or not reasoning else {**others, **_thinking(self.field, reasoning, others)}
 
 
 def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
@@ -102,7 +102,7 @@ def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
     >>> reasoning_format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is None
     True
     """
-    for said in (_REPLY, _CALL):  # some templates keep the thoughts of calls only
+    for said in (_REPLY, _CALL):  # some templates keep the reasoning of calls only
         for field in (*_FIELDS, _PART):
             for kwargs in _SWITCHES:
                 found = _written(template, said, field, kwargs)
@@ -116,34 +116,34 @@ def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
 
 
 def without_reasoning(messages: Sequence[Message]) -> Sequence[Message]:
-    """Messages for a template that knows no thoughts."""
+    """Messages for a template that knows no reasoning."""
     if not any(FIELD in message for message in messages):
         return messages
     return [{key: value for key, value in message.items() if key != FIELD} for message in messages]
 
 
 def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]) -> ReasoningFormat | None:
-    """The format in which a template writes the thought of an earlier reply."""
+    """The format in which a template writes the reasoning of an earlier reply."""
     try:
         prompt = template.render([_ASKED], kwargs=kwargs)
-        later = template.render([_ASKED, {**said, **_thinking(field, _THOUGHT, said)}], False, kwargs=kwargs)
+        later = template.render([_ASKED, {**said, **_thinking(field, _REASONING, said)}], False, kwargs=kwargs)
     except InvalidRequest:
         return None
-    before, found, rest = later.partition(_THOUGHT)
+    before, found, rest = later.partition(_REASONING)
     end = rest.partition(_ANSWER)[0] if said is _REPLY else "".join(_FIRST_TAG.findall(rest))
     if not found or end == rest or not _TAG.search(end) or '"' in end or "'" in end:  # a part that is written as JSON
         return None
     begin, more = before[_last_tag(before) :], prompt[len(before) :]
     if before.startswith(prompt) and before[len(prompt) :].strip():
         begin = before[len(prompt) :]
-    elif prompt.startswith(before) and not _TAG.search(more):  # words that lead the thought on
+    elif prompt.startswith(before) and not _TAG.search(more):  # words that lead the reasoning on
         begin += more
     bare = _bare(template, prompt, kwargs)
     return ReasoningFormat(begin, end, "" if begin.strip() in bare else bare, field) if begin.strip() else None
 
 
 def _bare(template: ChatTemplate, prompt: str, kwargs: Mapping[str, object]) -> str:
-    """What the template writes between a prompt and an answer without a thought."""
+    """What the template writes between a prompt and an answer without reasoning."""
     try:
         later = template.render([_ASKED, _REPLY], False, kwargs=kwargs)
     except InvalidRequest:
@@ -159,10 +159,10 @@ def _last_tag(text: str) -> int:
     return starts[-1] if starts else len(text)
 
 
-def _thinking(field: str, thought: object, message: Message) -> dict[str, object]:
-    """What a message has beside its own keys, or instead of them, if its thought has this name."""
+def _thinking(field: str, reasoning: object, message: Message) -> dict[str, object]:
+    """What a message has beside its own keys, or instead of them, if its reasoning has this name."""
     if field != _PART:
-        return {field: thought}
+        return {field: reasoning}
     content = message.get("content")
     said = [{"type": "text", "text": content}] if content else []
-    return {_PART: [{"type": "thinking", "thinking": thought}, *said]}
+    return {_PART: [{"type": "thinking", "thinking": reasoning}, *said]}

@@ -1,7 +1,7 @@
-"""Take the thought and the answer of a reply apart while it is generated.
+"""Take the reasoning and the answer of a reply apart while it is generated.
 
-Knows how a format writes a thought, not tokens. Pieces may cut a tag anywhere: what may be one is held back until it is
-certain. However a reply is cut into pieces, the pieces of its thought joined are the same, and so are those of its
+Knows how a format writes reasoning, not tokens. Pieces may cut a tag anywhere: what may be one is held back until it is
+certain. However a reply is cut into pieces, the pieces of its reasoning joined are the same, and so are those of its
 answer.
 """
 
@@ -22,7 +22,7 @@ class ReasoningSplitter(RewindableScan[str, Said], Protocol):
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text that comes next belongs to a thought, as far as it is known."""
+        """Whether the text that comes next belongs to reasoning, as far as it is known."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class ReasoningSplitter(RewindableScan[str, Said], Protocol):
 
     @property
     def may_think(self) -> bool:
-        """Whether a thought goes on, or a header, which may begin one."""
+        """Whether reasoning goes on, or a header, which may begin one."""
         ...
 
 
@@ -45,7 +45,7 @@ def no_head(header: str) -> str | None:
 
 
 def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter:
-    """A splitter for the reply to a prompt, which may have opened the thought.
+    """A splitter for the reply to a prompt, which may have opened the reasoning.
 
     Args:
         head_in: what the answer has instead of the header of a part; None: nothing.
@@ -60,7 +60,7 @@ def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head)
 
 
 class _TaggedReasoning:
-    """A reply that may begin with one thought; a tag behind it is text."""
+    """A reply that may begin with one run of reasoning; a tag behind it is text."""
 
     def __init__(self, format: ReasoningFormat, prompt: str) -> None:
         self._begin, self._end = _Tag.of(format.begin), _Tag.of(format.end)
@@ -68,7 +68,7 @@ class _TaggedReasoning:
         self._held = ""
         self.is_thinking = format.is_opened_by(prompt)
         is_whole = prompt.endswith(format.begin) and not format.is_loose
-        self._lead = "" if is_whole else self._begin.after  # of a thought that the prompt opened
+        self._lead = "" if is_whole else self._begin.after  # of reasoning that the prompt opened
         self._read: _Read = _TaggedReasoning._read_again if self.is_thinking else _TaggedReasoning._read_begin
 
     @property
@@ -81,17 +81,17 @@ class _TaggedReasoning:
 
     def push(self, text: str) -> Said:
         self._held += text
-        thought = answer = ""
+        reasoning = answer = ""
         while (said := self._read(self)) is not None:
-            thought += said.thought
+            reasoning += said.reasoning
             answer += said.answer
-        return Said(thought, answer)
+        return Said(reasoning, answer)
 
     def finish(self) -> Said:
         held, self._held = self._held, ""
         read, own = self._read, _TaggedReasoning
-        if read is own._read_thought or (read is own._read_again and held.strip()):
-            return Said(thought=held)
+        if read is own._read_reasoning or (read is own._read_again and held.strip()):
+            return Said(reasoning=held)
         return Said(answer=held) if read is own._read_begin or read is own._read_answer else Said()
 
     def state(self) -> tuple[str, bool, _Read]:
@@ -124,18 +124,18 @@ class _TaggedReasoning:
             return None
         else:
             has_lead = bool(self._lead) or self._is_loose
-            self._read = _TaggedReasoning._read_lead if has_lead else _TaggedReasoning._read_thought
+            self._read = _TaggedReasoning._read_lead if has_lead else _TaggedReasoning._read_reasoning
         return Said()
 
     def _read_lead(self) -> Said | None:
-        return self._drop_white(self._begin.after, _TaggedReasoning._read_thought)
+        return self._drop_white(self._begin.after, _TaggedReasoning._read_reasoning)
 
-    def _read_thought(self) -> Said | None:
+    def _read_reasoning(self) -> Said | None:
         before, at = self._end.before, self._held.find(self._end.core)
         if at >= 0:
-            thought, self._held = self._held[:at], self._held[at + len(self._end.core) :]
+            reasoning, self._held = self._held[:at], self._held[at + len(self._end.core) :]
             self.is_thinking, self._read = False, _TaggedReasoning._read_gap
-            return Said(thought.rstrip() if self._is_loose else thought.removesuffix(before))
+            return Said(reasoning.rstrip() if self._is_loose else reasoning.removesuffix(before))
         num_held = overlap(self._held, self._end.core)
         safe = self._held[: len(self._held) - num_held]
         if self._is_loose:
@@ -169,13 +169,13 @@ _Read = Callable[[_TaggedReasoning], Said | None]
 class _HeadedParts:
     """A reply in parts with headers: `header header_end text`, and `end_tag` between two of them, as in gpt-oss.
 
-    The parts that begin as the format's thought does are thoughts, and all others are the answer.
+    The parts that begin as the format's reasoning does are reasoning, and all others are the answer.
     """
 
     def __init__(self, format: ReasoningFormat, header_end: str, head_in: HeadIn) -> None:
         self._header_end, self._head_in = header_end, head_in
         self._end_tag = format.end_tag
-        self._thought_header = format.begin.removesuffix(header_end)
+        self._reasoning_header = format.begin.removesuffix(header_end)
         self._first_headers = (format.begin, format.bare)
         self._held = ""
         self._is_first, self._is_in_header, self._is_bare = True, True, False
@@ -191,19 +191,19 @@ class _HeadedParts:
 
     def push(self, text: str) -> Said:
         self._held += text
-        thought = answer = ""
+        reasoning = answer = ""
         while (piece := self._read()) is not None:
             if self.is_thinking:
-                thought += piece
+                reasoning += piece
             else:
                 answer += piece
-        return Said(thought, answer)
+        return Said(reasoning, answer)
 
     def finish(self) -> Said:
         held, self._held = self._held, ""
         if self._is_in_header:
             return Said(answer=held) if self._is_first or self._head_in(held) is not None else Said()
-        return Said(thought=held) if self.is_thinking else Said(answer=held)
+        return Said(reasoning=held) if self.is_thinking else Said(answer=held)
 
     def state(self) -> tuple[str, bool, bool, bool, bool]:
         return self._held, self._is_first, self._is_in_header, self._is_bare, self.is_thinking
@@ -219,7 +219,7 @@ class _HeadedParts:
         header, found, rest = self._held.partition(self._header_end)
         if found and len(header) <= MAX_HEADER and (not self._is_first or self._may_be_header()):
             head = self._head_in(header)
-            self.is_thinking = head is None and header.endswith(self._thought_header)
+            self.is_thinking = head is None and header.endswith(self._reasoning_header)
             self._held, self._is_first, self._is_in_header = rest, False, False
             return head or ""
         elif not found and len(self._held) <= MAX_HEADER and (not self._is_first or self._may_be_header()):

@@ -27,14 +27,14 @@ class Scan(Protocol[Piece, Certain]):
 
 
 class Said(NamedTuple):
-    """What a piece of a reply adds to its thought, and to its answer."""
+    """What a piece of a reply adds to its reasoning, and to its answer."""
 
-    thought: str = ""
+    reasoning: str = ""
     answer: str = ""
 
     def followed_by(self, more: Said) -> Said:
         """Both pieces as one."""
-        return Said(self.thought + more.thought, self.answer + more.answer)
+        return Said(self.reasoning + more.reasoning, self.answer + more.answer)
 
 
 @runtime_checkable

@@ -148,7 +148,7 @@ class Reply:
     @property
     def num_thought_tokens(self) -> int:
         """How many tokens are a thought's, with its tags."""
-        return self._text.num_thought_tokens
+        return self._text.num_reasoning_tokens
 
     @property
     def num_guessed(self) -> int:
@@ -293,13 +293,13 @@ class Reply:
                 number -= 1
                 open_from = min(open_from, self._open[number].open_from)
         certain, self._open = self._open[:number], self._open[number:]
-        said = Said("".join(each.said.thought for each in certain), "".join(each.said.answer for each in certain))
+        said = Said("".join(each.said.reasoning for each in certain), "".join(each.said.answer for each in certain))
         return self._delta(said.followed_by(more), [(each.sampled, each.is_guessed) for each in certain], reason)
 
     def _delta(self, said: Said, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
         self._texts.append(said.answer)
-        if said.thought:
-            self._thoughts.append(said.thought)
+        if said.reasoning:
+            self._thoughts.append(said.reasoning)
         self.finish_reason = reason
         logprobs = tuple(sampled.logprob for sampled, _ in tokens if sampled.logprob is not None)
         return Delta(
@@ -308,7 +308,7 @@ class Reply:
             logprobs or None,
             reason,
             None if reason is None else self.stop_reason,
-            thought=said.thought,
+            thought=said.reasoning,
             num_thought_tokens=self.num_thought_tokens,
             guessed=tuple(is_guessed for _, is_guessed in tokens),
         )

@@ -1,4 +1,4 @@
-"""The text of one reply as its tokens come: decoded, without its thought, and up to what ends it.
+"""The text of one reply as its tokens come: decoded, without its reasoning, and up to what ends it.
 
 Knows what is held back, and why; it can go back to where it was. Not which tokens are chosen.
 """
@@ -25,7 +25,7 @@ class ReplyText:
         banned: strings that the released answer must not have, letters in either case.
 
     Attributes:
-        num_thought_tokens: tokens of the thought, with its tags.
+        num_reasoning_tokens: tokens of the reasoning, with its tags.
         found_banned: the first of the banned strings that the last piece completed; then go back.
     """
 
@@ -36,8 +36,8 @@ class ReplyText:
         self._ban = StringScan(banned, ignores_case=True) if banned else None
         self._scans: list[Rewindable] = [each for each in (decoder, splitter, stops, self._ban) if each is not None]
         self._num_answer = 0  # characters that the decoder and the splitter gave so far
-        self._num_undecided = 0  # tokens that may begin a thought
-        self.num_thought_tokens = 0
+        self._num_undecided = 0  # tokens that may begin reasoning
+        self.num_reasoning_tokens = 0
         self.found_banned: Found | None = None
 
     @property
@@ -56,11 +56,11 @@ class ReplyText:
         return self._released(said, may_stop=may_stop)
 
     def finish(self, *, may_stop: bool) -> Said:
-        """What decoder, thoughts and stops still held back; it may complete a stop."""
+        """What decoder, reasoning and stops still held back; it may complete a stop."""
         said = self._released(self._finish(), may_stop=may_stop)
         rest = self._stops.finish()
         self._look(rest)
-        return Said(said.thought, said.answer + rest)
+        return Said(said.reasoning, said.answer + rest)
 
     # What goes back: places are characters of the answer.
 
@@ -82,11 +82,11 @@ class ReplyText:
 
     def state(self) -> Any:
         """What `restore` needs to go on from here."""
-        return [scan.state() for scan in self._scans], self._num_answer, self._num_undecided, self.num_thought_tokens
+        return [scan.state() for scan in self._scans], self._num_answer, self._num_undecided, self.num_reasoning_tokens
 
     def restore(self, state: Any) -> None:
         """Go on from where `state` was asked for."""
-        states, self._num_answer, self._num_undecided, self.num_thought_tokens = state
+        states, self._num_answer, self._num_undecided, self.num_reasoning_tokens = state
         for scan, each in zip(self._scans, states, strict=True):
             scan.restore(each)
         self.found_banned = None
@@ -98,14 +98,14 @@ class ReplyText:
         return self._splitter.push(rest).followed_by(self._splitter.finish())
 
     def _split(self, text: str) -> Said:
-        """The thought and the answer in the newest token's text; counts the token."""
+        """The reasoning and the answer in the newest token's text; counts the token."""
         splitter = self._splitter
         if splitter is None:
             return Said(answer=text)
         was_thinking = splitter.is_thinking
         said = splitter.push(text)
         if was_thinking or splitter.is_thinking:
-            self.num_thought_tokens += self._num_undecided + 1
+            self.num_reasoning_tokens += self._num_undecided + 1
             self._num_undecided = 0
         else:
             self._num_undecided = 0 if splitter.is_answering else self._num_undecided + 1
@@ -115,7 +115,7 @@ class ReplyText:
         self._num_answer += len(said.answer)
         answer = self._stops.push(said.answer, may_stop=may_stop)
         self._look(answer)
-        return Said(said.thought, answer)
+        return Said(said.reasoning, answer)
 
     def _look(self, answer: str) -> None:
         """Look for a banned string in what is to be released."""

@@ -1,4 +1,4 @@
-"""The calls of gpt-oss, whose replies have parts with headers: thoughts, words for the user, and one call.
+"""The calls of gpt-oss, whose replies have parts with headers: reasoning, words for the user, and one call.
 
 Knows texts and grammars. What takes the parts of a reply apart writes the header of a call as the template does.
 """
@@ -21,7 +21,7 @@ _PART_END: Final = "<|end|><|start|>assistant"
 
 @dataclass(frozen=True)
 class HeadedFormat(ToolFormat):
-    """A format whose grammars hold whole replies, thoughts among them. The begin of a call may stand behind the name
+    """A format whose grammars hold whole replies, reasoning among them. The begin of a call may stand behind the name
     of its channel, too::
 
         <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>

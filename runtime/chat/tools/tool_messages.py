@@ -53,7 +53,7 @@ def for_template(
     if format.separator is None:
         messages = _with_one_call_each(messages)
     if isinstance(format, HeadedFormat):
-        messages = [_with_one_thought(message) for message in messages]
+        messages = [_with_words_in_reasoning(message) for message in messages]
     if format.is_content:
         messages = [_with_calls_said(message, format, between="") for message in messages]
     if format.is_native:
@@ -179,12 +179,12 @@ def _in_turns(message: Message, calls: Sequence[Mapping[str, Any]], results: Seq
     yield from others
 
 
-def _with_one_thought(message: Message) -> Message:
-    """A message whose words before a call stand behind its thought, and in it: gpt-oss's template refuses both."""
-    thought, content = message.get(FIELD), message.get("content")
-    if not (message.get("tool_calls") and thought and content):
+def _with_words_in_reasoning(message: Message) -> Message:
+    """A message whose words before a call stand behind its reasoning, and in it: gpt-oss's template refuses both."""
+    reasoning, content = message.get(FIELD), message.get("content")
+    if not (message.get("tool_calls") and reasoning and content):
         return message
-    return {**message, FIELD: f"{thought}\n{content}", "content": ""}
+    return {**message, FIELD: f"{reasoning}\n{content}", "content": ""}
 
 
 def _with_parsed_calls(message: Message) -> Message:
