@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
 from ..errors import InvalidRequest
@@ -108,7 +109,7 @@ def _with_lone_results_said(messages: Sequence[Message]) -> Sequence[Message]:
 
 def _with_calls_answered(messages: Sequence[Message]) -> Sequence[Message]:
     told = list[Message]()
-    for message, behind in zip(messages, [*messages[1:], None], strict=True):
+    for message, behind in zip_longest(messages, messages[1:]):
         told.append(message)
         if behind is None or behind.get("role") == "tool" or _calls(behind):
             continue

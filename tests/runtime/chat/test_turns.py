@@ -305,6 +305,7 @@ NEARLY_PLAIN = st.lists(
 @given(messages=NEARLY_PLAIN, source=st.sampled_from(sorted(PREPARED)))
 @example(messages=said("user: a", "assistant: b", "user: c"), source=TURNS)
 @example(messages=said("user: a", "assistant: ", "user: c"), source=SAYING)
+@example(messages=said("assistant: "), source=SAYING)  # nothing is left
 @example(messages=said("system: a", "user: b"), source=TURNS)
 @example(messages=said("assistant: a", "user: b"), source=TURNS)
 def test_conversations_that_no_template_is_in_the_way_of_are_as_if_they_were_looked_at(
