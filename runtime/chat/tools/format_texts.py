@@ -26,6 +26,7 @@ BLANK: Final = f"[ \\t\\r\\n]{{0,{MAX_WHITE}}}"
 _SLOT: Final = re.compile(r"\{(index|id)\}")
 _PATTERNS: Final = {"index": "[0-9]{1,3}", "id": "[a-zA-Z0-9]{9}"}  # of what is written in them
 _WRITTEN: Final = re.compile(r"[a-zA-Z0-9]*")
+_WHITES: Final = re.compile(f"[{WHITE}]*")
 _WORDS: Final = ("arguments", "parameters")
 _MARK: Final = "\0"
 _BLANKS: Final = re.compile(r"\s+|(?<=[{,:\[])(?=\")|(?<=\")(?=[,:}\]])")
@@ -156,44 +157,53 @@ def lexemes(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[st
     return [f"{name}: {' '.join(written)}"]
 
 
-def fit(held: str, pieces: tuple[Piece, ...]) -> Fit | None:
-    """How `held` begins with a text in these pieces; None if it does not.
+def fit(held: str, pieces: tuple[Piece, ...], start: int = 0) -> Fit | None:
+    """How `held` goes on from `start` with a text in these pieces; None if it does not. What is held is not copied.
 
     >>> text = loose("f:{index} <args>")
     >>> fit("f:0<args>{", text), fit("f:0 <ar", text), fit("g", text)
     (Fit(length=9, is_whole=True, call_id=''), Fit(length=7, is_whole=False, call_id=''), None)
     """
-    at, call_id = 0, ""
+    at, call_id = start, ""
     for kind, text in pieces:
-        rest = held[at:]
         match kind:
             case "text":
-                if not rest.startswith(text):
-                    return Fit(len(held), is_whole=False) if text.startswith(rest) else None
+                if not held.startswith(text, at):
+                    return Fit(len(held) - start, is_whole=False) if _may_become(held, at, text) else None
                 at += len(text)
             case "blank":
-                at += len(rest) - len(rest.lstrip(WHITE))
+                at += _num_matched(_WHITES, held, at)
             case "word":
-                word = next((each for each in _WORDS if rest.startswith(each)), None)
+                word = next((each for each in _WORDS if held.startswith(each, at)), None)
                 if word is None:
-                    may_be = any(each.startswith(rest) for each in _WORDS)
-                    return Fit(len(held), is_whole=False) if may_be else None
+                    may_be = any(_may_become(held, at, each) for each in _WORDS)
+                    return Fit(len(held) - start, is_whole=False) if may_be else None
                 at += len(word)
             case "end of name":
-                if not rest:
-                    return Fit(at, is_whole=False)
-                if rest[0].isalnum() or rest[0] in "_-.":
+                if at == len(held):
+                    return Fit(at - start, is_whole=False)
+                if held[at].isalnum() or held[at] in "_-.":
                     return None
             case _:
-                found = _WRITTEN.match(rest)
-                written = found[0] if found is not None else ""
-                at += len(written)
+                length = _num_matched(_WRITTEN, held, at)
+                at += length
                 if at == len(held):
-                    return Fit(at, is_whole=False)
-                if not written:
+                    return Fit(at - start, is_whole=False)
+                if not length:
                     return None
-                call_id = written if kind == "id" else call_id
-    return Fit(at, is_whole=True, call_id=call_id)
+                call_id = held[at - length : at] if kind == "id" else call_id
+    return Fit(at - start, is_whole=True, call_id=call_id)
+
+
+def _may_become(held: str, at: int, text: str) -> bool:
+    """Whether `held` ends from `at` on as `text` begins."""
+    return len(held) - at < len(text) and text.startswith(held[at:])
+
+
+def _num_matched(pattern: re.Pattern[str], held: str, at: int) -> int:
+    """How many characters of `held` a pattern that matches nothing, too, takes from `at` on."""
+    found = pattern.match(held, at)
+    return 0 if found is None else found.end() - at
 
 
 def quoted(text: str, specials: Specials = ()) -> str:

@@ -208,7 +208,7 @@ class ToolCallReader:
         """The call that begins at a place of what is held, or one that may begin there; None if none does."""
         may_be: _Begun | None = None
         for opening in openings:
-            first = fit(self._held[at:], loose(opening))
+            first = fit(self._held, loose(opening), at)
             if first is not None and not first.is_whole:
                 may_be = _Begun("", 0)
             if first is None or not first.is_whole:
