@@ -25,7 +25,7 @@ _CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
 
 
 class LiteralReader(StepReader):
-    """Reads what stands between two brackets.
+    """Reads what stands between two brackets. Of an argument that comes twice only the first is taken.
 
     Args:
         quote: around strings that stand there as they are; None: Python's quotes and escapes.
@@ -38,11 +38,14 @@ class LiteralReader(StepReader):
         self._quote: str | None = None  # of the string that is read
         self._comma = ""
         self._open: list[str] = []  # brackets, innermost last
+        self._names, self._is_known = set[str](), False  # of arguments; the one that is read came before
         self._is_named = False  # the name of what comes next was read
 
     def finish(self) -> str:
         """As `ArgumentsReader` says."""
         held, self.rest = self.rest, ""
+        if self._is_known:
+            return ""
         if self._quote is None:
             word = held.strip()
             if not word or any(quote.startswith(word) for quote in self._quotes):
@@ -59,7 +62,8 @@ class LiteralReader(StepReader):
     # Each reads one thing of what is held, and returns JSON and the number of characters; none if it needs more.
 
     def _next(self, held: str) -> tuple[str, int]:
-        return self._read_text(held) if self._quote is not None else self._read_token(held)
+        written, length = self._read_text(held) if self._quote is not None else self._read_token(held)
+        return "" if self._is_known else written, length
 
     def _read_token(self, held: str) -> tuple[str, int]:
         if not held:
@@ -67,7 +71,7 @@ class LiteralReader(StepReader):
         if held[0].isspace():
             return "", 1
         if held[0] == ",":
-            self._comma = ", "
+            self._comma, self._is_known = ", ", self._is_known and len(self._open) > 1
             return "", 1
         if held[0] in _JOINTS:
             self._is_named = True
@@ -90,6 +94,9 @@ class LiteralReader(StepReader):
         if len(word) == len(held):
             return "", 0
         written = string(word.rstrip()) if is_key else _WORDS.get(word) or _number(word) or string(word)
+        if is_key and len(self._open) == 1:
+            self._is_known = written in self._names
+            self._names.add(written)
         return self._after_comma(written), len(word)
 
     @property
@@ -134,6 +141,7 @@ class LiteralReader(StepReader):
         self._comma = ""  # one before a closing bracket separates nothing
         del self._open[-1:]
         self.is_whole = not self._open
+        self._is_known = self._is_known and not self.is_whole
         return bracket
 
     def _after_comma(self, text: str) -> str:

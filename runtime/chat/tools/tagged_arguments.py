@@ -61,7 +61,8 @@ class _TaggedReader(StepReader):
     """Makes JSON of one call's arguments.
 
     A value ends at its tag where the next argument or the end of the call stands behind that, but for white space. So a
-    value may have such a tag itself, and a line feed that the model left out before its tag loses nothing.
+    value may have such a tag itself, and a line feed that the model left out before its tag loses nothing. Of an
+    argument that comes twice only the first is taken, which clients of a stream have already.
 
     Args:
         followers: what one of stands behind an argument.
@@ -76,11 +77,14 @@ class _TaggedReader(StepReader):
         self._read = self._read_boundary
         self._before = "{"  # what JSON has before the next argument
         self._types, self._seen = ANY, dict[int, Types]()
+        self._keys, self._is_known = set[str](), False  # the argument that is read
 
     def finish(self) -> str:
         """As `ArgumentsReader` says; a tag that was cut is none of it."""
         held, self.rest = self.rest, ""
         if self._read == self._read_value:
+            if self._is_known:
+                return ""
             value = held[: self._end_of_value(held, is_cut=True)[0]]
             return string(value)[1:-1] if self._types == STRING else cut_as_json(value, self._types) if value else ""
         if self._read != self._read_key:
@@ -114,18 +118,24 @@ class _TaggedReader(StepReader):
             self._types = STRING if mark == self._style.before_string else ANY - STRING
         else:
             self._types = types_of(_schema_of(self._schema, key), self._schema, self._seen)
-        before, self._before, self._read = self._before, ", ", self._read_value
+        self._is_known, self._read = key in self._keys, self._read_value
+        if self._is_known:
+            return "", at + length
+        self._keys.add(key)
+        before, self._before = self._before, ", "
         return f"{before}{string(key)}: " + ('"' if self._types == STRING else ""), at + length
 
     def _read_value(self, held: str) -> tuple[str, int]:
         end, length = self._end_of_value(held)
         if length:
             self._read = self._read_boundary
+            if self._is_known:
+                return "", end + length
             value = string(held[:end])[1:] if self._types == STRING else as_json(held[:end], self._types)
             return value, end + length
         if self._types != STRING:
             return "", 0
-        return string(held[:end])[1:-1], end
+        return "" if self._is_known else string(held[:end])[1:-1], end
 
     def _end_of_value(self, held: str, *, is_cut: bool = False) -> tuple[int, int]:
         """How much of what is held belongs to the value for certain, and the length of its tag, 0 if that is not there.
@@ -135,13 +145,13 @@ class _TaggedReader(StepReader):
         """
         at = held.find(self._close)
         while at >= 0:
-            rest = held[at + len(self._close) :]
-            found = [each for each in (fit(rest, follower) for follower in self._followers) if each is not None]
+            behind = at + len(self._close)
+            found = [each for each in (fit(held, follower, behind) for follower in self._followers) if each is not None]
             is_over = any(each.is_whole for each in found)
             if found:
                 end = at - len(self._line) if self._line and held.endswith(self._line, 0, at) else at
-                return end, at + len(self._close) - end if is_over or is_cut else 0
-            at = held.find(self._close, at + len(self._close))
+                return end, behind - end if is_over or is_cut else 0
+            at = held.find(self._close, behind)
         end = len(held) - overlap(held, self._close)
         return (end - overlap(held[:end], self._line) if self._line else end), 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.chat.tools.arguments import JSON, LOOSE_JSON
 from radixlm.runtime.chat.tools.known_formats import KNOWN, PLAIN
 from radixlm.runtime.chat.tools.schema_types import type_of
 from radixlm.runtime.chat.tools.tagged_arguments import TaggedArguments
@@ -215,3 +216,23 @@ def test_a_value_ends_at_the_last_tag_before_the_next_that_belongs_to_the_call()
             for pieces in ([text], list(text)):
                 found = outcome(read(format, pieces, schemas))
                 assert [(name, json.loads(arguments)) for name, arguments in found[1]] == calls
+
+
+def test_of_an_argument_that_comes_twice_the_first_is_taken() -> None:
+    """JSON had its key twice, which some readers refuse."""
+    for format in FORMATS:
+        if format.arguments in (JSON, LOOSE_JSON):
+            continue
+        first, second = ({"a": value, "b": 1} for value in ("x", "y"))
+        once, again = (format.arguments.written(json.dumps(each)) for each in (first, second))
+        opener, closer = getattr(format.arguments, "opener", ""), getattr(format.arguments, "closer", "")
+        if not isinstance(format.arguments, TaggedArguments):
+            once, again = once.removesuffix(closer) + format.arguments.comma, again.removeprefix(opener)
+        for value in ("2", "{}", "[1, 2]", "null"):
+            text = format.head("now") + once + again.replace("1", value) + format.tail() + format.close
+            for pieces in ([text], list(text)):
+                [(name, arguments)] = outcome(read(format, pieces, {"now": typed(first)}))[1]
+                assert (name, json.loads(arguments, object_pairs_hook=list)) == ("now", list(first.items()))
+        for end in range(len(text)):
+            for _, begun in outcome(read(format, [text[:end]], {"now": typed(first)}))[1]:
+                assert begun.count('"a"') <= 1 and begun.count('"b"') <= 1
