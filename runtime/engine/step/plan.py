@@ -71,19 +71,22 @@ class ScheduledRequest(NamedTuple):
     samples: bool
     draft: Draft = NO_DRAFT
 
-    def read(self, step: StepLogits, end: int) -> bool:
-        """Hand the request's readers their rows, which end before row `end` of the step. Returns False if some of
-        these are not finite.
+    def read(self, step: StepLogits, end: int) -> Outcome | None:
+        """Hand the request's readers their rows, which end before row `end` of the step. Returns how the request fails
+        if some of these are not finite or a reader raises; None if it goes on.
         """
         request, reserved = self.request, self.reservation
         start, stop, length = reserved.start, reserved.stop, len(request.admitted)
         for reader in request.readers:
             positions = reader.wanted(start, stop, length)
             if positions:
-                first = end - (stop - positions.start)
-                if not reader.read(LogitRows(step, first, positions, self.draft.token_ids)):
-                    return False
-        return True
+                rows = LogitRows(step, end - (stop - positions.start), positions, self.draft.token_ids)
+                try:
+                    if not reader.read(rows):
+                        return DAMAGED
+                except Exception as error:
+                    return Outcome(error=error)
+        return None
 
 
 class StepPlan:
@@ -214,7 +217,7 @@ class StepPlan:
     ) -> list[tuple[ScheduledRequest, Outcome]]:
         """Run the model, and have readers read the logits of the first `vocab_size` ids.
 
-        Returns what that brought the requests that sample, and those whose logits are damaged, in order.
+        Returns what that brought the requests that sample, and those that fail, in order.
 
         Raises:
             EngineError: the model returned logits of another shape.
@@ -237,9 +240,9 @@ class StepPlan:
         # all rows are read before any reply goes on: in turns, both were slower (bench/LOG.md)
         read = [(item, item.read(step, end)) for item, end in zip(scheduled, accumulate(num_logits), strict=True)]
         return [
-            (item, item.request.sampler.go_on(step.now) if is_finite else DAMAGED)
-            for item, is_finite in read
-            if item.samples or not is_finite
+            (item, item.request.sampler.go_on(step.now) if failure is None else failure)
+            for item, failure in read
+            if item.samples or failure is not None
         ]
 
     def num_held_pages(self, request: Request) -> int:

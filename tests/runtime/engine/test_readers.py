@@ -132,6 +132,28 @@ def test_a_reader_that_meets_a_damaged_row_fails_its_request(monkeypatch: pytest
     assert isinstance(bench.outputs["one"][-1].error, EngineError)
 
 
+@pytest.mark.parametrize("samples", [False, True], ids=["within-a-prompt", "at-its-end"])
+def test_a_reader_that_raises_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch, samples: bool) -> None:
+    """All requests of its step failed with it."""
+
+    class Broken(RowsReader):
+        def read(self, rows: LogitRows) -> bool:
+            raise ValueError("a mistake of the reader's")
+
+    policy = SchedulerPolicy(max_num_seqs=4, max_num_batched_tokens=24)
+    bench = Bench(policy=policy, num_pages=20, context_length=128)
+    ids = list(range(8, 36))
+    give(monkeypatch, {"one": [Broken(20, 28) if samples else Broken(3, 9)]})
+    bench.add("two", ids[:4], PARAMS)
+    bench.step()
+    bench.add("one", ids, PARAMS)
+    bench.run()
+    assert isinstance(bench.outputs["one"][-1].error, EngineError)
+    completion = bench.outputs["two"][-1].completion
+    assert completion is not None and completion.token_ids == alone(ids[:4], PARAMS, context_length=128)
+    bench.core.check()
+
+
 def test_a_request_without_readers_has_no_readings() -> None:
     bench = Bench()
     spec = RequestSpec("one", bench.request("none", [8, 9], PARAMS).prompt, PARAMS)
