@@ -83,7 +83,8 @@ def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
     One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part,
     no call of a tool came back, and the chat template does not write the day.
     """
-    means = (version("radixlm"), engine.manifest.digest, truncation, engine.reply_options)
+    options = {name: value for name, value in engine.reply_options.items() if value is not None}  # those of an extra
+    means = (version("radixlm"), engine.manifest.digest, truncation, options)
     return "fp_" + sha256(msgspec.json.encode(means)).hexdigest()[:16]
 
 

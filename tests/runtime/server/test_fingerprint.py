@@ -82,6 +82,14 @@ def test_options_that_change_no_reply_keep_the_fingerprint(tmp_path: Path) -> No
     assert fingerprint(**other, app=app) == fingerprint()
 
 
+def test_an_extra_that_is_not_in_use_keeps_the_fingerprint(engine: FakeEngine) -> None:
+    """It changed where the extra was not installed."""
+    engine.reply_options = {"context_length": 8}
+    without = about.fingerprint_of(engine, "none")  # type: ignore[arg-type]
+    engine.reply_options |= {"kv_budget": None, "calibration": None}
+    assert about.fingerprint_of(engine, "none") == without  # type: ignore[arg-type]
+
+
 def test_of_every_option_it_is_known_whether_it_changes_replies() -> None:
     """A new one is to be put into the fingerprint, or into a set here."""
     engine, _ = real_engine()
