@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 ABOUT_TO_ASK_S = 1.0  # a connection that was opened, or got an answer, so shortly ago may be about to be used
-_LOOKS = 4  # of a writer, in the time that a client has
+MIN_TAKEN_BYTES = 16 << 10  # of what waits for a client, in the time that it has; all of it, if that is less
+_LOOKS = 4  # of a writer in that time
 
 
 class StepReader:
@@ -92,7 +93,8 @@ class StepReader:
 
 
 class GuardedWriter:
-    """Writes to `transport`, and aborts it when none of the bytes that wait were taken for `write_s` seconds.
+    """Writes to `transport`, and aborts it unless `MIN_TAKEN_BYTES` of what waits, or all of it, is taken in `write_s`
+    seconds: a client that takes one byte a minute would hold its answer for years.
 
     A timer runs only while bytes wait, also after the transport was closed: until then it would wait for ever.
     """
@@ -121,7 +123,7 @@ class GuardedWriter:
         num_waiting, now = self._transport.get_write_buffer_size(), self._loop.time()
         if not num_waiting:
             return
-        if (num_taken := self._num_written - num_waiting) > self._num_taken:
+        if (num_taken := self._num_written - num_waiting) - self._num_taken >= MIN_TAKEN_BYTES:
             self._num_taken, self._taken_at = num_taken, now
         if now - self._taken_at >= self._write_s:
             self._transport.abort()

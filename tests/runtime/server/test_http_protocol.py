@@ -19,7 +19,12 @@ import uvicorn
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.errors import ErrorBody, HTTPError
 from radixlm.runtime.server.http import http_protocol
-from radixlm.runtime.server.http.client_bounds import GuardedWriter, StepReader, connection_to_close
+from radixlm.runtime.server.http.client_bounds import (
+    MIN_TAKEN_BYTES,
+    GuardedWriter,
+    StepReader,
+    connection_to_close,
+)
 from radixlm.runtime.server.http.exchange import Exchange
 from radixlm.runtime.server.http.http_protocol import MAX_HEADER_BYTES, STEP_BYTES, HTTPProtocol
 from radixlm.runtime.server.http.listener import listen, max_connections
@@ -332,15 +337,27 @@ def test_an_answer_that_nobody_reads_is_dropped_with_its_connection(engine: Fake
 
 
 def test_a_slow_reader_gets_its_whole_answer() -> None:
-    """Each byte that it takes gives it more time: deadlines are counted on a clock of the test's own."""
+    """What it takes gives it more time: deadlines are counted on a clock of the test's own."""
     loop, transport = FakeLoop(), FakeTransport()
     writer = GuardedWriter(transport, loop, write_s=60.0)  # type: ignore[arg-type]
-    writer.write(b"x" * 100)
+    writer.write(b"x" * 100 * MIN_TAKEN_BYTES)
     for taken in range(99):
-        loop.wait(50.0)
-        transport.num_waiting -= 1
+        loop.wait(40.0)
+        transport.num_waiting -= MIN_TAKEN_BYTES
         assert not transport.is_aborted, taken
     loop.wait(80.0)
+    assert transport.is_aborted and not loop.timers
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 10 * MIN_TAKEN_BYTES])
+def test_a_reader_that_takes_a_byte_now_and_then_is_dropped(num_bytes: int) -> None:
+    """Each byte gave it another minute."""
+    loop, transport = FakeLoop(), FakeTransport()
+    writer = GuardedWriter(transport, loop, write_s=60.0)  # type: ignore[arg-type]
+    writer.write(b"x" * num_bytes)
+    for _ in range(12):
+        loop.wait(10.0)
+        transport.num_waiting -= 1
     assert transport.is_aborted and not loop.timers
 
 
