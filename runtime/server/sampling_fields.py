@@ -78,7 +78,13 @@ def sampling_params(
 
 
 def wire_type(field: Field) -> Any:
-    """The type of a field in a request. Ranges are described, and checked by `SamplingParams` with better words."""
+    """The type of a field in a request, with what it means. Ranges are described, and checked by `SamplingParams` with
+    better words.
+    """
+    return Annotated[_wire_type(field), msgspec.Meta(description=field.about.doc)]
+
+
+def _wire_type(field: Field) -> Any:
     about = field.about
     if field.kind == BIAS:
         return Annotated[dict[int, Annotated[float, _numbers(field)]], said(maxProperties=about.most or 0)]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from msgspec import inspect
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.fields import fields_of
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.openai.replies import ChatReply, TextReply
 from radixlm.runtime.server.openai.response_replies import ResponseReply
@@ -102,6 +104,20 @@ def test_guesses_are_described_where_they_are_asked_for(document: Any) -> None:
 
 def test_a_server_without_keys_describes_none(document: Any) -> None:
     assert "security" not in document
+
+
+@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest", "ResponseRequest", "MessagesRequest"])
+def test_every_sampling_parameter_is_described(document: Any, name: str) -> None:
+    """They had bounds, and no word of what they mean."""
+    properties = document["components"]["schemas"][name]["properties"]
+    described = {each: msgspec.json.encode(schema).decode() for each, schema in properties.items()}
+    for field in fields_of(SamplingParams).values():
+        for wire_name in {field.name, *field.about.names.values()} & described.keys() - OF_ENDPOINTS:
+            assert msgspec.json.encode(field.about.doc).decode() in described[wire_name], wire_name
+
+
+OF_ENDPOINTS = {"max_tokens", "max_output_tokens", "logprobs", "prompt_logprobs"}
+"""Which requests declare themselves."""
 
 
 def bounds_of(schema: Any) -> dict[str, float]:
