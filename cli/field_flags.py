@@ -189,7 +189,17 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
 
 
 def _default(field: Field) -> str:
-    """What is done without the flag, as the help has it."""
+    """What is done without the flag, and which numbers it takes, as the help has it."""
+    flag = field.about.flag
+    assert flag is not None
+    said = [_default_value(field)]
+    if field.kind in (int, float) and flag.unit is None:  # bounds are in the field's own units
+        said.append(field.about.range.removeprefix("of "))
+    written = "; ".join(filter(None, said))
+    return f"  [{written}]" if written else ""
+
+
+def _default_value(field: Field) -> str:
     flag, value = field.about.flag, field.default
     assert flag is not None
     if flag.default is not None:
@@ -197,10 +207,10 @@ def _default(field: Field) -> str:
     elif flag.unit is not None and value is not None:
         value /= flag.unit[1]
     if field.about.unset is not None and (value is None or not field.is_optional):
-        return f"  [default: {_said(field.about.unset)}]"
+        return f"default: {_said(field.about.unset)}"
     if value in (None, ()):
-        return "" if value is None else "  [repeatable]"
-    return f"  [default: {value}]" if isinstance(value, str) else f"  [default: {value:g}]"
+        return "" if value is None else "repeatable"
+    return f"default: {value}" if isinstance(value, str) else f"default: {value:g}"
 
 
 def _said(text: str, choices: Sequence[str] = ()) -> str:

@@ -28,7 +28,7 @@ def test_an_unknown_command_is_bad_input(runner: CliRunner) -> None:
 def test_the_help_of_sampling_says_what_is_usual(runner: CliRunner) -> None:
     for command in ("chat", "generate"):
         said = " ".join(runner.invoke(main.cli, [command, "--help"]).output.split())
-        for usual in ("0.8", "40", "0.95", "0.05"):
+        for usual in ("0.8; from 0 to 100", "40; 0 or more", "0.95; from 0 to 1", "0.05; from 0 to 1"):
             assert f"[default: the model's, else {usual}]" in said
 
 
