@@ -259,7 +259,8 @@ class _Pipe:
 
 
 def _watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) -> None:
-    """Have a thread tell `kept` whether the artifact is in the cache folder. Wrong weights end this process."""
+    """Have a thread tell `kept` whether the artifact is in the cache folder. Wrong weights end this process, which is
+    told without `kept`, too."""
     from radixlm.compile.in_memory import NOT_KEPT, WRONG
 
     def watch() -> None:
@@ -268,7 +269,7 @@ def _watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) -
         said = said or f"{NOT_KEPT}: the process that writes it to the disk was killed"
         process.wait()
         if said.startswith(WRONG):
-            click.echo(f"Error: {said.removeprefix(WRONG).lstrip()}", err=True)
+            (kept or partial(click.echo, err=True))(f"Error: {said.removeprefix(WRONG).lstrip()}")
             os.kill(os.getpid(), signal.SIGTERM)
         elif kept is not None:
             kept(said)
