@@ -15,7 +15,7 @@ from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer
 from ..artifact import Artifact
 from ..cache.why_not_more import WhyNotMore
 from ..chat.artifact_tokenizer import checked_ids, open_tokenizer, refusing, with_ends
-from ..chat.chat_template import ChatTemplate, fault_of
+from ..chat.chat_template import ChatTemplate
 from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
 from ..chat.reasoning import Reasoning
@@ -94,9 +94,12 @@ class Prompts:
         manifest = artifact.manifest
         self._strip_suffix = strip_suffix
         self._name, self._eos_token_ids = manifest.name, manifest.tokenizer.eos_token_ids
-        source = artifact.chat_template
-        fault = None if source is None else fault_of(source)
-        template = None if source is None or fault else ChatTemplate(source)
+        template: ChatTemplate | None = None
+        fault: str | None = None
+        try:
+            template = None if artifact.chat_template is None else ChatTemplate(artifact.chat_template)
+        except InvalidRequest as error:
+            fault = str(error)
         self.tokenizer = open_tokenizer(artifact, template, clock)
         self.chat_template = None if template is None else with_ends(template, artifact, self.tokenizer)
         self.vocab_size = min(manifest.model.vocab_size, self.tokenizer.vocab_size)  # embeddings may be padded
