@@ -21,6 +21,7 @@ from radixlm.runtime.server.openai.chat_request import ChatRequest
 from radixlm.runtime.server.openai.requests import CompletionRequest
 from radixlm.runtime.server.openai.response_requests import ResponseRequest
 
+from ..compared_id import Id
 from ..tool_templates import CALLS, QWEN, calling
 from .scripted import Scripted
 
@@ -579,17 +580,6 @@ def is_taken(body: dict[str, Any], type: Any) -> bool:
     except msgspec.ValidationError:
         return False
     return True
-
-
-class Id(str):
-    """Counts how often it is compared."""
-
-    num_compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Id.num_compared += 1
-        return str(self) == str(other)
 
 
 def test_results_find_their_calls_at_once() -> None:

@@ -12,6 +12,7 @@ from radixlm.runtime.chat.tools.tool_format import Tool, ToolFormat
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.errors import InvalidRequest
 
+from ...compared_id import Id
 from ...tool_templates import HARMONY as HARMONY_TEMPLATE
 from ...tool_templates import LLAMA as LLAMA_TEMPLATE
 
@@ -146,17 +147,6 @@ def test_calls_may_be_a_tuple_where_ids_are_short() -> None:
     listed = for_template(history, (), MISTRAL_IDS)[0]
     history[1]["tool_calls"] = tuple(history[1]["tool_calls"])
     assert for_template(history, (), MISTRAL_IDS)[0] == listed
-
-
-class Id(str):
-    """Counts how often it is compared."""
-
-    num_compared = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Id.num_compared += 1
-        return str(self) == str(other)
 
 
 def test_results_find_their_calls_at_once() -> None:
