@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+import time
 import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from radixlm.runtime.chat import chat_template
 from radixlm.runtime.chat.chat_template import MAX_TEMPLATE_LENGTH, RESERVED_KWARGS, ChatTemplate, checked_kwargs
 from radixlm.runtime.chat.render_budget import MAX_CHARACTERS, RenderBudget, TooCostly
+from radixlm.runtime.chat.template_sandbox import TemplateSandbox
+from radixlm.runtime.engine.prompts import Prompts
 from radixlm.runtime.errors import InvalidParameter, InvalidRequest
+
+from ..fake_artifact import fake_artifact
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 CHATML = """{% for message in messages %}
 {% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
@@ -324,3 +334,20 @@ def test_further_variables_do_not_replace_the_templates_own(name: str) -> None:
 def test_further_variables_are_json_of_a_few_kilobytes(value: object) -> None:
     with pytest.raises(InvalidParameter, match="chat_template_kwargs"):
         checked_kwargs({"a": value})
+
+
+def test_a_models_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was compiled to see whether it can be used, and again to be used."""
+    compiled, sources = TemplateSandbox.compiled, list[str]()
+
+    def counted(self: TemplateSandbox, source: str) -> Any:
+        sources.append(source)
+        return compiled(self, source)
+
+    monkeypatch.setattr(TemplateSandbox, "compiled", counted)
+    tokenizer = gzip.decompress((DATA / "tokenizers" / "smollm2.json.gz").read_bytes()).decode()
+    for template in (CHATML, "{% for"):
+        artifact: Any = fake_artifact(tokenizer, template, vocab_size=50_000, bos_token_id=1, eos_token_id=2)
+        made = Prompts(artifact, clock=time.monotonic)
+        assert (made.chat_template is None) == (template != CHATML)
+    assert sources == [CHATML, "{% for"]
