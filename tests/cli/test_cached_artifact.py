@@ -138,10 +138,13 @@ def test_wrong_logits_end_a_server_before_it_serves(
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
 def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
-    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """Half of all bytes become wrong once logits were compared. All bytes are compared when the server is ready."""
+    """Half of all bytes become wrong once logits were compared. All bytes are compared when the server is ready. The
+    log in JSON had a line that was none.
+    """
     wrong = """
         from radixlm.compile import compiler, in_memory
         real = compiler.check_logits
@@ -157,9 +160,11 @@ def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
         compiler.check_logits = check
         in_memory.be_idle = lambda: __import__("time").sleep(1)"""
     _change_compiler(monkeypatch, tmp_path, wrong)
-    process = _start("serve", source, "--port", "0")
+    process = _start("serve", source, "--port", "0", "--log-format", form)
     said = process.communicate(timeout=100)[1]
     assert process.returncode == 143, said
+    if form == "json":
+        said = "\n".join(json.loads(line)["message"] for line in said.splitlines())
     assert "serving " in said
     assert "Error: model." in said and "differs from the source in the numbers of rows" in said
     assert list(cache.iterdir()) == []
