@@ -1,8 +1,8 @@
 """Texts that formats write, as a model may write them and as grammars in Lark have them.
 
 A slot is `{index}`, digits, or `{id}`, letters and digits that the model thinks of. White space may be any, or missing,
-where the text has some and around the punctuation of JSON. `"arguments"` and `"parameters"` are one name. Knows texts,
-special tokens and schemas, and Lark as llguidance reads it; not what a call looks like.
+where the text has some, between tags and around the punctuation of JSON. `"arguments"` and `"parameters"` are one name.
+Knows texts, special tokens and schemas, and Lark as llguidance reads it; not what a call looks like.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITTEN: Final = re.compile(r"[a-zA-Z0-9]*")
 _WHITES: Final = re.compile(f"[{WHITE}]*")
 _WORDS: Final = ("arguments", "parameters")
 _MARK: Final = "\0"
-_BLANKS: Final = re.compile(r"\s+|(?<=[{,:\[])(?=\")|(?<=\")(?=[,:}\]])")
+_BLANKS: Final = re.compile(r"\s+|(?<=[{,:\[])(?=\")|(?<=\")(?=[,:}\]])|(?<=[>\]])(?=[<\[{])")
 _PIECES: Final = re.compile(rf"({_MARK})|(?<=\")({'|'.join(_WORDS)})(?=\")")
 
 # The white space that templates write when they render a call of an earlier turn: a call that is made in it stands in

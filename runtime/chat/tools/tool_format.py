@@ -108,6 +108,11 @@ class ToolFormat:
         core = self.openings[-1]
         return tuple(dict.fromkeys([self.begin, *([core] if self.begin.endswith(core) else []), self.openings[0]]))
 
+    @property
+    def has_blank_before_name(self) -> bool:
+        """Whether a name may have white space before it: behind a whole tag, or nothing."""
+        return not self.begin.strip() or self.begin.endswith((">", "]"))
+
     @cached_property
     def end_tags(self) -> tuple[str, ...]:
         """The tags that end a call, if it ends with tags alone: models leave out one of several."""

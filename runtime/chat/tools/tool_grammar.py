@@ -65,6 +65,8 @@ class CallTexts(Protocol):
     @property
     def later_openings(self) -> tuple[str, ...]: ...
     @property
+    def has_blank_before_name(self) -> bool: ...
+    @property
     def end_tags(self) -> tuple[str, ...]: ...
 
 
@@ -257,7 +259,7 @@ class _NameRules:
         self.excluded, self.has_key = False, False
         self.nexts, self.rules = list[str](), list[str]()
         known = " | ".join(f"NAME_{number}" for number in range(len(names)))
-        self._blank = "" if format.begin.strip() else "BLANK "
+        self._blank = "BLANK " if format.has_blank_before_name else ""
         pieces = loose(format.middle)
         blank = " BLANK" if pieces and pieces[0] == _BLANK else ""
         texts = pieces[1:] if blank else pieces
@@ -279,10 +281,13 @@ class _NameRules:
                 else [special for special in specials if special.startswith(format.arguments.opener)]
             )
             self.rules.append(f"NAMED: {known}")
-        elif not texts:
-            self.excluded = True
+        elif not re.search(r"[^\W_]", format.middle):
+            # Names alone, or in a tag, which text has, too: it is a call where arguments begin behind.
+            self.excluded, self._is_over_by_itself = True, False
+            self._behind_name = "".join(" BLANK" if piece == _BLANK else f" {quoted(piece.text)}" for piece in pieces)
+            self._behind_name = f"{self._behind_name.removesuffix(' BLANK')} BLANK"
             self.rules += [
-                f"NAMED: ({known}) BLANK /{escaped(format.arguments.opener)}(.|\\n)*/",
+                f"NAMED: ({known}) /{escaped(format.arguments.opener)}(.|\\n)*/",
                 "TEXT_N: TEXT & ~NAMED",
             ]
         else:
