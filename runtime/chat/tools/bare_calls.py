@@ -1,8 +1,8 @@
-"""Calls that are all of a reply, as JSON without the format's tags: bare, or in a fence.
+"""Calls that are all of a reply, as JSON without the format's tags: bare, in fences, or in tags of another format.
 
 Models do this that were trained on other formats than their template's: `{"name": "now", "arguments": {}}`, with the
-arguments under `parameters`, in OpenAI's shape, in a list, or one call behind the other. JSON among words is no call,
-and neither is an object with more than a call has. Knows JSON and the names of tools.
+arguments under `parameters` or before the name, in OpenAI's shape, in a list, or one call behind the other. JSON among
+words is no call, and neither is an object with more than a call has. Knows JSON and the names of tools.
 """
 
 from __future__ import annotations
@@ -14,29 +14,42 @@ from typing import Any, Final
 
 from .arguments import without_halves
 
-_FENCE: Final = re.compile(r"\s*```[a-zA-Z_]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
-_LEAD: Final = re.compile(r"\s*(```[a-zA-Z_]*[ \t]*\n)?\s*(\[\s*)?")
-_KEY: Final = re.compile(r'\{\s*"(name|function|type)"\s*:\s*(?:"([^"]*)(")?|(\{))?')
-_BEGINNINGS: Final = ('{"name":', '{"function":', '{"type":')
+_TAG: Final = r"""</?[^<>\s{}\[\]"'=]{1,40}>"""
+_AROUND: Final = re.compile(rf"(?:[\s,;]|```[a-zA-Z_]*(?=\s|$)|{_TAG})*")  # each call
+_FENCE: Final = re.compile(r"\s*(?:```[a-zA-Z_]*[ \t]*\n\s*)?")
+_LEAD: Final = re.compile(rf"{_FENCE.pattern}(?:{_TAG}\s*)?(?:\[\s*)?")
+_CUT_TAG: Final = re.compile(_TAG.removesuffix(">").replace("{1,40}", "{0,40}"))
+_KEY: Final = re.compile(r'\{\s*"(name|function|type|arguments|parameters)"\s*:\s*(?:"([^"]*)(")?|(\{))?')
+_BEGINNINGS: Final = ('{"name":', '{"function":', '{"type":', '{"arguments":', '{"parameters":')
 _BESIDE: Final = frozenset(("id", "type", "index"))
 _MAX_CALLS: Final = 64
+
+
+def length_of_fence(text: str) -> int:
+    """How many characters of a reply are white space and the beginning of a fence."""
+    found = _FENCE.match(text)
+    return 0 if found is None else found.end()
 
 
 def may_be_calls(text: str, names: Collection[str]) -> bool:
     """Whether a reply that begins so may turn out to be calls.
 
-    >>> [may_be_calls(text, ["now"]) for text in ("```js", '{"name": "no', '{"name": "Al', "[1", "Hm")]
-    [True, True, False, False, False]
+    >>> [may_be_calls(text, ["now"]) for text in ("```js", "<tools>", '{"name": "no', '{"name": "Al', "[1", "Hm")]
+    [True, True, True, False, False, False]
     """
     lead = _LEAD.match(text)
     rest = text[lead.end() :] if lead is not None else text
     if rest.startswith("`") or not rest:
         return not rest or "```".startswith(rest) or re.fullmatch(r"```[a-zA-Z_]*[ \t]*", rest) is not None
+    if rest.startswith("<"):
+        return _CUT_TAG.fullmatch(rest) is not None
     found = _KEY.match(rest)
     if found is None:
         squeezed = "".join(rest.split())
         return any(beginning.startswith(squeezed) for beginning in _BEGINNINGS)
     key, value, is_whole, is_object = found.groups()
+    if key in ("arguments", "parameters"):
+        return True
     if is_object or value is None:
         return key == "function" or not is_object
     known = ("function",) if key == "type" else names
@@ -49,18 +62,23 @@ def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
     >>> calls_in('```json\\n{"name": "now", "arguments": {"a": 1}}\\n```', ["now"])
     [('now', '{"a": 1}')]
     """
-    fenced = _FENCE.fullmatch(text)
-    rest, found = (fenced[1] if fenced is not None else text).strip(), list[Any]()
-    decoder = json.JSONDecoder(parse_constant=_refuse)
-    while rest:
+    decoder, found = json.JSONDecoder(parse_constant=_refuse), list[Any]()
+    at = _after(text, 0)
+    while at < len(text):
         try:
-            value, end = decoder.raw_decode(rest)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             return []
         found += value if isinstance(value, list) else [value]
-        rest = rest[end:].lstrip(" \t\r\n,;")
+        at = _after(text, end)
     calls = [_call(each, names) for each in found]
     return [call for call in calls if call is not None] if None not in calls and len(calls) <= _MAX_CALLS else []
+
+
+def _after(text: str, start: int) -> int:
+    """Where what stands around calls ends that goes on from `start`."""
+    found = _AROUND.match(text, start)
+    return start if found is None else found.end()
 
 
 def _call(value: Any, names: Collection[str]) -> tuple[str, str] | None:

@@ -7,21 +7,17 @@ as soon as that is certain. Text behind a call is dropped: the grammar ends a re
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from ..scan import overlap
 from .arguments import ArgumentsReader, Schema
-from .bare_calls import calls_in, may_be_calls
+from .bare_calls import calls_in, length_of_fence, may_be_calls
 from .format_texts import WHITE, fit, loose, loose_after_white
 from .format_texts import Piece as TextPiece
 from .tool_format import ToolFormat
 from .tool_grammar import MAX_CALLS
-
-_TAG: Final = re.compile(r"<[^<>]*>")
 
 
 @dataclass(frozen=True)
@@ -140,7 +136,7 @@ class ToolCallReader:
     def finish(self) -> list[Piece]:
         """The text that was held back, at the end of the reply. A call that was cut before its arguments is content."""
         if self._read == self._read_start:
-            calls = calls_in(self._without_end(self._held), self._names)
+            calls = calls_in(self._held, self._names)
             if calls and len(calls) <= self._max_bare_calls:
                 self._held = ""
                 return self._noted([piece for name, arguments in calls for piece in self._bare_call(name, arguments)])
@@ -170,11 +166,11 @@ class ToolCallReader:
 
     def _read_start(self) -> list[Piece] | None:
         """The beginning of a reply, which may be a call without tags, or JSON that is one as a whole."""
-        if not self._format.is_tagged:
-            start = len(self._held) - len(self._held.lstrip(WHITE))
-            begun = self._begun(start, self._format.openings)
-            if begun is not None:
-                return self._begin_call(begun) if begun.is_whole else None
+        is_tagged = self._format.is_tagged
+        start = length_of_fence(self._held) if is_tagged else len(self._held) - len(self._held.lstrip(WHITE))
+        begun = self._begun(start, self._format.openings)
+        if begun is not None:
+            return self._begin_call(begun) if begun.is_whole else None
         if self._max_bare_calls and may_be_calls(self._held, self._names):
             return None
         self._read = self._read_content
@@ -214,7 +210,7 @@ class ToolCallReader:
             if first is None or not first.is_whole:
                 continue
             rest = self._held[at + first.length :]
-            if not self._format.begin.strip():
+            if self._format.has_blank_before_name:
                 rest = rest.lstrip(WHITE)
             for name in self._names:
                 if not (rest.startswith(name) or name.startswith(rest)):
@@ -282,11 +278,6 @@ class ToolCallReader:
         start = self._call_start(name)
         self._has_whole_calls = True
         return [start, Arguments(start.index, arguments)]
-
-    def _without_end(self, text: str) -> str:
-        """A reply without the tag that ends a call: models may write this one alone."""
-        tags = _TAG.findall(self._format.end)
-        return text.rstrip().removesuffix(tags[-1]) if tags else text
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,9 @@ BARE = {
     "openai": f'{{"type": "function", "function": {CALL}}}',
     "a list": f"[{CALL}]",
     "white space": f"\n {CALL} \n",
+    "arguments first": '{"arguments": {"city": "Oslo", "days": 3}, "name": "get_weather"}',
+    "in tags": f"<tools>\n{CALL}\n</tools>",
+    "in a fence and tags": f"```xml\n<function_call>\n{CALL}\n</function_call>\n```",
 }
 NO_CALLS = (
     '{"names": ["a"]}',
@@ -46,6 +50,10 @@ NO_CALLS = (
     f"```json\n{CALL}\n```\nThis is how a call looks.",
     f"First:\n```json\n{CALL}\n```",
     "```python\nprint(1)\n```",
+    "<b>now</b>",
+    "<tools>",
+    f"<tools>\n{CALL}\n</tools>\nThat is how.",
+    '{"arguments": {"city": "Oslo"}, "for": "get_weather"}',
 )
 BEHIND = ("", "\n", "\n\n", " ", "\n \t", "Done.", "\nDone", "\n<b>", '\n{"city": 1}', "\n```")
 
@@ -99,6 +107,46 @@ def test_what_begins_a_call_may_stand_among_words(model: Scripted) -> None:
         assert model.reply(text)["message"]["content"] == text
         called = model.reply(text + model.format.text_of([OSLO]))
         assert (called["message"]["content"], calls_of(called)) == (text, [OSLO])
+
+
+def test_a_tag_with_the_name_of_a_tool_among_words_is_text(model: Scripted) -> None:
+    """The name ended in a call with invented arguments, though the model went on with words."""
+    if not model.format.is_tagged or re.search("[a-zA-Z]", model.format.middle):
+        pytest.skip("a key or a tag of its own behind the name makes it a call")
+    for opening in model.format.openings:
+        for behind in (" to look.", "\nto look.", ".", "", " now", " or 1 > 0"):
+            text = f"Say {opening}get_weather{model.format.middle.rstrip()}{behind}"
+            reply = model.reply(text)
+            assert (reply["message"]["content"], calls_of(reply)) == (text, [])
+
+
+def test_white_space_between_tags_and_around_a_name_loses_no_call(model: Scripted) -> None:
+    format = model.format
+    whole, lead = format.text_of([OSLO]), format.openings[0]
+    spaced = re.sub(r"(?<=[>\]])(?=[<\[{])", "\n", lead)
+    says = [whole.replace(lead, spaced, 1)]
+    if format.has_blank_before_name:
+        says.append(whole.replace(lead, f"{lead}\n", 1))
+    if not re.search("[a-zA-Z]", format.middle):
+        head = f"{lead}get_weather{format.middle.rstrip()}"
+        says.append(whole.replace(head, f"{head}\n", 1))
+    for text in says:
+        reply = model.reply(text)
+        assert (reply["message"]["content"], calls_of(reply)) == (None, [OSLO])
+
+
+@pytest.mark.parametrize("before", ["```\n", "```xml\n", "\n```json\n"])
+def test_the_fence_around_a_call_is_no_content(model: Scripted, before: str) -> None:
+    reply = model.reply(f"{before}{model.format.text_of([OSLO])}\n```")
+    assert (reply["message"]["content"], calls_of(reply)) == (None, [OSLO])
+
+
+def test_several_fences_are_several_calls(model: Scripted) -> None:
+    if model.format.separator is None:
+        pytest.skip("a reply has one call")
+    now = '{"name": "now", "arguments": {}}'
+    for says in (f"```json\n{CALL}\n```\n\n```json\n{now}\n```", f"<tools>{CALL}</tools>\n<tools>{now}</tools>"):
+        assert calls_of(model.reply(says)) == [OSLO, NOW]
 
 
 @pytest.mark.parametrize("says", BARE.values(), ids=BARE)

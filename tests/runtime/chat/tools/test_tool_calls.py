@@ -118,6 +118,7 @@ def fragments(format: ToolFormat) -> st.SearchStrategy[str]:
             *NAMES,
             '{"name": "now", "arguments": {}}',
             "```json\n",
+            "<tools>",
             "\n```",
             "\n",
             "\r\n",
