@@ -269,6 +269,8 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
         return text
     try:
         arguments = json.loads(text or "{}")
+        if isinstance(arguments, str):  # some clients write it as JSON twice
+            arguments = json.loads(arguments or "{}")
         arguments = {} if arguments is None else arguments
     except ValueError:
         is_cut = not isinstance(text, GeneratedArguments) and text.lstrip().startswith("{")

@@ -121,7 +121,14 @@ def test_a_history_is_read_as_what_it_means(model: Scripted, sent: list[Any], me
 
 @pytest.mark.parametrize(
     ("sent", "meant"),
-    [("null", "{}"), (r'{"a": "b\ud83d"}', '{"a": "b\ufffd"}'), (r'{"a": "b\ud83d', '{"a": "b\ufffd"}')],
+    [
+        ("null", "{}"),
+        ("", "{}"),
+        ('""', "{}"),
+        (json.dumps('{"a": 1}'), '{"a": 1}'),
+        (r'{"a": "b\ud83d"}', '{"a": "b\ufffd"}'),
+        (r'{"a": "b\ud83d', '{"a": "b\ufffd"}'),
+    ],
 )
 def test_arguments_of_calls_end_no_conversation(model: Scripted, sent: str, meant: str) -> None:
     calls = [talk({**CALL, "function": {"name": "add", "arguments": text}}) for text in (sent, meant)]
