@@ -43,7 +43,7 @@ class ModelNames:
         Raises:
             HTTPError: 404, there is no model of this name.
         """
-        if asked is None:
+        if not asked:
             return self.own
         if self.takes_any or asked in self.listed:
             return asked
