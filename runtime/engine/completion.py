@@ -218,8 +218,9 @@ class Completion:
 
     @property
     def ended_in_reasoning(self) -> bool:
-        """Whether the reply ended by itself and is nothing but reasoning."""
-        return self.finish_reason == "stop" and bool(self.thought) and not self.text.strip()
+        """Whether the reply ended by itself and is nothing but reasoning, be it a tag alone."""
+        has_thought = bool(self.thought or self.usage.thought_tokens)
+        return self.finish_reason == "stop" and has_thought and not self.text.strip()
 
 
 class RequestOutput(NamedTuple):

@@ -228,6 +228,7 @@ def test_a_reply_may_end_inside_its_reasoning_and_says_so() -> None:
             reply = model.reply("<think>\nhm.", **fields)
             assert (reply["finish_reason"], reply["message"]["reasoning_content"]) == ("stop", "hm.")
             assert reply["ended_in_reasoning"] is True
+            assert model.reply("<think>", **fields)["ended_in_reasoning"] is True
         last = events(model.ask("<think>\nhm.", stream=True))[-1]["choices"][0]
         assert last["ended_in_reasoning"] is True
         assert "ended_in_reasoning" not in model.reply("<think>\nhm.\n</think>\n\nYes.")
