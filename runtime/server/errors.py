@@ -86,10 +86,10 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
         case StoreOff():
             return 503, _reply(503, str(error), code="store_off")
         case EngineDied():
-            return 500, _reply(500, str(error), code="engine_died")
+            return 500, _reply(500, _without_cause(error), code="engine_died")
         case EngineError():
             _log.error("a request failed: %s", error)
-            return 500, _reply(500, str(error))
+            return 500, _reply(500, _without_cause(error))
         case _:
             _log.error("a request failed", exc_info=error)
             return 500, _reply(500, "internal error; the server's log says more")
@@ -128,6 +128,14 @@ def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesError
 def _reply(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorReply:
     kind = "invalid_request_error" if status < 500 else "server_error"
     return ErrorReply(ErrorBody(message, kind, param, code))
+
+
+def _without_cause(error: EngineError) -> str:
+    """What is told of an error: of an unforeseen one that caused it no more than its kind, for its text may hold paths
+    and what others sent.
+    """
+    cause = str(error.__cause__ or "")
+    return str(error).replace(f": {cause}", " (the log says more)") if cause else str(error)
 
 
 def _param_of(message: str) -> str | None:
