@@ -99,7 +99,7 @@ class Responses:
         self, request: Request, body: ResponseRequest
     ) -> tuple[ResponseRequest, History, Sequence[OfferedTool], AskedChat]:
         self.state.models.named(body.model)
-        if body.previous_response_id is not None:
+        if body.previous_response_id:
             message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
             raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
         require_small("metadata", body.metadata)

@@ -111,6 +111,7 @@ def test_the_conversation_is_what_instructions_and_input_say(client: TestClient,
 def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
     empty = {"tools": [], "tool_choice": "auto", "reasoning": {"effort": None}, "text": {"format": {"type": "text"}}}
     assert ask(client, **empty, include=[], truncation="disabled", store=True, background=False).status_code == 200
+    assert ask(client, previous_response_id="").status_code == 200
 
 
 @pytest.mark.parametrize(
