@@ -76,11 +76,10 @@ def finish(bench: Bench, failed: Sequence[str]) -> None:
     assert bench.cache.pool.num_free == bench.num_pages
 
 
-@pytest.mark.parametrize("stage", ["forward", "top_logits", "sample_row"])
+@pytest.mark.parametrize("stage", ["forward", "top_logits"])
 def test_computing_fails_the_requests_of_the_step_alone(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    owner = readers if stage == "sample_row" else bench.model
-    monkeypatch.setattr(owner, stage, once(getattr(owner, stage)))
+    monkeypatch.setattr(bench.model, stage, once(getattr(bench.model, stage)))
     bench.step()
     counters = bench.core.counters
     assert (counters.num_failed_steps, counters.num_failed_steps_in_a_row, counters.last_failure) == (1, 1, "Broken")
@@ -98,6 +97,15 @@ def test_copying_rows_fails_the_requests_of_the_step_alone(monkeypatch: pytest.M
     monkeypatch.setattr(bench.model, "copy_rows", once(bench.model.copy_rows))
     bench.step()
     finish(bench, ["a", "b"])
+
+
+def test_sampling_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed all requests of its step."""
+    bench = bench_at_work()
+    monkeypatch.setattr(readers, "sample_row", once(readers.sample_row))
+    bench.step()
+    assert isinstance(bench.error("a"), EngineError) and bench.core.counters.num_failed_steps == 0
+    finish(bench, ["a"])
 
 
 def test_accepting_a_token_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
