@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,6 +48,7 @@ _GGUF: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "repetition_penalty": ("penalty_repeat", ("penalties",)),
 }
 _NONE = SamplingDefaults()
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)  # of Jinja
 _DIGITS = 7  # of a float32, which is what GGUF stores
 
 T = TypeVar("T")
@@ -75,8 +77,12 @@ def read_text(path: Path) -> str:
 
 
 def usable_template(template: object) -> str | None:
-    """A chat template; None for one that is missing or renders nothing, so that the model has none."""
-    return template if isinstance(template, str) and template.strip() else None
+    """A chat template; None for one that is missing or renders nothing, so that the model has none.
+
+    >>> usable_template("{# none #}\\n") is None
+    True
+    """
+    return template if isinstance(template, str) and _COMMENT.sub("", template).strip() else None
 
 
 def ends_of_reply(texts: Container[str]) -> list[str]:
@@ -92,8 +98,8 @@ def ends_of_reply(texts: Container[str]) -> list[str]:
 def sampling_of_generation_config(generation: Mapping[str, Any]) -> SamplingDefaults:
     """What transformers would do, but that keys which are missing or null are not said.
 
-    >>> sampling_of_generation_config({"do_sample": False, "temperature": 0.6}).temperature
-    0.0
+    >>> sampling_of_generation_config({"do_sample": False, "temperature": 0.6, "top_k": 20.0})
+    SamplingDefaults(temperature=0.0, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.0)
     """
     said = {name: generation.get(name) for name in SamplingDefaults.__struct_fields__}
     if generation.get("do_sample") is False:
@@ -122,7 +128,8 @@ def _with_usual(said: Mapping[str, Any]) -> SamplingDefaults:
     """A value that no sampler can have is as if it were not said: it is no part of the model."""
     fields = msgspec.to_builtins(USUAL_SAMPLING)
     for name, value in said.items():
-        own = max(value, 0) if name == "top_k" and type(value) is int else value  # -1 is all elsewhere
+        own = int(value) if name == "top_k" and isinstance(value, float) and value.is_integer() else value
+        own = max(own, 0) if name == "top_k" and type(own) is int else own  # -1 is all elsewhere
         if own is not None and _is_valid(name, own):
             fields[name] = own
     return msgspec.convert(fields, SamplingDefaults)

@@ -160,7 +160,7 @@ def test_the_fingerprint_is_stable_and_sees_other_weights(make_tiny: Make, write
 # What cannot be used.
 
 
-@pytest.mark.parametrize("template", ["", " \n"])
+@pytest.mark.parametrize("template", ["", " \n", "{# nothing #}\n"])
 def test_a_template_that_renders_nothing_is_none(template: str, make_tiny: Make, write_gguf: Make) -> None:
     def edit(writer: gguf.GGUFWriter) -> None:
         del writer.kv_data[0]["tokenizer.chat_template"]
