@@ -187,22 +187,42 @@ def copy_rows(layout: KVLayout) -> Any:
 
 
 def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr) -> None:
+    """Copy the keys and values of a head; rows of other tokens are stored as they were.
+
+    Loops over the tokens alone would be unrolled, and take LLVM up to a second.
+    """
     pool, layout = paged.pool, paged.layout
+    old_keys, new_keys = bound(paged.keys(old, head)), bound(paged.keys(new, head))
+    old_values, new_values = bound(paged.values(old, head)), bound(paged.values(new, head))
     size = 4 if layout.has_codes else 1  # items that a token has side by side
-    with serial(layout.key_dim * 2 // size if layout.has_codes else layout.key_dim) as d, serial(tokens * size) as t:
-        where = d * (PAGE_SIZE * size) + t
-        pool[paged.keys(new, head) + where] = pool[paged.keys(old, head) + where]
+    of_tokens = T.ramp(T.int32(0), 1, PAGE_SIZE) < T.broadcast(T.Cast("int32", tokens), PAGE_SIZE)
+
+    def copy(source: Expr, destination: Expr) -> None:
+        """One number of each token's, or four bytes."""
+        there, here = (_words(pool, start, size) for start in (source, destination))
+        pool[lanes(destination, PAGE_SIZE * size)] = _items(T.Select(of_tokens, there, here), size)
+
+    with serial(layout.key_dim * 2 // size if layout.has_codes else layout.key_dim) as d:
+        copy(old_keys + d * (PAGE_SIZE * size), new_keys + d * (PAGE_SIZE * size))
     if layout.has_codes:
+        for source, destination in ((old_keys, new_keys), (old_values, new_values)):
+            copy(paged.scale(source, 0), paged.scale(destination, 0))
         with serial(tokens) as t, serial(layout.value_dim) as j:
-            pool[paged.value_code(paged.values(new, head), t, j)] = pool[
-                paged.value_code(paged.values(old, head), t, j)
-            ]
-        for start in (paged.keys, paged.values):
-            with serial(tokens * SCALE_BYTES) as j:
-                pool[paged.scale(start(new, head), 0) + j] = pool[paged.scale(start(old, head), 0) + j]
+            pool[paged.value_code(new_values, t, j)] = pool[paged.value_code(old_values, t, j)]
     elif not layout.values_in_keys:
         with serial(tokens * layout.value_dim) as j:
-            pool[paged.values(new, head) + j] = pool[paged.values(old, head) + j]
+            pool[new_values + j] = pool[old_values + j]
+
+
+def _words(pool: Memory, start: Expr, size: int) -> Expr:
+    """A vector of items, or of four bytes as an int32 each."""
+    items = pool[lanes(start, PAGE_SIZE * size)]
+    return items if size == 1 else T.reinterpret(vector_type("int32", PAGE_SIZE), items)
+
+
+def _items(words: Expr, size: int) -> Expr:
+    """What `_words` made a vector of."""
+    return words if size == 1 else T.reinterpret(vector_type("int8", PAGE_SIZE * size), words)
 
 
 def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:
