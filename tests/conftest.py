@@ -213,7 +213,7 @@ def _compile_once(
     with open_source(source) as opened:
         kv_dtype = kv_layout(opened.config, choice, machine).dtype
     cache_dir = REPOSITORY / ".cache" / "tests"
-    digest = _digest_of_compiler()
+    digest = digest_of_compiler()
     if source.is_dir():  # whose name says nothing of what is in it
         digest = _digest_of(sorted(source.iterdir()), digest)
     options = f"{quantize}-{kv_dtype}-{context_length or 'default'}-{machine.name}"
@@ -245,7 +245,7 @@ def _drop_stale(cache_dir: Path) -> None:
 
 
 @functools.cache  # what is changed while tests run is not what they run
-def _digest_of_compiler() -> str:
+def digest_of_compiler() -> str:
     """A digest of all that decides what an artifact contains, but for the model and the machine."""
     folders = ("compile", "tokenizer_fix", "runtime/artifact")
     files = sorted(path for name in folders for path in (REPOSITORY / name).rglob("*.py"))

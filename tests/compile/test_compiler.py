@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from radixlm.compile import Progress, compile_model
-from radixlm.compile.codegen.targets import TARGETS
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.verification import NUM_DECODED
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.cpu import cpu_features
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import InvalidParameter, VerificationFailed
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
 from .conftest import TinyModel
+from .kernels.harness import every_target
 
 MakeTiny = Callable[..., TinyModel]
 Write = Callable[..., Path]
@@ -67,14 +67,12 @@ def test_rows_that_fill_no_group_stay_in_float16(
     assert report.manifest.quantization.kinds["f16"].count == tiny.config.num_hidden_layers  # down_proj
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@every_target
 def test_every_target_that_this_machine_runs_agrees_with_numpy(
-    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, target: str
+    make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path, target: Target
 ) -> None:
-    if not cpu_features().issuperset(TARGETS[target].features):
-        pytest.skip(f"this CPU is no {target}")
-    report = compile_model(write_gguf(make_tiny(), Type.Q4_1), tmp_path / "tiny.radixlm", target=target)
-    assert report.manifest.target.name == target
+    report = compile_model(write_gguf(make_tiny(), Type.Q4_1), tmp_path / "tiny.radixlm", target=target.name)
+    assert report.manifest.target.name == target.name
 
 
 def test_a_context_beyond_the_models_own_is_refused(make_tiny: MakeTiny, write_gguf: Write, tmp_path: Path) -> None:

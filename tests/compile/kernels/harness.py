@@ -25,6 +25,8 @@ from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.weights.layout import ALIGNMENT
 from radixlm.runtime.artifact.cpu import cpu_features
 
+from ...conftest import digest_of_compiler
+
 Caller = Callable[..., None]  # takes arrays and sizes in the kernel's order; None for an array that it does not read
 _CANARY_BYTES = 4 * ALIGNMENT
 _CANARY = 0xFF  # NaN in every float type: a number read from here shows
@@ -45,8 +47,25 @@ def needs(target: Target) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not runs_here(target), reason=f"this CPU does not run {target.name}")
 
 
+@functools.cache
+def often_run() -> frozenset[str]:
+    """Return the targets that `make test` runs kernels on; `make test-long` runs them on the others.
+
+    They are the best one that this machine runs, the one that every machine runs, and one that is drawn. The digest of
+    the compiler draws it, so that all workers have the same one, and most changes of a kernel another one.
+    """
+    names = [target.name for target in runnable()]
+    between = names[1:-1] or names
+    return frozenset((names[0], between[int(digest_of_compiler(), 16) % len(between)], names[-1]))
+
+
+def marks_of(target: Target) -> list[pytest.MarkDecorator]:
+    """Mark a test of a target: whether it is skipped here, and whether it waits for `make test-long`."""
+    return [needs(target), *([] if target.name in often_run() else [pytest.mark.long])]
+
+
 every_target = pytest.mark.parametrize(
-    "target", [pytest.param(target, id=target.name, marks=needs(target)) for target in TARGETS.values()]
+    "target", [pytest.param(target, id=target.name, marks=marks_of(target)) for target in TARGETS.values()]
 )
 
 
@@ -70,7 +89,7 @@ def of_each_size(**values: Sequence[Any]) -> list[dict[str, Any]]:
 def by_rows(rows: Iterable[dict[str, Any]]) -> pytest.MarkDecorator:
     """Parametrize a test by rows of a table of `pairwise.py`, each with a target; its values name it."""
     return pytest.mark.parametrize(
-        "row", [pytest.param(row, marks=needs(row["target"]), id=_name(row)) for row in rows]
+        "row", [pytest.param(row, marks=marks_of(row["target"]), id=_name(row)) for row in rows]
     )
 
 
