@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.extras.approximate.attention_scores import PASS_RUN_UP, STRIDE
+from radixlm.runtime.extras.approximate.attention_scores import PASS_RUN_UP, STRIDE, stride_of
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 from radixlm.runtime.extras.approximate.packed_keys import PackedKeys, kept_dims
 from radixlm.runtime.extras.approximate.row_selection import Probe, probe
-from radixlm.runtime.extras.approximate.scored_runner import stride_of
 from radixlm.runtime.model.batch import Batch, Float32Array
 from radixlm.runtime.model.kv_rows import KVRows
 from radixlm.runtime.model.model_runner import ModelRunner

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.extras.approximate.scored_runner import stride_of
+from radixlm.runtime.extras.approximate.attention_scores import stride_of
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..kernels.forward import make_batch

@@ -14,7 +14,7 @@ from ...errors import InvalidParameter
 from ...model.batch import Runner
 from ...prefix.disk_tier import DiskTier
 from ...prefix.transfer import PageInserter
-from .attention_scores import AttentionScores
+from .attention_scores import AttentionScores, ScoredRunner, ScoringRunner
 from .calibration.calibration import Calibration
 from .chosen_loader import ChosenLoader
 from .chosen_rows import PartStats
@@ -28,7 +28,6 @@ from .records.chunk_cache import ChunkCache
 from .records.row_records import RowRecords
 from .run_compactor import MIN_PAGES, RUN_BYTES, RunCompactor
 from .score_keeper import ScoreKeeper
-from .scored_runner import ScoredRunner, ScoringRunner
 
 CHUNK_CACHE_BYTES = 64 << 20  # of keys and values that are read often: a quarter of 11,000 tokens of SmolLM2
 

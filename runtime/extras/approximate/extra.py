@@ -47,7 +47,7 @@ class OpenApproximate:
     ) -> Callable[[DiskTier], TierExtra]:
         """Return what makes the hooks of a tier under this cache."""
         from .approximate_tier import choose_rows
-        from .scored_runner import ScoredRunner
+        from .attention_scores import ScoredRunner
 
         assert isinstance(runner, ScoredRunner), "it was not observed"
         num_bytes = self.options.chunk_cache_bytes

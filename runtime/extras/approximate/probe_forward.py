@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from ...cache.prefix_cache import PrefixCache
 from ...model.batch import Float32Array, make_batch
 from ...prefix.loaded_prefix import LoadedRows
+from .attention_scores import ScoredRunner
 from .row_selection import MAX_PROBE_TOKENS
-from .scored_runner import ScoredRunner
 
 
 @dataclass(frozen=True)

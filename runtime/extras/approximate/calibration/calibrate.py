@@ -20,9 +20,9 @@ from ....artifact import Artifact
 from ....artifact.manifest import PAGE_SIZE, Manifest
 from ....errors import InvalidParameter
 from ....model.batch import Float32Array
+from ..attention_scores import ScoringRunner
 from ..packed_keys import Dims, PackedKeys, kept_dims
 from ..row_selection import Scores, Tokens, dropped_attention, num_rows, probe, with_probed
-from ..scored_runner import ScoringRunner
 from .calibration import BudgetLoss, Calibration
 from .measured_prefix import Case, MeasuredModel, MeasuredPrefix, Question
 

@@ -19,9 +19,8 @@ from ....artifact.manifest import PAGE_SIZE, KVLayout
 from ....errors import InvalidParameter
 from ....model.batch import Batch, Float32Array
 from ....model.kv_rows import KVRows
-from ..attention_scores import PASS_RUN_UP, STRIDE
+from ..attention_scores import PASS_RUN_UP, STRIDE, ScoringRunner
 from ..row_selection import Scores, Tokens, always, scores_to_store, stored_rows, stored_shares
-from ..scored_runner import ScoringRunner
 
 FACTS: Final = (
     ("colour of the miller's boat", "pale green"),

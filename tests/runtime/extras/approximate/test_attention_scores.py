@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.errors import EngineError
-from radixlm.runtime.extras.approximate.attention_scores import DECAY, PASS_RUN_UP, STRIDE, AttentionScores
-from radixlm.runtime.extras.approximate.scored_runner import ScoredRunner, stride_of
+from radixlm.runtime.extras.approximate.attention_scores import (
+    DECAY,
+    PASS_RUN_UP,
+    STRIDE,
+    AttentionScores,
+    ScoredRunner,
+    stride_of,
+)
 from radixlm.runtime.model.batch import Batch, PageCopy
 
 from ...fake_model import VOCAB_SIZE

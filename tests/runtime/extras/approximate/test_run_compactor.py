@@ -15,13 +15,13 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.engine_queue import WorkQueue
 from radixlm.runtime.extras.approximate import run_compactor
 from radixlm.runtime.extras.approximate.approximate_tier import ApproximateTier
+from radixlm.runtime.extras.approximate.attention_scores import ScoredRunner
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.probe_keys import ProbeKeyCache
 from radixlm.runtime.extras.approximate.records.ordered_reader import OpenRun
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_selection import ranks_to_store, scores_to_store
-from radixlm.runtime.extras.approximate.scored_runner import ScoredRunner
 from radixlm.runtime.model.batch import make_batch
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.store import PageKey, PageStore
