@@ -21,10 +21,10 @@ from .families.registry import FAMILIES, model_config, weight_shapes
 from .kv_layout import KVChoice, context_length, kv_layout, resolved
 from .ops.implemented import check_implemented
 from .sources import Source, default_model, hub, open_source
-from .sources.checkpoint import sampling_of_generation_config
 from .sources.huggingface import huggingface_settings
 from .sources.model_files import CONFIG, GENERATION, INDEX, MLC_CONFIG, open_files, read_json
 from .sources.quantized.registry import BESIDE
+from .sources.source import sampling_of_generation_config
 from .stored_weights import Quantize, StoredWeights, artifact_bytes, artifact_token_bytes, source_token_bytes
 
 

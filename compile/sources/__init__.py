@@ -12,9 +12,9 @@ from pathlib import Path
 from radixlm.runtime.errors import SourceNotFound
 
 from . import default_model, hub
-from .checkpoint import Source, TensorInfo
 from .gguf import GGUFSource
 from .huggingface import HuggingFaceSource
+from .source import Source, TensorInfo
 
 __all__ = ["GGUFSource", "HuggingFaceSource", "Source", "TensorInfo", "open_source"]
 

@@ -15,8 +15,8 @@ from radixlm.runtime.errors import CorruptSource
 from ..layers.part_names import hub_name, language_names, parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
 from ..weights.view import Rows
-from .checkpoint import TensorInfo
 from .quantized.tensors import KINDS, Array, Index, PlainTensor, RowsOf, Tensor
+from .source import TensorInfo
 
 
 class CheckpointTensors:

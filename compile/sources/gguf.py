@@ -23,12 +23,12 @@ from ..families.registry import model_config
 from ..weights.kinds import Scales, WeightKind
 from ..weights.quantization import Float32, Weight, WeightPlanes, scale_values
 from ..weights.view import Rows
-from .checkpoint import END_OF_REPLY, TensorInfo, ends_of_reply, sampling_of_gguf, usable_template
 from .gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, planes_from_blocks, weight_from_blocks
 from .gguf_file import NOT_READ, GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
 from .model_tensors import ModelTensors
+from .source import END_OF_REPLY, TensorInfo, ends_of_reply, sampling_of_gguf, usable_template
 
 
 class GGUFTensors:

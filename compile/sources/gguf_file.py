@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceError, SourceNotFound, UnsupportedTensor
 
-from .checkpoint import one_line, require_content
+from .source import one_line, require_content
 
 MAX_STRINGS = 1 << 20  # in one array: twice as many as the merges of the largest vocabulary, Gemma's
 MAX_TENSORS = 1 << 16

@@ -16,8 +16,8 @@ import msgspec
 from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
-from .checkpoint import checked
 from .pre_tokenizers import PRE_TOKENIZERS
+from .source import checked
 
 Json = dict[str, Any]
 

@@ -20,12 +20,12 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 from ..families.registry import FAMILIES, model_config, unsupported
 from ..families.settings import Settings
 from ..layers.part_names import parts_of
-from .checkpoint import sampling_of_generation_config
 from .checkpoint_tensors import CheckpointTensors, of_language_model, reshaped, separated, with_hub_names
 from .huggingface_tokenizer import HuggingFaceTokenizer
 from .model_files import open_files
 from .model_tensors import ModelTensors
 from .quantized.tensors import KINDS, Array, PlainTensor, Tensor, first_bytes, tensors
+from .source import sampling_of_generation_config
 
 _SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
 _OUTPUT = "lm_head"

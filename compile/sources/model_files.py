@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
-from .checkpoint import read_text
 from .quantized.mlc import MLC
 from .quantized.registry import BESIDE, find_format
 from .quantized.tensors import Array, Format
+from .source import read_text
 from .tensor_files import INDEXES, SafetensorsFile, cached_arrays
 
 CONFIG, GENERATION, MLC_CONFIG = "config.json", "generation_config.json", "mlc-chat-config.json"

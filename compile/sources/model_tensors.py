@@ -25,7 +25,7 @@ from ..weights.kinds import F32
 from ..weights.layout import GROUP
 from ..weights.quantization import Float32, Weight, WeightPlanes, joined, requantize
 from ..weights.view import Piece, Rows, View, pieces
-from .checkpoint import TensorInfo
+from .source import TensorInfo
 
 _LARGEST = 1e30  # of a weight; products of larger ones with a few thousand inputs may leave float32
 

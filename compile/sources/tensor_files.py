@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, SourceNotFound, UnsupportedTensor
 from safetensors import SafetensorError, safe_open
 
-from .checkpoint import checked, one_line, require_content
+from .source import checked, one_line, require_content
 
 _open: Any = safe_open  # whose methods have no types
 _FLOAT8 = {  # which the library does not make arrays of

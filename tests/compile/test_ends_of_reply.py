@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from radixlm.compile.sources.checkpoint import ends_of_reply
 from radixlm.compile.sources.gguf import _eos_token_ids
+from radixlm.compile.sources.source import ends_of_reply
 
 
 def test_the_end_of_a_part_ends_no_reply() -> None:

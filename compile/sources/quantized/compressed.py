@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
-from ..checkpoint import TensorInfo
+from ..source import TensorInfo
 from .floats import fp4_tensor, fp8_tensor
 from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, only_number, part

@@ -23,7 +23,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ...weights.kinds import Scales, WeightKind
 from ...weights.quantization import Float32, Weight
-from ..checkpoint import TensorInfo
+from ..source import TensorInfo
 from .grouped import unpacked
 from .tensors import FLOATS, Array, GroupedTensor, RoundedTensor, Stacked, only_number, part
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from radixlm.runtime.errors import UnsupportedTensor
 
-from ..checkpoint import TensorInfo
+from ..source import TensorInfo
 from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
-from ..checkpoint import TensorInfo
+from ..source import TensorInfo
 from .grouped import Grouped, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, part
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
-from ..checkpoint import TensorInfo
+from ..source import TensorInfo
 from .floats import fp4_tensor
 from .grouped import Grouped, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, group_of, number, part

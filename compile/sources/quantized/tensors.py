@@ -16,7 +16,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ...weights.kinds import WeightKind
 from ...weights.quantization import Float32, Weight, requantize
-from ..checkpoint import TensorInfo
+from ..source import TensorInfo
 
 Index = slice | tuple[slice, ...]
 WORDS = ("I32", "U32")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.gguf import GGUFSource
 from radixlm.compile.sources.huggingface import HuggingFaceSource
+from radixlm.compile.sources.source import Source
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import KVDType
 

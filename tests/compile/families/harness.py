@@ -15,7 +15,7 @@ from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.layers import Norm
 from radixlm.compile.ops.reference_ops import ReferenceOps
 from radixlm.compile.reference import evaluate
-from radixlm.compile.sources.checkpoint import Source
+from radixlm.compile.sources.source import Source
 
 from ...goldens import tiny_gguf
 from ...goldens.families import FAMILIES, Off

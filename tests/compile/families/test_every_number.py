@@ -17,7 +17,7 @@ from msgspec.structs import FieldInfo, fields, replace
 from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.reference_ops import ReferenceOps
 from radixlm.compile.reference import evaluate
-from radixlm.compile.sources.checkpoint import Source
+from radixlm.compile.sources.source import Source
 from radixlm.runtime.artifact.model_config import ModelConfig
 
 from ...goldens.families import FAMILIES

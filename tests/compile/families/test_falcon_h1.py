@@ -10,8 +10,8 @@ import pytest
 from radixlm.cli.tables import layer_rows
 from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.ops.implemented import check_implemented
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.huggingface import huggingface_settings
+from radixlm.compile.sources.source import Source
 from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, Mamba2, ModelConfig
 from radixlm.runtime.errors import UnsupportedArchitecture
 

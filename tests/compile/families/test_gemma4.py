@@ -17,8 +17,8 @@ from radixlm.compile.inspection import inspect_source
 from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.reference import reference_logits
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.huggingface import HuggingFaceSource, huggingface_settings
+from radixlm.compile.sources.source import Source
 from radixlm.compile.stored_weights import source_token_bytes
 from radixlm.runtime.artifact.model_config import Experts, LayerConfig, ModelConfig, ProportionalScaling
 from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchitecture

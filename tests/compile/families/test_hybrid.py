@@ -15,8 +15,8 @@ from radixlm.compile.families.registry import FAMILIES
 from radixlm.compile.families.settings import Settings
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.reference import reference_logits
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.huggingface import HuggingFaceSource, huggingface_settings
+from radixlm.compile.sources.source import Source
 from radixlm.runtime.artifact.model_config import Attention, GatedDelta, LayerConfig, ModelConfig, ShortConvolution
 from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 from safetensors.numpy import save_file

@@ -14,9 +14,9 @@ from radixlm.cli.tables import layer_rows
 from radixlm.compile import compile_model
 from radixlm.compile.kv_layout import KVChoice
 from radixlm.compile.ops.implemented import check_implemented
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.gguf import GGUFSource
 from radixlm.compile.sources.huggingface import HuggingFaceSource
+from radixlm.compile.sources.source import Source
 from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from radixlm.compile.families import registry
 from radixlm.compile.ops import functions
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.huggingface import HuggingFaceSource
+from radixlm.compile.sources.source import Source
 
 from ...goldens.families import FAMILIES
 from .harness import GGUF_NAMES, NAMES, OFFS, OLDEST, SEEN, TOLERANCE, distance, off_of

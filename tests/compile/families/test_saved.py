@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from radixlm.compile.sources.checkpoint import Source
 from radixlm.compile.sources.huggingface import HuggingFaceSource
+from radixlm.compile.sources.source import Source
 
 from ...goldens.saved import saved_families
 
