@@ -23,7 +23,6 @@ from ..chat.reply_start import HealingTokens, SpaceTokens
 from ..chat.text_rules.token_texts import TokenTexts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.call_history import CallHistory
-from ..chat.tools.headed_format import HeadedFormat
 from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..errors import EmptyPrompt, InvalidParameter, InvalidRequest
@@ -133,11 +132,6 @@ class Prompts:
     def _shown_ids(self) -> frozenset[int]:
         """The special tokens that a decoder of replies to chats spells, so that they can be taken apart."""
         return self.reasoning.shown_ids | {token_id for _, token_id in self.tool_format.specials}
-
-    def _head_in(self, header: str) -> str | None:
-        """The head of the call that a part of a reply makes; see `HeadedFormat`."""
-        format = self.tool_format
-        return format.head_in(header) if isinstance(format, HeadedFormat) else None
 
     @cached_property
     def turn_ends(self) -> tuple[str, ...]:
@@ -309,7 +303,7 @@ class Prompts:
             vocab_size=self.vocab_size,
             eos_token_ids=self._eos_token_ids,
             constraint=begun,
-            thoughts=self.reasoning.splitter(text, self._head_in) if is_chat else None,
+            thoughts=self.reasoning.splitter(text, self.tool_format.head_in) if is_chat else None,
             holding=self._token_texts.holding,
             breaker_ids=self._token_texts.holding_any(breakers) if breakers else NO_IDS,
         )

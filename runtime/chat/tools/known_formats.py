@@ -11,10 +11,9 @@ from typing import Final
 
 from ...errors import InvalidRequest
 from ..chat_template import ChatTemplate
-from .headed_format import HeadedFormat
 from .literal_arguments import LiteralArguments
 from .tagged_arguments import TaggedArguments
-from .tool_format import Tool, ToolFormat
+from .tool_format import HeadedFormat, Tool, ToolFormat
 
 HERMES: Final = ToolFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "\n")
 """Hermes 2 Pro's, Qwen's and Granite 4's."""

@@ -1,8 +1,8 @@
 """How a model writes the call of a tool.
 
-A format is a few literal texts around names and arguments; `arguments.py` has the ways to write these,
-`known_formats.py` the formats of models. Knows texts, not requests; `tool_grammar.py` holds replies to a format, and
-`tool_calls.py` reads them back.
+A format is a few literal texts around names and arguments; replies of gpt-oss have parts with headers, too.
+`arguments.py` has the ways to write arguments, `known_formats.py` the formats of models. Knows texts, not requests;
+`tool_grammar.py` holds replies to a format, and `tool_calls.py` reads them back.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from ..grammar import Grammar
+from ..grammar import OVER, Grammar
 from .arguments import JSON, LOOSE_JSON, ArgumentStyle
-from .format_texts import Specials, escaped, filled
-from .tool_grammar import ToolGrammar
+from .format_texts import BLANK, Rules, Specials, escaped, filled, quoted
+from .tool_grammar import ToolGrammar, content_rule
 
 ToolChoice = Literal["auto", "none", "required"]
 
 _NO_ID = "a" * 9
 _BARE = ("{", "[")  # what other replies begin with, too
 _TAG = re.compile(r"<[^<>]*>")
+_RECIPIENT: Final = re.compile(r" to=functions\.([a-zA-Z0-9_.-]+)")
+_PART_END: Final = "<|end|><|start|>assistant"
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,10 @@ class ToolFormat:
         lead = (self.open if index == 0 else "") + filled(self.begin, index, call_id)
         return lead + name + filled(self.middle, index, call_id)
 
+    def head_in(self, header: str) -> str | None:
+        """The head of the call that a part with this header makes; None: it makes none, or parts have no headers."""
+        return None
+
     def tail(self, index: int = 0, call_id: str = _NO_ID) -> str:
         """All of a call behind its arguments."""
         return filled(self.end, index, call_id)
@@ -193,6 +199,63 @@ class ToolFormat:
         if self.trigger in dict(self.specials):
             return "/(.|\\n)+/"  # it has no special tokens at all
         return f"/(.|\\n)+/ & ~/(.|\\n)*{escaped(self.trigger)}(.|\\n)*/"
+
+
+@dataclass(frozen=True)
+class HeadedFormat(ToolFormat):
+    """A format whose grammars hold whole replies, reasoning among them. The begin of a call may stand behind the name
+    of its channel, too::
+
+        <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>
+        json<|message|>{}
+    """
+
+    @property
+    def texts(self) -> str:
+        """As `ToolFormat.texts`."""
+        return super().texts + _PART_END + "<|constrain|><|channel|><|message|>"
+
+    def head_in(self, header: str) -> str | None:
+        """The head of the call that a part with this header makes, as the template writes it; None if it makes none."""
+        found = _RECIPIENT.search(header)
+        return None if found is None else self.head(found[1])
+
+    def grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
+    ) -> Grammar | None:
+        """As `ToolFormat.grammar`, for all of a reply. A part for a function that is not there is text."""
+        start = {"none": "final", "required": "call tail", "auto": "(final | unknown | call tail)"}[choice]
+        end, message = quoted(_PART_END, self.specials), quoted("<|message|>", self.specials)
+        rules = Rules(
+            [
+                f"start: part* {start}",
+                f"part: ({self._part('analysis')} | {self._part('commentary')}) TEXT? {end}",
+                f"final: {self._part('final')} {'TEXT?' if content is None else content_rule(content)}",
+                "TEXT: /(.|\\n)+/",
+            ]
+        )
+        if choice != "none":
+            kind = f'(" "? {quoted("<|constrain|>", self.specials)} "json" | " json")? {message}'
+            rules.add([f"channel: {quoted('<|channel|>commentary', self.specials)}", f"kind: {kind}"])
+            rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))])
+            rules.add([f"tail: /{BLANK}/? | {OVER} TEXT?", f"{OVER}[capture, lazy]: TEXT & ~/{BLANK}/"])
+            for number, (tool, (own, more)) in enumerate(zip(tools, self.arguments_rules(tools), strict=True)):
+                name = f"to_{number}"
+                rules.add([f"{name}: {quoted(self.begin + tool.name)}"])
+                rules.add([f"call_{number}: ({name} channel | channel {name}) kind {own}", *more])
+        if choice == "auto":
+            known = "|".join(escaped(tool.name) for tool in tools)
+            rules.add(
+                [
+                    f"unknown: (RECIPIENT channel | channel RECIPIENT) (WORDS? {message}) TEXT?",
+                    "WORDS: /[^\\n]{1,32}/",
+                    f"RECIPIENT: / to=[^\\n]{{1,200}}/ & ~/{escaped(self.begin)}({known})( [^\\n]*)?/",
+                ]
+            )
+        return Grammar("lark", "\n".join(rules) + "\n", holds_reasoning=True)
+
+    def _part(self, channel: str) -> str:
+        return quoted(f"<|channel|>{channel}<|message|>", self.specials)
 
 
 def tool_at(grammar: Grammar, line: int) -> int | None:

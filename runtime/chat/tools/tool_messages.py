@@ -18,8 +18,7 @@ from ..spelled_json import SpelledJson, to_json
 from ..turns import grouped
 from .arguments import read_cut, without_halves
 from .call_history import GeneratedArguments
-from .headed_format import HeadedFormat
-from .tool_format import ToolFormat
+from .tool_format import HeadedFormat, ToolFormat
 
 Message = Mapping[str, object]
 
