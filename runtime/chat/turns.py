@@ -1,12 +1,13 @@
-"""Conversations in which roles do not take turns, as agents send them, for templates that refuse these.
+"""Conversations in which roles do not take turns, or the system speaks in the middle, for templates that refuse these.
 
-Found by rendering short conversations: what a template takes stays as it is. Knows messages, not which client sends
-them.
+Agents send them. What a template takes is found by rendering short conversations, and stays as it is. Knows messages,
+not which client sends them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
@@ -63,12 +64,75 @@ class Turns:
 
     def _writes(self, messages: Sequence[Message]) -> bool:
         """Whether the template writes all that these say."""
-        assert self._template is not None
-        try:
-            text = self._template.render(messages)
-        except InvalidRequest:
-            return False
-        return all(str(message["content"]) in text for message in messages)
+        text = _rendered(self._template, messages)
+        return text is not None and all(str(message["content"]) in text for message in messages)
+
+
+class SystemMessages:
+    """Words of the system in the middle of a conversation, for templates that know them there and those that do not.
+
+    Args:
+        template: None: there is none, and messages stay as they are.
+    """
+
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
+    def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, with words of the system that the template cannot read in their place as a part of what is said
+        there.
+
+        >>> alone = ChatTemplate("{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        ...                      "{{ raise_exception('first!') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+        >>> history = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
+        >>> print(SystemMessages(alone).for_template(history)[0]["content"])
+        Hi
+        <BLANKLINE>
+        <system-reminder>
+        Be brief.
+        </system-reminder>
+        """
+        if not any(message.get("role") == "system" for message in messages[1:]) or self._knows_the_middle:
+            return messages
+        told: list[Message] = []
+        words: list[list[str]] = []  # of each, which are joined in the end
+        is_reminder = False  # the last one has nothing but words of the system
+        for message in messages:
+            role, text, last = message.get("role"), str(message.get("content")), told[-1] if told else {}
+            reminder = f"<system-reminder>\n{text}\n</system-reminder>"
+            if role == "system" and last.get("role") == "system":  # both at the beginning
+                words[-1].append(text)
+            elif role == "system" and last.get("role") in ("user", "tool"):
+                words[-1].append(reminder)
+            elif role == "user" and is_reminder:
+                words[-1].append(text)
+                is_reminder = False
+            else:
+                is_reminder = role == "system" and bool(told)
+                told.append({"role": "user", "content": reminder} if is_reminder else message)
+                words.append([reminder if is_reminder else text])
+        return [
+            {**message, "content": "\n\n".join(said)} if len(said) > 1 else message
+            for message, said in zip(told, words, strict=True)
+        ]
+
+    @cached_property
+    def _knows_the_middle(self) -> bool:
+        """Whether the template writes all words in their order, those of the system in the middle among them: behind a
+        question, and behind the results of calls if it takes any.
+        """
+        if self._template is None:
+            return True
+        results = _rendered(self._template, [message for message in _LOOP if message["role"] != "system"])
+        return self._keeps(_TALK, "") and (results is None or self._keeps(_LOOP, results))
+
+    def _keeps(self, messages: Sequence[Message], results: str) -> bool:
+        """Whether all words are written once, in their order; words of results that `results` has."""
+        said = [(each["role"], str(each["content"])) for each in messages if each["content"]]
+        words = [text for role, text in said if role != "tool" or text in results]
+        text = _rendered(self._template, messages) or ""
+        places = [text.find(each) for each in words]
+        return places == sorted(places) and all(text.count(each) == 1 for each in words)
 
 
 def grouped(items: Iterable[T], belongs: Callable[[Sequence[T], T], bool]) -> list[list[T]]:
@@ -89,6 +153,14 @@ def grouped(items: Iterable[T], belongs: Callable[[Sequence[T], T], bool]) -> li
         else:
             groups.append([item])
     return groups
+
+
+def _rendered(template: ChatTemplate | None, messages: Sequence[Message]) -> str | None:
+    """The text of messages; None: the template refuses them."""
+    try:
+        return None if template is None else template.render(messages)
+    except InvalidRequest:
+        return None
 
 
 def _without_empty_replies(messages: Sequence[Message]) -> Sequence[Message]:
@@ -174,15 +246,15 @@ def _joined(*messages: Message) -> Message:
     return {**messages[-1], "content": "\n\n".join(said)}
 
 
-def _said(role: str, number: int) -> Message:
-    return {"role": role, "content": f"{number} xyzzy"}
+def _said(role: str, word: object, **more: object) -> Message:
+    return {"role": role, **more, "content": f"{word} xyzzy"}
 
 
 _SYSTEM, _QUESTION, _MORE = _said("system", 0), _said("user", 1), _said("user", 2)
 _REPLY, _AGAIN = _said("assistant", 3), _said("assistant", 4)
 _CALL: Final = {"id": _ID, "type": "function", "function": {"name": "a", "arguments": {}}}
 _CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
-_RESULT: Message = {**_said("tool", 5), "tool_call_id": _ID, "name": "a"}
+_RESULT = _said("tool", 5, tool_call_id=_ID, name="a")
 _Rule = tuple[Callable[[Sequence[Message]], Sequence[Message]], Sequence[Message], Sequence[Message]]
 _RULES: Final[Sequence[_Rule]] = (
     (_without_empty_replies, (_QUESTION, {**_REPLY, "content": ""}, _MORE), (_QUESTION, _REPLY, _MORE)),
@@ -196,3 +268,14 @@ _RULES: Final[Sequence[_Rule]] = (
     (_with_questions_joined, (_QUESTION, _MORE), (_QUESTION,)),
 )
 """How messages are told otherwise, each with what a template may refuse, and what it takes if it knows the like."""
+
+# What comes after the system's words counts, too: some templates take these for a turn, and refuse the next.
+_TALK = (
+    *(_said("system", "alpha"), _said("user", "beta"), _said("assistant", "gamma")),
+    *(_said("user", "delta"), _said("system", "epsilon"), _said("assistant", "kappa")),
+    _said("user", "lambda"),
+)
+_LOOP = (
+    *(_said("user", "alpha"), _CALLS, {**_RESULT, "content": "beta xyzzy"}, _said("system", "gamma")),
+    *(_CALLS, {**_RESULT, "content": "delta xyzzy"}, _said("system", "epsilon")),
+)

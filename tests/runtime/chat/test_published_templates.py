@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.conversations import Conversations, SystemMessages
+from radixlm.runtime.chat.conversations import Conversations
 from radixlm.runtime.chat.reasoning_format import Message, reasoning_format_of, without_reasoning
 from radixlm.runtime.chat.tools.known_formats import format_of
 from radixlm.runtime.chat.tools.tool_format import Tool
+from radixlm.runtime.chat.turns import SystemMessages
 
 from .published_templates import TABLE, Found, published_templates
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.conversations import SystemMessages
+from radixlm.runtime.chat.turns import SystemMessages
 
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
 

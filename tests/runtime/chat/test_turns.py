@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat import conversations
 from radixlm.runtime.chat.chat_template import ChatTemplate
-from radixlm.runtime.chat.conversations import Conversations, SystemMessages
+from radixlm.runtime.chat.conversations import Conversations
 from radixlm.runtime.chat.reasoning_format import Message, reasoning_format_of, without_reasoning
 from radixlm.runtime.chat.tools.known_formats import PLAIN, format_of
 from radixlm.runtime.chat.tools.tool_messages import for_template
 from radixlm.runtime.chat.turns import (
+    SystemMessages,
     Turns,
     _with_questions_joined,
     _with_replies_joined,
