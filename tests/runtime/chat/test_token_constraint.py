@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.token_constraint import allowed_of
 from radixlm.runtime.engine.sampling_params import SamplingParams
@@ -48,6 +48,12 @@ def test_a_mask_has_a_bit_for_each_token_and_allows_none_beyond(vocab_size: int)
 
 @settings(deadline=None)
 @given(LOGITS, PARAMS, TOKENS, st.sets(st.integers(0, FEW - 1), min_size=1))
+@example(
+    [-9.0] * FEW, SamplingParams(temperature=0.3, xtc_probability=0.0, xtc_threshold=0.0, top_k=0, seed=0), [], {0}
+)
+@example(
+    [-9.0] * FEW, SamplingParams(temperature=0.3, xtc_probability=1.0, xtc_threshold=0.0, top_k=0, seed=0), [], {0}
+)
 def test_draws_are_those_of_a_vocabulary_without_the_other_tokens(
     logits: list[float], params: SamplingParams, prompt: list[int], allowed: set[int]
 ) -> None:

@@ -63,7 +63,7 @@ def slow_distribution(
             break
     kept = {token: weight for token, weight in nucleus.items() if weight >= params.min_p}
     chances = {token: weight / sum(kept.values()) for token, weight in kept.items()}
-    likely = [token for token, chance in chances.items() if chance >= params.xtc_threshold - 1e-12]
+    likely = [token for token, chance in chances.items() if chance > 0.0 and chance >= params.xtc_threshold - 1e-12]
     if len(likely) < 2:
         return chances
     rare = {token: chance for token, chance in chances.items() if token not in likely[:-1]}
