@@ -20,7 +20,7 @@ from ..chat.conversations import Conversations
 from ..chat.grammar import Grammar
 from ..chat.reasoning import Reasoning
 from ..chat.reply_start import HealingTokens, SpaceTokens
-from ..chat.text_rules.token_texts import TokenTexts
+from ..chat.text_rules.text_search import TokenTexts
 from ..chat.token_constraint import ConstraintSource, TokenConstraint
 from ..chat.tools.call_history import CallHistory
 from ..chat.tools.known_formats import PLAIN, format_of
@@ -43,18 +43,18 @@ class PromptTexts(Memory):
     """What is kept of texts beside pages: ids of those that conversations go on from, and the calls of replies."""
 
     def __init__(self, tokenizer: Tokenizer, call_history: CallHistory) -> None:
-        self._tokenizer, self._given_calls = tokenizer, call_history
+        self._tokenizer, self._call_history = tokenizer, call_history
 
     def forget(self, namespace: bytes) -> Forgotten:
         """Forget a namespace's texts and calls."""
         self._tokenizer.forget_texts(namespace)
-        self._given_calls.forget(namespace)
+        self._call_history.forget(namespace)
         return Forgotten()
 
     def drop_unused(self, since: float) -> None:
         """Forget what was not used since then."""
         self._tokenizer.forget_unused_texts(since)
-        self._given_calls.forget_unused(since)
+        self._call_history.forget_unused(since)
 
 
 class Prompts:

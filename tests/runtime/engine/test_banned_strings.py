@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime import Engine
 from radixlm.runtime.chat.text_rules.reply_text import Stops
-from radixlm.runtime.chat.text_rules.token_texts import TokenTexts
+from radixlm.runtime.chat.text_rules.text_search import TokenTexts
 from radixlm.runtime.chat.token_constraint import TokenConstraint
 from radixlm.runtime.engine import reply
 from radixlm.runtime.engine.completion import Completion
