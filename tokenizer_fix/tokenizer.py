@@ -11,14 +11,13 @@ from functools import cached_property
 from typing import Any
 
 from .appended_suffix import PreparedPrompt, is_lone_space, keep_suffix, strip_completion, strip_suffix
-from .encoder import LongTextTurns
 from .errors import InvalidTokenizer, TooManyTokens
 from .pieces import Pieces
 from .probe import load_tokenizer, profile_tokenizer
 from .profile import TokenizerProfile
 from .spelled_prompt import MarkedPieces, SpelledPrompt
 from .stream_decoder import StreamDecoder, decode_all
-from .text_encoder import TextEncoder, checked
+from .text_encoder import LongTextTurns, TextEncoder, checked
 from .typed_specials import TypedSpecials, written_ids
 
 

@@ -21,10 +21,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import tokenizers
 
-from .encoder import Encoder, LongTextTurns
 from .errors import InvalidText
 from .probe import twin_of
 from .profile import AddedToken
+from .text_encoder import Encoder, LongTextTurns
 
 # Noncharacters, which Unicode keeps for uses like this one. None is left in a text that a client typed.
 BEGIN, END, QUOTE, *GUARDS = map(chr, range(0xFDD0, 0xFDF0))

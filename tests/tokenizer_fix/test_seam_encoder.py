@@ -10,8 +10,8 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import InvalidText, Tokenizer, TooManyTokens, text_encoder
-from radixlm.tokenizer_fix.encoder import Encoder
 from radixlm.tokenizer_fix.seam_encoder import MIN_CHARACTERS, SeamEncoder, is_cut, is_safe, safe_cuts
+from radixlm.tokenizer_fix.text_encoder import Encoder
 
 LoadTokenizer = Callable[[str], Tokenizer]
 ReadJson = Callable[[str], str]

@@ -13,9 +13,9 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.tokenizer_fix import Tokenizer, TooManyTokens
-from radixlm.tokenizer_fix.encoder import MAX_LONG_TEXTS, Encoder, LongTextTurns
 from radixlm.tokenizer_fix.probe import load_tokenizer
 from radixlm.tokenizer_fix.text_bound import TextBound
+from radixlm.tokenizer_fix.text_encoder import MAX_LONG_TEXTS, Encoder, LongTextTurns
 
 LoadTokenizer = Callable[[str], Tokenizer]
 ReadJson = Callable[[str], str]

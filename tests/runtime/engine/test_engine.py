@@ -25,7 +25,7 @@ from radixlm.runtime.errors import (
     InvalidParameter,
     InvalidRequest,
 )
-from radixlm.tokenizer_fix.encoder import Encoder
+from radixlm.tokenizer_fix.text_encoder import Encoder
 
 from ..fake_artifact import FakeArtifact, fake_artifact
 from ..fake_model import FakeModel, alone
