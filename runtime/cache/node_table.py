@@ -22,6 +22,7 @@ class NodeTable:
         nodes: those below the roots, by id, to be read.
         num_unused_rows: of tails, whose pages are not full.
         version: rises when what can be found changes.
+        num_dropped: pages that left the tree so far.
     """
 
     def __init__(self, pool: PagePool, kv_log: KVLog | None, states: StatePool | None = None) -> None:
@@ -30,7 +31,7 @@ class NodeTable:
         self.roots: dict[bytes, Node] = {}
         self.nodes: dict[int, Node] = {}
         self.num_unused_rows = 0
-        self.version = 0
+        self.version = self.num_dropped = 0
         self._node_of_page = np.full(0, -1, np.int64)  # grows with the pages that were ever in the tree
         self._next_id = 0
 
@@ -123,6 +124,7 @@ class NodeTable:
 
     def _drop_pages(self, node: Node, num_pages: int) -> None:
         self.version += 1
+        self.num_dropped += num_pages
         left = len(node.pages) - num_pages
         page_ids = node.pages[left:]
         self.num_unused_rows -= num_pages * PAGE_SIZE - (len(node.generated) - left * PAGE_SIZE)

@@ -6,7 +6,9 @@ Knows pages, counts of tokens, and how a KV log writes sequences down. Not when 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as AnySequence
+from typing import NamedTuple
 
 from ..artifact.manifest import PAGE_SIZE
 from ..errors import OutOfPages, SparseSpanError, UnknownSequence
@@ -189,6 +191,48 @@ def share_full_pages(
     if kv_log is not None:
         free = [num_free, pool.num_free]
         kv_log.write("share", sequence, kept=first, shared=last, pages=[*shared, *after], free=free)
+
+
+class TreeEnd(NamedTuple):
+    """Where a run of full pages from the root on ends in the tree.
+
+    Args:
+        page_id: of the last of them; None: there is none.
+        num_dropped: pages that had left the tree when these were in it.
+    """
+
+    namespace: bytes
+    page_id: int | None
+    num_pages: int
+    num_dropped: int
+
+
+def insert_after(
+    pool: PagePool,
+    tree: RadixTree,
+    end: TreeEnd,
+    token_ids: AnySequence[int],
+    generated: bytes,
+    write: Callable[[list[int]], None],
+) -> TreeEnd | None:
+    """Put full pages into the tree behind others, whatever their number; returns where they end.
+
+    None, with nothing changed, if pages have left the tree since, maybe those, or too few are free.
+
+    Args:
+        generated: one byte a token, 1 where a model made it.
+        write: fills fresh pages, of these ids.
+    """
+    num_pages = len(token_ids) // PAGE_SIZE
+    if tree.num_dropped != end.num_dropped or pool.num_free < num_pages:
+        return None
+    own = pool.allocate(num_pages)
+    try:
+        write(own)
+        kept = tree.insert_after(end.namespace, end.page_id, end.num_pages, token_ids, own, generated)
+    finally:
+        pool.release(own)
+    return TreeEnd(end.namespace, kept[-1], end.num_pages + num_pages, tree.num_dropped)
 
 
 def leave_in_tree(tree: RadixTree, sequence: Sequence) -> None:

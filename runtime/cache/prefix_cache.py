@@ -23,8 +23,10 @@ from .kv_transaction import KVTransaction
 from .page_pool import PagePool
 from .page_sharing import (
     LiveSequences,
+    TreeEnd,
     begin_sparse,
     forget_states,
+    insert_after,
     keep_states,
     leave_in_tree,
     reuse,
@@ -272,6 +274,18 @@ class PrefixCache(Memory):
             forget_states(self.tree, sequence)
         sequence.close()
         self.sequences.remove(sequence)
+
+    def insert_after(
+        self,
+        end: TreeEnd,
+        token_ids: collections.abc.Sequence[int],
+        generated: bytes,
+        write: Callable[[list[int]], None],
+    ) -> TreeEnd | None:
+        """See `page_sharing.insert_after`; None, too, where each change of a sequence is logged: there is none."""
+        if self._kv_log is not None:
+            return None
+        return insert_after(self.pool, self.tree, end, token_ids, generated, write)
 
     def clear(self, namespace: bytes | None = None) -> int:
         """Free everything that no live sequence uses, of one namespace or of all; returns how many pages."""

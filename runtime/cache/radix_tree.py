@@ -57,6 +57,7 @@ class RadixTree:
         """A tree over other pools, without runs: what was found here is outdated there, and counts go on."""
         tree = RadixTree(pool, clock=self._now, kv_log=self._kv_log, states=states)
         tree._table.version = self.version + 1
+        tree._table.num_dropped = self.num_dropped + 1
         tree.eviction.leaving = self.eviction.leaving
         tree.eviction.num_evicted_pages = self.eviction.num_evicted_pages
         return tree
@@ -65,6 +66,11 @@ class RadixTree:
     def version(self) -> int:
         """Rises when what can be found changes: pages, or of a recurrent model states."""
         return self._table.version + (0 if self.states is None else self.states.version)
+
+    @property
+    def num_dropped(self) -> int:
+        """Pages that left the tree so far: while it stays the same, each page that was in it still is."""
+        return self._table.num_dropped
 
     @property
     def num_nodes(self) -> int:

@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
+from ..cache.page_sharing import TreeEnd
 from ..cache.prefix_cache import PrefixCache
+from ..cache.sequence import Sequence
 from ..errors import OutOfPages
 from ..model.batch import PageIO, StateIO, UInt8Array
 from .disk_index import StoredPrefix
@@ -43,15 +45,36 @@ class PageInserter:
         """Insert pages `[start, start + len(pages))` of a prefix, and of a recurrent model the state after them. False,
         with nothing changed, if those before are no longer there, or there is no room.
         """
+        return self.insert_after(None, prefix, start, pages, state) is not None
+
+    def insert_after(
+        self,
+        end: TreeEnd | None,
+        prefix: StoredPrefix,
+        start: int,
+        pages: UInt8Array,
+        state: UInt8Array | None = None,
+    ) -> TreeEnd | None:
+        """The same; returns where they end, or None. Where `end` says that the pages before are still there, these are
+        not looked up: a long prefix comes in many pieces.
+        """
         stop = start + len(pages)
+        if end is not None and end.num_pages == start and self.states is None:
+            tokens = slice(start * PAGE_SIZE, stop * PAGE_SIZE)
+            ids, generated = prefix.token_ids[tokens], prefix.generated[tokens]
+            found = self.cache.insert_after(end, ids, generated, lambda page_ids: self.io.write_pages(page_ids, pages))
+            if found is not None:
+                return found
         num_tokens = stop * PAGE_SIZE
         token_ids = prefix.token_ids[: num_tokens + 1]
         match = self.cache.match(token_ids, num_match=num_tokens, namespace=prefix.namespace)
         sequence = self.cache.open(match, context_length=len(token_ids))
         try:
             first = sequence.num_computed // PAGE_SIZE
-            if first < start or first == stop:  # or another request has computed them meanwhile
-                return first == stop
+            if first < start:
+                return None
+            if first == stop:  # another request has computed them meanwhile
+                return self._end_of(sequence, stop)
             sequence.inherit_generated(prefix.generated[:num_tokens])
             with self.cache.begin() as step:
                 reservation = step.reserve(sequence, num_tokens - sequence.num_computed)
@@ -60,11 +83,17 @@ class PageInserter:
                 if state is not None and self.states is not None:
                     self.states.write_state(reservation.state_out, state)
                 step.commit()
-            return True
+            return self._end_of(sequence, stop)
         except OutOfPages:
-            return False
+            return None
         finally:
             self.cache.close(sequence, keep=False)
+
+    def _end_of(self, sequence: Sequence, num_pages: int) -> TreeEnd:
+        """Where so many pages of a sequence end, which are in the tree."""
+        assert sequence.namespace is not None
+        last = sequence.page_ids[num_pages - 1] if num_pages else None
+        return TreeEnd(sequence.namespace, last, num_pages, self.cache.tree.num_dropped)
 
 
 class Transfer:
@@ -110,6 +139,7 @@ class Transfer:
         self.is_broken = self.is_over = False
         self.lost_key: bytes | None = None
         self.has_lost_state = False
+        self._end: TreeEnd | None = None  # of what was inserted from the front
         self._room: UInt8Array | None = None
         self._state = np.empty(state_bytes, np.uint8) if state_bytes else None
         firsts = range(start, self.stop, piece_pages)
@@ -151,10 +181,10 @@ class Transfer:
         if self.direction == "back":
             self.arrived = self.arrived if self.is_broken else first
         elif read.num_right and read.pages is not None and not self.is_staged:
-            if self._inserter.insert(self.prefix, first, read.pages[: read.num_right]):
-                self.arrived = first + read.num_right
-            else:
-                self.is_broken = True
+            pages = read.pages[: read.num_right]
+            self._end = self._inserter.insert_after(self._end, self.prefix, first, pages)
+            self.arrived = self.arrived if self._end is None else first + len(pages)
+            self.is_broken = self.is_broken or self._end is None
 
     def meet(self) -> bool:
         """From the back: look how far the tree is by now, and insert what was read once it is met; whether it was.

@@ -8,8 +8,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache import found_run, radix_tree
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
+from radixlm.runtime.cache.radix_node import encode_key
 from radixlm.runtime.model.batch import UInt8Array
 from radixlm.runtime.prefix.disk_index import StoredPrefix
 from radixlm.runtime.prefix.disk_reader import Read
@@ -159,3 +161,50 @@ def test_a_transfer_has_the_pages_of_every_prefix_that_begins_alike() -> None:
     longer = StoredPrefix(ALICE, (), b"", (*HEADS, *chain(1, seed=2, parent_key=HEADS[-1].key)))
     assert transfer.has(5, longer) and not transfer.has(6, longer)
     assert len(TOKENS) == 6 * PAGE_SIZE
+
+
+@pytest.mark.parametrize("num_pages", [1_000, 8_000])
+def test_a_prefix_in_pieces_takes_work_in_proportion_to_its_length(
+    monkeypatch: pytest.MonkeyPatch, num_pages: int
+) -> None:
+    """Each piece was looked up with all before it: eight times the pages took sixty times the work."""
+    num_encoded = 0
+
+    def counted(token_ids: Sequence[int]) -> bytes:
+        nonlocal num_encoded
+        num_encoded += len(token_ids)
+        return encode_key(token_ids)
+
+    monkeypatch.setattr(radix_tree, "encode_key", counted)
+    monkeypatch.setattr(found_run, "encode_key", counted)
+    pool, ids = Pool(num_pages + 4), range(num_pages * PAGE_SIZE + 1)
+    prefix = StoredPrefix(ALICE, tuple(ids), bytes(len(ids) - 1), HEADS[:1] * num_pages)
+    inserter, end = PageInserter(pool.cache, pool), None
+    for start in range(0, num_pages, 20):
+        pages = np.full((20, PAGE_BYTES), start % 251, np.uint8)
+        end = inserter.insert_after(end, prefix, start, pages)
+        assert end is not None and end.num_pages == start + 20
+    assert num_encoded < 1.2 * len(ids)
+    found = pool.cache.tree.find(ALICE, ids).pages
+    assert len(found) == num_pages and (pool.pages[found, 0] == np.repeat(np.arange(0, num_pages, 20) % 251, 20)).all()
+    pool.cache.check()
+
+
+def test_pieces_are_looked_up_again_where_pages_left_the_tree() -> None:
+    pool, disk = Pool(), Disk()
+    transfer = begin(pool, disk, "front")
+    disk.bring()
+    pool.cache.tree.remove(pool.cache.tree.find(ALICE, TOKENS).pages[1:])
+    disk.bring()
+    assert transfer.is_broken and pool.found() == 1
+    again = begin(pool, disk, "front", 1)
+    disk.reads = disk.reads[-3:]
+    disk.bring()
+    other = PageInserter(pool.cache, pool).insert(
+        StoredPrefix(ALICE, range(17), bytes(16), HEADS[:1]), 0, payload(HEADS[:1])
+    )
+    pool.cache.tree.remove(pool.cache.tree.find(ALICE, range(16)).pages)
+    assert other and not again.is_broken
+    disk.bring()
+    disk.bring()
+    assert again.arrived == again.stop and pool.found() == 6
