@@ -34,6 +34,14 @@ _LIMITS: Final = tuple(
     (low, high) for low in ("minimum", "exclusiveMinimum") for high in ("maximum", "exclusiveMaximum")
 )
 _COUNTS: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
+_UNENFORCED: Final[Mapping[str, tuple[object, ...]]] = {
+    **dict.fromkeys(("not", "if", "contains", "minContains", "maxContains", "dependencies", "$dynamicRef"), ()),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas"), ({},)),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True, {})),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "uniqueItems": (False,),
+}
+"""Keywords that the library leaves out itself, and the values by which they ask for nothing."""
 _LOOKS_AROUND: Final = re.compile(r"\(\?(=|!|<=|<!)|\\[AZbBk1-9]")
 _DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(?:19-09|20-12))/schema#?")
 _MAX_LOOKS: Final = 1 << 17  # at schemas, to find those that have no end
@@ -198,6 +206,8 @@ class _Reading:
         """A schema in it, with all that stand in this one."""
         self.num_schemas += 1
         found = {key: self._value(key, value) for key, value in schema.items() if key not in _WORDS}
+        if any(schema[key] not in _UNENFORCED[key] for key in _UNENFORCED.keys() & schema.keys()):
+            self.is_whole = False
         if "$schema" in found:  # with another one the library would look for it elsewhere
             draft = _draft_of(found.pop("$schema"))
             found |= {} if draft is None else {"$schema": draft}

@@ -330,6 +330,9 @@ UNFOLLOWED = [
         "properties": {"x": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}},
         "required": ["x"],
     },
+    {"type": "object", "properties": {"x": {"not": {"type": "string"}}}, "required": ["x"]},
+    {"type": "object", "properties": {"x": {}}, "if": {"required": ["x"]}, "then": {"required": ["x"]}},
+    {"type": "object", "properties": {"x": {}}, "dependentRequired": {"x": ["x"]}},
 ]
 
 

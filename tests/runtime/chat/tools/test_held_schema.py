@@ -132,8 +132,8 @@ def test_a_schema_that_can_be_followed_is_what_it_was() -> None:
 def test_words_for_the_model_are_no_part_of_a_grammar_and_names_are() -> None:
     words = {"title": "T", "description": "D", "examples": [1], "default": 2, "$comment": "C"}
     names = {name: {"type": "integer", **words} for name in words}
-    schema = {**words, "properties": names, "anyOf": [{"items": {"not": {}, **words}}], "required": list(words)}
-    bare = {"properties": {name: {"type": "integer"} for name in words}, "anyOf": [{"items": {"not": {}}}]}
+    schema = {**words, "properties": names, "anyOf": [{"items": {"const": 1, **words}}], "required": list(words)}
+    bare = {"properties": {name: {"type": "integer"} for name in words}, "anyOf": [{"items": {"const": 1}}]}
     assert held(schema) == ({**bare, "required": list(words)}, True)
     assert without_words(schema) == {**bare, "required": list(words)}
 
@@ -269,3 +269,23 @@ def test_each_name_of_a_schema_is_looked_at_a_few_times() -> None:
     assert held(schema, "outline")[0]["required"] == names
     held(schema)
     assert Counted.num_compared < 10 * len(names) and Definitions.num_listed < 10
+
+
+@pytest.mark.parametrize(
+    ("said", "is_whole"),
+    [
+        ({"not": {"type": "string"}}, False),
+        ({"items": {"if": {}, "then": {"type": "string"}}}, False),
+        ({"uniqueItems": True}, False),
+        ({"uniqueItems": False}, True),
+        ({"propertyNames": {"pattern": "^a"}}, False),
+        ({"propertyNames": {"type": "string"}}, True),
+        ({"unevaluatedProperties": False}, False),
+        ({"unevaluatedProperties": True}, True),
+        ({"properties": {"not": {}, "if": {}}}, True),
+    ],
+)
+def test_a_keyword_that_the_library_leaves_out_is_told(said: dict[str, Any], is_whole: bool) -> None:
+    """It was left out without a word."""
+    schema = {"type": "object", "properties": {"x": said}}
+    assert (held(schema)[1], followed(schema)[1]) == (is_whole, is_whole)
