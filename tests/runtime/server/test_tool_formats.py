@@ -179,6 +179,25 @@ def test_a_part_for_a_function_is_a_call(harmony: Scripted, head: str, lead: str
     assert stream or ("Rain?" in response.text) == bool(lead)
 
 
+@pytest.mark.parametrize("arguments", ["{", '{"city": "Os', '{"city": "Oslo", '])
+@pytest.mark.parametrize("dialect", [anthropic, responses])
+def test_no_part_interrupts_the_arguments_of_a_call(harmony: Scripted, dialect: Any, arguments: str) -> None:
+    """What has ended gets no more text: the end of a part cannot come before that of its arguments."""
+    head = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    harmony.say(f"{head}{arguments}<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.")
+    response = dialect(harmony, [USER], stream=True, max_tokens=200, temperature=0.0)
+    ended, names = set[int](), list[str]()
+    for line in response.text.split("\n"):
+        event = json.loads(line[6:]) if line.startswith("data: {") else {}
+        index = event.get("output_index", event.get("index"))
+        if event.get("type") in ("response.output_item.done", "content_block_stop"):
+            ended.add(index)
+        assert "delta" not in event or index not in ended or event["type"] == "message_delta"
+        part = event.get("item", event.get("content_block", {}))
+        names += [part["name"]] if "name" in part else []
+    assert set(names) == {"get_weather"} and ended == {0}
+
+
 def test_words_before_a_call_are_content_and_a_thought_is_none(harmony: Scripted) -> None:
     preamble = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
     harmony.say(THOUGHT + preamble + HEADS[0] + OSLO[1])
