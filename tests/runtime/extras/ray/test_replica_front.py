@@ -32,6 +32,7 @@ class FakeReplica:
         self.dies_after: int | None = None  # messages of an answer
         self.returns = asyncio.Event()
         self.bodies: list[bytes] = []
+        self.clients = set[str]()
         self.num_cancelled = 0
         routes = [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
@@ -61,6 +62,7 @@ class FakeReplica:
     async def _chat(self, request: Request) -> Response:
         body = await request.body()
         self.bodies.append(body)
+        self.clients.add("" if request.client is None else request.client.host)
         if json.loads(body).get("stream"):
             return StreamingResponse(self._events(), media_type="text/event-stream")
         return JSONResponse({"length": len(body)})
@@ -93,6 +95,12 @@ def client(replicas: dict[str, FakeReplica]) -> Iterator[TestClient]:
 def ask(client: TestClient, text: str, **more: Any) -> Any:
     body = {"messages": [{"role": "user", "content": text}], **more}
     return client.post("/v1/chat/completions", json=body)
+
+
+def test_a_replica_is_told_whose_request_it_is(client: TestClient, replicas: dict[str, FakeReplica]) -> None:
+    """Without keys all clients were one for the turns of a replica."""
+    ask(client, TALK)
+    assert set[str].union(*(each.clients for each in replicas.values())) == {"testclient"}
 
 
 def test_conversations_spread_and_go_on_where_they_began(client: TestClient) -> None:
