@@ -49,7 +49,7 @@ class EngineCore:
         clock: seconds; only differences count.
         tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the scheduler.
         queue: what the tier has run between two steps; by default one that nothing else knows.
-        expected: is told what prompts may come, and computed by whoever knows that there is time.
+        expected: is told what prompts may come, and computed a piece a step while there is no request.
         draft_model: guesses what replies go on with; None: no model does.
         store_off_because: why there is no tier, although a store was asked for.
 
@@ -105,8 +105,8 @@ class EngineCore:
 
     @property
     def wait_s(self) -> float | None:
-        """Without work: seconds until there is some again in any case; None: there may never be."""
-        return self.queue.wait_s
+        """Without work: seconds until there is something to do in any case; None: there may never be."""
+        return self.queue.wait_s if self._idle_work is None else 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -188,10 +188,11 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Compute one batch, and return what is new; empty if no request has a token yet, or nothing is to
-        be done.
+        be done. Without any request it computes a piece of an expected prompt.
         """
         self.queue.run()
         if not self._scheduler.has_work:
+            self._step_idle()
             return []
         stops = None if self.tier is None else self.tier.loader.before_step()
         with self._cache.begin() as step:
@@ -266,6 +267,20 @@ class EngineCore:
             assert self._cache.sequences.get(sequence.seq_id) is sequence
         for request in self._loading.values():
             assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
+
+    @property
+    def _idle_work(self) -> ExpectedPrompts | None:
+        """What has something to do for no client; None: nothing has, or a client's request is here."""
+        expected, is_busy = self.expected, self._scheduler.has_work or self._loading
+        return None if is_busy or expected is None or not expected.has_work else expected
+
+    def _step_idle(self) -> None:
+        """Compute a piece of what no client asked for, if there is time and any."""
+        try:
+            if (work := self._idle_work) is not None:
+                work.run()
+        except Exception:  # it is computed when it comes
+            _LOGGER.exception("computing what the next prompt begins with failed")
 
     def _waits_for(self, tier: DiskTier, request: Request) -> bool:
         """Have what the disk has of a request's prompt loaded; whether the request waits for that."""

@@ -23,7 +23,6 @@ from .engine_core import EngineCore
 from .engine_queue import Command, EngineQueue
 from .request import Request
 from .request_options import Client
-from .upkeep import Upkeep
 
 _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -48,13 +47,11 @@ class EngineLoop:
         *,
         clock: Callable[[], float],
         on_exit: Callable[[], None],
-        upkeep: Upkeep | None = None,
         max_num_requests: int | None = None,
     ) -> None:
         """Start the thread; `on_exit` is called on it when it ends, to free what the core works with.
 
         Args:
-            upkeep: what the thread does beside requests.
             max_num_requests: that may run and wait together; None: any number.
         """
         self.queue = EngineQueue(
@@ -62,7 +59,6 @@ class EngineLoop:
         )
         self._core = core
         core.on_progress = self._tell_progress
-        self._upkeep = upkeep
         self._on_exit = on_exit
         self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
         self._clients: dict[str, Client] = {}  # likewise
@@ -172,12 +168,10 @@ class EngineLoop:
 
     def _serve(self) -> None:
         while self._wait_for_work():
-            if self._upkeep is not None:
-                self._upkeep.run(is_idle=self._is_idle)
+            self._core.queue.run()  # what has expired goes before a command finds it
             self.queue.do_all()
-            if self._core.has_work:
-                for output in self._core.step():
-                    self._deliver(output)
+            for output in self._core.step():
+                self._deliver(output)
         self.queue.do_all()
         for request_id in list(self._listeners):
             self._abort(request_id)
@@ -187,18 +181,8 @@ class EngineLoop:
         if self._core.has_work:  # between two steps: there is nothing to wait for
             self.queue.note(self._core.counters.progress)
         else:
-            self.queue.wait(self._timeout_s)
+            self.queue.wait(lambda: self._core.wait_s)
         return not self.queue.is_closed
-
-    @property
-    def _is_idle(self) -> bool:
-        """Whether there is no request, nor anything else to do but what can wait."""
-        return not (len(self.queue) or self._core.has_work or self._core.num_waiting)
-
-    def _timeout_s(self) -> float | None:
-        """Seconds until there is something to do in any case."""
-        waits = (self._core.wait_s, None if self._upkeep is None else self._upkeep.wait_s(is_idle=self._is_idle))
-        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def _add(self, request: Request, listener: Listener) -> None:
         self._clients[request.request_id] = request.client

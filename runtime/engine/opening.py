@@ -40,7 +40,7 @@ from .engine_queue import WorkQueue
 from .kv_cache_size import KVCacheSize, available_memory_bytes
 from .prompts import Prompts
 from .request_options import RequestLimits
-from .upkeep import CacheExpiry, IdleWork, Upkeep
+from .upkeep import CacheExpiry, work_when_quiet
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -171,13 +171,14 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             draft_model=draft_model,
             store_off_because=store_off_because,
         )
-        ttl_s, drop = options.cache_ttl_s, memories.drop_unused
-        expiry = None if ttl_s is None else CacheExpiry(ttl_s, clock=clock, drop=drop)
-        idle = None if measuring is None else IdleWork(measuring, clock=clock)
+        if options.cache_ttl_s is not None:
+            expiry = CacheExpiry(options.cache_ttl_s, clock=clock, drop=memories.drop_unused)
+            queue.post(lambda: expiry.keep_up(queue))
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), None if store is None else store.secret)
         close = opened.pop_all().close
-    upkeep = Upkeep(expiry, idle, expected)
-    loop = EngineLoop(core, clock=clock, on_exit=close, upkeep=upkeep, max_num_requests=options.max_num_requests)
+    loop = EngineLoop(core, clock=clock, on_exit=close, max_num_requests=options.max_num_requests)
+    if measuring is not None:
+        work_when_quiet(queue, measuring, quiet_s=lambda: loop.queue.quiet_s, clock=clock)
     return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, extra))
 
 

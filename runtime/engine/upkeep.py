@@ -1,6 +1,6 @@
-"""What is done beside requests: drop what was not used for long, and do what can wait while there are none.
+"""When what no client asked for is done: drop what was not used for long, and do what can wait once it is quiet.
 
-Knows a clock and what to call, not what is dropped or done. A failure is logged, and harms no request.
+Knows clocks and what to call, not what is dropped or done. A failure is logged, and harms no request.
 """
 
 from __future__ import annotations
@@ -9,52 +9,15 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 from ..errors import InvalidParameter, RadixLMError
-from ..prefix.expected_prompts import ExpectedPrompts
+from .engine_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)
 
 _CHECKS = 10  # within a time to live: so much of it late, at most, is something dropped
 QUIET_S = 1.0  # without any work, before the first piece: the first request after a start is not to meet one
-
-
-@dataclass(frozen=True)
-class Upkeep:
-    """Runs `expiry` at any time, and `expected` and `idle` only while there is nothing else to do."""
-
-    expiry: CacheExpiry | None = None
-    idle: IdleWork | None = None
-    expected: ExpectedPrompts | None = None
-
-    def wait_s(self, *, is_idle: bool) -> float | None:
-        """Seconds until something is due; None: nothing will be."""
-        if is_idle and self.expected is not None and self.expected.has_work:
-            return 0.0
-        waits = [part.wait_s for part in (self.expiry, self.idle) if part is not None]
-        return min((wait_s for wait_s in waits if wait_s is not None), default=None)
-
-    def run(self, *, is_idle: bool) -> None:
-        """Do what is due; `is_idle` says that there is nothing else to do."""
-        try:
-            if self.expiry is not None:
-                self.expiry.run()
-        except Exception:  # what is kept too long harms no request
-            _LOGGER.exception("dropping what was not used for long failed")
-        try:
-            if self.expected is not None and is_idle and self.expected.has_work:
-                self.expected.run()
-                return
-        except Exception:  # it is computed when it comes
-            _LOGGER.exception("computing what the next prompt begins with failed")
-        try:
-            if self.idle is not None and is_idle:
-                self.idle.run()
-            elif self.idle is not None:
-                self.idle.postpone()
-        except Exception:  # what can wait is not needed
-            _LOGGER.exception("what was to be done without requests failed")
 
 
 class CacheExpiry:
@@ -93,48 +56,33 @@ class CacheExpiry:
         self._next_at = now + self._ttl_s / _CHECKS
         self._drop(now - self._ttl_s)
 
+    def keep_up(self, queue: WorkQueue) -> None:
+        """Run now, and between steps whenever a check is due."""
+        try:
+            self.run()
+        except Exception:  # what is kept too long harms no request
+            _LOGGER.exception("dropping what was not used for long failed")
+        finally:
+            queue.at(self._clock() + self.wait_s, partial(self.keep_up, queue))
 
-class IdleWork:
-    """Runs one piece at a time, once nothing was done for a while.
 
-    >>> now, done = 0.0, iter(["first", "second"])
-    >>> work = IdleWork(done, clock=lambda: now)
-    >>> work.run()  # too early
-    >>> now = 1.0
-    >>> work.run()
-    >>> list(done), work.wait_s
-    (['second'], 0.0)
+def work_when_quiet(
+    queue: WorkQueue, pieces: Iterator[object], *, quiet_s: Callable[[], float], clock: Callable[[], float]
+) -> None:
+    """Have one piece at a time done between steps, each once it was quiet for a while; ends with one that raises.
 
     Args:
-        pieces: each `next` does a piece; they end when all is done.
-        clock: seconds; only differences count.
+        pieces: each `next` does a piece.
+        quiet_s: seconds since there was a request; 0.0 while there is one.
     """
 
-    def __init__(self, pieces: Iterator[object], *, clock: Callable[[], float], quiet_s: float = QUIET_S) -> None:
-        self._pieces: Iterator[object] | None = pieces
-        self._clock, self._quiet_s = clock, quiet_s
-        self.postpone()
+    def go_on() -> None:
+        if (missing_s := QUIET_S - quiet_s()) > 0.0:
+            queue.at(clock() + missing_s, go_on)
+        elif next(pieces, queue) is not queue:
+            queue.post(go_on)
 
-    @property
-    def wait_s(self) -> float | None:
-        """Seconds until the next piece is due; None: all is done."""
-        return None if self._pieces is None else max(0.0, self._due_at - self._clock())
-
-    def postpone(self) -> None:
-        """Something else was done just now."""
-        self._due_at = self._clock() + self._quiet_s
-
-    def run(self) -> None:
-        """Do the next piece, if it is due."""
-        if self._pieces is None or self._clock() < self._due_at:
-            return
-        try:
-            next(self._pieces)
-        except StopIteration:
-            self._pieces = None
-        except BaseException:
-            self._pieces = None
-            raise
+    queue.post(go_on)
 
 
 class IdleThread:

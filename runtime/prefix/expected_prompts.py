@@ -84,19 +84,17 @@ class ExpectedPrompts(Memory):
         self._context_length, self._max_num_tokens = context_length, max_num_tokens
         self._rate = LinearRate()
         self._waiting: deque[_Waiting] = deque(maxlen=MAX_EXPECTED)
-        self._asked: ExpectedPrompt | None = None  # its ids are being made
-        self._begun: tuple[ExpectedPrompt, tuple[int, ...], int] | None = None  # and tokens that it pays to compute
-        self._since = 0.0  # when what is asked or begun was expected
+        self._begun: _Waiting | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether `run` has anything to do."""
-        return self._begun is not None or (bool(self._waiting) and self._asked is None)
+        return bool(self._waiting) if self._begun is None else self._begun.ids is not None
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is expected any more that was not computed or dropped."""
-        return self._begun is None and self._asked is None and not self._waiting
+        return self._begun is None and not self._waiting
 
     def add(self, expected: ExpectedPrompt) -> None:
         """Expect a prompt."""
@@ -105,54 +103,47 @@ class ExpectedPrompts(Memory):
     def forget(self, namespace: bytes) -> Forgotten:
         """Expect nothing of a namespace any more."""
         self._keep(lambda waiting: waiting.expected.namespace != namespace)
-        if self._asked is not None and self._asked.namespace == namespace:
-            self._asked = None
-        if self._begun is not None and self._begun[0].namespace == namespace:
-            self._begun = None
         return Forgotten()
 
     def start_over(self) -> None:
         """Expect nothing any more."""
-        self._waiting.clear()
-        self._asked = self._begun = None
+        self._keep(lambda waiting: False)
 
     def drop_unused(self, since: float) -> None:
         """Forget what is expected since longer, on the clock: there was never time for it."""
         self._keep(lambda waiting: waiting.since >= since)
-        if self._since < since:
-            self._asked = self._begun = None
 
     def run(self) -> None:
         """Do a piece: have ids made, or compute some tokens. What raises is dropped."""
-        begun, self._begun = self._begun, None
-        if begun is None:
-            waiting = self._waiting.pop()
-            asked, self._since = waiting.expected, waiting.since
-            self._asked = asked
-            self._aside(lambda: self._ask(asked))
-        elif self._computes(*begun):
-            self._begun = (*begun[:2], 2)  # a match never has the last token
+        if (begun := self._begun) is None:
+            begun = self._begun = self._waiting.pop()
+            self._aside(lambda: self._ask(begun))
+            return
+        self._begun = None
+        if begun.ids is not None and self._computes(begun.expected, begun.ids, begun.least):
+            begun.least = 2  # a match never has the last token
+            self._begun = begun
 
     def _keep(self, is_kept: Callable[[_Waiting], bool]) -> None:
         self._waiting = deque(filter(is_kept, self._waiting), maxlen=MAX_EXPECTED)
+        if self._begun is not None and not is_kept(self._begun):
+            self._begun = None
 
-    def _ask(self, expected: ExpectedPrompt) -> None:
+    def _ask(self, begun: _Waiting) -> None:
         """Find out what it begins with, in any thread."""
         ids = tuple[int, ...]()
         try:
-            ids = tuple(expected.ids())
+            ids = tuple(begun.expected.ids())
         except InvalidRequest:
             pass  # the template does not let the user speak next, for one
         except Exception:  # it is computed when it comes
             _LOGGER.exception("finding out what the next prompt begins with failed")
-        self._post(lambda: self._begin(expected, ids))
+        self._post(lambda: self._answer(begun, ids))
 
-    def _begin(self, expected: ExpectedPrompt, ids: tuple[int, ...]) -> None:
-        if self._asked is not expected:
-            return  # it was forgotten meanwhile
-        self._asked = None
-        # less than a page is not worth a step: all prompts go on behind the reply with a few tokens
-        self._begun = (expected, ids, PAGE_SIZE + 1) if 1 < len(ids) < self._context_length else None
+    def _answer(self, begun: _Waiting, ids: tuple[int, ...]) -> None:
+        if self._begun is begun:  # else it was forgotten meanwhile
+            begun.ids = ids
+            self._begun = begun if 1 < len(ids) < self._context_length else None
 
     def _computes(self, expected: ExpectedPrompt, ids: tuple[int, ...], least: int) -> bool:
         """Compute a piece, if `least` tokens are missing; whether there is more."""
@@ -199,7 +190,10 @@ class ExpectedPrompts(Memory):
         return min(max(wanted, PAGE_SIZE), max(self._max_num_tokens, PAGE_SIZE))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Waiting:
     expected: ExpectedPrompt
     since: float  # seconds on the clock
+    ids: tuple[int, ...] | None = None  # None: they were not made yet
+    # missing tokens: less than a page is not worth a step, as all prompts go on behind the reply with a few
+    least: int = PAGE_SIZE + 1

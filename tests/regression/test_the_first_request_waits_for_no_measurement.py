@@ -56,8 +56,8 @@ class Server:
 
     def idle(self) -> None:
         """Until all is done that can wait; the loop looks for it once a second."""
-        upkeep, deadline = self.engine._loop._upkeep, time.monotonic() + WAIT_S
-        while upkeep is not None and upkeep.wait_s(is_idle=True) is not None:
+        deadline = time.monotonic() + WAIT_S
+        while self.engine._loop.call(lambda core: core.wait_s) is not None:
             self.runner.now += 2.0
             time.sleep(0.01)
             assert time.monotonic() < deadline, "it is never done"

@@ -30,6 +30,7 @@ from radixlm.runtime.kv_log.log import KVLog
 from radixlm.runtime.memory import Memories
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
+from radixlm.runtime.prefix.expected_prompts import ExpectedPrompts
 from radixlm.runtime.speculation.draft_model import DraftModel
 from radixlm.runtime.states.state_pool import NO_STATE, StatePool
 from radixlm.tokenizer_fix import SpelledPrompt
@@ -255,6 +256,10 @@ class Bench:
     open_tier: Callable[[PrefixCache, FakeModel, WorkQueue], DiskTier] | None = None
     draft_model: DraftModel | None = None
     num_states: int = 0  # above 0: of a recurrent model
+    clock: Callable[[], float] | None = None  # of the core; None: `now`
+    aside: Callable[[Callable[[], None]], object] | None = (
+        None  # what makes the ids of expected prompts; None: none are
+    )
 
     def __post_init__(self) -> None:
         self.model = self.make_model(self.num_pages, self.vocab_size)
@@ -264,20 +269,34 @@ class Bench:
         self.memories = Memories()
         self.cache = self.memories.add(PrefixCache(PagePool(self.num_pages), states=states, kv_log=self.kv_log))
         limits = RequestLimits(self.vocab_size, self.context_length)
-        queue = WorkQueue(clock=lambda: self.now)
+        clock = self.clock or (lambda: self.now)
+        queue = WorkQueue(clock=clock)
         tier = None if self.open_tier is None else self.open_tier(self.cache, self.model, queue)
         self.tier = None if tier is None else self.memories.add(tier)
         if self.draft_model is not None:
             self.memories.add(self.draft_model)
+        self.expected: ExpectedPrompts | None = None
+        if self.aside is not None:
+            self.expected = ExpectedPrompts(
+                self.model,
+                self.cache,
+                context_length=self.context_length,
+                max_num_tokens=self.policy.max_num_batched_tokens,
+                clock=clock,
+                aside=self.aside,
+                post=queue.post,
+            )
+            self.memories.add(self.expected)
         self.core = EngineCore(
             self.model,
             self.cache,
             self.memories,
             limits,
             policy=self.policy,
-            clock=lambda: self.now,
+            clock=clock,
             tier=self.tier,
             queue=queue,
+            expected=self.expected,
             draft_model=self.draft_model,
         )
 

@@ -88,11 +88,14 @@ class Served:
     num_records: int = NUM_RECORDS
     policy: SchedulerPolicy = POLICY
     make_extra: Callable[[DiskTier], TierExtra] | None = None
+    aside: Callable[[Callable[[], None]], object] | None = None  # what makes the ids of expected prompts
     bench: Bench = field(init=False)
 
     def __post_init__(self) -> None:
         self.store = SlowStore(self.directory, self.num_records)
-        self.bench = Bench(self.num_pages, self.context_length, self.policy, open_tier=self._open_tier)
+        self.bench = Bench(
+            self.num_pages, self.context_length, self.policy, open_tier=self._open_tier, aside=self.aside
+        )
         assert self.bench.tier is not None
         self.tier = self.bench.tier
 

@@ -10,7 +10,7 @@ import pytest
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.upkeep import CacheExpiry, Upkeep
+from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import EngineClosed, EngineDied, EngineOverloaded, InvalidParameter, StepFailed
 from radixlm.runtime.model.batch import Batch
 
@@ -231,7 +231,9 @@ def test_a_call_to_a_closed_or_dead_loop_is_refused(running: Running) -> None:
 def test_what_expires_is_dropped_while_nothing_is_to_be_done() -> None:
     now, dropped = [0.0], threading.Event()
     expiry = CacheExpiry(0.01, clock=time.monotonic, drop=lambda since: dropped.set() if now[0] else None)
-    loop = EngineLoop(Bench().core, clock=time.monotonic, on_exit=lambda: None, upkeep=Upkeep(expiry))
+    bench = Bench(clock=time.monotonic)
+    expiry.keep_up(bench.core.queue)
+    loop = EngineLoop(bench.core, clock=time.monotonic, on_exit=lambda: None)
     now[0] = 1.0
     assert dropped.wait(WAIT_S)
     loop.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.chat.follow_up_turns import FollowUpTurns
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.upkeep import Upkeep
 from radixlm.runtime.errors import InvalidRequest
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.prefix.expected_prompts import MAX_EXPECTED, ExpectedPrompt, ExpectedPrompts
@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 
 from ..fake_artifact import fake_artifact
 from ..fake_model import CONTEXT_LENGTH, Bench, alone
+from ..fake_tier import processes
 from ..server.scripted import END_OF_TURN, TOKENIZER, VOCAB_SIZE
 from ..thought_templates import HYBRID, OPENED
 
@@ -201,13 +202,27 @@ def test_a_template_that_refuses_the_next_turn_is_no_failure() -> None:
     assert not expected.has_work
 
 
-def test_the_thread_does_not_spin_for_what_may_come_while_requests_wait_for_the_disk() -> None:
-    expected = expectations(Bench(num_pages=24))
-    expected.add(ExpectedPrompt(b"", lambda: EXPECTED))
-    upkeep = Upkeep(expected=expected)
-    assert upkeep.wait_s(is_idle=True) == 0.0 and upkeep.wait_s(is_idle=False) is None
-    upkeep.run(is_idle=False)
-    assert expected.num_tokens == 0 and expected.has_work
+def test_the_thread_does_not_spin_for_what_may_come_while_requests_wait_for_the_disk(tmp_path: Path) -> None:
+    with processes(tmp_path) as serve:
+        served = serve()
+        served.bench.add("cold", EXPECTED, GREEDY)
+        served.run()
+        served.settle()
+        served = serve(aside=at_once)
+        served.settle()
+        core, expected = served.bench.core, served.bench.expected
+        assert expected is not None
+        served.store.may_read.clear()
+        served.bench.add("waits", EXPECTED, GREEDY)
+        expected.add(ExpectedPrompt(b"", lambda: (1, *EXPECTED)))
+        assert core.num_waiting == 1 and core.wait_s != 0.0
+        served.bench.step()
+        assert expected.num_tokens == 0 and expected.has_work
+        served.store.may_read.set()
+        served.run()
+        assert core.wait_s == 0.0
+        run(served.bench, expected)
+        assert expected.num_tokens == 61
 
 
 def test_a_forward_that_fails_leaves_nothing_behind() -> None:

@@ -18,7 +18,7 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step import readers
 from radixlm.runtime.engine.step.plan import SchedulerPolicy
-from radixlm.runtime.engine.upkeep import Upkeep
+from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import EngineError, RadixLMError, StepFailed
 
 from ..fake_model import Bench, alone
@@ -231,14 +231,17 @@ def test_a_callback_that_raises_hurts_no_other() -> None:
 
 
 def test_dropping_old_prefixes_may_fail_and_the_loop_goes_on() -> None:
-    class Failing:
-        wait_s = 0.001
+    failed = threading.Semaphore(0)
 
-        def run(self) -> None:
-            raise RadixLMError("thrown on purpose")
+    def fail(since: float) -> None:
+        failed.release()
+        raise RadixLMError("thrown on purpose")
 
-    bench = Bench()
-    loop = EngineLoop(bench.core, clock=time.monotonic, on_exit=lambda: None, upkeep=Upkeep(Failing()))  # type: ignore[arg-type]
+    bench = Bench(clock=time.monotonic)
+    CacheExpiry(0.01, clock=time.monotonic, drop=fail).keep_up(bench.core.queue)
+    loop = EngineLoop(bench.core, clock=time.monotonic, on_exit=lambda: None)
+    for _ in range(3):  # it is tried again
+        assert failed.acquire(timeout=60)
     stream = GenerationStream("a", (), cancel=loop.cancel)
     loop.submit(bench.request("a", PROMPTS["a"], PARAMS), stream.deliver)
     assert stream.result().token_ids == alone(PROMPTS["a"], PARAMS)
