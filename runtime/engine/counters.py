@@ -120,10 +120,6 @@ class CoreCounters:
         self.num_failed_steps_in_a_row += 1
         self.last_failure = type(error).__name__
 
-    def count_start(self, queue_s: float) -> None:
-        """A request takes part in its first step, so long after it arrived."""
-        self.in_queue.observe(queue_s)
-
     def count_restart(self, cause: BaseException) -> None:
         """The thread died, and everything starts over."""
         self.num_restarts += 1

@@ -306,7 +306,7 @@ class EngineCore:
         for request in requests:
             queue_s = request.start(now)
             if queue_s is not None:
-                self.counters.count_start(queue_s)
+                self.counters.in_queue.observe(queue_s)
                 self._tell_progress([request], now)
 
     def _tell_progress(self, requests: list[Request], now: float) -> None:

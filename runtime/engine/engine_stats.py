@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..prefix.tier_hooks import TierStats
-from ..speculation.draft_stats import DraftStats
+from ..speculation.draft_model import DraftStats
 from ..states.state_pool import StateStats
 from .counters import LatencyCounts
 

@@ -28,8 +28,7 @@ from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import measure_prefill
 from ..prefix.stored_prefill import StoredPrefill
-from ..speculation.draft_model import DraftModel
-from ..speculation.draft_stats import DraftAbout
+from ..speculation.draft_model import DraftAbout, DraftModel
 from ..speculation.same_tokens import require_same_tokens
 from ..states.state_pool import StatePool
 from ..store import PageStore, StoreIdentity

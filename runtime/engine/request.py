@@ -184,11 +184,6 @@ class Request:
         self.num_drafted += len(draft.token_ids)
 
     @property
-    def num_accepted(self) -> int:
-        """Tokens of the reply that were guessed right."""
-        return self.reply.num_guessed
-
-    @property
     def may_draft(self) -> bool:
         """Whether what the reply goes on with may be guessed: it has begun, and all of it is exact."""
         return (

@@ -24,7 +24,7 @@ from ..engine.counters import LatencyCounts
 from ..engine.engine_stats import EngineStats
 from ..optional import installed
 from ..prefix.tier_hooks import TierStats
-from ..speculation.draft_stats import DraftStats
+from ..speculation.draft_model import DraftStats
 
 KINDS = ("exact", "seam", "text", "alias")
 Samples = Mapping[Any, float]  # by a tuple with a text for each label

@@ -19,7 +19,6 @@ from ..errors import OutOfPages
 from ..memory import Forgotten, Memory
 from ..model.batch import Float32Array, Runner, TopLogits, make_batch
 from .draft import MODEL, Draft, StepCost, best_length
-from .draft_stats import DraftAbout, DraftStats
 from .draft_worth import MAX_DEPTH, DraftWorth, bin_of
 
 _LOGGER = logging.getLogger(__name__)
@@ -30,6 +29,26 @@ _CHUNK = 64  # tokens of a prompt in a step
 Choose = Callable[[Float32Array, TopLogits], "tuple[int, float] | None"]
 """The token that is chosen from logits `[1, vocab]` as the reply would, and how likely these find it; then from those
 behind it. None: none can be."""
+
+
+@dataclass(frozen=True)
+class DraftAbout:
+    """What a draft model takes of memory."""
+
+    name: str
+    weights_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True)
+class DraftStats:
+    """What a draft model has and did."""
+
+    about: DraftAbout | None
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_computed_tokens: int
 
 
 @dataclass

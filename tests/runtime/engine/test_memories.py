@@ -13,7 +13,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.memory import Forgotten, Memories, Memory
 from radixlm.runtime.prefix.tier_hooks import TierStats
-from radixlm.runtime.speculation.draft_stats import DraftStats
+from radixlm.runtime.speculation.draft_model import DraftStats
 
 WAIT_S = 30.0
 
