@@ -19,7 +19,7 @@ from time import perf_counter, sleep
 
 from radixlm.runtime import Completion, Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.prefix.stored_prefill import NAME as PREFILL
+from radixlm.runtime.prefix.prefill_measure import NAME as PREFILL
 
 from ..options import read_options
 from ..prompts import Prompts

@@ -26,8 +26,7 @@ from ..optional import OpenExtra, installed
 from ..prefix.beside_saver import known_calls
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
-from ..prefix.prefill_measure import measure_prefill
-from ..prefix.stored_prefill import StoredPrefill
+from ..prefix.prefill_measure import StoredPrefill, measure_prefill
 from ..speculation.draft_model import DraftAbout, DraftModel
 from ..speculation.same_tokens import require_same_tokens
 from ..states.state_pool import StatePool

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from radixlm.runtime.prefix.prefill_measure import NAME, StoredPrefill
 from radixlm.runtime.prefix.rates import Rates
-from radixlm.runtime.prefix.stored_prefill import NAME, StoredPrefill
 from radixlm.runtime.store.record import BLOCK, sealed
 
 from ..store.pages import IDENTITY, OTHER
