@@ -54,7 +54,7 @@ class EngineCore:
         store_off_because: why there is no tier, although a store was asked for.
 
     Attributes:
-        memories, tier, queue, expected, draft_model, store_off_because: see above.
+        cache, memories, tier, queue, expected, draft_model, store_off_because: see above.
         on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
 
     Raises:
@@ -87,7 +87,7 @@ class EngineCore:
         self.counters = CoreCounters()
         self.on_progress: Callable[[str, PrefillProgress], None] = lambda request_id, progress: None
         self._forward = forward
-        self._cache = cache
+        self.cache = cache
         self._clock = clock
         self.store_off_because = store_off_because
         self.tier, self.queue = tier, WorkQueue(clock=clock) if queue is None else queue
@@ -123,14 +123,9 @@ class EngineCore:
         """How often a request had to give its pages back."""
         return self._scheduler.num_preemptions
 
-    @property
-    def cache(self) -> PrefixCache:
-        """Pages and prefixes."""
-        return self._cache
-
     def cache_tree(self, namespace: bytes) -> CacheTree:
         """What is cached for a namespace; between two steps."""
-        return CacheTree.of(self._cache, namespace, self._clock(), live=self.live_uses(namespace))
+        return CacheTree.of(self.cache, namespace, self._clock(), live=self.live_uses(namespace))
 
     def live_uses(self, namespace: bytes) -> list[CacheUse]:
         """What the namespace's requests use now, the newest first; between two steps."""
@@ -195,7 +190,7 @@ class EngineCore:
             self._step_idle()
             return []
         stops = None if self.tier is None else self.tier.loader.before_step()
-        with self._cache.begin() as step:
+        with self.cache.begin() as step:
             try:
                 plan = self._scheduler.schedule(step, self._clock(), stops)
             except RequestBroken as broken:
@@ -232,12 +227,12 @@ class EngineCore:
         """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
         running. What a step takes then is the scheduler's first measure. What fails here, requests will meet and say.
         """
-        if not self._cache.pool.num_free:
+        if not self.cache.pool.num_free:
             return
         try:
             for _ in range(2):  # the first one maps the weights in, so only the second is a measure
                 seconds = seconds_of_zeros(
-                    self._forward, self._cache, 0, 1, clock=self._clock, vocab_size=self.limits.vocab_size
+                    self._forward, self.cache, 0, 1, clock=self._clock, vocab_size=self.limits.vocab_size
                 )
             self._scheduler.observe_decode(num_rows=1, seconds=seconds)
         except Exception:
@@ -262,9 +257,9 @@ class EngineCore:
         self._scheduler.check()
         self.memories.check()
         sequences = [request.sequence for request in self._scheduler.requests() if request.sequence]
-        assert self._cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
+        assert self.cache.stats().num_sequences == len(sequences), "a sequence belongs to no request"
         for sequence in sequences:
-            assert self._cache.sequences.get(sequence.seq_id) is sequence
+            assert self.cache.sequences.get(sequence.seq_id) is sequence
         for request in self._loading.values():
             assert request.sequence is None, f"{request!r} waits for the disk and has a sequence"
 
