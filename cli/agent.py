@@ -36,7 +36,7 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
     radixlm agent codex model.gguf --write --context-length 32768
     codex --profile radixlm
     """
-    from radixlm.runtime.server.model_names import ANY, ModelNames
+    from radixlm.runtime.server.served import ANY, listed_of
 
     serving = serve.command.make_context("serve", [model, *serve_options], parent=click.get_current_context())
     options = serving.params
@@ -54,7 +54,7 @@ def command(write: bool, no_store: bool, client: str, model: str, serve_options:
     def tell(engine: Engine) -> None:
         served = Served(
             url=url_of(options["host"], options["port"]),
-            model=ModelNames.of(options["model_ids"], default=engine.manifest.name).own,
+            model=(listed_of(options["model_ids"]) or (engine.manifest.name,))[0],
             context_length=engine.context_length,
             api_key=_first_key(options["api_keys"], options["api_key_files"]),
         )

@@ -39,6 +39,7 @@ class Flag:
         default: where the command line has another one than the field.
         metavar: what stands for the value in the help.
         path: which kind of path the value is.
+        off: of a switch, the flag that turns it off; None: `--no-NAME`; empty: there is none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Flag:
     default: float | None = None
     metavar: str | None = None
     path: Literal["file", "directory", "artifact"] | None = None
+    off: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,55 +1,48 @@
-"""Which model the server has, which version it is, and what it does not do."""
+"""Which models the server has, which version it is, and what it does not do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 from importlib.metadata import version
-from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..artifact.manifest import SamplingDefaults
-from .app_state import AppState, json_response
 from .errors import HTTPError
-from .truncation import Truncation
-
-if TYPE_CHECKING:
-    from ..engine.engine import Engine
+from .models import Models
+from .served import Served, json_response
 
 
-@dataclass(frozen=True)
-class About:
-    """The endpoints for one served model."""
+async def list_models(models: Models, request: Request) -> Response:
+    """`GET /v1/models`."""
+    replies = [_described(served, name) for served in models.rows for name in served.names]
+    return json_response(ModelList(replies, first_id=replies[0].id, last_id=replies[-1].id))
 
-    state: AppState
 
-    async def models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
-        models = [self._model(name) for name in self.state.models.listed]
-        return json_response(ModelList(models, first_id=models[0].id, last_id=models[-1].id))
+async def describe_model(models: Models, request: Request) -> Response:
+    """`GET /v1/models/{model_id}`."""
+    name = request.path_params["model_id"]
+    return json_response(_described(models.named(name), name))
 
-    async def model(self, request: Request) -> Response:
-        """`GET /v1/models/{model_id}`."""
-        return json_response(self._model(self.state.models.named(request.path_params["model_id"])))
 
-    async def version(self, request: Request) -> Response:
-        """`GET /version`: of radixlm."""
-        return json_response(VersionReply(version("radixlm")))
+async def tell_version(models: Models, request: Request) -> Response:
+    """`GET /version`: of radixlm."""
+    return json_response(VersionReply(version("radixlm")))
 
-    async def embeddings(self, request: Request) -> Response:
-        """`POST /v1/embeddings`: 501, which OpenAI's clients are told not to try again."""
-        message = "there are no embeddings here: models are compiled to write text"
-        raise HTTPError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
 
-    def _model(self, name: str) -> ModelReply:
-        created = datetime.fromtimestamp(self.state.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        most = self.state.engine.context_length
-        sampling = self.state.engine.default_params.defaults
-        return ModelReply(name, self.state.created, name, created, most, max_model_len=most, default_sampling=sampling)
+async def refuse_embeddings(models: Models, request: Request) -> Response:
+    """`POST /v1/embeddings`: 501, which OpenAI's clients are told not to try again."""
+    message = "there are no embeddings here: models are compiled to write text"
+    raise HTTPError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
+
+
+def _described(served: Served, name: str) -> ModelReply:
+    created = datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    most = served.engine.context_length
+    sampling = served.engine.default_params.defaults
+    return ModelReply(name, served.created, name, created, most, max_model_len=most, default_sampling=sampling)
 
 
 class ModelReply(msgspec.Struct):
@@ -74,18 +67,6 @@ class ModelList(msgspec.Struct):
     has_more: bool = False  # Anthropic's, as the next two
     first_id: str | None = None
     last_id: str | None = None
-
-
-def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
-    """What OpenAI's replies say of the server: a digest of the version, of the artifact, with weights, module and
-    target, and of the options with which the same request may have another reply.
-
-    One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part,
-    no call of a tool came back, and the chat template does not write the day.
-    """
-    options = {name: value for name, value in engine.reply_options.items() if value is not None}  # those of an extra
-    means = (version("radixlm"), engine.manifest.digest, truncation, options)
-    return "fp_" + sha256(msgspec.json.encode(means)).hexdigest()[:16]
 
 
 class VersionReply(msgspec.Struct):

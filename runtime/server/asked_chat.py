@@ -19,10 +19,10 @@ from ..chat.tools.tool_use import ToolUse
 from ..engine.request_options import RequestOptions, require_few_reply_logprobs
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar
-from .app_state import AppState
 from .choices import Choices, params_of_choices
 from .reply_events import ReplyEvents
 from .request_log import record_of
+from .served import Served
 from .truncation import Message, Truncated
 
 
@@ -52,7 +52,7 @@ class AskedChat:
     num_choices: int = 1
     truncates: bool = False
 
-    async def open(self, state: AppState, request: Request) -> OpenedChat:
+    async def open(self, served: Served, request: Request) -> OpenedChat:
         """Hand it to the engine.
 
         Raises:
@@ -60,44 +60,44 @@ class AskedChat:
             ClientGone: the client left meanwhile.
         """
         if self.use.tools:  # such clients want grammars sooner or later, others never do
-            state.engine.expect_grammars()
-        require_few_reply_logprobs(self.num_choices, self.params, state.engine.context_length)
-        options = self.options.changed(constraint=await self._constraint(state, request), tools=self.use.tools)
+            served.engine.expect_grammars()
+        require_few_reply_logprobs(self.num_choices, self.params, served.engine.context_length)
+        options = self.options.changed(constraint=await self._constraint(served, request), tools=self.use.tools)
         truncated = Truncated(self.messages)
         if self.truncates:
-            truncated = await state.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
-        ask = partial(state.engine.stream_chat, truncated.messages, options=options)
+            truncated = await served.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
+        ask = partial(served.engine.stream_chat, truncated.messages, options=options)
         wishes = [self.params]
         if self.num_choices > 1:
-            run = partial(state.lanes.submission.run, request, may_hold_loop=False)
+            run = partial(served.lanes.submission.run, request, may_hold_loop=False)
             wishes = await run(partial(params_of_choices, self.params, self.num_choices))
         asks = [partial(ask, wish) for wish in wishes]
-        choices = await state.open(request, asks, self.params)
+        choices = await served.open(request, asks, self.params)
         return OpenedChat(choices, truncated)
 
-    def reply(self, state: AppState, choices: Choices, index: int = 0) -> ReplyEvents:
+    def reply(self, served: Served, choices: Choices, index: int = 0) -> ReplyEvents:
         """Makes the events of a reply; each of its tool calls is known when it comes back."""
-        note = partial(state.engine.note_call, options=self.options, stream=choices.stream(index))
-        return ReplyEvents(self.use.reader(state.engine.tool_format, note, has_schema=self.content() is not None))
+        note = partial(served.engine.note_call, options=self.options, stream=choices.stream(index))
+        return ReplyEvents(self.use.reader(served.engine.tool_format, note, has_schema=self.content() is not None))
 
-    async def _constraint(self, state: AppState, request: Request) -> ConstraintSource | None:
+    async def _constraint(self, served: Served, request: Request) -> ConstraintSource | None:
         with self.naming():
-            content = await state.lanes.submission.run(request, self.content)
+            content = await served.lanes.submission.run(request, self.content)
             if content is None:
-                return await self._held_to(state, request, None)
-            return await state.as_far_as_followed(
-                request, content, partial(self._held_to, state, request), field=self.content_field
+                return await self._held_to(served, request, None)
+            return await served.as_far_as_followed(
+                request, content, partial(self._held_to, served, request), field=self.content_field
             )
 
-    async def _held_to(self, state: AppState, request: Request, content: Grammar | None) -> ConstraintSource | None:
+    async def _held_to(self, served: Served, request: Request, content: Grammar | None) -> ConstraintSource | None:
         """What replies keep to that say `content`, or call tools."""
         if not self.use.tools:
-            return await state.constraint(request, content)
-        run = partial(state.lanes.submission.run, request)  # to write the grammar of many tools takes a while
-        held = await run(partial(self.use.held, state.engine.tool_format, content, self.parameters_field))
+            return await served.constraint(request, content)
+        run = partial(served.lanes.submission.run, request)  # to write the grammar of many tools takes a while
+        held = await run(partial(self.use.held, served.engine.tool_format, content, self.parameters_field))
         while True:
             try:
-                constraint = await state.constraint(request, held.grammar)
+                constraint = await served.constraint(request, held.grammar)
                 break
             except InvalidGrammar as error:
                 await run(partial(held.loosen, error))

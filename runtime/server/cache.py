@@ -5,9 +5,9 @@ Says nothing of other namespaces, not even that there are any.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from hashlib import blake2s
 from typing import cast
 
@@ -19,83 +19,104 @@ from ..cache.cache_tree import TreeRun
 from ..cache.cache_uses import CacheUse
 from ..engine.completion import FinishReason
 from ..errors import InvalidParameter
-from .app_state import AppState, json_response
+from .models import Models
 from .openai.replies import WhyNotMoreReply
 from .openai.reply_parts import why_not_more
+from .served import Served, json_response
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion
 
 
-@dataclass(frozen=True)
-class Cache:
-    """The endpoint for one served model."""
+async def cache(models: Models, request: Request) -> Response:
+    """`GET /v1/cache`: sums and runs, of one model. `DELETE /v1/cache`: what no running request uses is forgotten.
 
-    state: AppState
+    All models forget, or the one that is named. Both wait for the step that runs.
+    """
+    for name in request.query_params:
+        if name not in _parameters(models):
+            raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(_parameters(models))}")
+    if request.method == "GET":
+        return await _show(models.of_query(request), request)
+    rows = models.rows if "model" not in request.query_params else (models.of_query(request),)
+    replies = await asyncio.gather(*(_clear(served, request) for served in rows), return_exceptions=True)
+    for failed in replies:  # after all: no model keeps what is to be forgotten because another one failed
+        if isinstance(failed, BaseException):
+            raise failed
+    return json_response(reduce(_added, cast("list[ClearedReply]", replies)))
 
-    async def answer(self, request: Request) -> Response:
-        """`GET /v1/cache`: sums and runs. `DELETE /v1/cache`: what no running request uses is forgotten.
 
-        Both wait for the step that runs.
-        """
-        namespace = self._namespace(request)
-        engine, run = self.state.engine, self.state.lanes.cache.run
-        if request.method == "DELETE":
-            cleared = await run(request, partial(engine.clear_cache, namespace))
-            numbers = cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages
-            return json_response(ClearedReply(*numbers))
-        tree = await run(request, partial(engine.cache_tree, namespace))
-        return json_response(
-            CacheReply(
-                num_runs=tree.num_runs,
-                num_tokens=tree.num_tokens,
-                num_pages=tree.num_pages,
-                num_used_pages=tree.num_used_pages,
-                num_aliases=tree.num_aliases,
-                num_states=tree.num_states,
-                runs=[self._run(run) for run in tree.runs],
-                is_whole=tree.is_whole,
-                is_counted=tree.is_counted,
-                requests=[self._use(use, tree.now, namespace) for use in tree.uses],
-            )
+def _parameters(models: Models) -> tuple[str, ...]:
+    return (*PARAMETERS, "model") if models.has_several else PARAMETERS
+
+
+async def _clear(served: Served, request: Request) -> ClearedReply:
+    cleared = await served.lanes.cache.run(request, partial(served.engine.clear_cache, _namespace(served, request)))
+    return ClearedReply(cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages)
+
+
+def _added(one: ClearedReply, other: ClearedReply) -> ClearedReply:
+    return ClearedReply(
+        one.num_freed_pages + other.num_freed_pages,
+        one.num_kept_pages + other.num_kept_pages,
+        one.num_discarded_pages + other.num_discarded_pages,
+    )
+
+
+async def _show(served: Served, request: Request) -> Response:
+    namespace = _namespace(served, request)
+    tree = await served.lanes.cache.run(request, partial(served.engine.cache_tree, namespace))
+    return json_response(
+        CacheReply(
+            num_runs=tree.num_runs,
+            num_tokens=tree.num_tokens,
+            num_pages=tree.num_pages,
+            num_used_pages=tree.num_used_pages,
+            num_aliases=tree.num_aliases,
+            num_states=tree.num_states,
+            runs=[_run_reply(served, run) for run in tree.runs],
+            is_whole=tree.is_whole,
+            is_counted=tree.is_counted,
+            requests=[_use_reply(served, use, tree.now, namespace) for use in tree.uses],
         )
+    )
 
-    def _namespace(self, request: Request) -> bytes:
-        for name in request.query_params:
-            if name not in PARAMETERS:
-                raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(PARAMETERS)}")
-        return self.state.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
 
-    def _run(self, run: TreeRun) -> CachedRunReply:
-        return CachedRunReply(
-            parent=run.parent,
-            start=run.start,
-            num_tokens=run.num_tokens,
-            num_generated=run.num_generated,
-            num_pages=run.num_pages,
-            num_users=run.num_users,
-            num_children=run.num_children,
-            num_states=run.num_states,
-            unused_s=round(run.unused_s, 3),
-            begins=self.state.text(run.first_ids) if self.state.tells_cached_text else None,
-        )
+def _namespace(served: Served, request: Request) -> bytes:
+    return served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
 
-    def _use(self, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
-        ended_at = now if use.ended_at is None else use.ended_at
-        # the engine's ids count the requests of all clients, which no client needs to know
-        name = blake2s(use.request_id.encode(), key=namespace[:32], digest_size=4).hexdigest()
-        return CacheUseReply(
-            id=name,
-            state=use.state,
-            run=use.run,
-            num_prompt_tokens=use.num_prompt_tokens,
-            num_cached_tokens=sum(use.tokens_by_kind.values()),
-            cached_tokens_by_kind=dict(use.tokens_by_kind),
-            num_generated_tokens=use.num_generated,
-            running_s=round(ended_at - use.arrived_at, 3),
-            ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
-            finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache does not know which there are
-            why_not_more=why_not_more(use.why_not_more, tells_cached_text=self.state.tells_cached_text),
-        )
+
+def _run_reply(served: Served, run: TreeRun) -> CachedRunReply:
+    return CachedRunReply(
+        parent=run.parent,
+        start=run.start,
+        num_tokens=run.num_tokens,
+        num_generated=run.num_generated,
+        num_pages=run.num_pages,
+        num_users=run.num_users,
+        num_children=run.num_children,
+        num_states=run.num_states,
+        unused_s=round(run.unused_s, 3),
+        begins=served.text(run.first_ids) if served.options.tells_cached_text else None,
+    )
+
+
+def _use_reply(served: Served, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
+    ended_at = now if use.ended_at is None else use.ended_at
+    # the engine's ids count the requests of all clients, which no client needs to know
+    name = blake2s(use.request_id.encode(), key=namespace[:32], digest_size=4).hexdigest()
+    return CacheUseReply(
+        id=name,
+        state=use.state,
+        run=use.run,
+        num_prompt_tokens=use.num_prompt_tokens,
+        num_cached_tokens=sum(use.tokens_by_kind.values()),
+        cached_tokens_by_kind=dict(use.tokens_by_kind),
+        num_generated_tokens=use.num_generated,
+        running_s=round(ended_at - use.arrived_at, 3),
+        ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
+        finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache does not know which there are
+        why_not_more=why_not_more(use.why_not_more, tells_cached_text=served.options.tells_cached_text),
+    )
 
 
 class CachedRunReply(msgspec.Struct, kw_only=True):

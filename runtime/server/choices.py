@@ -1,4 +1,4 @@
-"""Several replies to one request: opened together, read as they come, left together.
+"""Several replies to one request: read together as they come, left together.
 
 The engine's thread wakes the event loop, and no thread waits for a reply. Knows the order of deltas, and when there is
 one to read, not what it says.
@@ -9,30 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from ..engine.completion import Completion, Delta
-from ..engine.generation_stream import GenerationStream
+from ..engine.generation_stream import Ask, GenerationStream
 from ..engine.request_options import require_few_logprobs
 from ..engine.sampling_params import SamplingParams
-from ..errors import EngineClosed, InvalidParameter, RadixLMError
+from ..errors import EngineClosed, RadixLMError
 from .request_log import RequestRecord
 
 CANCELLING_S = 1.0  # how long the log waits for the counts of a request that was cancelled
 _NUM_SEEDS = 2**64
-Run = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs the submission, in a thread where the prompt is long: tokenizing takes a while."""
-
-
-class Ask(Protocol):
-    """Hands the request of one choice to the engine; `partial(engine.stream, prompt, params)` is one."""
-
-    def __call__(self, *, on_ready: Callable[[], None]) -> GenerationStream: ...
 
 
 def params_of_choices(params: SamplingParams, n: int) -> list[SamplingParams]:
@@ -52,82 +42,65 @@ class Choices:
 
     Left as a context manager, all are cancelled.
 
+    Args:
+        waker: wakes the tasks of the running loop.
+        record: gets the completions, in the order in which they end.
+
     Attributes:
         before_waiting: awaited by the iteration whenever no delta is there yet.
     """
 
-    def __init__(self, streams: Sequence[ReplyStream]) -> None:
-        self._streams = streams
+    def __init__(self, waker: Waker, record: RequestRecord | None = None) -> None:
+        self._record = record
+        self._streams: list[GenerationStream] = []
+        self._running: dict[int, GenerationStream] = {}  # by the index of the choice
+        self._ready = asyncio.Event()
+        self._wake = partial(waker.set, self._ready)
         self.before_waiting: Callable[[], Awaitable[None]] = _nothing
 
-    @classmethod
-    async def open(
-        cls,
-        asks: Sequence[Ask],
-        run: Run,
-        waker: Waker,
-        record: RequestRecord | None = None,
-        *,
-        most: int | None = None,
-    ) -> Self:
-        """Submit one request for each choice, by `run`: all of them, or none. `record` gets their completions.
-
-        Args:
-            most: how many requests the engine takes at once; None: any number.
+    def submit(self, ask: Ask) -> None:
+        """Hand the request of one more choice to the engine; any thread may, one at a time.
 
         Raises:
-            InvalidParameter: there are more than that, and sending the request again cannot help.
-            InvalidRequest, EngineError: the engine refuses one; those before it are cancelled.
+            InvalidRequest, EngineError: the engine refuses it.
         """
-        if most is not None and len(asks) > most:
-            message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
-            raise InvalidParameter(message)  # of n, or of the prompts
-        if len(asks) == 1:  # as nearly always
-            return cls([await ReplyStream.open(asks[0], run, waker, record)])
-        async with AsyncExitStack() as opened:
-            streams = [
-                await opened.enter_async_context(await ReplyStream.open(ask, run, waker, record)) for ask in asks
-            ]
-            opened.pop_all()
-        return cls(streams)
+        stream = ask(on_ready=self._wake)
+        self._running[len(self._streams)] = stream
+        self._streams.append(stream)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
         """Each delta with the index of its choice, as soon as it arrives.
 
         Raises:
-            EngineError: one of the requests failed.
+            EngineError: one of the requests failed; EngineClosed if the engine was closed meanwhile.
         """
-        if len(self._streams) == 1:  # as nearly always: no task, no queue
-            self._streams[0].before_waiting = self.before_waiting
-            async for delta in self._streams[0]:
-                yield 0, delta
-            return
-        arrived: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue(maxsize=len(self._streams))
-        readers = [asyncio.create_task(_read(*item, arrived)) for item in enumerate(self._streams)]
-        num_open = len(readers)
-        try:
-            while num_open:
-                if arrived.empty():
-                    await self.before_waiting()
-                index, item = await arrived.get()
-                if isinstance(item, Exception):
+        while arrived := await self._arrived():
+            for index, item in arrived:
+                if isinstance(item, RadixLMError):
                     raise item
-                if item is None:
-                    num_open -= 1
-                else:
-                    yield index, item
-        finally:
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
+                if item.finish_reason == "cancelled":
+                    raise EngineClosed("the server is stopping; send the request again later")
+                yield index, item
 
     def stream(self, index: int) -> GenerationStream:
         """The engine's stream of one choice."""
-        return self._streams[index].stream
+        return self._streams[index]
 
-    async def result(self, index: int) -> Completion:
-        """Wait for the end of one choice; after its last delta, it is there at once."""
-        return await self._streams[index].result()
+    def result(self, index: int) -> Completion:
+        """One choice, whose last delta was read."""
+        return self._streams[index].result()
+
+    async def results(self) -> list[Completion]:
+        """Wait for the end of all; after iterating, it is there at once.
+
+        Raises:
+            EngineError: one of the requests failed; the others are not waited for.
+        """
+        for stream in self._running.values():
+            stream.skip_to_end()
+        async for _ in self:
+            pass
+        return [stream.result() for stream in self._streams]
 
     def num_prompt_tokens(self, index: int) -> int:
         """Tokens of one choice's prompt, as far as is known."""
@@ -141,40 +114,57 @@ class Choices:
         """How many characters the tokens of one choice begin with that are not in its text."""
         return self._streams[index].num_swallowed
 
-    async def results(self) -> list[Completion]:
-        """Wait for the end of all.
-
-        Raises:
-            EngineError: one of the requests failed; the others are not waited for.
-        """
-        if len(self._streams) == 1:  # as nearly always: no task
-            return [await self._streams[0].result()]
-        return await asyncio.gather(*(stream.result() for stream in self._streams))
-
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Cancel those that run. Where there is a record, wait a moment for what they were until then."""
         for stream in self._streams:  # all first: none is computed while another is waited for
             stream.cancel()
-        leaving = [stream.__aexit__(kind, error, trace) for stream in self._streams]
-        await (leaving[0] if len(leaving) == 1 else asyncio.gather(*leaving))  # as nearly always: no task
+        if self._record is None or not self._running:
+            return
+        for stream in self._running.values():
+            stream.skip_to_end()
+        self.before_waiting = _nothing
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCELLING_S):
+                while await self._arrived():
+                    pass
+
+    async def _arrived(self) -> list[tuple[int, Delta | RadixLMError]]:
+        """Wait for what comes next, at most one thing of each choice: a delta, or the error that it failed with.
+
+        Empty once all have ended.
+        """
+        while self._running:
+            self._ready.clear()  # before polling: what comes after the polls sets it again
+            arrived = [(index, self._poll(index, stream)) for index, stream in list(self._running.items())]
+            if found := [(index, item) for index, item in arrived if item is not None]:
+                return found
+            if not self._ready.is_set():
+                await self.before_waiting()
+            await self._ready.wait()
+        return []
+
+    def _poll(self, index: int, stream: GenerationStream) -> Delta | RadixLMError | None:
+        """What is there of a choice. The completion of one that ends goes to the record."""
+        try:
+            delta = stream.poll()
+        except RadixLMError as error:
+            del self._running[index]
+            return error
+        if delta is not None and delta.finish_reason is not None:
+            del self._running[index]
+            if self._record is not None:
+                self._record.completions.append(stream.result())
+        return delta
 
 
 async def _nothing() -> None:
     pass
-
-
-async def _read(index: int, stream: ReplyStream, arrived: asyncio.Queue[tuple[int, Delta | Exception | None]]) -> None:
-    """Put the deltas of one choice, then None; or the error that ends it."""
-    try:
-        async for delta in stream:
-            await arrived.put((index, delta))
-        await arrived.put((index, None))
-    except Exception as error:
-        await arrived.put((index, error))
 
 
 class Waker:
@@ -200,105 +190,3 @@ class Waker:
         self._is_called = False
         while self._ready:
             self._ready.popleft().set()
-
-
-class ReplyStream:
-    """One request's reply: iterate it once, or await `result`. Left as a context manager, it is cancelled."""
-
-    def __init__(self, stream: GenerationStream, ready: asyncio.Event, record: RequestRecord | None = None) -> None:
-        self.stream = stream
-        self._ready = ready
-        self._record = record
-        self._has_ended = False
-        self.before_waiting: Callable[[], Awaitable[None]] | None = None
-        """Awaited when there is no delta yet, for a caller that has something to do before it waits for one."""
-
-    @classmethod
-    async def open(cls, ask: Ask, run: Run, waker: Waker, record: RequestRecord | None = None) -> Self:
-        """Submit a request, by `run`. `record` gets its completion.
-
-        Raises:
-            InvalidRequest, EngineError: the engine refuses the request, or `run` does.
-        """
-        ready = asyncio.Event()
-        submitted: list[GenerationStream] = []
-        try:
-            await run(lambda: submitted.append(ask(on_ready=partial(waker.set, ready))))
-        except BaseException:  # the client left while a thread handed the request over
-            for stream in submitted:
-                stream.cancel()
-            raise
-        return cls(submitted[0], ready, record)
-
-    def __aiter__(self) -> Self:
-        """The deltas, each as soon as it arrives.
-
-        Raises:
-            EngineError: the request failed; EngineClosed if the engine was closed meanwhile.
-        """
-        return self
-
-    async def __anext__(self) -> Delta:
-        delta = await self._next()
-        if delta is None:
-            raise StopAsyncIteration
-        if delta.finish_reason == "cancelled":
-            raise EngineClosed("the server is stopping; send the request again later")
-        return delta
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, as far as is known."""
-        return self.stream.num_prompt_tokens
-
-    @property
-    def num_swallowed(self) -> int:
-        """How many characters the reply's tokens begin with that are not in its text."""
-        return self.stream.num_swallowed
-
-    async def result(self) -> Completion:
-        """Wait for the end; after iterating, it is there at once."""
-        self.stream.skip_to_end()
-        async for _ in self:
-            pass
-        return self.stream.result()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
-        if self._record is not None and not self._has_ended:
-            self.stream.skip_to_end()
-            with contextlib.suppress(TimeoutError, RadixLMError):
-                async with asyncio.timeout(CANCELLING_S):
-                    while await self._next() is not None:
-                        pass
-
-    def cancel(self) -> None:
-        """End the request as soon as possible; harmless when it has ended."""
-        self.stream.cancel()
-
-    async def _next(self) -> Delta | None:
-        """The next delta; None after the last one, whose completion goes to the record."""
-        while True:
-            self._ready.clear()  # before polling: what comes after the poll sets it again
-            try:
-                delta = self.stream.poll()
-            except StopIteration:
-                return None
-            except RadixLMError:
-                self._has_ended = True
-                raise
-            if delta is not None:
-                break
-            if self.before_waiting is not None and not self._ready.is_set():
-                await self.before_waiting()
-            await self._ready.wait()
-        if delta.finish_reason is not None:
-            self._has_ended = True
-            if self._record is not None:
-                self._record.completions.append(self.stream.result())
-        return delta

@@ -1,11 +1,10 @@
-"""`GET /health`: whether the engine makes progress, not only whether it exists.
+"""`GET /health`: whether engines make progress, not only whether they exist.
 
-Knows the engine's counts and what is bad about them, not how they came about.
+Knows engines' counts and what is bad about them, not how they came about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -14,8 +13,9 @@ from starlette.responses import Response
 
 from ..engine.engine_stats import EngineStats
 from .http.api_keys import api_key_of
+from .models import Models
+from .served import Served
 
-MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
 MAX_FAILED_STEPS = 3  # in a row: then it is not the requests' fault
 _ELSEWHERE = {"to_first_token", "between_tokens", "to_end"}  # in `/metrics`
 
@@ -55,19 +55,31 @@ class Verdict:
         return cls(None)
 
 
-@dataclass(frozen=True)
-class Health:
-    """The endpoint; `stats` must not wait for the engine. Where there are keys, only clients with one get counts."""
+async def health(models: Models, request: Request) -> Response:
+    """`ready`, or `degraded` with a `reason`: 503 if no request is served, 200 if the next one may be.
 
-    stats: Callable[[], EngineStats]
-    max_stall_s: float
-    has_keys: bool = False
+    Of several models each says it for itself, in `models`; 503 if none serves. Where there are keys, only clients with
+    one get counts. Waits for no engine.
+    """
+    tells_all = not models.options.api_keys or api_key_of(request) is not None
+    told = {served.name: _told(served, tells_all=tells_all) for served in models.rows}
+    if not models.has_several:
+        [(verdict, body)] = told.values()
+        serves = verdict.serves
+    else:
+        serves = any(verdict.serves for verdict, _ in told.values())
+        reasons = [f"{name}: {verdict.reason}" for name, (verdict, _) in told.items() if verdict.reason]
+        body = _body("; ".join(reasons) or None) | {"models": {name: each for name, (_, each) in told.items()}}
+    return Response(msgspec.json.encode(body), 200 if serves else 503, media_type="application/json")
 
-    async def answer(self, request: Request) -> Response:
-        """`ready`, or `degraded` with a `reason`: 503 if no request is served, 200 if the next one may be."""
-        stats = self.stats()
-        tells_all = not self.has_keys or api_key_of(request) is not None
-        verdict = Verdict.of(stats, self.max_stall_s, tells_causes=tells_all)
-        counts = {n: value for n, value in asdict(stats).items() if n not in _ELSEWHERE} if tells_all else {}
-        body = {"status": "degraded" if verdict.reason else "ready", "reason": verdict.reason, **counts}
-        return Response(msgspec.json.encode(body), 200 if verdict.serves else 503, media_type="application/json")
+
+def _told(served: Served, *, tells_all: bool) -> tuple[Verdict, dict[str, object]]:
+    """What is said of one model."""
+    stats = served.engine.stats()
+    verdict = Verdict.of(stats, served.options.max_stall_s, tells_causes=tells_all)
+    counts = {name: value for name, value in asdict(stats).items() if name not in _ELSEWHERE} if tells_all else {}
+    return verdict, _body(verdict.reason) | counts
+
+
+def _body(reason: str | None) -> dict[str, object]:
+    return {"status": "degraded" if reason else "ready", "reason": reason}

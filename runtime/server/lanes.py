@@ -7,7 +7,7 @@ all kinds shared forty threads once, and a hundred long texts, of which two were
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -76,9 +76,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The kinds of work that one server does in threads."""
+    """The kinds of work that are done in threads for one model."""
 
-    reading: Lane  # what bodies ask for
     submission: Lane  # handing requests to the engine; those that wait here count as its queue
     tokenization: Lane
     truncation: Lane
@@ -91,15 +90,31 @@ class Lanes:
         def room() -> int:
             return sys.maxsize if engine.queue.room is None else engine.queue.room
 
-        def lane(work: str, *, num_long: int = 1, at_once_bytes: int = 0) -> Lane:
-            most = sys.maxsize if engine.queue.max_num_requests is None else engine.queue.max_num_requests
-
-            def refusal(num_waiting: int) -> WorkOverloaded:
-                return WorkOverloaded(work, num_waiting, _RETRY_AFTER_S)
-
-            return Lane(num_long=num_long, max_waiting=lambda: most, refusal=refusal, at_once_bytes=at_once_bytes)
+        def lane(work: str) -> Lane:
+            return _lane(work, lambda: _most(engine), num_long=1)
 
         # Two long prompts at a time, so that a good one need not wait for one that is refused in the end.
         submission = Lane(num_long=2, max_waiting=room, refusal=engine.queue.refusal, at_once_bytes=AT_ONCE_BYTES)
-        reading = lane("reading requests", num_long=2, at_once_bytes=READ_AT_ONCE_BYTES)
-        return cls(reading, submission, lane("tokenization"), lane("truncation"), lane("the cache"))
+        return cls(submission, lane("tokenization"), lane("truncation"), lane("the cache"))
+
+
+def reading_lane(engines: Callable[[], Iterable[Engine]]) -> Lane:
+    """The lane of what bodies ask for, before it is known of which of these engines: as many wait as all may take."""
+    return _lane(
+        "reading requests",
+        lambda: min(sys.maxsize, sum(map(_most, engines()))),
+        num_long=2,
+        at_once_bytes=READ_AT_ONCE_BYTES,
+    )
+
+
+def _lane(work: str, max_waiting: Callable[[], int], *, num_long: int, at_once_bytes: int = 0) -> Lane:
+    def refusal(num_waiting: int) -> WorkOverloaded:
+        return WorkOverloaded(work, num_waiting, _RETRY_AFTER_S)
+
+    return Lane(num_long=num_long, max_waiting=max_waiting, refusal=refusal, at_once_bytes=at_once_bytes)
+
+
+def _most(engine: Engine) -> int:
+    """How many requests an engine takes at once."""
+    return sys.maxsize if engine.queue.max_num_requests is None else engine.queue.max_num_requests

@@ -1,4 +1,4 @@
-"""`GET /metrics`: what Prometheus asks for, read from the engine at the moment that it asks.
+"""`GET /metrics`: what Prometheus asks for, read from the engines at the moment that it asks.
 
 Knows names and units. Counts nothing itself but the responses that it is told of.
 """
@@ -6,7 +6,7 @@ Knows names and units. Counts nothing itself but the responses that it is told o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -25,20 +25,26 @@ from ..engine.engine_stats import EngineStats
 from ..optional import installed
 from ..prefix.tier_hooks import TierStats
 from ..speculation.draft_model import DraftStats
+from .models import Models
+from .served import Served
 
 KINDS = ("exact", "seam", "text", "alias")
 Samples = Mapping[Any, float]  # by a tuple with a text for each label
 
 
 class Metrics(Collector):
-    """The endpoint of one application, with a registry of its own; `stats` must not wait for the engine.
+    """The endpoint of one application, with a registry of its own. Waits for no engine.
+
+    Where there are several models, what is told of one has the label `model`.
 
     Args:
         routes: those that are counted each by its path; requests to others are counted together.
     """
 
-    def __init__(self, stats: Callable[[], EngineStats], model_id: str, version: str, routes: Sequence[Route]) -> None:
-        self._stats, self._model_id, self._version, self._routes = stats, model_id, version, routes
+    def __init__(self, models: Models, version: str, routes: Sequence[Route]) -> None:
+        self._models = models
+        self._version = version
+        self._routes = routes
         self._responses: Counter[tuple[str, str]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -59,15 +65,22 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All of it, at this moment."""
-        stats = self._stats()
-        build = {(self._version, self._model_id): 1}
+        text = "Answers by path and status; 499: the client left."
+        yield counter("http_responses", text, dict(self._responses), "path", "status")
+        of_each = {served.name: self._of(served) for served in self._models.rows}
+        yield from _by_model(of_each) if self._models.has_several else of_each.popitem()[1]
+
+    def _of(self, served: Served) -> Iterator[Metric]:
+        """What is told of one model."""
+        stats = served.engine.stats()
+        build = {(self._version, served.name): 1}
         yield gauge("build_info", "What is served, and by which version.", build, "version", "model")
         yield gauge("engine_up", "Whether the engine takes and computes requests.", {(): int(stats.alive)})
         yield gauge("engine_stalled_seconds", "Since a step got on while there is work.", {(): stats.stalled_s})
         yield counter("engine_restarts", "Deaths of the engine's thread that it got over.", {(): stats.num_restarts})
-        yield from self._requests(stats)
-        yield from self._tokens(stats)
-        yield from self._pages(stats)
+        yield from _request_metrics(stats)
+        yield from _token_metrics(stats)
+        yield from _page_metrics(stats)
         if stats.draft is not None:
             yield from _draft_metrics(stats.draft)
         if stats.tier is not None:
@@ -79,54 +92,65 @@ class Metrics(Collector):
         yield _histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
         yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
 
-    def _requests(self, stats: EngineStats) -> Iterator[Metric]:
-        yield gauge("requests_running", "Requests that take part in steps.", {(): stats.num_running})
-        yield gauge("requests_waiting", "Requests that hold no pages.", {(): stats.num_waiting})
-        finished = {(reason,): count for reason, count in stats.finished_by_reason.items()}
-        yield counter("requests_finished", "Requests with a reply.", finished, "finish_reason")
-        failed = {(kind,): count for kind, count in stats.failed_by_type.items()}
-        yield counter("requests_failed", "Requests that the engine took and could not finish.", failed, "type")
-        rejected = {("queue_full",): stats.num_rejected}
-        yield counter("requests_rejected", "Requests that were not taken.", rejected, "reason")
-        yield counter("preemptions", "How often a request gave its pages back.", {(): stats.num_preemptions})
-        yield counter("steps", "Steps of the engine.", {(): stats.num_steps})
-        yield counter("steps_failed", "Steps that raised an error.", {(): stats.num_failed_steps})
-        text = "Answers by path and status; 499: the client left."
-        yield counter("http_responses", text, dict(self._responses), "path", "status")
 
-    def _tokens(self, stats: EngineStats) -> Iterator[Metric]:
-        queried, computed = {(): stats.num_prompt_tokens}, {(): stats.num_computed_tokens}
-        found, from_disk = stats.cached_tokens_by_kind, stats.disk_tokens_by_kind
-        hits = {(kind, "memory"): found.get(kind, 0) - from_disk.get(kind, 0) for kind in KINDS}
-        if stats.tier is not None:
-            hits |= {(kind, "disk"): from_disk.get(kind, 0) for kind in KINDS}
-        yield counter("prefix_query_tokens", "Tokens of prompts that were looked up in the cache.", queried)
-        yield counter("prefix_hit_tokens", "Tokens of prompts that the cache had.", hits, "kind", "tier")
-        yield counter("computed_tokens", "Tokens that went through the model, wrong guesses not counted.", computed)
-        drafted, accepted = {(): stats.num_drafted_tokens}, {(): stats.num_accepted_tokens}
-        yield counter("drafted_tokens", "Guesses of tokens that were checked.", drafted)
-        yield counter("accepted_tokens", "Guesses of tokens that were right.", accepted)
-        idle = {(): stats.num_idle_tokens}
-        yield counter("idle_tokens", "Tokens of expected prompts, computed while there was nothing else to do.", idle)
-        yield counter("generated_tokens", "Tokens of replies.", {(): stats.num_generated_tokens})
+def _by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
+    """The metrics of several models, each once, whose samples have the model's name as a label."""
+    merged: dict[str, Metric] = {}
+    for name, metrics in of_each.items():
+        for metric in metrics:
+            of_all = merged.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            of_all.samples += [each._replace(labels={**each.labels, "model": name}) for each in metric.samples]
+    return merged.values()
 
-    def _pages(self, stats: EngineStats) -> Iterator[Metric]:
-        pages = {"free": stats.num_free_pages, "cached": stats.num_cached_pages, "used": stats.num_used_pages}
-        by_state = {(state,): count for state, count in pages.items()}
-        reserved = {("cache",): pages["cached"] * PAGE_SIZE, ("requests",): pages["used"] * PAGE_SIZE}
-        unused = {("cache",): stats.num_unused_cache_rows, ("requests",): stats.num_unused_request_rows}
-        yield gauge("kv_pages", f"Pages of {PAGE_SIZE} tokens.", by_state, "state")
-        used = pages["used"] / stats.num_pages if stats.num_pages else 0.0
-        yield gauge("kv_used_ratio", "Share of the pages that requests hold.", {(): used})
-        yield counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
-        yield gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
-        if (states := stats.states) is not None:
-            used_slots = states.num_slots - states.num_free - states.num_cached
-            slots = {("free",): states.num_free, ("cached",): states.num_cached, ("used",): used_slots}
-            yield gauge("state_slots", "Slots for states of a recurrent model.", slots, "state")
-            yield gauge("state_snapshots", "States that prefixes are reused from.", {(): states.num_snapshots})
-            yield counter("state_snapshots_evicted", "Snapshots that made room.", {(): states.num_evicted})
-        yield gauge("kv_rows_unused", "Of those, rows that no token is in: fragmentation.", unused, "owner")
+
+def _request_metrics(stats: EngineStats) -> Iterator[Metric]:
+    yield gauge("requests_running", "Requests that take part in steps.", {(): stats.num_running})
+    yield gauge("requests_waiting", "Requests that hold no pages.", {(): stats.num_waiting})
+    finished = {(reason,): count for reason, count in stats.finished_by_reason.items()}
+    yield counter("requests_finished", "Requests with a reply.", finished, "finish_reason")
+    failed = {(kind,): count for kind, count in stats.failed_by_type.items()}
+    yield counter("requests_failed", "Requests that the engine took and could not finish.", failed, "type")
+    rejected = {("queue_full",): stats.num_rejected}
+    yield counter("requests_rejected", "Requests that were not taken.", rejected, "reason")
+    yield counter("preemptions", "How often a request gave its pages back.", {(): stats.num_preemptions})
+    yield counter("steps", "Steps of the engine.", {(): stats.num_steps})
+    yield counter("steps_failed", "Steps that raised an error.", {(): stats.num_failed_steps})
+
+
+def _token_metrics(stats: EngineStats) -> Iterator[Metric]:
+    queried, computed = {(): stats.num_prompt_tokens}, {(): stats.num_computed_tokens}
+    found, from_disk = stats.cached_tokens_by_kind, stats.disk_tokens_by_kind
+    hits = {(kind, "memory"): found.get(kind, 0) - from_disk.get(kind, 0) for kind in KINDS}
+    if stats.tier is not None:
+        hits |= {(kind, "disk"): from_disk.get(kind, 0) for kind in KINDS}
+    yield counter("prefix_query_tokens", "Tokens of prompts that were looked up in the cache.", queried)
+    yield counter("prefix_hit_tokens", "Tokens of prompts that the cache had.", hits, "kind", "tier")
+    yield counter("computed_tokens", "Tokens that went through the model, wrong guesses not counted.", computed)
+    drafted, accepted = {(): stats.num_drafted_tokens}, {(): stats.num_accepted_tokens}
+    yield counter("drafted_tokens", "Guesses of tokens that were checked.", drafted)
+    yield counter("accepted_tokens", "Guesses of tokens that were right.", accepted)
+    idle = {(): stats.num_idle_tokens}
+    yield counter("idle_tokens", "Tokens of expected prompts, computed while there was nothing else to do.", idle)
+    yield counter("generated_tokens", "Tokens of replies.", {(): stats.num_generated_tokens})
+
+
+def _page_metrics(stats: EngineStats) -> Iterator[Metric]:
+    pages = {"free": stats.num_free_pages, "cached": stats.num_cached_pages, "used": stats.num_used_pages}
+    by_state = {(state,): count for state, count in pages.items()}
+    reserved = {("cache",): pages["cached"] * PAGE_SIZE, ("requests",): pages["used"] * PAGE_SIZE}
+    unused = {("cache",): stats.num_unused_cache_rows, ("requests",): stats.num_unused_request_rows}
+    yield gauge("kv_pages", f"Pages of {PAGE_SIZE} tokens.", by_state, "state")
+    used = pages["used"] / stats.num_pages if stats.num_pages else 0.0
+    yield gauge("kv_used_ratio", "Share of the pages that requests hold.", {(): used})
+    yield counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
+    yield gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
+    if (states := stats.states) is not None:
+        used_slots = states.num_slots - states.num_free - states.num_cached
+        slots = {("free",): states.num_free, ("cached",): states.num_cached, ("used",): used_slots}
+        yield gauge("state_slots", "Slots for states of a recurrent model.", slots, "state")
+        yield gauge("state_snapshots", "States that prefixes are reused from.", {(): states.num_snapshots})
+        yield counter("state_snapshots_evicted", "Snapshots that made room.", {(): states.num_evicted})
+    yield gauge("kv_rows_unused", "Of those, rows that no token is in: fragmentation.", unused, "owner")
 
 
 def _draft_metrics(draft: DraftStats) -> Iterator[Metric]:

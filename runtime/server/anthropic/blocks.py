@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..limits import MAX_MESSAGES
+from ..request_fields import MAX_MESSAGES
 from ..unread_parts import note
 
 

@@ -6,7 +6,6 @@ A translation: `asked_chat.py` asks the engine, as for chat completions.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -15,18 +14,20 @@ from starlette.responses import Response
 
 from ...chat.tools.arguments import read_cut
 from ...engine.completion import Completion, Delta, PrefillProgress
-from ..app_state import AppState, json_response
 from ..asked_chat import AskedChat, OpenedChat
 from ..choices import Choices
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
-from ..lenient.shapes import MESSAGES, relaxing
+from ..lenient.shapes import MESSAGES as SHAPES
+from ..lenient.shapes import relaxing
+from ..models import ModelEndpoint
 from ..openai.replies import PromptProgressReply, TruncationReply
 from ..openai.reply_parts import usage_of
 from ..openai.response_format import named_grammar
 from ..openai.tokenize import MAX_BODY_BYTES
 from ..reply_events import PartBegin, PartEnd, PartText, ReplyEvent, ReplyEvents, ReplyPart
 from ..request_log import new_id, record_of
+from ..served import Served, json_response, whole_answer
 from .conversation import Conversation
 from .replies import (
     PING,
@@ -55,68 +56,68 @@ from .replies import (
 from .requests import CountTokensRequest, MessagesRequest, leave_out_of_counting
 
 SIGNATURE = "unsigned"  # clients drop thoughts without a signature, and thoughts that come back are not checked
-_LEAVE_OUT = relaxing(MESSAGES, MessagesRequest)
-_LEAVE_OUT_OF_COUNTING = relaxing(MESSAGES, CountTokensRequest, leave_out_of_counting)
+Asked = tuple[MessagesRequest, Conversation, AskedChat]
+Encode = Callable[[], list[int]]
 _DELTAS = {"reasoning": ThinkingDelta, "text": TextDelta, "call": InputJsonDelta}
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Both endpoints for one served model."""
+def _asked(served: Served, request: Request, body: MessagesRequest) -> Asked:
+    conversation = _conversation(served, request, body)
+    options = served.request_options(request, body)
+    asked = AskedChat(
+        conversation.messages,
+        body.sampling_params(served.engine.default_params),
+        options.changed(template_kwargs=body.template_kwargs, with_progress=bool(body.stream)),
+        use=body.tool_use(),
+        parameters_field=body.parameters_field,
+        content=body.grammar,
+        naming=partial(named_grammar, "output_config.format.schema"),
+        content_field="output_config.format.schema",
+        truncates=served.truncates(body.truncation),
+    )
+    return body, conversation, asked
 
-    state: AppState
 
-    async def create(self, request: Request) -> Response:
-        """`POST /v1/messages`; `errors.describe` knows every error that it raises."""
-        read = partial(self._asked, request)
-        body, conversation, asked = await self.state.prepared(request, MessagesRequest, read, leave_out=_LEAVE_OUT)
-        opened = await asked.open(self.state, request)
-        choices = opened.choices
-        reply = asked.reply(self.state, choices)
-        truncation = _truncation(asked, opened, conversation)
-        message = _Message(self.state, body, asked, reply, truncation, is_marked=_has_marks(request))
-        if body.stream:
-            events, keep_alive_s = message.events(choices), self.state.keep_alive_s
-            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
-        async with choices:
-            completion = await while_connected(request.receive, choices.result(0))
-        return await self.state.answer([completion], lambda: message.whole(completion))
+async def create(served: Served, request: Request, asked: Asked) -> Response:
+    """Answer one request."""
+    body, conversation, chat = asked
+    opened = await chat.open(served, request)
+    choices = opened.choices
+    truncation = _truncation(chat, opened, conversation)
+    message = _Message(served, body, chat, chat.reply(served, choices), truncation, is_marked=_has_marks(request))
+    if body.stream:
+        events, keep_alive_s = message.events(choices), served.options.keep_alive_s
+        return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s, comment=PING)
+    async with choices:
+        [completion] = await while_connected(request.receive, choices.results())
+    return await whole_answer([completion], lambda: message.whole(completion))
 
-    def _asked(self, request: Request, body: MessagesRequest) -> tuple[MessagesRequest, Conversation, AskedChat]:
-        self.state.models.named(body.model)
-        conversation = self._conversation(request, body)
-        options = self.state.options(request, body)
-        asked = AskedChat(
-            conversation.messages,
-            body.sampling_params(self.state.engine.default_params),
-            options.changed(template_kwargs=body.template_kwargs, with_progress=bool(body.stream)),
-            use=body.tool_use(),
-            parameters_field=body.parameters_field,
-            content=body.grammar,
-            naming=partial(named_grammar, "output_config.format.schema"),
-            content_field="output_config.format.schema",
-            truncates=self.state.truncates(body.truncation),
-        )
-        return body, conversation, asked
 
-    async def count_tokens(self, request: Request) -> Response:
-        """`POST /v1/messages/count_tokens`."""
+def _encoding(served: Served, request: Request, body: CountTokensRequest) -> Encode:
+    conversation, use = _conversation(served, request, body), body.tool_use()
+    return partial(served.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
 
-        def prepare(body: CountTokensRequest) -> Callable[[], list[int]]:
-            self.state.models.named(body.model)
-            conversation, use = self._conversation(request, body), body.tool_use()
-            return partial(self.state.engine.encode_chat, conversation.messages, use.tools, body.template_kwargs)
 
-        encode = await self.state.prepared(
-            request, CountTokensRequest, prepare, max_bytes=MAX_BODY_BYTES, leave_out=_LEAVE_OUT_OF_COUNTING
-        )
-        ids = await self.state.lanes.tokenization.run(request, encode)
-        return json_response(CountTokensReply(len(ids)))
+async def count_tokens(served: Served, request: Request, encode: Encode) -> Response:
+    """Count the tokens of a conversation."""
+    ids = await served.lanes.tokenization.run(request, encode)
+    return json_response(CountTokensReply(len(ids)))
 
-    def _conversation(self, request: Request, body: CountTokensRequest) -> Conversation:
-        conversation = Conversation.of(body.system, body.messages)
-        self.state.leave_out(request, unread=conversation.unread, others=conversation.ignored | body.ignored)
-        return conversation
+
+def _conversation(served: Served, request: Request, body: CountTokensRequest) -> Conversation:
+    conversation = Conversation.of(body.system, body.messages)
+    served.leave_out(request, unread=conversation.unread, others=conversation.ignored | body.ignored)
+    return conversation
+
+
+MESSAGES = ModelEndpoint(MessagesRequest, _asked, create, leave_out=relaxing(SHAPES, MessagesRequest))
+COUNT_TOKENS = ModelEndpoint(
+    CountTokensRequest,
+    _encoding,
+    count_tokens,
+    max_bytes=MAX_BODY_BYTES,
+    leave_out=relaxing(SHAPES, CountTokensRequest, leave_out_of_counting),
+)
 
 
 class _Message:
@@ -124,7 +125,7 @@ class _Message:
 
     def __init__(
         self,
-        state: AppState,
+        served: Served,
         body: MessagesRequest,
         asked: AskedChat,
         reply: ReplyEvents,
@@ -132,12 +133,10 @@ class _Message:
         *,
         is_marked: bool,
     ) -> None:
-        self._state, self._asked, self._events = state, asked, reply
+        self._served, self._asked, self._events = served, asked, reply
         self._tells_progress = bool(body.return_progress)
-        self._is_kept = is_marked and (asked.options.cache_match or state.engine.match) != "off"
-        self._reply = partial(
-            MessageReply, id=new_id("msg_"), model=state.models.named(body.model), truncation=truncation
-        )
+        self._is_kept = is_marked and (asked.options.cache_match or served.engine.match) != "off"
+        self._reply = partial(MessageReply, id=new_id("msg_"), model=served.called(body.model), truncation=truncation)
 
     def whole(self, completion: Completion) -> MessageReply:
         """The whole message."""
@@ -167,7 +166,7 @@ class _Message:
             for event in said:
                 for sent in _sent(event):
                     yield sent
-        completion = await choices.result(0)
+        completion = choices.result(0)
         yield MessageDelta(self._end(completion), self._usage(completion))
         yield MessageStop()
 
@@ -189,7 +188,7 @@ class _Message:
         told = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
         if usage.thought_tokens:
             told.output_tokens_details = ThinkingTokens(usage.thought_tokens)
-        tells = self._state.tells_cached_text
+        tells = self._served.options.tells_cached_text
         told.prompt_tokens_details = usage_of([completion], tells_cached_text=tells).prompt_tokens_details
         return told
 

@@ -17,10 +17,9 @@ from ...chat.tools.tool_use import ToolUse
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..field_policy import IgnoredFields, asks_for_nothing
-from ..limits import KVShare, MaxTokens, require_at_most
 from ..openai.requests import CacheText, ReturnProgress, require_stream
 from ..openai.tools import MAX_TOOLS, FunctionName
-from ..sampling_fields import sampling_params, with_sampling_of
+from ..request_fields import KVShare, MaxTokens, require_at_most, sampling_params, with_sampling_of
 from ..truncation import Truncation
 from .blocks import InputMessages, System
 

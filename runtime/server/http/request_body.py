@@ -18,7 +18,7 @@ import msgspec
 from starlette.requests import Request
 
 from ..errors import HTTPError
-from ..limits import MAX_VALUES
+from ..request_fields import MAX_VALUES
 from .disconnect import ClientGone
 from .headers import header_of
 

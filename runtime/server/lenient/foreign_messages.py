@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..limits import MAX_MESSAGES
+from ..request_fields import MAX_MESSAGES
 
 Message = dict[str, Any]
 

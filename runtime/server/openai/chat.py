@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...engine.completion import Completion, PromptLogprobs
-from ..app_state import AppState
-from ..asked_chat import AskedChat
-from ..choices import Choices
+from ...engine.completion import Completion, Delta, PromptLogprobs
+from ..asked_chat import AskedChat, OpenedChat
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream
 from ..lenient.shapes import CHAT, relaxing
+from ..models import ModelEndpoint
 from ..reply_events import ReplyEvents
 from ..request_log import new_id
+from ..served import Served, whole_answer
 from .chat_request import ChatRequest
 from .legacy_functions import legacy_delta, legacy_message, legacy_reason
 from .replies import (
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
+    ChatFinishReason,
     PromptLogprobsReply,
     PromptProgressReply,
     Reply,
@@ -36,114 +36,84 @@ from .replies import (
 from .reply_parts import ChunkUsage, chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
 from .told_prompt import prompt_logprobs
 
-_LEAVE_OUT = relaxing(CHAT, ChatRequest)
+Asked = tuple[ChatRequest, AskedChat]
 
 
-@dataclass(frozen=True)
-class ChatCompletions:
-    """The endpoint of one served model."""
+def _asked(served: Served, request: Request, body: ChatRequest) -> Asked:
+    served.leave_out(request, unread=body.unread, others=body.left_out)
+    asked = AskedChat(
+        [message.to_template() for message in body.messages],
+        body.sampling_params(served.engine.default_params),
+        served.request_options(request, body).changed(template_kwargs=body.template_kwargs),
+        use=body.tool_use(),
+        parameters_field=body.parameters_field,
+        content=body.grammar,
+        naming=body.naming,
+        num_choices=body.num_choices,
+        truncates=served.truncates(body.truncation),
+    )
+    return body, asked
 
-    state: AppState
 
-    async def create(self, request: Request) -> Response:
-        """Answer one request; `errors.describe` knows every error that it raises."""
-        read = partial(self._asked, request)
-        body, asked = await self.state.prepared(request, ChatRequest, read, leave_out=_LEAVE_OUT)
-        model = self.state.models.named(body.model)
-        opened = await asked.open(self.state, request)
-        choices = opened.choices
-        truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
-        start = partial(
+async def create(served: Served, request: Request, asked: Asked) -> Response:
+    """Answer one request."""
+    body, chat = asked
+    opened = await chat.open(served, request)
+    answer = _Answer(served, body, chat, opened)
+    if body.stream:
+        return EventStream(answer.chunks(), opened.choices, keep_alive_s=served.options.keep_alive_s)
+    async with opened.choices:
+        completions = await while_connected(request.receive, opened.choices.results())
+    prompt = await answer.prompt(completions[0].prompt_logprobs)
+    return await whole_answer(completions, lambda: answer.whole(completions, prompt))
+
+
+CHAT_COMPLETIONS = ModelEndpoint(ChatRequest, _asked, create, leave_out=relaxing(CHAT, ChatRequest))
+
+
+class _Answer:
+    """One answer while it is made."""
+
+    def __init__(self, served: Served, body: ChatRequest, asked: AskedChat, opened: OpenedChat) -> None:
+        self._served = served
+        self._body = body
+        self._choices = opened.choices
+        self._asked = asked
+        self._truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
+        self._start = partial(
             Reply,
             id=new_id("chatcmpl-"),
             created=int(time.time()),
-            model=model,
-            system_fingerprint=self.state.fingerprint,
+            model=served.called(body.model),
+            system_fingerprint=served.fingerprint,
         )
-        if body.stream:
-            chunks = self._chunks(choices, start, body, asked, truncation)
-            return EventStream(chunks, choices, keep_alive_s=self.state.keep_alive_s)
-        async with choices:
-            completions = await while_connected(request.receive, choices.results())
-        prompt = await self._prompt(body, completions[0].prompt_logprobs)
 
-        def make() -> Reply:
-            whole = self._whole(start, choices, completions, asked, body)
-            whole.truncation, whole.prompt_logprobs = truncation, prompt
-            return whole
-
-        return await self.state.answer(completions, make)
-
-    def _asked(self, request: Request, body: ChatRequest) -> tuple[ChatRequest, AskedChat]:
-        self.state.models.named(body.model)
-        self.state.leave_out(request, unread=body.unread, others=body.left_out)
-        asked = AskedChat(
-            [message.to_template() for message in body.messages],
-            body.sampling_params(self.state.engine.default_params),
-            self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
-            use=body.tool_use(),
-            parameters_field=body.parameters_field,
-            content=body.grammar,
-            naming=body.naming,
-            num_choices=body.num_choices,
-            truncates=self.state.truncates(body.truncation),
-        )
-        return body, asked
-
-    def _whole(
-        self,
-        start: partial[Reply],
-        choices: Choices,
-        completions: Sequence[Completion],
-        asked: AskedChat,
-        body: ChatRequest,
-    ) -> Reply:
-        has_ids = bool(body.return_token_ids)
-        return start(
+    def whole(self, completions: Sequence[Completion], prompt: PromptLogprobsReply) -> Reply:
+        """The whole answer."""
+        whole = self._start(
             object="chat.completion",
-            choices=[
-                self._choice(index, completion, asked.reply(self.state, choices, index), body)
-                for index, completion in enumerate(completions)
-            ],
-            usage=self._usage(completions, len(completions)),
-            prompt_token_ids=completions[0].prompt_token_ids if has_ids else msgspec.UNSET,
+            choices=[self._choice(index, completion) for index, completion in enumerate(completions)],
+            usage=self._usage(completions),
+            prompt_token_ids=completions[0].prompt_token_ids if self._body.return_token_ids else msgspec.UNSET,
         )
+        whole.truncation = self._truncation
+        whole.prompt_logprobs = prompt
+        return whole
 
-    def _choice(self, index: int, completion: Completion, reply: ReplyEvents, body: ChatRequest) -> ChatChoice:
-        message = message_of(completion, reply)
-        reason = finish_reason_of(completion.finish_reason, reply)
-        return ChatChoice(
-            legacy_message(message) if body.is_legacy else message,
-            legacy_reason(reason) if body.is_legacy else reason,
-            chat_logprobs(self.state, completion.logprobs),
-            index,
-            token_ids=completion.token_ids if body.return_token_ids else msgspec.UNSET,
-            stop_reason=completion.stop_reason,
-            ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
-        )
-
-    async def _chunks(
-        self,
-        choices: Choices,
-        start: partial[Reply],
-        body: ChatRequest,
-        asked: AskedChat,
-        truncation: TruncationReply | msgspec.UnsetType,
-    ) -> AsyncGenerator[msgspec.Struct]:
+    async def chunks(self) -> AsyncGenerator[msgspec.Struct]:
         """For each choice its role, its deltas and its finish reason; at the end the usage, if asked for."""
-        has_ids, has_guesses = bool(body.return_token_ids), bool(body.return_guesses)
+        body, choices = self._body, self._choices
         usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
-        start = partial(start, object="chat.completion.chunk")
+        start = partial(self._start, object="chat.completion.chunk")
 
         def chunk(choice: ChatChunkChoice) -> Reply:
             return start(choices=[choice], usage=usage.of(choice.index))
 
         has_begun = [False] * body.num_choices
-        replies = [asked.reply(self.state, choices, index) for index in range(body.num_choices)]
         async for index, delta in choices:
             if not has_begun[index]:  # not before: benches take the first chunk for the first token
                 first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))
-                first.truncation = msgspec.UNSET if any(has_begun) else truncation
+                first.truncation = msgspec.UNSET if any(has_begun) else self._truncation
                 has_begun[index] = True
                 yield first
             if delta.progress is not None:
@@ -152,40 +122,66 @@ class ChatCompletions:
                 yield told
             if delta.prompt_logprobs is not None:
                 told = chunk(ChatChunkChoice(ChatDelta(), index=index))
-                told.prompt_logprobs = await self._prompt(body, delta.prompt_logprobs)
+                told.prompt_logprobs = await self.prompt(delta.prompt_logprobs)
                 yield told
             usage.count(index, delta)
-            said = deltas_of(replies[index].push(delta))
-            if body.is_legacy:
-                said = [legacy_delta(each) for each in said]
-            if said or delta.logprobs or ((has_ids or has_guesses) and delta.token_ids):
-                delta_said, *others = said or [ChatDelta(content="")]
-                choice = ChatChunkChoice(delta_said, logprobs=chat_logprobs(self.state, delta.logprobs), index=index)
-                if has_ids:
-                    choice.token_ids = delta.token_ids
-                if has_guesses:
-                    choice.guessed = delta.guessed
+            for choice in self._said(index, delta):
                 yield chunk(choice)
-                for other in others:
-                    yield chunk(ChatChunkChoice(other, index=index))
             if delta.finish_reason:
-                reason = finish_reason_of(delta.finish_reason, replies[index])
-                reason = legacy_reason(reason) if body.is_legacy else reason
-                completion = await choices.result(index)
+                completion = choices.result(index)
+                reason = self._reason(completion, self._replies[index])
                 end = ChatChunkChoice(ChatDelta(), reason, index=index, stop_reason=delta.stop_reason)
                 end.ended_in_reasoning = completion.ended_in_reasoning or msgspec.UNSET
                 last = chunk(end)
-                if has_ids:
+                if body.return_token_ids:
                     last.prompt_token_ids = completion.prompt_token_ids
                 yield last
         if body.include_usage:
-            yield start(choices=[], usage=self._usage(await choices.results(), body.num_choices))
+            yield start(choices=[], usage=self._usage(await choices.results()))
 
-    async def _prompt(self, body: ChatRequest, told: PromptLogprobs | None) -> PromptLogprobsReply:
+    @cached_property
+    def _replies(self) -> list[ReplyEvents]:
+        return [self._asked.reply(self._served, self._choices, index) for index in range(self._body.num_choices)]
+
+    async def prompt(self, told: PromptLogprobs | None) -> PromptLogprobsReply:
         """What is said of the prompt's tokens, if anything is; in a thread, for they may be very many."""
         if told is None:
             return msgspec.UNSET
-        return await asyncio.to_thread(prompt_logprobs, self.state, told, body.prompt_logprobs)
+        return await asyncio.to_thread(prompt_logprobs, self._served, told, self._body.prompt_logprobs)
 
-    def _usage(self, completions: Sequence[Completion], num_choices: int) -> UsageReply:
-        return usage_of(completions, num_choices, tells_cached_text=self.state.tells_cached_text)
+    def _choice(self, index: int, completion: Completion) -> ChatChoice:
+        body, reply = self._body, self._replies[index]
+        message = message_of(completion, reply)
+        return ChatChoice(
+            legacy_message(message) if body.is_legacy else message,
+            self._reason(completion, reply),
+            chat_logprobs(self._served, completion.logprobs),
+            index,
+            token_ids=completion.token_ids if body.return_token_ids else msgspec.UNSET,
+            stop_reason=completion.stop_reason,
+            ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
+        )
+
+    def _said(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
+        """What a delta adds to a choice; the first has what is told of its tokens."""
+        has_ids, has_guesses = bool(self._body.return_token_ids), bool(self._body.return_guesses)
+        said = deltas_of(self._replies[index].push(delta))
+        if self._body.is_legacy:
+            said = [legacy_delta(each) for each in said]
+        if not (said or delta.logprobs or ((has_ids or has_guesses) and delta.token_ids)):
+            return []
+        first, *others = said or [ChatDelta(content="")]
+        choice = ChatChunkChoice(first, logprobs=chat_logprobs(self._served, delta.logprobs), index=index)
+        if has_ids:
+            choice.token_ids = delta.token_ids
+        if has_guesses:
+            choice.guessed = delta.guessed
+        return [choice, *(ChatChunkChoice(other, index=index) for other in others)]
+
+    def _reason(self, completion: Completion, reply: ReplyEvents) -> ChatFinishReason:
+        reason = finish_reason_of(completion.finish_reason, reply)
+        return legacy_reason(reason) if self._body.is_legacy else reason
+
+    def _usage(self, completions: Sequence[Completion]) -> UsageReply:
+        tells = self._served.options.tells_cached_text
+        return usage_of(completions, self._body.num_choices, tells_cached_text=tells)

@@ -12,7 +12,7 @@ import msgspec
 
 from ...chat.tools.tool_use import ToolUse
 from ...errors import InvalidParameter
-from ..limits import MaxTokens, NumLogprobs
+from ..request_fields import MaxTokens, NumLogprobs
 from .legacy_functions import FunctionChoice, function_use, functions_field
 from .messages import Conversation
 from .requests import ReasoningEffort, SamplingRequest, effort_kwargs, thinking_kwargs

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ...chat.tools.tool_use import ToolUse
-from ..limits import require_at_most
+from ..request_fields import require_at_most
 from .replies import ChatDelta, ChatFinishReason, FunctionCallDelta, FunctionCallReply, ReplyMessage
 from .tools import MAX_TOOLS, FunctionDefinition, NamedFunction
 

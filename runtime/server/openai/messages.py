@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...chat.reasoning_format import FIELD as REASONING_FIELD
-from ..limits import MAX_MESSAGES
+from ..request_fields import MAX_MESSAGES
 from ..unread_parts import note
 from .tools import CalledFunction, CallOfMessage, id_of_call
 

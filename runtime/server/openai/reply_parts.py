@@ -125,7 +125,7 @@ class ChunkUsage:
 
 
 class TokenNames(Protocol):
-    """Spells single tokens; `AppState` does."""
+    """Spells single tokens; `Served` does."""
 
     def token_text(self, token_id: int) -> str: ...
 

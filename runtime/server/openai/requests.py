@@ -15,8 +15,16 @@ from ...cache.cache_namespace import MAX_LENGTH
 from ...cache.why_not_more import MatchPolicy
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
-from ..limits import MAX_CHOICES, MAX_TOKEN_ID, KVShare, MaxTokens, NumChoices, NumLogprobs
-from ..sampling_fields import sampling_params, with_sampling_of
+from ..request_fields import (
+    MAX_CHOICES,
+    MAX_TOKEN_ID,
+    KVShare,
+    MaxTokens,
+    NumChoices,
+    NumLogprobs,
+    sampling_params,
+    with_sampling_of,
+)
 from ..truncation import Truncation
 from .response_format import GuidedRequest
 

@@ -16,8 +16,7 @@ from ...chat.grammar import Grammar
 from ...engine.sampling_params import SamplingParams
 from ...errors import InvalidParameter
 from ..field_policy import is_near
-from ..limits import MAX_MESSAGES, KVShare, MaxTokens, NumLogprobs
-from ..sampling_fields import sampling_params, with_sampling_of
+from ..request_fields import MAX_MESSAGES, KVShare, MaxTokens, NumLogprobs, sampling_params, with_sampling_of
 from .requests import CacheText, ReasoningEffort, ReturnProgress, effort_kwargs, require_stream, thinking_kwargs
 from .response_format import Schema, SchemaName
 from .response_items import History, InputItem

@@ -17,7 +17,7 @@ from ...chat.tools.tool_format import Tool
 from ...chat.tools.tool_use import ToolUse
 from ...errors import InvalidParameter
 from ..field_policy import IgnoredFields
-from ..limits import require_at_most
+from ..request_fields import require_at_most
 from .tools import MAX_TOOLS, FunctionDefinition, FunctionName
 
 T = TypeVar("T")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,17 +17,19 @@ from starlette.responses import Response
 
 from ...engine.completion import Completion, Delta, TokenLogprob
 from ...engine.sampling_params import SamplingParams
-from ..app_state import AppState
 from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..errors import HTTPError, describe
 from ..field_policy import IgnoredFields
 from ..http.disconnect import while_connected
 from ..http.sse import EventStream, named_event
-from ..lenient.shapes import RESPONSES, relax, relaxing
+from ..lenient.shapes import RESPONSES as SHAPES
+from ..lenient.shapes import relax, relaxing
 from ..lenient.values import relax_values
-from ..limits import require_small
+from ..models import ModelEndpoint
+from ..request_fields import require_small
 from ..request_log import RequestRecord, new_id, record_of
+from ..served import Served, whole_answer
 from ..truncation import Truncation
 from .foreign_items import leave_out_foreign
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
@@ -49,10 +50,8 @@ from .response_replies import (
 from .response_requests import AnyText, ReasoningOptions, ResponseRequest, TextOptions
 from .response_tools import FunctionOfResponses, OfferedTool, offered, response_tool_use
 
-_LEAVE_OUT = relaxing(RESPONSES, ResponseRequest, leave_out_foreign)
+Asked = tuple[ResponseRequest, History, Sequence[OfferedTool], AskedChat]
 _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
-
-
 _NOTHING_ASKED: Mapping[str, object] = {
     "instructions": None,
     "metadata": {},
@@ -67,64 +66,60 @@ _NOTHING_ASKED: Mapping[str, object] = {
 """The fields of a response that repeat what was asked, without it."""
 
 
-@dataclass(frozen=True)
-class Responses:
-    """The endpoint for one served model."""
+def _asked(served: Served, request: Request, body: ResponseRequest) -> Asked:
+    if body.previous_response_id:
+        message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
+        raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
+    require_small("metadata", body.metadata)
+    history = body.history()
+    served.leave_out(request, unread=history.unread, others=body.left_out)
+    ignored = record_of(request).ignored or IgnoredFields()
+    is_strict = served.options.is_strict
+    raw: dict[str, Any] = {"tools": body.tools, "tool_choice": body.tool_choice}  # which have any shape so far
+    if not is_strict:
+        ignored.harmless |= relax(raw, SHAPES)
+        for tool in raw.get("tools") or ():
+            if tool.get("type") == "function":
+                ignored.harmless |= {f"tools.{name}" for name in relax_values(tool, FunctionOfResponses)}
+    tools = offered(raw.get("tools"), ignored, is_strict=is_strict)
+    asked = AskedChat(
+        history.messages,
+        body.sampling_params(served.engine.default_params),
+        served.request_options(request, body).changed(template_kwargs=body.template_kwargs),
+        use=response_tool_use(tools, raw.get("tool_choice"), is_parallel=body.parallel_tool_calls is not False),
+        parameters_field=lambda place: tools[place].field,
+        content=body.grammar,
+        naming=partial(named_grammar, "text.format.schema"),
+        content_field="text.format.schema",
+        truncates=served.truncates(_TRUNCATION[body.truncation]),
+    )
+    return body, history, tools, asked
 
-    state: AppState
 
-    async def create(self, request: Request) -> Response:
-        """Answer one request; `errors.describe` knows every error that it raises."""
-        read = partial(self._asked, request)
-        asked = await self.state.prepared(request, ResponseRequest, read, leave_out=_LEAVE_OUT)
-        body, history, tools, chat = asked
-        opened = await chat.open(self.state, request)
-        choices = opened.choices
-        truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET
-        if chat.truncates:
-            places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
-            truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
-        reply = chat.reply(self.state, choices)
-        output = ResponseOutput(reply, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
-        response = _Response(self.state, body, chat.params, output, truncated)
-        if body.stream:
-            keep_alive_s = self.state.keep_alive_s
-            events = response.events(choices, record_of(request))
-            return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
-        async with choices:
-            completion = await while_connected(request.receive, choices.result(0))
-        return await self.state.answer([completion], lambda: response.whole(completion))
+async def create(served: Served, request: Request, asked: Asked) -> Response:
+    """Answer one request."""
+    body, history, tools, chat = asked
+    opened = await chat.open(served, request)
+    choices = opened.choices
+    truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET
+    if chat.truncates:
+        places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
+        truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
+    reply = chat.reply(served, choices)
+    output = ResponseOutput(reply, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
+    response = _Response(served, body, chat.params, output, truncated)
+    if body.stream:
+        keep_alive_s = served.options.keep_alive_s
+        events = response.events(choices, record_of(request))
+        return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
+    async with choices:
+        [completion] = await while_connected(request.receive, choices.results())
+    return await whole_answer([completion], lambda: response.whole(completion))
 
-    def _asked(
-        self, request: Request, body: ResponseRequest
-    ) -> tuple[ResponseRequest, History, Sequence[OfferedTool], AskedChat]:
-        self.state.models.named(body.model)
-        if body.previous_response_id:
-            message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
-            raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
-        require_small("metadata", body.metadata)
-        history = body.history()
-        self.state.leave_out(request, unread=history.unread, others=body.left_out)
-        ignored = record_of(request).ignored or IgnoredFields()
-        raw: dict[str, Any] = {"tools": body.tools, "tool_choice": body.tool_choice}  # which have any shape so far
-        if not self.state.is_strict:
-            ignored.harmless |= relax(raw, RESPONSES)
-            for tool in raw.get("tools") or ():
-                if tool.get("type") == "function":
-                    ignored.harmless |= {f"tools.{name}" for name in relax_values(tool, FunctionOfResponses)}
-        tools = offered(raw.get("tools"), ignored, is_strict=self.state.is_strict)
-        asked = AskedChat(
-            history.messages,
-            body.sampling_params(self.state.engine.default_params),
-            self.state.options(request, body).changed(template_kwargs=body.template_kwargs),
-            use=response_tool_use(tools, raw.get("tool_choice"), is_parallel=body.parallel_tool_calls is not False),
-            parameters_field=lambda place: tools[place].field,
-            content=body.grammar,
-            naming=partial(named_grammar, "text.format.schema"),
-            content_field="text.format.schema",
-            truncates=self.state.truncates(_TRUNCATION[body.truncation]),
-        )
-        return body, history, tools, asked
+
+RESPONSES = ModelEndpoint(
+    ResponseRequest, _asked, create, leave_out=relaxing(SHAPES, ResponseRequest, leave_out_foreign)
+)
 
 
 class _Response:
@@ -132,19 +127,19 @@ class _Response:
 
     def __init__(
         self,
-        state: AppState,
+        served: Served,
         body: ResponseRequest,
         params: SamplingParams,
         output: ResponseOutput,
         truncated: TruncationReply | msgspec.UnsetType,
     ) -> None:
-        self._state, self._output = state, output
+        self._served, self._output = served, output
         reasoning = body.reasoning or ReasoningOptions()
         self._reply = partial(
             ResponseReply,
             id=new_id("resp_"),
             created_at=int(time.time()),
-            model=state.models.named(body.model),
+            model=served.called(body.model),
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             temperature=params.temperature,
@@ -198,7 +193,7 @@ class _Response:
                     num_sent = len(logprobs)
                 for name, fields in self._output.push(delta, said):
                     yield event(name, **fields)
-            completion = await choices.result(0)
+            completion = choices.result(0)
             for name, fields in self._output.finish(_status(completion)):
                 yield event(name, **fields)
             ended = self._ended(completion)
@@ -226,11 +221,11 @@ class _Response:
         )
 
     def _named(self, logprobs: Sequence[TokenLogprob] | None) -> list[ChatLogprob]:
-        named = chat_logprobs(self._state, logprobs)
+        named = chat_logprobs(self._served, logprobs)
         return [] if named is None else named.content
 
     def _usage(self, completion: Completion) -> ResponseUsage:
-        usage = usage_of([completion], tells_cached_text=self._state.tells_cached_text)
+        usage = usage_of([completion], tells_cached_text=self._served.options.tells_cached_text)
         return ResponseUsage(
             usage.prompt_tokens,
             usage.completion_tokens,

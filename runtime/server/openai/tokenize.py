@@ -5,7 +5,6 @@ Nothing is computed or cached; knows the tokenizer only through the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,8 @@ from starlette.responses import Response
 
 from ...chat.chat_template import checked_kwargs
 from ...errors import InvalidParameter
-from ..app_state import AppState, json_response
+from ..models import ModelEndpoint, Models
+from ..served import Served, json_response
 from .messages import Conversation
 from .requests import TokenId
 
@@ -61,49 +61,47 @@ class TokenizerInfoReply(msgspec.Struct):
     chat_template: str | None
 
 
-@dataclass(frozen=True)
-class Tokenization:
-    """The endpoints for one served model."""
+async def tokenize(served: Served, request: Request, body: TokenizeRequest) -> Response:
+    """The ids of `prompt`, or of `messages` with the generation prompt behind them."""
+    return await served.lanes.tokenization.run(request, partial(_tokenized, served, body))
 
-    state: AppState
 
-    async def tokenize(self, request: Request) -> Response:
-        """`POST /tokenize`: the ids of `prompt`, or of `messages` with the generation prompt behind them."""
-        body = await self.state.read(request, TokenizeRequest, max_bytes=MAX_BODY_BYTES)
-        self.state.models.named(body.model)
-        return await self.state.lanes.tokenization.run(request, partial(self._tokenized, body))
+async def detokenize(served: Served, request: Request, body: DetokenizeRequest) -> Response:
+    """The text of `tokens`, special tokens included."""
+    decode = partial(served.engine.decode, body.tokens)
+    return json_response(DetokenizeReply(await served.lanes.tokenization.run(request, decode)))
 
-    async def detokenize(self, request: Request) -> Response:
-        """`POST /detokenize`: the text of `tokens`, special tokens included."""
-        body = await self.state.read(request, DetokenizeRequest, max_bytes=MAX_BODY_BYTES)
-        self.state.models.named(body.model)
-        decode = partial(self.state.engine.decode, body.tokens)
-        return json_response(DetokenizeReply(await self.state.lanes.tokenization.run(request, decode)))
 
-    async def info(self, request: Request) -> Response:
-        """`GET /tokenizer_info`: the tokens that begin and end a text, and the chat template."""
-        engine, info = self.state.engine, self.state.engine.manifest.tokenizer
-        template = engine.prompts.chat_template
-        return json_response(
-            TokenizerInfoReply(
-                bos_token=None if info.bos_token_id is None else engine.decode([info.bos_token_id]),
-                eos_token=engine.decode(info.eos_token_ids[:1]) if info.eos_token_ids else None,
-                add_bos_token=info.add_bos_token,
-                model_max_length=engine.context_length,
-                chat_template=None if template is None else template.source,
-            )
+TOKENIZE = ModelEndpoint(TokenizeRequest, lambda served, request, body: body, tokenize, max_bytes=MAX_BODY_BYTES)
+DETOKENIZE = ModelEndpoint(DetokenizeRequest, lambda served, request, body: body, detokenize, max_bytes=MAX_BODY_BYTES)
+
+
+async def tokenizer_info(models: Models, request: Request) -> Response:
+    """`GET /tokenizer_info`: the tokens that begin and end a text, and the chat template."""
+    engine = models.of_query(request).engine
+    info, template = engine.manifest.tokenizer, engine.prompts.chat_template
+    return json_response(
+        TokenizerInfoReply(
+            bos_token=None if info.bos_token_id is None else engine.decode([info.bos_token_id]),
+            eos_token=engine.decode(info.eos_token_ids[:1]) if info.eos_token_ids else None,
+            add_bos_token=info.add_bos_token,
+            model_max_length=engine.context_length,
+            chat_template=None if template is None else template.source,
         )
+    )
 
-    def _tokenized(self, body: TokenizeRequest) -> Response:
-        ids = self._encode(body)
-        texts = [self.state.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
-        return json_response(TokenizeReply(len(ids), self.state.engine.context_length, ids, texts))
 
-    def _encode(self, body: TokenizeRequest) -> list[int]:
-        engine = self.state.engine
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidParameter("send either prompt, a text, or messages, a conversation")
-        if body.prompt is not None:
-            return engine.encode(body.prompt, add_bos=None if body.add_special_tokens else False)
-        kwargs = None if body.chat_template_kwargs is None else checked_kwargs(body.chat_template_kwargs)
-        return engine.encode_chat([message.to_template() for message in body.messages or ()], template_kwargs=kwargs)
+def _tokenized(served: Served, body: TokenizeRequest) -> Response:
+    ids = _encoded(served, body)
+    texts = [served.token_text(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
+    return json_response(TokenizeReply(len(ids), served.engine.context_length, ids, texts))
+
+
+def _encoded(served: Served, body: TokenizeRequest) -> list[int]:
+    engine = served.engine
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidParameter("send either prompt, a text, or messages, a conversation")
+    if body.prompt is not None:
+        return engine.encode(body.prompt, add_bos=None if body.add_special_tokens else False)
+    kwargs = None if body.chat_template_kwargs is None else checked_kwargs(body.chat_template_kwargs)
+    return engine.encode_chat([message.to_template() for message in body.messages or ()], template_kwargs=kwargs)

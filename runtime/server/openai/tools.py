@@ -13,7 +13,7 @@ import msgspec
 
 from ...chat.tools.tool_format import Tool, ToolChoice
 from ...chat.tools.tool_use import ToolUse
-from ..limits import require_at_most
+from ..request_fields import require_at_most
 
 MAX_TOOLS = 512  # several MCP servers of an agent have more than OpenAI's 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

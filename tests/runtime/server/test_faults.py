@@ -16,7 +16,7 @@ from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.step import readers
 from radixlm.runtime.model.batch import Batch, Float32Array
-from radixlm.runtime.server.choices import ReplyStream
+from radixlm.runtime.server.choices import Choices
 
 from .real_server import WAIT_S, RealServer, SlowModel, real_server, wait_until
 
@@ -95,15 +95,12 @@ def test_a_stream_whose_callback_fails_loses_nothing_but_its_wake(
     server: RealServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = tokens(server)
-    opened = ReplyStream.open.__func__  # type: ignore[attr-defined]
+    submit = Choices.submit
 
-    async def open_with_bad_wake(cls: Any, submit: Any, *others: Any) -> Any:
-        def submitting(on_ready: Callable[[], None]) -> Any:
-            return submit(on_ready=once(on_ready, RuntimeError("thrown on purpose")))
+    def submit_with_bad_wake(self: Choices, ask: Any) -> None:
+        submit(self, lambda on_ready: ask(on_ready=once(on_ready, RuntimeError("thrown on purpose"))))
 
-        return await opened(cls, submitting, *others)
-
-    monkeypatch.setattr(ReplyStream, "open", classmethod(open_with_bad_wake))
+    monkeypatch.setattr(Choices, "submit", submit_with_bad_wake)
     text = server.chat(max_tokens=8, stream=True, return_token_ids=True).text
     chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     assert [i for chunk in chunks for i in chunk["choices"][0].get("token_ids", ())] == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,8 @@ import pytest
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.optional import OPTIONS, installed
-from radixlm.runtime.server import about, create_app
+from radixlm.runtime.server import create_app, served
+from radixlm.runtime.server.server_options import ServerOptions
 from starlette.testclient import TestClient
 
 from .real_server import CHAT, real_engine
@@ -55,9 +55,9 @@ def test_every_chunk_has_it_and_it_is_of_the_artifact_and_the_version(
     streamed = events(client.post("/v1/completions", json=body | {"stream": True}))
     assert said.startswith("fp_") and {chunk["system_fingerprint"] for chunk in streamed} == {said}
     engine.manifest.digest = 64 * "1"
-    other = about.fingerprint_of(engine, "none")  # type: ignore[arg-type]
-    monkeypatch.setattr(about, "version", lambda name: "99.0")
-    assert len({said, other, about.fingerprint_of(engine, "none")}) == 3  # type: ignore[arg-type]
+    other = served.fingerprint_of(engine, "none")  # type: ignore[arg-type]
+    monkeypatch.setattr(served, "version", lambda name: "99.0")
+    assert len({said, other, served.fingerprint_of(engine, "none")}) == 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_options_that_change_no_reply_keep_the_fingerprint(tmp_path: Path) -> No
 def test_an_extra_that_is_not_in_use_keeps_the_fingerprint(engine: FakeEngine) -> None:
     """It changed where the extra was not installed."""
     engine.reply_options = {"context_length": 8}
-    without = about.fingerprint_of(engine, "none")  # type: ignore[arg-type]
+    without = served.fingerprint_of(engine, "none")  # type: ignore[arg-type]
     engine.reply_options |= {"kv_budget": None, "calibration": None}
-    assert about.fingerprint_of(engine, "none") == without  # type: ignore[arg-type]
+    assert served.fingerprint_of(engine, "none") == without  # type: ignore[arg-type]
 
 
 def test_of_every_option_it_is_known_whether_it_changes_replies() -> None:
@@ -98,5 +98,4 @@ def test_of_every_option_it_is_known_whether_it_changes_replies() -> None:
     absent = set() if installed() else {*OPTIONS}  # of an extra that was removed
     assert changing.isdisjoint(KEEPING)
     assert changing | KEEPING | absent == {field.name for field in fields(EngineOptions)}
-    parameters = inspect.signature(create_app).parameters
-    assert {*parameters} == {"engine", "truncation"} | KEEPING_OF_APP
+    assert {field.name for field in fields(ServerOptions)} == {"truncation"} | KEEPING_OF_APP

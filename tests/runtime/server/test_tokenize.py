@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.app_state import AppState
+from radixlm.runtime.server.served import Served
 from starlette.testclient import TestClient
 
 from .real_server import real_engine
@@ -57,7 +57,7 @@ def test_the_event_loop_does_not_spell_the_tokens_of_a_long_text(
 ) -> None:
     has_loop = []
 
-    def token_text(state: AppState, token_id: int) -> str:
+    def token_text(served: Served, token_id: int) -> str:
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # this thread has none
@@ -66,7 +66,7 @@ def test_the_event_loop_does_not_spell_the_tokens_of_a_long_text(
             has_loop.append(True)
         return str(engine.words[token_id])
 
-    monkeypatch.setattr(AppState, "token_text", token_text)
+    monkeypatch.setattr(Served, "token_text", token_text)
     reply = client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True}).json()
     assert reply["token_strs"] == ["Hello", " wörld", "!"] and has_loop == [False] * 3
 

@@ -1,16 +1,18 @@
-"""The model that all endpoints serve, and what they share: limits, lanes, the caller's namespace, texts of tokens.
+"""A model that a server answers with, and all that belongs to it alone: names, lanes, namespaces, texts of tokens.
 
-Knows no API's shapes.
+Knows no API's shapes and no other model; `models.py` has the table of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from hashlib import sha256
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 from radixlm.tokenizer_fix import TokenizerError
@@ -23,18 +25,18 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_enforcement import relaxed
 from ..engine.completion import Completion
+from ..engine.generation_stream import Ask
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
-from .choices import Ask, Choices, Waker
+from .choices import Choices, Waker
 from .http.api_keys import api_key_of, client_of
 from .http.disconnect import while_connected
-from .http.request_body import BodyRoom, read_json
 from .lanes import Lanes
-from .model_names import ModelNames
 from .request_log import record_of
+from .server_options import ServerOptions
 from .truncation import Message, Truncated, Truncation, drop_middle
-from .unknown_fields import SURROGATES, LeaveOut, decode_body
+from .unknown_fields import SURROGATES
 from .unread_parts import require_none
 
 if TYPE_CHECKING:
@@ -42,10 +44,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-P = TypeVar("P")
-
 MAX_PARTS_AT_ONCE = 1024  # tokens and logprobs of an answer that is made on the event loop: some milliseconds
-KEEP_ALIVE_S = 15.0  # proxies close what was silent for a minute, some for half of one
+ANY = "*"
 
 
 class OptionFields(Protocol):
@@ -60,29 +60,48 @@ class OptionFields(Protocol):
 
 
 @dataclass(frozen=True)
-class AppState:
-    """One model behind the endpoints, and their limits.
+class Served:
+    """One row of the table of models.
 
-    `tells_cached_text` says whether clients of a namespace may see a few tokens of what others in it sent.
+    Attributes:
+        names: those that are listed, at least one; the first is the server's own word for the model.
+        takes_any: whether it is called by any name that no other model has.
+        options: those of the server, as they are for this model.
+        fingerprint: with it, equal requests with equal seeds have equal replies: `fingerprint_of`.
+        created: Unix time at which serving began.
     """
 
     engine: Engine
+    names: tuple[str, ...]
+    takes_any: bool
+    options: ServerOptions
     lanes: Lanes
-    models: ModelNames
-    fingerprint: str  # with it, equal requests with equal seeds have equal replies: `fingerprint_of`
-    created: int  # Unix time at which serving began
-    max_body_bytes: int
-    bodies: BodyRoom
-    tells_cached_text: bool
-    keep_alive_s: float = KEEP_ALIVE_S
-    default_truncation: Truncation = "none"
-    is_strict: bool = False  # whether fields that a body's type does not have are refused
-    ignores_prompt_cache_key: bool = False  # whether requests share a cache whatever they have as such
+    fingerprint: str
+    created: int
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, engine: Engine, options: ServerOptions) -> Self:
+        """An engine by the names of `options.model_ids`, each once, or by its artifact's own; `*` among them is any
+        name, and is not listed."""
+        listed = listed_of(options.model_ids) or (engine.manifest.name,)
+        fingerprint = fingerprint_of(engine, options.truncation)
+        return cls(
+            engine, listed, ANY in options.model_ids, options, Lanes.of(engine), fingerprint, created=int(time.time())
+        )
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+    def called(self, asked: str | None) -> str:
+        """The name that a reply to a request has: the one that was asked for."""
+        return asked or self.name
 
     def truncates(self, asked: Truncation | None) -> bool:
         """Whether a request that asks for this, or for nothing, loses what does not fit."""
-        return (asked or self.default_truncation) == "middle"
+        return (asked or self.options.truncation) == "middle"
 
     def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
         """The part of the cache that a request may use, by its API key, its salt and its cache key; if that is ignored,
@@ -96,7 +115,7 @@ class AppState:
             for name, value in {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}.items():
                 if value is not None and "\ufffd" in value:  # what others that are unlike would become, too
                     raise InvalidParameter(f"{name} has half of a character; send whole ones")
-        if self.ignores_prompt_cache_key and prompt_cache_key is not None:
+        if self.options.ignores_prompt_cache_key and prompt_cache_key is not None:
             prompt_cache_key = None
             if ignored is not None:
                 ignored.harmless.add("prompt_cache_key")
@@ -104,7 +123,7 @@ class AppState:
         record_of(request).namespace = namespace
         return namespace
 
-    def options(self, request: Request, body: OptionFields) -> RequestOptions:
+    def request_options(self, request: Request, body: OptionFields) -> RequestOptions:
         """What a request asks of the engine beside its prompt, its parameters and its grammar.
 
         Raises:
@@ -185,74 +204,33 @@ class AppState:
         return await self.lanes.truncation.run(request, truncate)
 
     async def open(self, request: Request, asks: Sequence[Ask], params: SamplingParams) -> Choices:
-        """Hand the engine one request for each reply; see `Choices.open`.
+        """Hand the engine one request for each reply: all of them, or none.
 
         Args:
             params: of each, but for their seeds.
 
         Raises:
+            InvalidParameter: the prompts together have too many logprobs, or there are more replies than the engine
+                takes at once, so that sending the request again cannot help.
+            InvalidRequest, EngineError: the engine refuses one; those before it are cancelled.
             ClientGone: the client left while its request waited.
-            InvalidParameter: the prompts together have too many logprobs.
         """
-        run = partial(self.lanes.submission.run, request, may_hold_loop=len(asks) == 1 and not params.needs_token_texts)
         most = self.engine.queue.max_num_requests
-        choices = await Choices.open(asks, run, self._waker(), record_of(request), most=most)
-        if params.prompt_logprobs is not None:
-            async with AsyncExitStack() as opened:
-                await opened.enter_async_context(choices)
+        if most is not None and len(asks) > most:
+            message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
+            raise InvalidParameter(message)  # of n, or of the prompts
+        choices = Choices(self._waker(), record_of(request))
+        may_hold_loop = len(asks) == 1 and not params.needs_token_texts
+        try:
+            for ask in asks:
+                submit = partial(choices.submit, ask)
+                await self.lanes.submission.run(request, submit, may_hold_loop=may_hold_loop)
+            if params.prompt_logprobs is not None:
                 choices.require_few_logprobs(params.prompt_logprobs)
-                opened.pop_all()
+        except BaseException:  # a thread may have handed over a request whose client left meanwhile
+            await choices.leave()
+            raise
         return choices
-
-    async def read(
-        self, request: Request, type: type[T], *, max_bytes: int | None = None, leave_out: LeaveOut | None = None
-    ) -> T:
-        """The request's body as `type`; fields that are ignored are noted, and the answer lists them.
-
-        Args:
-            max_bytes: may lower the server's limit.
-            leave_out: as in `decode_body`.
-
-        Raises:
-            HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body`.
-        """
-        return await self.prepared(request, type, lambda value: value, max_bytes=max_bytes, leave_out=leave_out)
-
-    async def prepared(
-        self,
-        request: Request,
-        type: type[T],
-        prepare: Callable[[T], P],
-        *,
-        max_bytes: int | None = None,
-        leave_out: LeaveOut | None = None,
-    ) -> P:
-        """What `prepare` makes of the request's body, as `read`; in a thread where the body is long.
-
-        Raises:
-            HTTPError, msgspec.DecodeError, ClientGone: as `read`.
-            EngineOverloaded: too many long bodies wait.
-        """
-        most = self.max_body_bytes if max_bytes is None else min(max_bytes, self.max_body_bytes)
-        with self.bodies.reading(client_of(request)) as room:
-            body = await read_json(request, max_bytes=most, room=room)
-
-            def decode() -> P:
-                value, ignored = decode_body(body, type, is_strict=self.is_strict, leave_out=leave_out)
-                record_of(request).ignored = ignored
-                return prepare(value)
-
-            return await self.lanes.reading.run(request, decode)
-
-    async def answer(self, completions: Sequence[Completion], make: Callable[[], msgspec.Struct]) -> Response:
-        """What `make` makes of whole replies, as JSON; in a thread where there is much of it."""
-        num_parts = sum(
-            len(reply.token_ids) + (len(reply.logprobs) * (1 + len(reply.logprobs[0].top)) if reply.logprobs else 0)
-            for reply in completions
-        )
-        if num_parts <= MAX_PARTS_AT_ONCE:
-            return json_response(make())
-        return await asyncio.to_thread(lambda: json_response(make()))
 
     def leave_out(self, request: Request, *, unread: Collection[str], others: Collection[str] = ()) -> None:
         """List what is left out of a request's conversation.
@@ -263,7 +241,7 @@ class AppState:
         Raises:
             HTTPError: 400, there are such parts, and the server is strict.
         """
-        if self.is_strict:
+        if self.options.is_strict:
             require_none(unread)
         ignored = record_of(request).ignored
         if ignored is not None:
@@ -298,6 +276,38 @@ class AppState:
     def text(self, token_ids: Sequence[int]) -> str:
         """The text that ids spell; a character that is cut is U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+
+def listed_of(model_ids: Sequence[str]) -> tuple[str, ...]:
+    """The names that are listed, each once.
+
+    >>> listed_of(["smollm2", "*", "small", "smollm2"])
+    ('smollm2', 'small')
+    """
+    return tuple(dict.fromkeys(name for name in model_ids if name != ANY))
+
+
+def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
+    """What OpenAI's replies say of the server: a digest of the version, of the artifact, with weights, module and
+    target, and of the options with which the same request may have another reply.
+
+    One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part,
+    no call of a tool came back, and the chat template does not write the day.
+    """
+    options = {name: value for name, value in engine.reply_options.items() if value is not None}  # those of an extra
+    means = (version("radixlm"), engine.manifest.digest, truncation, options)
+    return "fp_" + sha256(msgspec.json.encode(means)).hexdigest()[:16]
+
+
+async def whole_answer(completions: Sequence[Completion], make: Callable[[], msgspec.Struct]) -> Response:
+    """What `make` makes of whole replies, as JSON; in a thread where there is much of it."""
+    num_parts = sum(
+        len(reply.token_ids) + (len(reply.logprobs) * (1 + len(reply.logprobs[0].top)) if reply.logprobs else 0)
+        for reply in completions
+    )
+    if num_parts <= MAX_PARTS_AT_ONCE:
+        return json_response(make())
+    return await asyncio.to_thread(lambda: json_response(make()))
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:
