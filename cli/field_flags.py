@@ -1,4 +1,4 @@
-"""The flags of engine options and sampling parameters, made from where these are declared when a command is run.
+"""The flags of engine and server options and of sampling parameters, made from where these are declared.
 
 And those that several commands share: how to compile a model that is no artifact yet. Importing this loads neither the
 engine nor arrays: the help of all commands does not.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from radixlm.runtime import SamplingParams
     from radixlm.runtime.fields import Field
 
+_TEXTS = (tuple[str, ...], Sequence[str])
 ENGINE = ("disk", "speculation", "engine")  # groups of the commands that open a model to answer with it
 
 
@@ -103,6 +104,14 @@ def engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
+def server_keywords(options: dict[str, Any]) -> dict[str, Any]:
+    """Likewise those that `create_app` takes."""
+    from radixlm.runtime.fields import fields_of
+    from radixlm.runtime.server.server_options import ServerOptions
+
+    return _taken(options, fields_of(ServerOptions))
+
+
 def sampled(options: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
     """`defaults` with what the keyword arguments of a command say instead.
 
@@ -124,8 +133,9 @@ def _fields() -> Mapping[str, Field]:
     from radixlm.runtime.engine.engine_options import EngineOptions
     from radixlm.runtime.engine.sampling_params import SamplingParams
     from radixlm.runtime.fields import fields_of
+    from radixlm.runtime.server.server_options import ServerOptions
 
-    return {**fields_of(EngineOptions), **fields_of(SamplingParams)}
+    return {**fields_of(ServerOptions), **fields_of(EngineOptions), **fields_of(SamplingParams)}
 
 
 def _flag_of(field: Field) -> str:
@@ -136,13 +146,19 @@ def _option(field: Field, is_required: bool) -> click.Option:
     flag = field.about.flag
     assert flag is not None
     if field.kind is bool:
-        names = [f"{flag.name}/--no-{flag.name[2:]}", field.name]
-        return click.Option(names, default=field.default, show_default=True, help=_said(field.about.doc))
+        off = f"--no-{flag.name[2:]}" if flag.off is None else flag.off
+        return click.Option(
+            [f"{flag.name}/{off}" if off else flag.name, field.name],
+            is_flag=True,
+            default=field.default,
+            show_default=bool(off) and field.about.unset is None,
+            help=_said(field.about.doc) + (_default(field) if field.about.unset is not None else ""),
+        )
     unit = flag.unit or (None, 1)
     return click.Option(
         [flag.name, field.name],
         type=_type(field),
-        multiple=field.kind == tuple[str, ...],
+        multiple=field.kind in _TEXTS,
         default=flag.default,
         required=is_required,
         metavar=flag.metavar or unit[0],
@@ -159,7 +175,7 @@ def _type(field: Field) -> click.ParamType[Any]:
     if flag.path is not None:
         is_artifact = flag.path == "artifact"
         return click.Path(exists=is_artifact, file_okay=flag.path == "file", dir_okay=flag.path != "file")
-    if field.kind == tuple[str, ...]:
+    if field.kind in _TEXTS:
         return click.STRING
     if field.kind in (int, float):
         return click.INT if field.kind is int and flag.unit is None else click.FLOAT

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, engine_keywords, take
+from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, engine_keywords, server_keywords, take
 from .log_config import JSONErrors, log_line
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
-    from radixlm.runtime.server.truncation import Truncation
 
 
 class KeyOption(click.Option):
@@ -36,31 +35,15 @@ class KeyOption(click.Option):
         return None if key is None else (key,)
 
 
-cache_key_option = click.option(
-    "--ignore-prompt-cache-key/--heed-prompt-cache-key",
-    "ignores_prompt_cache_key",
-    default=False,
-    help="Whether requests share a cache whatever their prompt_cache_key is. Agents send one for each conversation, of "
-    "which all begin alike; a cache_salt isolates all the same.  [default: each has a cache of its own]",
-)
-
-
 class ServeCommand(JSONErrors, FieldCommand):
-    """With errors in JSON where the log is, and with the engine's flags."""
+    """With errors in JSON where the log is, and with the flags of the engine and the server."""
 
 
-@click.command("serve", cls=ServeCommand, flags=(*ENGINE, "serve"))
+@click.command("serve", cls=ServeCommand, flags=(*ENGINE, "serve", "server"))
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
-)
-@click.option(
-    "--model-id",
-    "model_ids",
-    multiple=True,
-    metavar="NAME",
-    help="A name that clients call the model by; repeatable, and * is any.  [default: the artifact's own]",
 )
 @click.option(
     "--api-key",
@@ -81,35 +64,12 @@ class ServeCommand(JSONErrors, FieldCommand):
     help="The same with the keys in a file, one a line, where no list of processes shows them; repeatable.",
 )
 @click.option(
-    "--cors-origin",
-    "cors_origins",
-    multiple=True,
-    metavar="ORIGIN",
-    help="Let web pages of this origin use the server, https://example.com; * for all; repeatable.  [default: none]",
-)
-@cache_key_option
-@click.option(
-    "--truncation",
-    type=click.Choice(["none", "middle"]),
-    default="none",
-    show_default=True,
-    help="What becomes of a history or prompt that does not fit, where a request does not say. none: an error; middle: "
-    "whole old turns of a history are left out, or the middle of a prompt, and the answer says which.",
-)
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Refuse every field of a request that /openapi.json does not have. Without it, those that do not change the "
-    "answer are ignored, and listed in the header x-radixlm-ignored.",
-)
-@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
     help="How stderr is written: a line a request, with counts, times and errors; as json, nothing but JSON.",
 )
-@click.option("--log-prompts", is_flag=True, help="Write into the log what was asked, too, unless the match is off.")
 @click.option(
     "--shutdown-timeout",
     type=click.FloatRange(min=0),
@@ -123,15 +83,9 @@ def command(
     model: str,
     host: str,
     port: int,
-    model_ids: tuple[str, ...],
     api_keys: tuple[str, ...],
     api_key_files: tuple[Path, ...],
-    cors_origins: tuple[str, ...],
-    ignores_prompt_cache_key: bool,
-    truncation: Truncation,
-    strict: bool,
     log_format: str,
-    log_prompts: bool,
     shutdown_timeout: float,
     opened: Callable[[Engine], None] | None = None,
     **options: Any,
@@ -156,17 +110,19 @@ def command(
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
-    from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
-    from radixlm.runtime.server.http.door import cors
+    from radixlm.runtime.server.http.api_keys import read_keys
+    from radixlm.runtime.server.http.door import door
     from radixlm.runtime.server.malloc_arenas import share_one_arena
+    from radixlm.runtime.server.server_options import ServerOptions
 
     from .serving import Serving
 
     gc.freeze()
     gc.enable()
 
-    cors(cors_origins)  # what is wrong with these is known before the model is loaded, too
-    keys = (*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path)))
+    keys = (*api_keys, *(key for path in api_key_files for key in read_keys(path)))
+    server = ServerOptions(api_keys=keys, **server_keywords(options))
+    door(server)  # what is wrong with keys and origins is known before the model is loaded, too
     find_artifact = partial(
         take(CompileOptions, options).artifact_of,
         model,
@@ -177,14 +133,8 @@ def command(
         model,
         host,
         port,
-        model_ids=model_ids,
-        api_keys=keys,
-        cors_origins=cors_origins,
-        truncation=truncation,
-        is_strict=strict,
-        ignores_prompt_cache_key=ignores_prompt_cache_key,
+        server,
         log_format=log_format,
-        logs_prompts=log_prompts,
         grace_s=shutdown_timeout,
     )
     share_one_arena()

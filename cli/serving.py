@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -34,26 +34,20 @@ from .tables import conversations, size
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
-    from radixlm.runtime.server.truncation import Truncation
+    from radixlm.runtime.server.server_options import ServerOptions
 
 CLOSING_S = 5  # for the last step, and for what clients are told then
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A model behind an HTTP server on `host` and `port`, with the clients it answers and the form of its log."""
+    """A model behind an HTTP server on `host` and `port`, with its options and the form of its log."""
 
     model: str  # an artifact, or what is compiled into one
     host: str
     port: int
-    model_ids: tuple[str, ...]
-    api_keys: tuple[str, ...]
-    cors_origins: tuple[str, ...]
-    truncation: Truncation  # where a request does not say
-    is_strict: bool  # whether unknown fields are refused
-    ignores_prompt_cache_key: bool
+    options: ServerOptions  # `hosts` and `tells_cached_text` are found out once it listens
     log_format: str
-    logs_prompts: bool
     grace_s: float  # for running replies, once the server is told to stop
 
     def run(
@@ -90,19 +84,13 @@ class Serving:
                 raise
 
             def serve(engine: Engine) -> None:
-                app = create_app(
-                    engine,
-                    model_ids=self.model_ids,
-                    api_keys=self.api_keys,
-                    tells_cached_text=bool(self.api_keys) or is_loopback,
-                    logs_prompts=self.logs_prompts,
-                    cors_origins=self.cors_origins,
-                    truncation=self.truncation,
-                    is_strict=self.is_strict,
-                    ignores_prompt_cache_key=self.ignores_prompt_cache_key,
-                    hosts=local_hosts(self.host) if is_loopback and not self.api_keys else (),
+                has_keys = bool(self.options.api_keys)
+                options = replace(
+                    self.options,
+                    tells_cached_text=has_keys or is_loopback,
+                    hosts=local_hosts(self.host) if is_loopback and not has_keys else (),
                 )
-                loading.app = app
+                loading.app = create_app(engine, **vars(options))
                 self._say(f"serving {self.model} at {url}/v1")
                 if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
                     taken = f"{size(about.weights_bytes)} of weights, {size(about.kv_bytes)} of keys and values"

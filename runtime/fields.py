@@ -45,7 +45,7 @@ class Flag:
     name: str
     group: str
     unit: tuple[str, float] | None = None
-    default: float | None = None
+    default: float | str | None = None
     metavar: str | None = None
     path: Literal["file", "directory", "artifact"] | None = None
     off: str | None = None

@@ -14,7 +14,7 @@ import click
 
 from ..field_flags import FieldCommand, engine_keywords
 from ..progress import ProgressDisplay
-from ..serve import KeyOption, cache_key_option
+from ..serve import KeyOption
 from .asking import Body, Warmed, ask, read_bodies
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SETTLED_S = 0.2  # nothing was written for so long
 @click.command(
     "warm",
     cls=FieldCommand,
-    flags=("engine", "store", "store_bytes", "context_length"),
+    flags=("engine", "store", "store_bytes", "context_length", "ignores_prompt_cache_key"),
     requires=("store",),
 )
 @click.argument("artifact", type=click.Path(path_type=Path))
@@ -51,7 +51,6 @@ _SETTLED_S = 0.2  # nothing was written for so long
 )
 @click.option("--cache-salt", help="The cache_salt of those who will ask.  [default: what the bodies say]")
 @click.option("--prompt-cache-key", help="Their prompt_cache_key.  [default: what the bodies say]")
-@cache_key_option
 def command(
     artifact: Path,
     sources: tuple[Path, ...],

@@ -90,4 +90,4 @@ def app_of(models: Models) -> Starlette:
     log = Middleware(
         RequestLog, count=metrics.count_response, has_prompts=options.logs_prompts, match=models.match_of_unnamed
     )
-    return App(routes=routes, middleware=[log, *door(options.api_keys, options.hosts, options.cors_origins)])
+    return App(routes=routes, middleware=[log, *door(options)])

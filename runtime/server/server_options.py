@@ -51,7 +51,7 @@ class ServerOptions:
         "none",
         "What becomes of a history or prompt that does not fit, where a request does not say. `none`: an error; "
         "`middle`: whole old turns of a history are left out, or the middle of a prompt, and the answer says which.",
-        flag=Flag("--truncation", "server"),
+        flag=Flag("--truncation", "server", default="none"),
     )
     is_strict: bool = option(
         False,

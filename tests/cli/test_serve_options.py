@@ -13,6 +13,7 @@ from radixlm.cli import serving
 from radixlm.cli.serve import command
 from radixlm.cli.serving import Serving
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.server.server_options import ServerOptions
 
 from ..runtime.server.real_server import real_engine
 
@@ -57,6 +58,27 @@ def test_histories_are_truncated_by_default_where_the_server_is_told_so() -> Non
     assert command.make_context("serve", ["a.radixlm", "--truncation", "middle"]).params["truncation"] == "middle"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ([], {}),
+        (["--model-id", "a", "--model-id", "*"], {"model_ids": ("a", "*")}),
+        (["--api-key", "one", "--cors-origin", "*"], {"api_keys": ("one",), "cors_origins": ("*",)}),
+        (["--ignore-prompt-cache-key", "--strict"], {"ignores_prompt_cache_key": True, "is_strict": True}),
+        (["--heed-prompt-cache-key"], {}),
+        (["--truncation", "middle", "--log-prompts"], {"truncation": "middle", "logs_prompts": True}),
+    ],
+)
+def test_the_server_gets_the_options_that_its_flags_say(
+    arguments: list[str], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[ServerOptions] = []
+    monkeypatch.setattr(Serving, "run", lambda self, *others: told.append(self.options))
+    result = CliRunner().invoke(command, ["a.radixlm", *arguments])
+    assert result.exit_code == 0, result.output
+    assert told == [ServerOptions(**asked)]
+
+
 @pytest.mark.parametrize(("arguments", "does"), [([], True), (["--no-idle-work"], False), (["--idle-work"], True)])
 def test_the_engine_is_told_whether_to_work_while_it_idles(
     arguments: list[str], does: bool, monkeypatch: pytest.MonkeyPatch
@@ -93,10 +115,8 @@ def test_the_server_is_ready_once_a_first_step_was_computed(monkeypatch: pytest.
 
     monkeypatch.setattr(serving, "read_manifest", lambda path: None)
     monkeypatch.setattr(Serving, "_say", lambda self, text: said.append(text))
-    options: dict[str, Any] = {"model_ids": (), "api_keys": (), "cors_origins": (), "truncation": "none"}
-    options |= {"is_strict": False, "ignores_prompt_cache_key": False, "log_format": "text", "logs_prompts": False}
     with pytest.raises(Seen):
-        Serving("fake.radixlm", "127.0.0.1", 0, **options, grace_s=0.0).run(
+        Serving("fake.radixlm", "127.0.0.1", 0, ServerOptions(), log_format="text", grace_s=0.0).run(
             lambda meanwhile, written: Path("fake.radixlm"), open_engine, opened
         )
     assert health == [("a step", 503), ("a step", 503), ("opened", 200)]  # the second step tells what one costs

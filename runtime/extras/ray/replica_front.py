@@ -32,6 +32,7 @@ from ...server.http.disconnect import ClientGone, while_connected
 from ...server.http.door import door
 from ...server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ...server.http.sse import error_event
+from ...server.server_options import ServerOptions
 from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RoutedPrompt, RouterPolicy
 
@@ -94,7 +95,8 @@ class ReplicaFront:
             Route("/v1/cache", self._forget_everywhere, methods=["DELETE"]),
             Route("/{path:path}", self._forward, methods=_METHODS),
         ]
-        app = Starlette(routes=routes, middleware=door(api_keys, hosts, cors_origins))
+        clients = ServerOptions(api_keys=api_keys, hosts=hosts, cors_origins=cors_origins)
+        app = Starlette(routes=routes, middleware=door(clients))
         for kind in (RadixLMError, Exception, 404, 405):
             app.add_exception_handler(kind, answer)
         for gone in (ClientGone, ClientDisconnect):

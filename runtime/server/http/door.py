@@ -26,6 +26,7 @@ from ...errors import InvalidParameter, RadixLMError
 from ..errors import HTTPError, answer, respond
 from ..field_policy import IGNORED_HEADER
 from ..request_log import record_of
+from ..server_options import ServerOptions
 from .api_keys import ApiKeys, checked_keys
 from .disconnect import ClientGone
 from .headers import header_of
@@ -37,14 +38,14 @@ Guard = Callable[[Scope], Response | None]
 """Returns the answer to a request that is refused."""
 
 
-def door(api_keys: Sequence[str], hosts: Sequence[str], cors_origins: Sequence[str]) -> list[Middleware]:
-    """The middlewares of an application whose clients send one of `api_keys` to one of `hosts`; as `create_app`.
+def door(options: ServerOptions) -> list[Middleware]:
+    """The middlewares of an application whose clients send one of `api_keys` to one of `hosts`.
 
     Raises:
         InvalidParameter: an API key or an origin is none.
     """
-    host, pages = KnownHosts(hosts), cors(cors_origins)
-    others = SameOrigin(cors_origins), ApiKeys(checked_keys(api_keys))
+    host, pages = KnownHosts(options.hosts), cors(options.cors_origins)
+    others = SameOrigin(options.cors_origins), ApiKeys(checked_keys(options.api_keys))
     if not pages:
         return [Middleware(Guarded, guards=(host, *others))]
     return [Middleware(Guarded, guards=(host,)), *pages, Middleware(Guarded, guards=others)]
