@@ -110,8 +110,7 @@ def command(
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
     gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
-    from radixlm.runtime.server.http.api_keys import read_keys
-    from radixlm.runtime.server.http.door import door
+    from radixlm.runtime.server.http.door import door, read_keys
     from radixlm.runtime.server.malloc_arenas import share_one_arena
     from radixlm.runtime.server.server_options import ServerOptions
 

@@ -5,6 +5,7 @@ Knows paths; `models.py` has the models, `openai/` and `anthropic/` the answers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -84,10 +85,15 @@ def app_of(models: Models) -> Starlette:
     ]
     routes.append(Route("/openapi.json", Endpoint(OpenAPI(has_keys=has_keys).answer), methods=["GET"]))
     routes += page_routes()
-    metrics = Metrics(models, version("radixlm"), routes)
+    responses = Counter[tuple[str, str]]()
+    metrics = Metrics(models, version("radixlm"), responses)
     for path in ("/metrics", "/prometheus/metrics"):  # NVIDIA's servers answer to the second; metrics counts these, too
         routes.append(Route(path, metrics.answer, methods=["GET"]))
     log = Middleware(
-        RequestLog, count=metrics.count_response, has_prompts=options.logs_prompts, match=models.match_of_unnamed
+        RequestLog,
+        routes=routes,
+        responses=responses,
+        has_prompts=options.logs_prompts,
+        match=models.match_of_unnamed,
     )
     return App(routes=routes, middleware=[log, *door(options)])

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.engine_stats import EngineStats
-from .http.api_keys import api_key_of
+from .http.door import api_key_of
 from .models import Models
 from .served import Served
 

@@ -1,12 +1,11 @@
 """`GET /metrics`: what Prometheus asks for, read from the engines at the moment that it asks.
 
-Knows names and units. Counts nothing itself but the responses that it is told of.
+Knows names and units. Counts nothing itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -16,8 +15,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Scope
 
 from ..artifact.manifest import PAGE_SIZE
 from ..engine.counters import LatencyCounts
@@ -38,21 +35,15 @@ class Metrics(Collector):
     Where there are several models, what is told of one has the label `model`.
 
     Args:
-        routes: those that are counted each by its path; requests to others are counted together.
+        responses: number of responses by path and status.
     """
 
-    def __init__(self, models: Models, version: str, routes: Sequence[Route]) -> None:
+    def __init__(self, models: Models, version: str, responses: Mapping[tuple[str, str], int]) -> None:
         self._models = models
         self._version = version
-        self._routes = routes
-        self._responses: Counter[tuple[str, str]] = Counter()
+        self._responses = responses
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-
-    def count_response(self, scope: Scope, status: int) -> None:
-        """A request has ended."""
-        found = (route.path_format for route in self._routes if route.path_regex.match(scope["path"]))
-        self._responses[next(found, "other"), str(status)] += 1
 
     async def answer(self, request: Request) -> Response:
         """In Prometheus' text format, or OpenMetrics if that is asked for."""

@@ -11,18 +11,20 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import HTTPConnection
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..cache.why_not_more import MatchPolicy
 from ..engine.completion import Completion
 from .errors import respond
 from .field_policy import IGNORED_HEADER, IgnoredFields, ignored_header
-from .http.headers import header_of
+from .http.connection import header_of
 
 _log = logging.getLogger("radixlm.requests")
 
@@ -39,8 +41,6 @@ _PROMPTS = ("messages", "prompt", "input")
 _MAX_ERROR_BYTES = 1 << 14
 STATUS_CLIENT_GONE = 499  # as nginx has it
 CLIENT_GONE = "client_gone"
-CountResponse = Callable[[Scope, int], None]
-"""Called with the scope and the status of a request that has ended."""
 
 
 @dataclass
@@ -100,15 +100,26 @@ class RequestLog:
     """An ASGI middleware around all others; `record_of` finds the record of a request.
 
     Args:
-        count: called for every response.
+        routes: those that are counted each by its path; requests to others are counted together.
+        responses: gets the number of responses by path and status.
         has_prompts: whether the log has the prompts, except of requests whose match is `off`.
         match: the match of requests that do not name one.
     """
 
     def __init__(
-        self, app: ASGIApp, *, count: CountResponse, has_prompts: bool = False, match: MatchPolicy = "text"
+        self,
+        app: ASGIApp,
+        *,
+        routes: Sequence[Route],
+        responses: Counter[tuple[str, str]],
+        has_prompts: bool = False,
+        match: MatchPolicy = "text",
     ) -> None:
-        self._app, self._count, self._has_prompts, self._match = app, count, has_prompts, match
+        self._app = app
+        self._routes = routes
+        self._responses = responses
+        self._has_prompts = has_prompts
+        self._match = match
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -139,18 +150,23 @@ class RequestLog:
                 raise
             await respond(error, scope["path"])(scope, receive, sending)
         finally:
-            self._count(scope, record.status)
+            self._responses[self._path_of(scope), str(record.status)] += 1
             is_quiet = record.status < 400 and (scope["method"], scope["path"]) in QUIET
             level = logging.DEBUG if is_quiet else logging.INFO
             if _log.isEnabledFor(level):
                 fields = record.fields(scope)
                 _log.log(level, "%s", line_of(fields), extra={"fields": fields})
 
+    def _path_of(self, scope: Scope) -> str:
+        """The path of the route that a request belongs to, whoever answered it."""
+        found = (route.path_format for route in self._routes if route.path_regex.match(scope["path"]))
+        return next(found, "other")
+
 
 def _headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
     """What every answer has: the request's id, and the fields that were ignored, if there are any."""
     headers = [(b"x-request-id", record.request_id.encode())]
-    if record.ignored is not None and record.ignored.names:
+    if record.ignored is not None and (record.ignored.harmless or record.ignored.unknown):
         headers.append((IGNORED_HEADER.encode(), ignored_header(record.ignored.names).encode()))
     return headers
 

@@ -49,7 +49,8 @@ def decode_body(
         cleaned = _without_unknown(body, type, ignored, leave_out, is_strict)
         value = decode_json(cleaned, type)
     for name in HARMLESS:
-        if not asks_for_nothing(getattr(value, name, None)):
+        asked = getattr(value, name, None)
+        if asked is not None and not asks_for_nothing(asked):  # nearly always it is None
             ignored.harmless.add(name)
     return value, ignored
 

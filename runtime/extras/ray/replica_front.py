@@ -27,9 +27,8 @@ from ...cache.why_not_more import MatchPolicy
 from ...errors import RadixLMError
 from ...server.cache import PARAMETERS
 from ...server.errors import HTTPError, answer
-from ...server.http.api_keys import api_key_of, client_of
-from ...server.http.disconnect import ClientGone, while_connected
-from ...server.http.door import door
+from ...server.http.connection import ClientGone, while_connected
+from ...server.http.door import api_key_of, client_of, door
 from ...server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ...server.http.sse import error_event
 from ...server.server_options import ServerOptions

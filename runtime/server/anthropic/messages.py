@@ -16,7 +16,7 @@ from ...chat.tools.arguments import read_cut
 from ...engine.completion import Completion, Delta, PrefillProgress
 from ..asked_chat import AskedChat, OpenedChat
 from ..choices import Choices
-from ..http.disconnect import while_connected
+from ..http.connection import while_connected
 from ..http.sse import EventStream, named_event
 from ..lenient.shapes import MESSAGES as SHAPES
 from ..lenient.shapes import relaxing

@@ -19,8 +19,7 @@ from starlette.requests import Request
 
 from ..errors import HTTPError
 from ..request_fields import MAX_VALUES
-from .disconnect import ClientGone
-from .headers import header_of
+from .connection import ClientGone, header_of
 
 T = TypeVar("T")
 RETRY_AFTER_S = 1

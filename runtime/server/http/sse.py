@@ -16,7 +16,7 @@ from ...errors import EngineOverloaded
 from ..anthropic.error_replies import is_of_messages
 from ..errors import shaped
 from ..request_log import CLIENT_GONE, RequestRecord, record_of
-from .disconnect import ClientGone, while_connected
+from .connection import ClientGone, while_connected
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"

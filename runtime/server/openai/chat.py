@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ...engine.completion import Completion, Delta, PromptLogprobs
 from ..asked_chat import AskedChat, OpenedChat
-from ..http.disconnect import while_connected
+from ..http.connection import while_connected
 from ..http.sse import EventStream
 from ..lenient.shapes import CHAT, relaxing
 from ..models import ModelEndpoint

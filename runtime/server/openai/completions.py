@@ -17,7 +17,7 @@ from ...engine.completion import Completion, PromptLogprobs
 from ...engine.request_options import require_few_reply_logprobs
 from ...engine.sampling_params import SamplingParams
 from ..choices import Choices, params_of_choices
-from ..http.disconnect import while_connected
+from ..http.connection import while_connected
 from ..http.sse import EventStream
 from ..lenient.shapes import COMPLETIONS as SHAPES
 from ..lenient.shapes import relaxing

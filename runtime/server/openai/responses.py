@@ -21,7 +21,7 @@ from ..asked_chat import AskedChat
 from ..choices import Choices
 from ..errors import HTTPError, describe
 from ..field_policy import IgnoredFields
-from ..http.disconnect import while_connected
+from ..http.connection import while_connected
 from ..http.sse import EventStream, named_event
 from ..lenient.shapes import RESPONSES as SHAPES
 from ..lenient.shapes import relax, relaxing

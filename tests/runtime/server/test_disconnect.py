@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.http.disconnect import while_connected
+from radixlm.runtime.server.http.connection import while_connected
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
 

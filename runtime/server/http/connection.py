@@ -1,4 +1,7 @@
-"""Stop working for a client that has gone."""
+"""A client's connection: one header of its request, and that it has gone.
+
+Knows ASGI, not what headers mean.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 T = TypeVar("T")
 NOTICED_AFTER_S = 0.02  # short work ends sooner, and is spared the task that listens
@@ -59,3 +62,16 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The first header of a name, which is in small letters; None if there is none.
+
+    >>> header_of({"headers": [(b"host", b"localhost"), (b"accept", b"*/*")]}, b"host")
+    'localhost'
+    """
+    for key, value in scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None
