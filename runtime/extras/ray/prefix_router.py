@@ -20,7 +20,7 @@ from cachetools import Cache, LRUCache
 from ...cache.cache_namespace import CacheNamespaces, CacheScope
 from ...cache.why_not_more import MatchPolicy
 from ...errors import InvalidParameter
-from ...server.anthropic.billing_line import without_billing_line
+from ...server.anthropic.conversation import without_billing_line
 
 
 @dataclass(frozen=True)

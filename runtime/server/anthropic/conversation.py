@@ -13,7 +13,6 @@ import msgspec
 from ...chat.reasoning_format import FIELD as REASONING_FIELD
 from ...errors import InvalidParameter
 from ..unread_parts import ADVICE
-from .billing_line import BILLING_LINE, is_billing_line
 from .blocks import (
     InputMessage,
     RedactedThinkingBlock,
@@ -26,6 +25,10 @@ from .blocks import (
     text_of,
 )
 
+BILLING_LINE = "x-anthropic-billing-header:"
+"""Begins the line that Claude Code puts before the system prompt, with a number of its own for each request.
+
+It would hide all that follows from the cache, and means nothing to a model."""
 Message = dict[str, object]
 
 
@@ -194,3 +197,21 @@ def _misplaced(place: int, number: int, message: InputMessage, block: msgspec.St
     return InvalidParameter(
         f"{param} is a {kind} block, and a message of the {message.role} has none such", param=param
     )
+
+
+def is_billing_line(text: str) -> bool:
+    """Whether a text is that line, and nothing else.
+
+    >>> is_billing_line("x-anthropic-billing-header: cc_version=2.1; cch=fa690;"), is_billing_line("Be brief.")
+    (True, False)
+    """
+    return text.startswith(BILLING_LINE) and len(text.splitlines()) == 1
+
+
+def without_billing_line(system: object) -> object:
+    """What a body has as `system`, whatever it is, without a first block that is the line."""
+    if isinstance(system, list) and system and isinstance(system[0], dict):
+        text = system[0].get("text")
+        if isinstance(text, str) and is_billing_line(text):
+            return system[1:]
+    return system

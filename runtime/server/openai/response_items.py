@@ -10,12 +10,14 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from ...chat.reasoning_format import FIELD as REASONING_FIELD
 from ...errors import InvalidParameter
+from ..errors import HTTPError
+from ..field_policy import IgnoredFields
 from ..unread_parts import ADVICE, note
 from .response_tools import full_name
 
@@ -134,6 +136,18 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }
 KINDS = frozenset(_NEEDED)
 
+FOREIGN_KINDS: Final = frozenset((
+    *("web_search_call", "file_search_call", "computer_call", "computer_call_output", "code_interpreter_call"),
+    *("image_generation_call", "tool_search_call", "tool_search_output", "local_shell_call", "local_shell_call_output"),
+    *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_call"),
+    *("mcp_approval_request", "mcp_approval_response", "compaction", "compaction_summary", "ghost_snapshot", "other"),
+))  # fmt: skip
+"""Kinds that OpenAI's servers have, and Codex: tools that those ran, summaries that only those can read, and notes.
+
+They are part of histories that began elsewhere, and are sent again with every request."""
+
+_NOTHING: Final = {"type": "reasoning"}  # in place of such an item, so that the others keep their numbers
+
 
 @dataclass
 class History:
@@ -219,3 +233,28 @@ def opened(content: str | None) -> str | None:
 
 def _text(content: Content | None) -> str:
     return content if isinstance(content, str) else "".join(part.words for part in content or ())
+
+
+def leave_out_foreign(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
+    """Take items out of a body that other servers made, or that clients keep for themselves, and list them:
+    `input.web_search_call`.
+
+    Raises:
+        HTTPError: 400, an item refers to one that is stored elsewhere, or `IgnoredFields.ignore` refuses its kind.
+    """
+    items = body.get("input") if isinstance(body, dict) else None
+    if not isinstance(items, list):
+        return
+    for place, item in enumerate(items):
+        kind = item.get("type") if isinstance(item, dict) else None
+        if kind == "item_reference":
+            param = f"input[{place}]"
+            message = f"{param} is an item_reference, and nothing is stored here; send the item itself"
+            raise HTTPError(400, message, param=param)
+        if is_strict or not isinstance(kind, str) or kind in KINDS:
+            continue  # what it is decoded as may refuse it
+        if kind in FOREIGN_KINDS:
+            ignored.harmless.add(f"input.{kind}")
+        else:
+            ignored.ignore(f"input.{kind}", item, KINDS)
+        items[place] = dict(_NOTHING)

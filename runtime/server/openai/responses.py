@@ -31,11 +31,10 @@ from ..request_fields import require_small
 from ..request_log import RequestRecord, new_id, record_of
 from ..served import Served, whole_answer
 from ..truncation import Truncation
-from .foreign_items import leave_out_foreign
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
 from .response_format import named_grammar
-from .response_items import History
+from .response_items import History, leave_out_foreign
 from .response_output import ResponseOutput
 from .response_replies import (
     IncompleteDetails,
