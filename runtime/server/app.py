@@ -75,7 +75,7 @@ def create_app(engine: Engine | Mapping[str, Engine], **options: Any) -> Starlet
 def app_of(models: Models) -> Starlette:
     """An ASGI application that serves these models, as `create_app`."""
     options = models.options
-    has_keys = bool(options.api_keys)
+    described = OpenAPI(has_keys=bool(options.api_keys), has_several=models.has_several)
     routes = [
         Route(path, Endpoint(partial(models.answer, endpoint)), methods=["POST"])
         for path, endpoint in OF_A_MODEL.items()
@@ -83,7 +83,7 @@ def app_of(models: Models) -> Starlette:
     routes += [
         Route(path, Endpoint(partial(answer, models)), methods=methods) for (path, *methods), answer in OF_ALL.items()
     ]
-    routes.append(Route("/openapi.json", Endpoint(OpenAPI(has_keys=has_keys).answer), methods=["GET"]))
+    routes.append(Route("/openapi.json", Endpoint(described.answer), methods=["GET"]))
     routes += page_routes()
     responses = Counter[tuple[str, str]]()
     metrics = Metrics(models, version("radixlm"), responses)

@@ -55,6 +55,7 @@ class Operation:
     status: int = 200
     in_path: tuple[str, ...] = ()
     in_query: tuple[str, ...] = ()
+    asks_for_model: bool = False  # in its query, where there are several
     error: type[msgspec.Struct] = ErrorReply
 
 
@@ -88,6 +89,7 @@ OPERATIONS = (
         "Show what is cached for the caller",
         CacheReply,
         in_query=("cache_salt", "prompt_cache_key"),
+        asks_for_model=True,
     ),
     Operation(
         "delete",
@@ -95,10 +97,17 @@ OPERATIONS = (
         "Forget what is cached for the caller",
         ClearedReply,
         in_query=("cache_salt", "prompt_cache_key"),
+        asks_for_model=True,
     ),
     Operation("post", "/tokenize", "Encode a text or a conversation", TokenizeReply, TokenizeRequest),
     Operation("post", "/detokenize", "Decode token ids", DetokenizeReply, DetokenizeRequest),
-    Operation("get", "/tokenizer_info", "Name the tokens that begin and end a text", TokenizerInfoReply),
+    Operation(
+        "get",
+        "/tokenizer_info",
+        "Name the tokens that begin and end a text",
+        TokenizerInfoReply,
+        asks_for_model=True,
+    ),
     Operation("get", "/version", "Name radixlm's version", VersionReply),
     Operation("get", "/health", "Say whether the engine gets on", dict[str, Any]),
     Operation("get", "/metrics", "Count for Prometheus", "text/plain"),
@@ -108,10 +117,16 @@ OPERATIONS = (
 
 
 class OpenAPI:
-    """The endpoint; `has_keys` says whether the server asks for one."""
+    """The endpoint.
 
-    def __init__(self, *, has_keys: bool) -> None:
+    Args:
+        has_keys: whether the server asks for one.
+        has_several: whether there are several models.
+    """
+
+    def __init__(self, *, has_keys: bool, has_several: bool = False) -> None:
         self._has_keys = has_keys
+        self._has_several = has_several
 
     async def answer(self, request: Request) -> Response:
         """`GET /openapi.json`."""
@@ -125,7 +140,7 @@ class OpenAPI:
         by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=False)}
         paths: dict[str, Schema] = {}
         for operation in OPERATIONS:
-            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type)
+            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type, self._has_several)
         document: Schema = {
             "openapi": "3.1.0",
             "info": {"title": "radixlm", "version": version("radixlm"), "license": {"name": "Apache-2.0"}},
@@ -139,7 +154,7 @@ class OpenAPI:
         return msgspec.json.encode(document)
 
 
-def _operation(operation: Operation, by_type: dict[str, Schema]) -> Schema:
+def _operation(operation: Operation, by_type: dict[str, Schema], has_several: bool) -> Schema:
     replies = {str(status): _error(text, operation.error) for status, text in _ERRORS.items()}
     replies[str(operation.status)] = {"description": "The answer.", "content": _content(operation, by_type)}
     said: Schema = {
@@ -151,7 +166,8 @@ def _operation(operation: Operation, by_type: dict[str, Schema]) -> Schema:
         content = {"application/json": {"schema": by_type[repr(operation.body)]}}
         said["requestBody"] = {"required": True, "content": content}
     parameters = [_parameter(name, "path") for name in operation.in_path]
-    parameters += [_parameter(name, "query") for name in operation.in_query]
+    in_query = (*operation.in_query, "model") if has_several and operation.asks_for_model else operation.in_query
+    parameters += [_parameter(name, "query") for name in in_query]
     return {**said, "parameters": parameters} if parameters else said
 
 

@@ -91,7 +91,8 @@ export class Inspector {
   }
 
   showPool(health) {
-    const { num_pages: all, num_free_pages: free, num_cached_pages: kept } = health ?? {};
+    const own = health?.models ? Object.values(health.models)[0] : health; // of several, the page talks to the first
+    const { num_pages: all, num_free_pages: free, num_cached_pages: kept } = own ?? {};
     const isKnown = all > 0 && free >= 0 && kept >= 0;
     byId("pool").hidden = byId("pool-text").hidden = !isKnown;
     if (!isKnown) return;

@@ -363,6 +363,16 @@ def test_each_has_aliases_options_and_a_fingerprint_of_its_own(engines: Engines)
     assert engines["large"].namespaces_asked == [engines["large"].namespaces.of(bare)]
 
 
+def test_where_there_are_several_the_query_that_names_one_is_described(both: TestClient, engines: Engines) -> None:
+    def named(client: TestClient) -> list[tuple[str, str]]:
+        paths = client.get("/openapi.json").json()["paths"]
+        asked = [(path, method, each.get("parameters", ())) for path in paths for method, each in paths[path].items()]
+        return [(path, method) for path, method, fields in asked if "model" in [field["name"] for field in fields]]
+
+    assert named(both) == [("/v1/cache", "get"), ("/v1/cache", "delete"), ("/tokenizer_info", "get")]
+    assert named(TestClient(create_app(engines["small"]))) == []  # type: ignore[arg-type]
+
+
 def test_two_models_have_no_name_in_common(engines: Engines) -> None:
     small, large = engines.values()
     options = ServerOptions(model_ids=("same",))
