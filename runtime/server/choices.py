@@ -74,7 +74,10 @@ class Choices:
         Raises:
             EngineError: one of the requests failed; EngineClosed if the engine was closed meanwhile.
         """
-        while arrived := await self._arrived():
+        while self._running:
+            arrived = self._arrived()
+            if not arrived:
+                await self._wait()
             for index, item in arrived:
                 if isinstance(item, RadixLMError):
                     raise item
@@ -131,23 +134,25 @@ class Choices:
         self.before_waiting = _nothing
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCELLING_S):
-                while await self._arrived():
-                    pass
+                while self._running:
+                    if not self._arrived():
+                        await self._wait()
 
-    async def _arrived(self) -> list[tuple[int, Delta | RadixLMError]]:
-        """Wait for what comes next, at most one thing of each choice: a delta, or the error that it failed with.
+    def _arrived(self) -> list[tuple[int, Delta | RadixLMError]]:
+        """What is there now, at most one thing of each choice: a delta, or the error that it failed with."""
+        self._ready.clear()  # before polling: what comes after the polls sets it again
+        arrived: list[tuple[int, Delta | RadixLMError]] = []
+        for index, stream in tuple(self._running.items()):
+            item = self._poll(index, stream)
+            if item is not None:
+                arrived.append((index, item))
+        return arrived
 
-        Empty once all have ended.
-        """
-        while self._running:
-            self._ready.clear()  # before polling: what comes after the polls sets it again
-            arrived = [(index, self._poll(index, stream)) for index, stream in list(self._running.items())]
-            if found := [(index, item) for index, item in arrived if item is not None]:
-                return found
-            if not self._ready.is_set():
-                await self.before_waiting()
-            await self._ready.wait()
-        return []
+    async def _wait(self) -> None:
+        """Wait until there may be something, after a look that found nothing."""
+        if not self._ready.is_set():
+            await self.before_waiting()
+        await self._ready.wait()
 
     def _poll(self, index: int, stream: GenerationStream) -> Delta | RadixLMError | None:
         """What is there of a choice. The completion of one that ends goes to the record."""
