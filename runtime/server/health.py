@@ -59,7 +59,7 @@ async def health(models: Models, request: Request) -> Response:
     """`ready`, or `degraded` with a `reason`: 503 if no request is served, 200 if the next one may be.
 
     Of several models each says it for itself, in `models`; 503 if none serves. Where there are keys, only clients with
-    one get counts. Waits for no engine.
+    one get names and counts. Waits for no engine.
     """
     tells_all = not models.options.api_keys or api_key_of(request) is not None
     told = {served.name: _told(served, tells_all=tells_all) for served in models.rows}
@@ -68,8 +68,10 @@ async def health(models: Models, request: Request) -> Response:
         serves = verdict.serves
     else:
         serves = any(verdict.serves for verdict, _ in told.values())
-        reasons = [f"{name}: {verdict.reason}" for name, (verdict, _) in told.items() if verdict.reason]
-        body = _body("; ".join(reasons) or None) | {"models": {name: each for name, (_, each) in told.items()}}
+        failing = {name: verdict.reason for name, (verdict, _) in told.items() if verdict.reason}
+        reasons = [f"{name}: {reason}" if tells_all else reason for name, reason in failing.items()]
+        body = _body("; ".join(reasons) or None)
+        body |= {"models": {name: each for name, (_, each) in told.items()}} if tells_all else {}
     return Response(msgspec.json.encode(body), 200 if serves else 503, media_type="application/json")
 
 

@@ -422,6 +422,15 @@ def test_health_says_each_and_is_well_while_one_serves(both: TestClient, engines
     assert both.get("/health").status_code == 503
 
 
+def test_health_names_no_model_to_clients_without_a_key(engines: Engines) -> None:
+    client = TestClient(create_app(engines, api_keys=["sk-one"]))  # type: ignore[arg-type]
+    engines["large"].die()
+    told = client.get("/health")
+    assert told.json()["reason"].startswith("the engine's thread died")
+    assert not any(name in told.text for name in NAMES)
+    assert set(client.get("/health", headers={"authorization": "Bearer sk-one"}).json()["models"]) == {*NAMES}
+
+
 def test_what_metrics_tell_of_a_model_has_its_name_where_there_are_several(both: TestClient, engines: Engines) -> None:
     engines["large"].engine_stats = replace(engines["large"].engine_stats, num_generated_tokens=7)
     families = [*text_string_to_metric_families(both.get("/metrics").text)]
