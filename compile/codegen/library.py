@@ -36,13 +36,22 @@ _DISABLED_PASSES = [
     "s_tir.CompactBufferAllocation",
     # LLVM finds common subexpressions, too: a tenth sooner, and models compute the same bits in the same time.
     "tirx.CommonSubexprElim",
-    # They find nothing to change in these kernels, most being for GPUs: libraries are the same bytes, a sixth sooner.
+    # They find nothing to change in these kernels, most being for GPUs: libraries are the same bytes, a fifth sooner.
     "s_tir.HoistIfThenElse",
+    "s_tir.InferFragment",
+    "s_tir.InjectDoubleBuffer",
     "s_tir.InjectPermutedLayout",
     "s_tir.InjectSoftwarePipeline",
     "s_tir.InjectVirtualThread",
+    "s_tir.LoopPartition",
+    "s_tir.LowerThreadAllreduce",
+    "s_tir.PlanAndUpdateBufferAllocationLocation",
     "s_tir.ThreadSync",
+    "s_tir.TransformMmaBufferLayout",
+    "tirx.BF16ComputeLegalize",
+    "tirx.FP8ComputeLegalize",
     "tirx.RemoveNoOp",
+    "tirx.SplitHostDevice",
 ]
 _structural_hash = tvm.get_global_func("ffi.StructuralHash")  # of (function, map_free_vars, skip_tensor_content)
 _structural_map = tvm.get_global_func("ffi.StructuralMap")  # of (root, [(type, callback)], [], order)
