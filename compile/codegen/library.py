@@ -109,7 +109,7 @@ def build_library(
     finally:  # an interrupt does not wait for what has not begun
         pool.shutdown(cancel_futures=True)
     if missing:
-        cache.prune()
+        cache.prune_hourly()
     return Library(tuple(content for content in objects.values() if content is not None))
 
 

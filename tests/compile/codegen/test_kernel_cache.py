@@ -77,6 +77,19 @@ def test_pruning_removes_the_least_recently_used(tmp_path: Path) -> None:
     assert [cache.get(key) is not None for key in KEYS[:4]] == [True, False, False, True]
 
 
+def test_a_folder_is_pruned_once_an_hour(tmp_path: Path) -> None:
+    """Each of thousands of builds listed the folder, which took the longer the more were done."""
+    cache, nothing = KernelCache(tmp_path, limit_bytes=0), CacheStats(0, 0)
+    pruned = []
+    for age_s in (None, 10, 5000, -5000):  # the last is a clock that was set back
+        cache.put(KEYS[0], b"object")
+        if age_s is not None:
+            os.utime(tmp_path / ".pruned", (then := time.time() - age_s, then))
+        pruned.append(cache.prune_hourly() != nothing)
+    assert pruned == [True, False, True, True]
+    assert cache.clear() == cache.stats() == nothing
+
+
 def test_files_of_killed_writers_are_removed_and_of_running_ones_are_not(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path)
     (tmp_path / ".new-killed").write_bytes(b"half")
