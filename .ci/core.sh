@@ -34,7 +34,7 @@ else:
     raise SystemExit("radixlm.runtime.extras is found, although it was removed")
 END
 exec "$python" -m pytest -p no:cacheprovider -n0 --timeout 300 \
-    tests/test_layout.py tests/runtime/test_optional.py tests/runtime/cache tests/runtime/kv_log \
+    tests/test_layout.py tests/runtime/test_optional.py \
     tests/runtime/prefix/test_disk_tier.py tests/runtime/prefix/test_page_saver.py tests/runtime/prefix/test_tier_hooks.py \
     tests/runtime/store/test_page_store.py tests/runtime/store/test_states.py tests/runtime/store/test_bundle.py \
     tests/runtime/engine/test_engine.py tests/runtime/engine/test_engine_core.py tests/runtime/engine/test_engine_options.py \

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,11 +151,10 @@ class AttentionCase:
 
     def expected(self, tokens: Tokens) -> np.ndarray:
         """Softmax in float64."""
-        outputs = []
-        for m, row in enumerate(tokens.rows):
-            seen = slice(self.features.start(tokens.lengths[m]), tokens.lengths[m])
-            values = np.repeat(self._rows(VALUES, row)[:, seen], self._group, axis=0)
-            outputs.append(np.einsum("ht,htd->hd", self._weights(tokens, m), values))
+        outputs, stored = [], {row: self._rows(VALUES, row) for row in set(tokens.rows.tolist())}
+        for row, length, weights in zip(tokens.rows, tokens.lengths, self._weights(tokens), strict=True):
+            values = np.repeat(stored[row][:, self.features.start(length) : length], self._group, axis=0)
+            outputs.append(np.einsum("ht,htd->hd", weights, values))
         return np.array(outputs)
 
     def expected_mass(self, tokens: Tokens, num_near: int = 0) -> np.ndarray:
@@ -163,9 +162,9 @@ class AttentionCase:
         PAGE_SIZE]`; none on the last `num_near` that a token sees."""
         heads = self.layout.num_kv_heads
         mass = np.zeros((NUM_LAYERS, heads, self.pool.num_pages, PAGE_SIZE))
-        for m, (row, length) in enumerate(zip(tokens.rows, tokens.lengths, strict=True)):
+        for row, length, weights in zip(tokens.rows, tokens.lengths, self._weights(tokens), strict=True):
             start = self.features.start(length)
-            weights = self._weights(tokens, m).reshape(heads, self._group, length - start).sum(axis=1)
+            weights = weights.reshape(heads, self._group, length - start).sum(axis=1)
             for t in range(start, length - num_near):
                 mass[LAYER, :, self.pages[row][t // PAGE_SIZE], t % PAGE_SIZE] += weights[:, t - start]
         return mass
@@ -192,12 +191,16 @@ class AttentionCase:
     def _group(self) -> int:
         return self.num_heads // self.layout.of_layer(LAYER).num_kv_heads
 
-    def _weights(self, tokens: Tokens, m: int) -> np.ndarray:
-        """Of token m, `[heads, rows that it sees]`."""
-        features, length = self.features, tokens.lengths[m]
-        keys = np.repeat(self._rows(KEYS, tokens.rows[m])[:, features.start(length) : length], self._group, axis=0)
+    def _weights(self, tokens: Tokens) -> Iterator[np.ndarray]:
+        """Of each token, `[heads, rows that it sees]`."""
+        stored = {row: self._rows(KEYS, row) for row in set(tokens.rows.tolist())}
+        for q, row, length in zip(tokens.q, tokens.rows, tokens.lengths, strict=True):
+            yield self._weights_of(q, stored[row][:, self.features.start(length) : length])
+
+    def _weights_of(self, q: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        features, keys = self.features, np.repeat(seen, self._group, axis=0)
         scale = self.key_dim**-0.5 if features.scale is None else features.scale
-        scores = np.einsum("hd,htd->ht", tokens.q[m].astype(np.float64), keys) * scale
+        scores = np.einsum("hd,htd->ht", q.astype(np.float64), keys) * scale
         if features.soft_cap is not None:
             scores = features.soft_cap * np.tanh(scores / features.soft_cap)
         if features.has_sinks:

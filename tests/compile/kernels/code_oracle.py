@@ -17,23 +17,24 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from .attention_case import LAYER, AttentionCase, Tokens
 from .pool import KEYS, VALUES, Part
 
+Kept = tuple[np.ndarray, np.ndarray]
 F32 = np.float32
 ROUNDING = F32(1.5 * 2**23)
 
 
 def expected_of_codes(case: AttentionCase, tokens: Tokens, target: Target) -> np.ndarray:
     """What `case.run` must return, `[M, heads, value_dim]`."""
-    return np.array([_token(case, tokens, m, target) for m in range(len(tokens))])
+    kept = {row: [_kept(case, part, row) for part in (KEYS, VALUES)] for row in set(tokens.rows.tolist())}
+    return np.array([_token(case, tokens, m, kept[int(tokens.rows[m])], target) for m in range(len(tokens))])
 
 
-def _token(case: AttentionCase, tokens: Tokens, m: int, target: Target) -> list[np.ndarray]:
+def _token(case: AttentionCase, tokens: Tokens, m: int, kept: list[Kept], target: Target) -> list[np.ndarray]:
     features, length = case.features, int(tokens.lengths[m])
     start = features.start(length)
-    kept = {part: _kept(case, part, tokens.rows[m], slice(start, length)) for part in (KEYS, VALUES)}
     group = case.num_heads // case.layout.num_kv_heads
     outputs = []
     for head in range(case.num_heads):
-        keys, values = ([of[head // group] for of in kept[part]] for part in (KEYS, VALUES))
+        keys, values = ([of[head // group, start:length] for of in part] for part in kept)
         sink = float(case.sinks[head]) / math.log(2) if features.has_sinks else None
         scores, factor = _scores(case, tokens.q[m, head], *keys, target)
         outputs.append(_gathered(scores, factor, *values, start, sink, target))
@@ -101,10 +102,10 @@ def _fma(a: np.ndarray, b: np.ndarray | F32, c: np.ndarray | F32, target: Target
     return (np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)).astype(F32)
 
 
-def _kept(case: AttentionCase, part: Part, row: int, seen: slice) -> tuple[np.ndarray, np.ndarray]:
-    """Codes `[kv_heads, rows, n]` and scales `[kv_heads, rows]`."""
+def _kept(case: AttentionCase, part: Part, row: int) -> Kept:
+    """Codes `[kv_heads, rows, n]` and scales `[kv_heads, rows]` of a sequence."""
     pages = case.pages[row]
     codes = np.concatenate([case.pool.items(part, page, LAYER)[:] for page in pages], axis=1)
     scales = np.concatenate([case.pool.scales(part, page, LAYER) for page in pages], axis=1)
     assert codes.shape[1] == len(pages) * PAGE_SIZE
-    return codes[:, seen], scales[:, seen]
+    return codes, scales

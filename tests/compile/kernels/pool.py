@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,15 +97,8 @@ class Interleaved:
 
     def __init__(self, heads: np.ndarray, part: Part, head_dim: int, num_columns: int) -> None:
         """`heads` `[kv_heads, items]`, a view of a page's keys or values, scales first."""
-        head, token, d = np.ogrid[: len(heads), :PAGE_SIZE, :head_dim]
-        start = PAGE_SIZE * 4
-        if part == KEYS:
-            self.memory = heads.view(np.int16)
-            self.index = head, start // 2 + d // 2 * (2 * PAGE_SIZE) + token * 2 + d % 2
-        else:
-            self.memory = heads
-            self.index = head, start + (token // 4 * num_columns + d) * 4 + token % 4
-        self.index = tuple(np.broadcast_arrays(*self.index))
+        self.memory = heads.view(np.int16) if part == KEYS else heads
+        self.index = _interleaved(len(heads), part, head_dim, num_columns)
 
     def __getitem__(self, key: Any) -> np.ndarray:
         return self.memory[tuple(i[key] for i in self.index)]
@@ -114,6 +108,18 @@ class Interleaved:
 
     def astype(self, dtype: Any) -> np.ndarray:
         return self[:].astype(dtype)
+
+
+@functools.cache
+def _interleaved(num_heads: int, part: Part, head_dim: int, num_columns: int) -> tuple[np.ndarray, ...]:
+    """Head and place of each code, `[kv_heads, PAGE_SIZE, head_dim]` each."""
+    head, token, d = np.ogrid[:num_heads, :PAGE_SIZE, :head_dim]
+    start = PAGE_SIZE * 4
+    if part == KEYS:
+        place = start // 2 + d // 2 * (2 * PAGE_SIZE) + token * 2 + d % 2
+    else:
+        place = start + (token // 4 * num_columns + d) * 4 + token % 4
+    return tuple(np.broadcast_arrays(head, place))
 
 
 def rounded(rows: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:

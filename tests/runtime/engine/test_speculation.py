@@ -77,7 +77,7 @@ def test_random_requests_with_guesses_are_served_as_alone(seed: int, right: floa
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))  # so that workers share them
-@settings(max_examples=num_traces(1000), deadline=None, database=None)
+@settings(max_examples=num_traces(500), deadline=None, database=None)
 @TRACES
 def test_thousands_of_random_traces_are_served_as_alone(part: int, seed: int, right: float, num_pages: int) -> None:
     serve_random_requests(seed + part * 2**33, right, num_pages)

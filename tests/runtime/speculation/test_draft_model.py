@@ -201,7 +201,7 @@ def test_random_requests_are_served_as_alone(
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(2))  # so that workers share them
-@settings(max_examples=num_traces(1000), deadline=None, database=None)
+@settings(max_examples=num_traces(500), deadline=None, database=None)
 @TRACES
 def test_thousands_of_random_traces_are_served_as_alone(
     part: int, seed: int, right: float, num_pages: int, num_draft_pages: int, looks_up: bool

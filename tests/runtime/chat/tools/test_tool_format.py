@@ -98,7 +98,7 @@ FORMATS = {
 }
 
 
-@pytest.fixture(scope="module", params=["smollm2", "qwen2"])
+@pytest.fixture(scope="module", params=["smollm2", pytest.param("qwen2", marks=pytest.mark.long)])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     bench = Bench(request.param)
     yield bench
