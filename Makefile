@@ -30,13 +30,13 @@ test test-long: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	@sh .ci/beside.sh "$(PYTEST) --timeout 600" "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." $(BIN)/mypy
 
-# Whether the core works without runtime/extras, in a copy that lacks it. Two minutes.
+# Whether the core works without runtime/extras, in a copy that lacks it. A minute.
 test-core: $(VENV)/.test
 	sh .ci/core.sh $(BIN)/python
 
-# What takes too long for each run, or fetches much: families that have nothing of their own, compiled, and
-# Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses; and chat templates as they were
-# published. Half an hour where other work goes on beside it, and 568 MB once.
+# What takes too long for each run, or fetches much: families that have nothing of their own, compiled; kernels on the
+# targets that `make test` leaves out; Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses;
+# and chat templates as they were published. Half an hour where other work goes on beside it, and 568 MB once.
 test-long: $(VENV)/.test
 	$(PYTEST) --timeout 1800 -m long
 
