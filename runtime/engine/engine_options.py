@@ -72,11 +72,14 @@ class EngineOptions:
         flag=Flag("--context-length", "serve", metavar="TOKENS"),
     )
     max_num_seqs: int = option(
-        64, "Requests computed together; more wait.", low=1, flag=Flag("--max-num-seqs", "engine")
+        64,
+        "Requests that are computed at once; more wait. The KV cache is sized for them.",
+        low=1,
+        flag=Flag("--max-num-seqs", "engine"),
     )
     max_queue: int | None = option(
         None,
-        "Requests that may wait beside the `max_num_seqs` that are computed; more are refused (HTTP 429).",
+        "Requests that may wait, besides the `max_num_seqs` that are computed; more are refused (HTTP 429).",
         unset="any number",
         low=0,
         flag=Flag("--max-queue", "serve", default=256),

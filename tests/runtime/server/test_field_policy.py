@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from radixlm.runtime import SamplingParams
 from radixlm.runtime.server import create_app, field_policy
 from radixlm.runtime.server.anthropic.requests import MessagesRequest
 from radixlm.runtime.server.errors import HTTPError
@@ -339,6 +341,11 @@ def test_a_wrong_value_behind_an_unknown_field_is_still_refused(client: TestClie
 
 def test_no_field_is_both_harmless_and_refused() -> None:
     assert not set(HARMLESS) & set(REFUSED)
+
+
+def test_no_sampling_parameter_is_refused_as_one_that_there_is_not() -> None:
+    refused = {name for name, field in REFUSED.items() if "no such sampler" in field.advice}
+    assert refused and not refused & {field.name for field in fields(SamplingParams)}
 
 
 def test_the_documentation_has_the_whole_table() -> None:
