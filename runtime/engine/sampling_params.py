@@ -36,9 +36,9 @@ class SamplingParams:
     A field that is not given does nothing. The model's own defaults are `Engine.default_params`;
     `dataclasses.replace(engine.default_params, temperature=0.7)` keeps the others.
 
-    The order is: repetition, presence and frequency penalty, DRY, logit bias, temperature, then top-k, top-p,
-    min-p and XTC, each on what the one before it left. `temperature=0` takes the most likely token, the lowest id on
-    ties.
+    The order is: repetition, presence and frequency penalty, DRY, logit bias, top-n-sigma, temperature, then top-k,
+    top-p, min-p and XTC, each on what the one before it left. `temperature=0` takes the most likely token, the
+    lowest id on ties.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, stop=("\\n\\n",), seed=7).greedy
     False
@@ -212,6 +212,14 @@ class SamplingParams:
         "penalized.",
         most=64,
         longest=64,
+    )
+    top_n_sigma: float = option(
+        0.0,
+        "Top-n-sigma: drop tokens whose logits are more than so many standard deviations of the logits below the best "
+        "one's, whatever the temperature; 0: drop none.",
+        low=0,
+        off=-1,
+        flag=Flag("--top-n-sigma", "sampling"),
     )
 
     def __post_init__(self) -> None:

@@ -85,8 +85,7 @@ _OTHER_NAME = "this endpoint has another name for it, or none: see /openapi.json
 
 REFUSED: Mapping[str, Refused] = {
     **{name: Refused(_NO_SAMPLER, (0,)) for name in (
-        "top_a", "mirostat", "dynatemp_range", "top_n_sigma",
-        "no_repeat_ngram_size",
+        "top_a", "mirostat", "dynatemp_range", "no_repeat_ngram_size",
     )},
     **{name: Refused(_NO_SAMPLER, (1,)) for name in (
         "typical_p", "typ_p", "typical", "tfs_z", "repeat_penalty", "length_penalty",

@@ -23,6 +23,7 @@ _ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
 _ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"
 _BLOCK = 256  # weights that are added at once, to find where a draw falls
 _MANY = 2048  # weights for which that pays
+_MOST_SIGMAS = 1e6  # standard deviations; no two logits of a vocabulary are so far apart
 FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
 
 
@@ -141,7 +142,11 @@ def _draw_of_top(logits: Float32Array, top_values: Float32Array, top_ids: Int32A
 
 
 def _kept(weights: Float64Array, ids: Int32Array, num_others: int, params: SamplingParams) -> IntArray | None:
-    """Which of the largest weights may be drawn, in the order of `_candidates`; None if others may be, too."""
+    """Which of the largest weights may be drawn, in the order of `_candidates`; None if others may be, too, or if all
+    logits say which.
+    """
+    if params.top_n_sigma > 0.0:
+        return None
     is_min_p_alone = params.top_p == 1.0 and not 0 < params.top_k < len(weights) + num_others and params.min_p > 0.0
     if is_min_p_alone and weights[-1] < params.min_p * weights[0]:  # the others weigh no more than the last one
         is_kept = weights >= params.min_p * weights[0]
@@ -169,7 +174,24 @@ def _num_kept(weights: Float64Array, num_others: int, params: SamplingParams) ->
 
 
 def _draw(logits: Float64Array, state: SamplerState) -> int:
-    """Draw from `softmax(logits / temperature)`, cut to top-k, then top-p, then min-p."""
+    """Draw from the logits that top-n-sigma leaves: from their `softmax(logits / temperature)`, cut to top-k, then
+    top-p, then min-p.
+    """
+    if state.params.top_n_sigma > 0.0:
+        near_ids = _near_best(logits, state.params.top_n_sigma)
+        return int(near_ids[_draw_of_near(logits[near_ids], state)])
+    return _draw_of_near(logits, state)
+
+
+def _near_best(logits: Float64Array, num_sigmas: float) -> IntArray:
+    """The ids of the logits that are so many standard deviations below the largest one or fewer (Tang et al. 2024,
+    arXiv:2411.07641).
+    """
+    return np.flatnonzero(logits >= logits.max() - min(num_sigmas, _MOST_SIGMAS) * logits.std())
+
+
+def _draw_of_near(logits: Float64Array, state: SamplerState) -> int:
+    """As `_draw`, where top-n-sigma has nothing more to drop."""
     weights = relative_weights(logits, state.params.temperature)
     token_ids = _candidates(weights, state.params)
     if token_ids is None:

@@ -82,6 +82,7 @@ def test_what_the_largest_logits_decide_is_what_the_whole_row_says(num_top: int)
             top_k=int(chance.choice([0, 3, 40])),
             top_p=float(chance.choice([0.3, 0.9, 1.0])),
             min_p=float(chance.choice([0.0, 0.1])),
+            top_n_sigma=float(chance.choice([0.0, 0.0, 1.0])),
             seed=seed,
         )
         whole, part = top_of(logits), top_of(logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 
 import numpy as np
@@ -32,6 +33,7 @@ PARAMS = st.builds(
     logit_bias=st.dictionaries(st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, 2.0]), max_size=3),
     xtc_probability=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
     xtc_threshold=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.373, 1.373, 2.917]),  # of such factors no logit is right at the bound
     seed=st.integers(0, 2**32),
 )
 
@@ -52,6 +54,9 @@ def slow_distribution(
     if params.temperature == 0.0:
         return {order[0]: 1.0}
     best = scores[order[0]]
+    if params.top_n_sigma > 0.0:
+        sigma = statistics.pstdev(score for score in scores.values() if score > -math.inf)
+        order = [token for token in order if scores[token] >= best - params.top_n_sigma * sigma]
     kept = {token: math.exp((scores[token] - best) / params.temperature) for token in order}
     if params.top_k:
         kept = {token: kept[token] for token in order[: params.top_k]}
@@ -117,6 +122,8 @@ def replace_top_p(params: SamplingParams, top_p: float) -> SamplingParams:
         SamplingParams(seed=1, xtc_probability=1.0),
         SamplingParams(seed=1, xtc_probability=0.4, xtc_threshold=0.05, top_k=6),
         SamplingParams(seed=1, xtc_probability=0.4, xtc_threshold=0.2, min_p=0.1, presence_penalty=0.3),
+        SamplingParams(seed=1, top_n_sigma=1.0),
+        SamplingParams(seed=1, top_n_sigma=1.5, temperature=2.0, top_p=0.8, frequency_penalty=0.2),
     ],
 )
 def test_frequencies_are_the_probabilities(params: SamplingParams) -> None:
@@ -169,6 +176,7 @@ SHARP = st.builds(
     logprobs=st.sampled_from([None, None, 2]),
     xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
     xtc_threshold=st.sampled_from([0.0, 0.02, 0.1]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
     seed=st.integers(0, 2**32),
 )
 
@@ -226,6 +234,32 @@ def test_a_draw_from_many_weights_is_that_of_their_running_sum(
         drawn = sample(logits[None], top_of(logits[None]), [state])[0]
         expected = min(int(np.searchsorted(running, number * running[-1], side="right")), size - 1)
         assert isinstance(drawn, SampledToken) and drawn.token_id == expected
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 100.0])
+def test_top_n_sigma_drops_the_same_tokens_at_any_temperature(temperature: float) -> None:
+    logits = [4.0, 3.9, 3.0, 2.9, *[0.0, -1.0] * 4]
+    assert 1.0 < statistics.pstdev(logits) * 0.55 < 1.1
+    state = SamplerState(SamplingParams(seed=1, top_n_sigma=0.55, temperature=temperature), [], VOCAB_SIZE)
+    drawn = {one(logits, state) for _ in range(300)}
+    assert drawn <= {0, 1, 2} and (drawn == {0, 1, 2} or temperature < 1.0)
+
+
+@pytest.mark.parametrize(
+    ("top_n_sigma", "drawn"), [(1e-300, {1, 2}), (2.0, {0, 1, 2, 3}), (1e300, {0, 1, 2, 3}), (10**400, {0, 1, 2, 3})]
+)
+def test_top_n_sigma_always_keeps_the_best_and_may_be_large(top_n_sigma: float, drawn: set[int]) -> None:
+    params = SamplingParams(seed=1, top_n_sigma=top_n_sigma)
+    logits = [0.0, 1.0, 1.0, 0.0]
+    state = SamplerState(params, [], 4)
+    assert {one(logits, state) for _ in range(200)} == drawn
+    state = SamplerState(params, [], 4)
+    assert {one([3e38, 3e38, -3e38, 3e38], state) for _ in range(200)} == {0, 1, 3}
+
+
+def test_top_n_sigma_of_equal_logits_keeps_all() -> None:
+    state = SamplerState(SamplingParams(seed=1, top_n_sigma=0.5), [], 4)
+    assert {one([0.1] * 4, state) for _ in range(200)} == {0, 1, 2, 3}
 
 
 def test_greedy_takes_the_lowest_id_on_ties() -> None:

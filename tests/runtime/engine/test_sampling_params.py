@@ -29,6 +29,9 @@ from radixlm.runtime.errors import InvalidParameter, InvalidRequest
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("min_p", 2),
+        ("top_n_sigma", -0.1),
+        ("top_n_sigma", math.inf),
+        ("top_n_sigma", None),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", 1e-310),
         ("presence_penalty", 2.5),
@@ -60,6 +63,7 @@ def test_value_outside_its_range_is_refused_by_name(name: str, value: Any) -> No
 
 def test_edges_are_allowed() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=1, seed=2**64 - 1, logprobs=20)
+    SamplingParams(top_n_sigma=0)
     SamplingParams(logit_bias={0: -100}, presence_penalty=-2, frequency_penalty=2, stop=("x",) * 16)
 
 

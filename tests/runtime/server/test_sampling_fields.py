@@ -51,6 +51,7 @@ VALUES: Mapping[str, tuple[Any, Any]] = {
     "dry_allowed_length": (3, 3),
     "dry_penalty_last_n": (64, 64),
     "dry_sequence_breakers": (["\n"], ("\n",)),
+    "top_n_sigma": (1.5, 1.5),
 }
 """Of each parameter that all APIs have: what a client sends, and what the sampler gets."""
 
