@@ -1,0 +1,71 @@
+"""An artifact's tokenizer.json, and what is known of it. Imports no TVM.
+
+Knows the document, not where it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from radixlm.tokenizer_fix import profile_tokenizer
+
+# Of a document, from which a process of its own pays: reading it takes more Python than starting one.
+_LARGE_BYTES = 1 << 20
+_THIS = (sys.executable, "-P", "-m", "radixlm.compile.tokenizer_file")
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The text of tokenizer.json as the artifact has it, and the fields of its `TokenizerProfile`."""
+
+    text: str
+    profile: dict[str, object]
+
+
+def tokenizer_file(tokenizer_json: str) -> TokenizerFile:
+    """Make the file of a source's `tokenizer_json`.
+
+    A large one is read by another process, so that a caller's other threads need not share the interpreter with it.
+
+    Raises:
+        InvalidTokenizer: the document does not parse.
+    """
+    if len(tokenizer_json) > _LARGE_BYTES and sys.executable:
+        made = subprocess.run(_THIS, input=tokenizer_json.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if made.returncode == 0:
+            return TokenizerFile(**json.loads(made.stdout))
+    return _read(tokenizer_json)  # which raises what is wrong with it
+
+
+def compact_tokenizer(tokenizer_json: str) -> str:
+    """The document with each BPE merge as one text, `"a b"`, not a list of two; unchanged if a piece has a space.
+
+    Both are the library's own spellings. For Gemma 3's 513,511 merges reading takes a third less time, and at most
+    178 MB instead of 363 (tokenizers 0.23).
+
+    >>> compact_tokenizer('{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}')
+    '{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}'
+    """
+    document = json.loads(tokenizer_json)
+    merges = document.get("model", {}).get("merges") or []
+    if not merges or any(isinstance(merge, str) or any(" " in piece for piece in merge) for merge in merges):
+        return tokenizer_json
+    document["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _read(tokenizer_json: str) -> TokenizerFile:
+    return TokenizerFile(compact_tokenizer(tokenizer_json), profile_tokenizer(tokenizer_json).to_dict())
+
+
+def _main() -> None:
+    """Read a document from standard input, and write a `TokenizerFile` as JSON."""
+    made = _read(sys.stdin.buffer.read().decode())
+    sys.stdout.buffer.write(json.dumps({"text": made.text, "profile": made.profile}).encode())
+
+
+if __name__ == "__main__":
+    _main()
