@@ -243,7 +243,7 @@ bench-answers: $(ARTIFACT)/calibration.json $(VENV)/.bench $(BFCL)
 	set -e; for artifact in $(ANSWERED); do for questions in nq booleans brackets calls needles; do \
 	  $(BIN)/python -m bench.partial.answers $$artifact $$questions --seconds 86400; done; done
 	$(BIN)/python -m bench.partial.baselines $(ARTIFACT) --source $(SMOLLM2) --seconds 86400
-	$(BIN)/python -m bench.all_heads $(SMOLLM2) .cache/smollm2-heads.gguf
+	$(BIN)/python -m bench.partial.all_heads $(SMOLLM2) .cache/smollm2-heads.gguf
 	$(BIN)/radixlm compile .cache/smollm2-heads.gguf -o .cache/smollm2-heads.radixlm
 	$(BIN)/radixlm calibrate .cache/smollm2-heads.radixlm
 	$(BIN)/python -m bench.partial.baselines .cache/smollm2-heads.radixlm --source .cache/smollm2-heads.gguf --seconds 86400

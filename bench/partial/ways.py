@@ -89,7 +89,7 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
             if way.kv_budget < 1:
                 read_parts_always(tier)
         yield engine
-        engine._loop.call(lambda core: tier._saver.forget())
+        engine._loop.call(lambda core: tier.saver.forget())
 
 
 def settle(engine: Engine) -> None:
@@ -97,7 +97,7 @@ def settle(engine: Engine) -> None:
     tier = _tier(engine)
 
     def is_busy() -> bool:
-        is_saving = tier._saver.has_pending and tier.writer.max_bytes > 0
+        is_saving = tier.saver.has_pending and tier.writer.max_bytes > 0
         is_learning = tier.extra is not None and tier.extra.sources.num_prefetches > 0
         return (
             is_saving

@@ -162,9 +162,9 @@ def test_a_flag_of_another_kind_or_of_no_group_of_the_command_is_refused(
 def test_the_help_says_defaults_and_flags(bake: click.Command) -> None:
     said = " ".join(CliRunner().invoke(bake, ["--help"]).output.split())
     assert "--kilowatts kW How hot. [default: as hot as it gets]" in said
-    assert "Of --kilowatts. [default: 0.5]" in said
+    assert "Of --kilowatts. [default: 0.5; from 0 to 1]" in said
     assert "--mode [grill|light] light: see --share. [default: light]" in said
-    assert "Until it rings. [default: 7]" in said
+    assert "Until it rings. [default: 7; 1 or more]" in said
     assert "--light" not in said
 
 

@@ -12,8 +12,7 @@ import pytest
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
 
-from bench import all_heads
-from bench.partial import baselines, contestants
+from bench.partial import all_heads, baselines, contestants
 from bench.partial.baselines import ABLATION, BASELINES, CACHE_SHARES, RECOMPUTE, losses, read_shares, rows_of
 from bench.partial.contestants import FALLING_BACK, FULL, RANKED, TEXT, VOTING, Contested, contested
 from bench.partial.policies import Scores

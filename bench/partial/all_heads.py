@@ -1,6 +1,6 @@
 """Write a GGUF model with as many KV heads as heads: each KV head once for every head that shares it.
 
-    python -m bench.all_heads MODEL.gguf NEW.gguf
+    python -m bench.partial.all_heads MODEL.gguf NEW.gguf
 
 The new model computes what the old one does, from the same quantized rows, and has more keys and values. So a method
 that chooses rows for each KV head is seen on the heads of a trained model. Heads that shared a KV head have equal keys
