@@ -63,7 +63,7 @@ class About:
         longest: characters of its texts.
         needs: a field without which this one may not be given.
         flag: on the command line.
-        off: a number by which requests of other servers' clients ask for the default.
+        off: a number that clients of other servers send to ask for the default, such as -1 for no limit.
         names: in requests of an API that calls it otherwise, by API.
         apis: whose requests have it; None: all.
     """

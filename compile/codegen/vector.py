@@ -1,9 +1,9 @@
 """Vectors of 16 lanes in TVMScript: the vocabulary that kernels are written in.
 
 LLVM splits them into whatever registers the target has. These are Python functions that build expressions; the names
-are short because kernels are read as formulas. Knows one thing of a target: whether it multiplies and adds in one
-instruction. Contraction is always asked for explicitly, so that two kernels that add the same numbers in the same
-order get the same bits.
+are short because kernels are read as formulas. Functions are told whether the target has an instruction: to multiply
+and add, or to convert float16. Contraction is always asked for explicitly, so that two kernels that add the same
+numbers in the same order get the same bits.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ class Reader(Protocol):
 
     @property
     def num_reusable(self) -> int | None:
-        """How many of the sequence's first tokens it wants no row of any more, so that they may be found cached.
+        """How many of the sequence's first tokens may be taken from the cache: it needs no more rows of these.
 
-        None: any; the last token is always computed.
+        None: any number. The last token is always computed.
         """
         ...
 
@@ -82,8 +82,9 @@ class Reader(Protocol):
     def wanted(self, start: int, stop: int, length: int) -> range:
         """Return the positions whose rows it wants of a step that computes `[start, stop)`; may be empty.
 
-        The sequence has `length` tokens. A position from there on is a draft's, and the row of `length - 1` tells the
-        token after the sequence. The step computes all rows from the first one that a reader wants on.
+        The sequence has `length` tokens. Positions from `length` on are of draft tokens. The row of position
+        `length - 1` is the logits of the next token. It is called for every step of the request, also while it decodes.
+        From the first row that a reader wants, the step computes all rows.
         """
         ...
 

@@ -142,8 +142,9 @@ def _draw_of_top(logits: Float32Array, top_values: Float32Array, top_ids: Int32A
 
 
 def _kept(weights: Float64Array, ids: Int32Array, num_others: int, params: SamplingParams) -> IntArray | None:
-    """Which of the largest weights may be drawn, in the order of `_candidates`; None if others may be, too, or if all
-    logits say which.
+    """Return which of the largest weights can be drawn, in the order of `_candidates`.
+
+    None if the whole row must be read: other weights can be drawn as well, or all logits decide (top-n-sigma).
     """
     if params.top_n_sigma > 0.0:
         return None
