@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import profile_tokenizer
@@ -34,9 +35,11 @@ def tokenizer_file(tokenizer_json: str) -> TokenizerFile:
         InvalidTokenizer: the document does not parse.
     """
     if len(tokenizer_json) > _LARGE_BYTES and sys.executable:
-        made = subprocess.run(_THIS, input=tokenizer_json.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if made.returncode == 0:
-            return TokenizerFile(**json.loads(made.stdout))
+        with suppress(OSError):  # no process can be started
+            document = tokenizer_json.encode()
+            made = subprocess.run(_THIS, input=document, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if made.returncode == 0:
+                return TokenizerFile(**json.loads(made.stdout))
     return _read(tokenizer_json)  # which raises what is wrong with it
 
 

@@ -63,10 +63,13 @@ def test_another_process_reads_the_same(tiny_source: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("is_large")
-def test_what_no_other_process_reads_is_read_in_this_one(tiny_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("program", ["/bin/false", "/no/such/program"])
+def test_what_no_other_process_reads_is_read_in_this_one(
+    tiny_source: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
     plain = (tiny_source / "tokenizer.json").read_text(encoding="utf-8")
     expected = tokenizer_file(plain)
-    monkeypatch.setattr(module, "_THIS", ("/bin/false",))
+    monkeypatch.setattr(module, "_THIS", (program,))
     assert tokenizer_file(plain) == expected
 
 
