@@ -7,11 +7,13 @@ import json
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_options import OpenRunner
+from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from ray import serve
 
@@ -28,18 +30,26 @@ KV_BYTES = 1 << 25
 
 @dataclass(frozen=True)
 class SlowEngine:
-    """Opens an engine whose steps take `step_s`, and notes its process in `pids`, under the replica's name."""
+    """Opens an engine whose steps take `step_s`.
+
+    `pids` gets its process under the replica's name, and the requests of its last step under "NAME.requests".
+    """
 
     pids: Path
     step_s: float
 
     def __call__(self) -> Engine:
-        (self.pids / serve.get_replica_context().deployment).write_text(str(os.getpid()))
-        return fake_engine(self._open_runner)
+        name = serve.get_replica_context().deployment
+        (self.pids / name).write_text(str(os.getpid()))
+        return fake_engine(partial(self._open_runner, self.pids / f"{name}.requests"))
 
-    def _open_runner(self, _: object, num_pages: int, __: object) -> FakeModel:
+    def _open_runner(self, requests: Path, _: object, num_pages: int, __: object) -> FakeModel:
+        def before(batch: Batch) -> None:
+            requests.write_text(str(len(batch.arrays.page_table)))
+            time.sleep(self.step_s)
+
         model = FakeModel(num_pages, VOCAB_SIZE)
-        model.before = lambda batch: time.sleep(self.step_s)
+        model.before = before
         return model
 
 
