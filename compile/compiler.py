@@ -95,7 +95,7 @@ def compile_model(
     Raises:
         SourceError: the source cannot be used.
         InvalidParameter: a parameter is out of range.
-        CompileError: there is no C compiler, the disk is too full, or the build failed.
+        CompileError: the disk is too full, or the build failed.
         VerificationFailed: the artifact disagrees with the reference.
     """
     options = CompileOptions(quantize, target, kv_dtype, context_length, name)

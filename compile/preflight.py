@@ -1,4 +1,4 @@
-"""What comes before anything slow: checks of the output, the disk and the C compiler; and the disk begins to read.
+"""Check the output and the disk before anything slow, and let the disk begin to read.
 
 Imports no TVM, and opens no model.
 """
@@ -21,7 +21,6 @@ _READ_AHEAD_BYTES = 2 << 30  # what a fast disk reads while the compiler is load
 # The least part of its bytes that a source becomes: half, because it may have tensors that are not compiled, such as
 # those of images, times the bits of a number over the 32 that it may have had.
 _LEAST_SHARE = {"keep": 0.5, "f32": 0.5, "f16": 0.25, "q8": 0.13, "q4": 0.07}
-_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")  # in TVM's order
 
 
 def check_ready(source: str | Path, output: Path, quantize: str, *, needs_space: bool = True) -> None:
@@ -32,10 +31,9 @@ def check_ready(source: str | Path, output: Path, quantize: str, *, needs_space:
 
     Raises:
         InvalidParameter: no artifact can be put at `output`.
-        CompileError: its folder cannot be written, its disk is too full, or there is no C compiler.
+        CompileError: its folder cannot be written, or its disk is too full.
     """
     check_output(output)
-    check_compiler()
     if needs_space:
         check_space(output.parent, least_bytes(Path(source), quantize), is_least=True)
     try:
@@ -55,25 +53,6 @@ def check_space(directory: Path, weights_bytes: int, *, is_least: bool = False) 
             f"{directory} has {free / 1e6:,.0f} MB free, the artifact needs {'at least ' * is_least}"
             f"{needed / 1e6:,.0f} MB; make room, or choose another disk with -o, or with XDG_CACHE_HOME for the "
             "artifacts that serve, chat and generate keep"
-        )
-
-
-def check_compiler() -> None:
-    """Raise CompileError where the C compiler that links the module is missing.
-
-    It is the one that TVM runs: that of CXX or CC, else the first on the PATH.
-    """
-    for name in ("CXX", "CC"):
-        if chosen := os.environ.get(name):
-            if shutil.which(chosen) is None:
-                raise CompileError(
-                    f"{name} is {chosen}, and there is no such program to link the module with; unset {name}, or "
-                    "name a C compiler"
-                )
-            return
-    if not any(map(shutil.which, _COMPILERS)):
-        raise CompileError(
-            f"the module is linked by a C compiler, and none of {', '.join(_COMPILERS)} is on the PATH; install gcc"
         )
 
 

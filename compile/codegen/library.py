@@ -6,10 +6,8 @@ library's entry points. Knows no model.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +21,10 @@ from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.errors import CompileError
 from tvm.ir.transform import Sequential
 from tvm.script.ir_builder import tirx as T
-from tvm.support import cc
 from tvm.tirx.build import tir_to_runtime
 
 from .kernel_cache import KernelCache
+from .linker import link
 from .targets import Target
 
 _CPU = 1  # DLPack's device type
@@ -66,19 +64,19 @@ class Library:
     objects: tuple[bytes, ...]
 
     def export(self, path: Path) -> None:
-        """Link into `path` with the system's C compiler. Raises CompileError if that fails."""
-        with tempfile.TemporaryDirectory(prefix="radixlm-link-") as folder:
-            files = [Path(folder) / f"{index}.o" for index in range(len(self.objects))]
-            try:
-                for file, content in zip(files, self.objects, strict=True):
-                    file.write_bytes(content)
-                cc.create_shared(str(path), [str(file) for file in files])
-            except (RuntimeError, OSError, ValueError) as error:
-                if os.strerror(errno.ENOSPC) in str(error):
-                    full = f"{path.parent} or {folder} has no room left"
-                    raise CompileError(f"the module cannot be linked: {full}; make room, or set TMPDIR") from None
-                reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-                raise CompileError(f"the module cannot be linked ({reason}); is gcc installed?") from None
+        """Link into `path`, replacing a library that is there.
+
+        Raises:
+            CompileError: an object cannot be linked, or `path` cannot be written.
+        """
+        library = link(self.objects)
+        try:
+            path.unlink(missing_ok=True)  # a process may have the old one open
+            path.write_bytes(library)
+        except OSError as error:
+            raise CompileError(
+                f"{path.parent} cannot be written ({error.strerror or error}); make room there"
+            ) from None
 
 
 def kernel_symbol(kernel: Any, target: Target) -> str:
