@@ -34,6 +34,7 @@ from .weights.quantization import Float32, Weight, rounding_error
 
 _STRIP_NUMBERS = 1 << 21  # numbers of a matrix that a worker has in memory at once
 _MOST_ROUNDING = 0.5  # relative error of a matrix: 4 bits have 0.1, codes in another order 1.4
+_HUGE_PAGE = 2 << 20  # bytes
 _RELEASED_BYTES = 64 << 20  # after so many written ones, the pages of the source are let go
 
 
@@ -119,6 +120,7 @@ class WeightsWriter:
                 if output.num_bytes - num_released > _RELEASED_BYTES:
                     num_released = output.num_bytes
                     self._source.release()
+        output.flush()
         self._measure_exact()
         self._source.release()
         progress(total, total)
@@ -251,20 +253,35 @@ class WeightsWriter:
 
 
 class _HashedOutput:
-    """Writes to a descriptor, and hashes what it writes."""
+    """Writes to a descriptor, and hashes what it writes.
+
+    In whole huge pages: file systems with large folios keep them so in the page cache, from where they are mapped.
+    """
 
     def __init__(self, file: int) -> None:
         self._file, self.digest = file, hashlib.sha256()
         self.num_bytes = 0
+        self._waiting = bytearray()
 
     def write(self, data: bytes | npt.NDArray[np.generic]) -> None:
-        """All of `data`."""
+        """All of `data`, of which `flush` writes the end."""
         numbers = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
         view = memoryview(numbers.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # arrays are buffers
         self.digest.update(view)
         self.num_bytes += len(view)
         while view:
+            part = view[: _HUGE_PAGE - len(self._waiting)]
+            self._waiting += part
+            view = view[len(part) :]
+            if len(self._waiting) == _HUGE_PAGE:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        view = memoryview(self._waiting)
+        while view:
             view = view[os.write(self._file, view) :]
+        self._waiting = bytearray()
 
 
 def _relative_error(tensors: Sequence[_Totals]) -> float:

@@ -91,6 +91,23 @@ def test_a_pipe_gets_the_same_bytes(source: Path, tmp_path: Path) -> None:
         assert bytes(read) == (tmp_path / "weights").read_bytes()
 
 
+def test_whole_huge_pages_are_written_at_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one call writes is one folio of the page cache, as far as file systems have large ones."""
+    sizes: list[int] = []
+
+    def write(file: int, data: bytes) -> int:
+        sizes.append(len(data))
+        return len(data)
+
+    monkeypatch.setattr("radixlm.compile.weights_file._HUGE_PAGE", 4096)
+    monkeypatch.setattr(os, "write", write)
+    with open_source(source) as opened:
+        writer, plan = writer_of(StoredWeights(opened, "keep"))
+        writer.write(-1, no_progress)
+    assert sum(sizes) > plan.num_bytes > 100 * 4096
+    assert set(sizes[:-1]) == {4096} and 0 < sizes[-1] <= 4096
+
+
 def test_rounding_is_measured_over_all_tensors_of_a_kind(source: Path) -> None:
     """Some of the kind q4_g32 are the file's own, whose error is nothing; their squares count all the same."""
     with open_source(source) as opened:
