@@ -7,6 +7,7 @@ to know.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -33,10 +34,15 @@ def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
-    """The data section of the weights, mapped and never copied (MAP_PRIVATE, because DLPack wants writable memory)."""
+    """The data section of the weights, mapped and never copied (MAP_PRIVATE, because DLPack wants writable memory).
+
+    In huge pages, where the file system and the page cache have them.
+    """
     offset = artifact.data_offset()
     with artifact.weights_path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    with contextlib.suppress(AttributeError, OSError):  # the system or its kernel has none
+        memory.madvise(mmap.MADV_HUGEPAGE)
     weights = np.frombuffer(memory, np.uint8, artifact.manifest.module.weights_bytes, offset)
     assert weights.ctypes.data % _ALIGNMENT == 0
     return weights

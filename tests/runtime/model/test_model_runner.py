@@ -22,6 +22,7 @@ from ...conftest import CompileOnce
 from ..fake_model import top_of
 
 SMAPS = Path("/proc/self/smaps")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 NUM_PAGES = 4
 VOCAB_SIZE = 320
 
@@ -229,10 +230,13 @@ def test_the_weights_are_mapped_before_they_are_used(smollm2_artifact: Path) -> 
     for thread in threading.enumerate():
         if thread.name == "radixlm-weights":
             thread.join()
-    [mapped] = re.findall(
-        rf"{re.escape(str(artifact.weights_path.resolve()))}\n.*?\nRss: +(\d+) kB", SMAPS.read_text(), re.DOTALL
+    [(mapped, flags)] = re.findall(
+        rf"{re.escape(str(artifact.weights_path.resolve()))}\n.*?\nRss: +(\d+) kB.*?\nVmFlags: ([a-z ]+)",
+        SMAPS.read_text(),
+        re.DOTALL,
     )
     assert int(mapped) * 1024 >= artifact.manifest.module.weights_bytes
+    assert "hg" in flags.split() or not HUGE_PAGES.exists()  # wanted in huge pages
     runner.close()
 
 
