@@ -1,4 +1,4 @@
-"""From a program to the artifact's library: `forward`, `top_logits` and the functions that move KV.
+"""From a program to the artifact's library: `forward`, what sampling asks of logits, and the functions that move KV.
 
 `forward` is one PrimFunc that calls the kernels directly: no virtual machine, no allocation, every state tensor an
 argument. `forward_scored` is another, which calls the same kernels and between them those that score KV rows. Where a
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, KVLayout
+from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, WEIGHT_BLOCK, KVLayout
 from radixlm.runtime.artifact.model_config import STATE_ITEM_BYTES, ModelConfig
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
@@ -23,11 +23,12 @@ from .codegen.library import Library, build_library, kernel_symbol
 from .codegen.targets import Target
 from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.top_k import num_maxima, top_k
+from .kernels.weight_sums import weight_sums
 from .ops.program import Argument, Input, Place, Program, Size, Stored
 from .weights.layout import ROW_BLOCK, round_up
 from .weights.plan import WeightPlan
 
-ENTRY_POINTS = ("forward", "top_logits", "copy_pages", "read_pages", "write_pages")
+ENTRY_POINTS = ("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages")
 SCORED = "forward_scored"  # only of models that can serve a prefix with a part of its rows
 
 
@@ -49,6 +50,7 @@ def build_module(
         functions.append(_forward(name, program, plan, config, layout, max_num_tokens, symbols, is_scored=is_scored))
     others: tuple[tuple[Any, Callable[[str], Any]], ...] = (
         (top_k(TOP_LOGITS), lambda symbol: _top_logits(config, symbol)),
+        (weight_sums(target), lambda symbol: _weight_sums(config, symbol)),
         (copy_rows(layout), lambda symbol: _copy_pages("copy_pages", layout, symbol)),
         (move_pages(layout, into_pool=False), lambda symbol: _move_pages("read_pages", layout, symbol)),
         (move_pages(layout, into_pool=True), lambda symbol: _move_pages("write_pages", layout, symbol)),
@@ -232,6 +234,31 @@ def _top_logits(config: ModelConfig, symbol: str) -> Any:
         _call(symbol, [*pointers, T.int64(stride), vocab_size, num_rows])
 
     return _entry("top_logits", arguments, body)
+
+
+def _weight_sums(config: ModelConfig, symbol: str) -> Any:
+    stride = round_up(config.vocab_size, ROW_BLOCK)
+    arguments: _Arguments = {
+        "logits": ("float32", ("num_rows", stride)),
+        "values": ("float32", ("num_rows", TOP_LOGITS)),
+        "scale": ("float64", (1,)),
+        "sums": ("float64", (-(-config.vocab_size // WEIGHT_BLOCK),)),
+        "row": ("int64", None),
+        "vocab_size": ("int64", None),
+    }
+
+    def body(entry: _Entry) -> None:
+        row, vocab_size = entry.sizes["row"], entry.sizes["vocab_size"]
+        for name, value, low, high in (
+            ("row", row, 0, entry.sizes["num_rows"] - 1),
+            ("vocab_size", vocab_size, 1, config.vocab_size),
+        ):
+            with T.Assert(tvm.tirx.And(value >= low, value <= high), f"{name} is out of range"):
+                pass
+        pointers = [entry.address(argument) for argument in entry.buffers]
+        _call(symbol, [*pointers, row, T.int64(stride), T.int64(TOP_LOGITS), vocab_size])
+
+    return _entry("weight_sums", arguments, body)
 
 
 def _copy_pages(name: str, layout: KVLayout, symbol: str) -> Any:

@@ -74,13 +74,12 @@ def storage_type(dtype: str) -> str:
     return "uint16" if dtype == "bfloat16" else dtype
 
 
-def fma(a: Expr, b: Expr, c: Expr, has_fma: bool, n: int = LANES) -> Expr:
-    """`a * b + c`, rounded once where the target can."""
+def fma(a: Expr, b: Expr, c: Expr, has_fma: bool, n: int = LANES, bits: int = 32) -> Expr:
+    """`a * b + c` of floats of so many bits, rounded once where the target can."""
     if not has_fma:
         return a * b + c
-    dtype = vector_type("float32", n)
-    name = "llvm.fma.f32" if n == 1 else f"llvm.fma.v{n}f32"
-    return T.call_llvm_pure_intrin(dtype, name, a, b, c)
+    name = f"llvm.fma.f{bits}" if n == 1 else f"llvm.fma.v{n}f{bits}"
+    return T.call_llvm_pure_intrin(vector_type(f"float{bits}", n), name, a, b, c)
 
 
 def reduce_max(value: Expr) -> Expr:

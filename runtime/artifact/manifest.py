@@ -16,6 +16,7 @@ FORMAT_VERSION: Final = 4
 PAGE_SIZE: Final = 16
 """Tokens in a page of KV: one vector of them. Kernels depend on it, so that no other size works without new kernels."""
 TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
+WEIGHT_BLOCK: Final = 256  # tokens of a row whose weights the module adds at once
 MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
 SCALE_BYTES: Final = 4  # of a row of codes
 UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed

@@ -8,7 +8,7 @@ knows only which tokens a step computes, and on which pages.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from ..errors import EngineError
 
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 UInt8Array = npt.NDArray[np.uint8]
 BatchShape = tuple[int, int, int, int]
 """Tokens, sequences, pages of the longest, and rows of logits."""
@@ -220,11 +221,22 @@ class TopLogits(NamedTuple):
     """The largest logits of `R` rows, and whether all of a row are finite.
 
     Largest first, the lower id first among equals. Of a row that is not finite, the rest means nothing.
+
+    Attributes:
+        running_sums: of a row at a temperature, the running sum of `exp((logit - largest) / temperature)` after each
+            `WEIGHT_BLOCK` logits, to 1e-12; None: the module cannot tell. Valid as long as the rest.
     """
 
     values: Float32Array  # [R, K]
     token_ids: Int32Array  # [R, K]
     is_finite: Int32Array  # [R], 1 or 0
+    running_sums: Callable[[int, float], Float64Array] | None = None
+
+    def one(self, row: int) -> TopLogits:
+        """Those of one row."""
+        own, sums = slice(row, row + 1), self.running_sums
+        of_row = None if sums is None else lambda _, temperature: sums(row, temperature)
+        return TopLogits(self.values[own], self.token_ids[own], self.is_finite[own], of_row)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import math
 import os
 import sys
 import threading
@@ -21,9 +22,19 @@ import numpy.typing as npt
 
 from ..artifact import Artifact
 from ..artifact.cpu import default_num_threads
-from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS
+from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, WEIGHT_BLOCK
 from ..errors import CorruptArtifact, EngineError, InvalidParameter
-from .batch import Batch, BatchArrays, BatchShape, Float32Array, Int32Array, PageCopy, TopLogits, UInt8Array
+from .batch import (
+    Batch,
+    BatchArrays,
+    BatchShape,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    PageCopy,
+    TopLogits,
+    UInt8Array,
+)
 from .memory import StateSlots, map_in, map_weights, zeros
 
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
@@ -128,9 +139,12 @@ class ModelRunner:
             for num_rows in range(num_logits + 1)
         ]
         self._outputs = [
-            [self._tensor(array) for array in (self._logits[:num_rows], scratch[:num_rows], *self._tops[num_rows])]
+            [self._tensor(array) for array in (self._logits[:num_rows], scratch[:num_rows], *self._tops[num_rows][:3])]
             for num_rows in range(num_logits + 1)
         ]
+        self._scale: Float64Array = zeros((1,), np.float64)
+        self._sums: Float64Array = zeros((-(-vocab_size // WEIGHT_BLOCK),), np.float64)
+        self._of_sums = [*map(self._tensor, (self._logits, top.values, self._scale, self._sums))]
         num_values = module.max_num_tokens * (self._max_pages + 6)
         self._values: Int32Array = zeros((num_values,), np.int32)
         self._arguments: dict[BatchShape, tuple[Any, ...]] = {}
@@ -178,10 +192,15 @@ class ModelRunner:
         if not 0 < vocab_size <= self._vocab_size or not 0 <= num_rows <= self._module.max_num_logits:
             raise EngineError(f"{num_rows} rows of {vocab_size} logits; {self._vocab_size} logits are a row")
         self._functions["top_logits"](*self._outputs[num_rows], vocab_size)
-        top = self._tops[num_rows]
-        if vocab_size >= TOP_LOGITS:
-            return top
-        return TopLogits(top.values[:, :vocab_size], top.token_ids[:, :vocab_size], top.is_finite)
+        values, token_ids, is_finite, _ = self._tops[num_rows]
+        sums = functools.partial(self._running_sums, vocab_size) if "weight_sums" in self._functions else None
+        return TopLogits(values[:, :vocab_size], token_ids[:, :vocab_size], is_finite, sums)
+
+    def _running_sums(self, vocab_size: int, row: int, temperature: float) -> Float64Array:
+        """`TopLogits.running_sums` of the first `vocab_size` logits."""
+        self._scale[0] = 1.0 / (temperature * math.log(2.0))
+        self._functions["weight_sums"](*self._of_sums, row, vocab_size)
+        return np.cumsum(self._sums[: -(-vocab_size // WEIGHT_BLOCK)])
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies, in order."""
@@ -210,7 +229,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of pool, weights and workspace."""
-        self._state, self._outputs, self._functions, self._scores = [], [], {}, []
+        self._state, self._outputs, self._of_sums, self._functions, self._scores = [], [], [], {}, []
         self.states = self.state_pool = None
         self.attention_sums = self.attention_counts = self.queries = None
         self._arguments.clear()
@@ -309,7 +328,7 @@ def _load_functions(artifact: Artifact, num_threads: int | None) -> dict[str, An
     try:
         library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
         functions = {name: library[name] for name in artifact.manifest.module.entry_points}
-        for name in ("top_logits", "copy_pages"):
+        for name in functions.keys() & {"top_logits", "weight_sums", "copy_pages"}:
             functions[name].release_gil = False  # sooner done than the lock is back
         return functions
     except (RuntimeError, AttributeError, KeyError, OSError) as error:

@@ -259,8 +259,7 @@ class DraftModel(Memory):
         logits = self._forward.forward(make_batch(parts, [1] * len(parts)))[:, : self._vocab_size]
         top = self._forward.top_logits(len(parts), self._vocab_size)
         for row, (ask, _) in enumerate(active):
-            own = slice(row, row + 1)
-            chosen = ask.choose(logits[own], TopLogits(top.values[own], top.token_ids[own], top.is_finite[own]))
+            chosen = ask.choose(logits[row : row + 1], top.one(row))
             if chosen is not None:
                 likely = bin_of(chosen[1])
                 ask.chances.append(ask.chance * self.worth.share_of(likely))

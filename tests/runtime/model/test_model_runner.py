@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
+from msgspec.structs import replace
+from radixlm.runtime.artifact import Artifact, write_manifest
+from radixlm.runtime.artifact.manifest import PAGE_SIZE, WEIGHT_BLOCK, KVDType
+from radixlm.runtime.engine.step.sampler_state import relative_weights
 from radixlm.runtime.errors import CorruptArtifact, EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch, BatchArrays, PageCopy
 from radixlm.runtime.model.model_runner import ModelRunner
@@ -200,7 +202,35 @@ def test_top_logits_are_those_of_the_last_forward(runner: ModelRunner, vocab_siz
     rows = np.array([2, 0, 3], np.int32)
     logits = runner.forward(changed(batch(4), logit_rows=rows))[:, :vocab_size]
     expected, top = top_of(logits), runner.top_logits(3, vocab_size)
-    assert all((found == wanted).all() for found, wanted in zip(top, expected, strict=True))
+    assert all((found == wanted).all() for found, wanted in zip(top[:3], expected[:3], strict=True))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 255, 256, 257, VOCAB_SIZE])
+def test_running_sums_are_those_of_a_row_at_a_temperature(runner: ModelRunner, vocab_size: int) -> None:
+    logits = runner.forward(changed(batch(4), logit_rows=np.array([2, 0, 3], np.int32)))[:, :vocab_size]
+    top = runner.top_logits(3, vocab_size)
+    assert top.running_sums is not None
+    for row, temperature in ((2, 1.0), (0, 0.3), (1, 50.0), (0, 1.0)):
+        running = np.cumsum(relative_weights(logits[row], temperature))
+        expected = [running[min(end, vocab_size) - 1] for end in range(WEIGHT_BLOCK, vocab_size + 256, WEIGHT_BLOCK)]
+        assert top.running_sums(row, temperature) == pytest.approx(np.array(expected), rel=1e-11)
+        one = top.one(row)
+        assert one.running_sums is not None
+        assert np.array_equal(one.running_sums(0, temperature), top.running_sums(row, temperature))
+    with pytest.raises(Exception, match="row is out of range"):
+        top.running_sums(64, 1.0)
+
+
+def test_an_artifact_whose_module_adds_no_weights_opens(tiny_artifact: Path, tmp_path: Path) -> None:
+    """It was compiled by an older version; the sampler computes all weights of a row itself."""
+    copy = Path(shutil.copytree(tiny_artifact, tmp_path / "copy.radixlm"))
+    manifest = Artifact.open(copy).manifest
+    names = tuple(name for name in manifest.module.entry_points if name != "weight_sums")
+    write_manifest(copy, replace(manifest, module=replace(manifest.module, entry_points=names)))
+    older = ModelRunner(Artifact.open(copy), num_pages=NUM_PAGES, num_threads=1)
+    older.forward(batch())
+    assert older.top_logits(1, VOCAB_SIZE).running_sums is None
+    older.close()
 
 
 def test_top_logits_say_which_rows_are_not_finite(runner: ModelRunner) -> None:
