@@ -273,6 +273,11 @@ class SamplingParams:
             or bool(self.logit_bias)
         )
 
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens are not drawn because others are more likely; XTC does the contrary."""
+        return bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0 or self.top_n_sigma > 0.0
+
     def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
         """The tokens that end a reply, where these are the model's own."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_token_ids)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ..sampling_params import SamplingParams
 
-Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 
 _LONGEST = 50  # tokens beyond the allowed length: what repeats more is penalized as much
@@ -53,11 +52,13 @@ class Dry:
         """Forget the newest tokens."""
         self._length -= num_tokens
 
-    def penalize(self, logits: Float64Array) -> None:
-        """Lower logits `[vocab]` in place: of tokens that came before behind what the sequence ends with."""
+    def penalties(self) -> dict[int, float]:
+        """What is taken from the logits of tokens that came before behind what the sequence ends with, by token."""
         params = self._params
-        for token_id, length in self._repeats().items():
-            logits[token_id] -= params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+        return {
+            token_id: params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+            for token_id, length in self._repeats().items()
+        }
 
     def _repeats(self) -> dict[int, int]:
         """Of the tokens that would make a repetition longer, how long it is, at least the allowed length."""

@@ -43,6 +43,5 @@ class PromptLogprobsReader:
         if not all(step.is_finite[rows.first : stop]):
             return False
         for row in range(rows.first, stop):
-            values, top_ids = step.top.values[row], step.top.token_ids[row]
-            asked.append(logprob_of(step.values[row], values, top_ids, asked.next_id, asked.num_top))
+            asked.append(logprob_of(step, row, asked.next_id, asked.num_top))
         return True

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...chat.token_constraint import Foresight, TokenConstraint
-from ...model.batch import TopLogits
+from ...model.batch import Float32Array, Float64Array, TopLogits
 from ..sampling_params import SamplingParams
-from .dry import Dry, Float64Array, IntArray
+from .dry import Dry, IntArray
 
+LogitsArray = Float32Array | Float64Array
 NO_IDS: IntArray = np.empty(0, np.intp)
+
+
+class ChangedLogits(NamedTuple):
+    """The logits of a row that are others for one request, each of another id."""
+
+    ids: IntArray
+    values: Float64Array
 
 
 class SamplerState:
@@ -84,7 +93,7 @@ class SamplerState:
         or as they are if it is greedy.
         """
         temperature = 1.0 if self.params.greedy else self.params.temperature
-        weights = relative_weights(top.values[0].astype(np.float64), temperature)
+        weights = relative_weights(top.values[0], temperature)
         return float(weights[top.token_ids[0] == token_id].sum() / weights.sum())
 
     @property
@@ -125,22 +134,30 @@ class SamplerState:
             assert isinstance(bits, np.random.PCG64)
             bits.advance(-len(token_ids))
 
-    def penalize(self, logits: Float64Array) -> None:
-        """Apply penalties and bias to one row, in place.
+    def penalized(self, logits: Float32Array) -> ChangedLogits:
+        """Apply penalties and bias to one row: to the few logits that have any, whose ids rise.
 
         The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
         penalties are OpenAI's.
         """
-        if self._is_seen is not None:
-            seen = logits[self._is_seen]
-            penalty = self.params.repetition_penalty
-            logits[self._is_seen] = np.where(seen > 0.0, seen / penalty, seen * penalty)
+        by_dry = {} if self._dry is None else self._dry.penalties()
+        dry_ids = np.fromiter(by_dry, np.intp, len(by_dry))
+        is_changed = np.zeros(len(logits), np.bool_) if self._is_seen is None else self._is_seen.copy()
         if self._counts is not None:
-            logits -= self.params.presence_penalty * (self._counts > 0)
-            logits -= self.params.frequency_penalty * self._counts
-        if self._dry is not None:
-            self._dry.penalize(logits)
-        logits[self._bias_ids] += self._bias
+            is_changed |= self._counts > 0
+        is_changed[dry_ids] = is_changed[self._bias_ids] = True
+        ids = np.flatnonzero(is_changed)
+        values = logits[ids].astype(np.float64)
+        if self._is_seen is not None:
+            is_seen, penalty = self._is_seen[ids], self.params.repetition_penalty
+            values = np.where(is_seen, np.where(values > 0.0, values / penalty, values * penalty), values)
+        if self._counts is not None:
+            counts = self._counts[ids]
+            values -= self.params.presence_penalty * (counts > 0)
+            values -= self.params.frequency_penalty * counts
+        values[np.searchsorted(ids, dry_ids)] -= np.fromiter(by_dry.values(), np.float64, len(by_dry))
+        values[np.searchsorted(ids, self._bias_ids)] += self._bias
+        return ChangedLogits(ids, values)
 
     def uniform(self) -> float:
         """The next random number in `[0, 1)`; one is drawn for each token."""
@@ -148,10 +165,15 @@ class SamplerState:
         return float(self._generator.random())
 
 
-def relative_weights(logits: Float64Array, temperature: float) -> Float64Array:
-    """Probabilities times a constant: every weight is at most 1, the best one's is 1."""
+def relative_weights(logits: LogitsArray, temperature: float, largest: float | None = None) -> Float64Array:
+    """Probabilities times a constant: every weight is at most 1, the best one's is 1.
+
+    Args:
+        largest: the best one's logit, if it may not be among `logits`.
+    """
     # the maximum first: a tiny temperature would overflow otherwise
-    weights: Float64Array = logits - logits.max()
+    weights = logits.astype(np.float64)
+    weights -= weights.max() if largest is None else largest
     with np.errstate(over="ignore", under="ignore"):
         weights /= temperature
         np.exp(weights, out=weights)

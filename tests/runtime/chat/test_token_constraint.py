@@ -17,7 +17,7 @@ from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.errors import ConstraintFailed
 from radixlm.runtime.model.batch import TopLogits
 
-from ..engine.test_sampler import LOGITS, PARAMS, TOKENS, slow_distribution
+from ..engine.test_sampler import LOGITS, PARAMS, TOKENS, slow_distribution, summed
 from ..engine.test_sampler import VOCAB_SIZE as FEW
 from ..fake_constraint import ChainConstraint, mask_of
 from ..fake_model import EOS, VOCAB_SIZE, Bench, alone, top_of
@@ -69,6 +69,38 @@ def test_draws_are_those_of_a_vocabulary_without_the_other_tokens(
     assert found <= allowed
     if params.top_p in (1e-6, 1.0):  # elsewhere a mass of exactly top_p rounds either way
         assert found <= set(wanted)
+
+
+LARGE = 3000
+CHANGES = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.3, 1.0, 5.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 1.0, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    logit_bias=st.dictionaries(st.integers(0, LARGE - 1), st.sampled_from([-100.0, 3.0, 100.0]), max_size=3),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5]),
+    seed=st.integers(0, 2**32),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(CHANGES, st.sampled_from([None, 0, 1, 30, 2500, LARGE - 1]), st.sampled_from([0.5, 3.0]), st.integers(0, 2**32))
+def test_draws_of_changed_rows_are_those_of_all_weights(
+    params: SamplingParams, num_forbidden: int | None, spread: float, seed: int
+) -> None:
+    """Sums of the module are those of the row as it was, without penalties and masks."""
+    chance = np.random.default_rng(seed)
+    logits = (chance.normal(size=(1, LARGE)) * spread).astype(np.float32)
+    allowed = None if num_forbidden is None else {*chance.permutation(LARGE)[num_forbidden:].tolist()}
+    prompt = [*chance.integers(0, LARGE, 500).tolist(), int(logits.argmax())]
+    states = [SamplerState(params, prompt, LARGE, None if allowed is None else Fixed(allowed, LARGE)) for _ in range(2)]
+    for _ in range(8):
+        drawn = [sample(logits, top, [s])[0] for top, s in zip((top_of(logits), summed(logits)), states, strict=True)]
+        assert drawn[0] == drawn[1] and isinstance(drawn[0], SampledToken)
+        assert allowed is None or drawn[0].token_id in allowed
+        for state in states:
+            state.record(drawn[0].token_id)
 
 
 @pytest.mark.parametrize("num_top", [1, 4, 64])

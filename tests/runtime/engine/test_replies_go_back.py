@@ -47,7 +47,8 @@ def state(reply: Reply) -> object:
     """What decides all that comes next."""
     sampler = reply.sampler
     logits = np.linspace(-1.0, 1.0, VOCAB_SIZE)
-    sampler.penalize(logits)
+    penalized = sampler.penalized(logits.astype(np.float32))
+    logits[penalized.ids] = penalized.values
     mask = None if sampler.constraint is None else sampler.constraint.mask()
     allowed = None if mask is None else allowed_of(mask, VOCAB_SIZE).tobytes()
     (decoder, splitter, stops, *_), *counts = reply._text.state()

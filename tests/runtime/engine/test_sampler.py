@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from radixlm.runtime.artifact.manifest import WEIGHT_BLOCK
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.step.sampler import FIRST_CANDIDATES, SampledToken, sample
+from radixlm.runtime.engine.step.draws import FIRST_CANDIDATES
+from radixlm.runtime.engine.step.sampler import SampledToken, sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState, relative_weights
 from radixlm.runtime.model.batch import TopLogits
 
@@ -76,6 +78,17 @@ def slow_distribution(
     share = params.xtc_probability
     mixed = {token: (1 - share) * chance + share * rare.get(token, 0.0) for token, chance in chances.items()}
     return {token: chance for token, chance in mixed.items() if chance > 0.0}
+
+
+def summed(logits: np.ndarray, error: float = 0.0) -> TopLogits:
+    """The largest logits, and sums of blocks as the module has them: off by so much, some up and some down."""
+
+    def running_sums(row: int, temperature: float) -> np.ndarray:
+        weights = relative_weights(logits[row], temperature)
+        blocks = [math.fsum(weights[start : start + WEIGHT_BLOCK]) for start in range(0, len(weights), WEIGHT_BLOCK)]
+        return np.cumsum([block * (1 + error * (-1) ** number) for number, block in enumerate(blocks)])
+
+    return top_of(logits)._replace(running_sums=running_sums)
 
 
 def sampled_of(logits: np.ndarray, states: list[SamplerState]) -> list[SampledToken | None]:
@@ -177,6 +190,9 @@ SHARP = st.builds(
     xtc_probability=st.sampled_from([0.0, 0.5, 1.0]),
     xtc_threshold=st.sampled_from([0.0, 0.02, 0.1]),
     top_n_sigma=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 2.0]),
+    logit_bias=st.dictionaries(st.integers(0, MANY - 1), st.sampled_from([-100.0, 2.0]), max_size=3),
     seed=st.integers(0, 2**32),
 )
 
@@ -188,9 +204,18 @@ def test_the_largest_logits_draw_what_the_whole_row_does(params: SamplingParams,
     logits = logits.round() if has_ties else logits
     top = top_of(logits)
     only_best = TopLogits(top.values[:, :1], top.token_ids[:, :1], top.is_finite)
-    one, other = SamplerState(params, [], MANY), SamplerState(params, [], MANY)
+    tops = [only_best, top, summed(logits, 1e-12)]
+    states = [SamplerState(params, list(range(0, MANY, 7)), MANY) for _ in tops]
     for _ in range(10):
-        assert sample(logits, top, [one]) == sample(logits, only_best, [other])
+        drawn = [sample(logits, each, [state])[0] for each, state in zip(tops, states, strict=True)]
+        assert all(isinstance(each, SampledToken) for each in drawn)
+        assert len({each.token_id for each in drawn}) == 1
+        for each in drawn[1:] if params.logprobs else ():
+            expected = drawn[0].logprob
+            assert each.logprob.rank == expected.rank and each.logprob.logprob == pytest.approx(expected.logprob)
+            assert [token_id for token_id, _ in each.logprob.top] == [token_id for token_id, _ in expected.top]
+        for state in states:
+            state.record(drawn[0].token_id)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +256,61 @@ def test_a_draw_from_many_weights_is_that_of_their_running_sum(
     for number in [*chance.random(20), *np.clip(ends * (1 + nudge), 0.0, 1 - 2**-53), 0.0]:
         state = SamplerState(SamplingParams(seed=1), (), size)
         state.uniform = lambda number=number: float(number)  # type: ignore[method-assign]
-        drawn = sample(logits[None], top_of(logits[None]), [state])[0]
         expected = min(int(np.searchsorted(running, number * running[-1], side="right")), size - 1)
-        assert isinstance(drawn, SampledToken) and drawn.token_id == expected
+        for top in (top_of(logits[None]), summed(logits[None], 3e-13)):
+            drawn = sample(logits[None], top, [state])[0]
+            assert isinstance(drawn, SampledToken) and drawn.token_id == expected
+
+
+def test_of_a_row_whose_sums_are_known_only_a_block_is_read() -> None:
+    chance = np.random.default_rng(3)
+    logits = chance.normal(size=(1, 5000)).astype(np.float32)
+    state, other = (SamplerState(SamplingParams(seed=5, logprobs=2), [], 5000) for _ in range(2))
+    for _ in range(10):
+        drawn = sample(logits, summed(logits), [state])[0]
+        assert isinstance(drawn, SampledToken) and drawn.logprob is not None
+        start = drawn.token_id // WEIGHT_BLOCK * WEIGHT_BLOCK
+        unread = np.full_like(logits, np.nan)
+        unread[:, start : start + WEIGHT_BLOCK] = logits[:, start : start + WEIGHT_BLOCK]
+        same = sample(unread, summed(logits), [other])[0]
+        assert isinstance(same, SampledToken) and same.logprob is not None
+        assert (same.token_id, same.logprob.logprob) == (drawn.token_id, drawn.logprob.logprob)
+
+
+WIDE = 9000  # so many that a nucleus needs more than is sorted at first
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    spread=st.sampled_from([0.01, 1.0, 3.0]),
+    top_p=st.sampled_from([1e-3, 0.3, 0.9, 0.999, 1 - 2**-53]),
+    min_p=st.sampled_from([0.0, 1e-4, 0.2]),
+    top_k=st.sampled_from([0, 100, 500]),
+    has_ties=st.booleans(),
+)
+def test_cuts_of_many_tokens_are_those_of_sorting_all(
+    seed: int, spread: float, top_p: float, min_p: float, top_k: int, has_ties: bool
+) -> None:
+    logits = (np.random.default_rng(seed).normal(size=(1, WIDE)) * spread).astype(np.float32)
+    logits = logits.round(1) if has_ties else logits  # zeros of both signs among them
+    params = SamplingParams(seed=seed, top_p=top_p, min_p=min_p, top_k=top_k)
+    weights = relative_weights(logits[0], 1.0)
+    order = np.argsort(-weights, kind="stable")[: top_k or None]
+    kept = weights[order]
+    if top_p < 1.0:
+        mass = kept.sum() if top_k else weights.sum()
+        kept = kept[: int(np.searchsorted(np.cumsum(kept), top_p * mass)) + 1]
+    kept = kept[kept >= min_p]
+    tops = top_of(logits), summed(logits, 1e-12)
+    states = [SamplerState(params, [], WIDE) for _ in tops]
+    numbers = SamplerState(params, [], WIDE)
+    for _ in range(5):
+        cumulative = np.cumsum(kept)
+        index = int(np.searchsorted(cumulative, numbers.uniform() * cumulative[-1], side="right"))
+        for top, state in zip(tops, states, strict=True):
+            drawn = sample(logits, top, [state])[0]
+            assert isinstance(drawn, SampledToken) and drawn.token_id == order[min(index, len(kept) - 1)]
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 100.0])
