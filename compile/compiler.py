@@ -215,7 +215,9 @@ def fresh_artifact(
             artifact.remember_weights()  # it is opened where it is
             in_memory.written()
         done = reporter.part_of("verify", 0 if is_in_memory else 0.5, 1)
-        verification = check_logits(artifact, planned.plan, planned.weights, planned.ops.rounded_inputs, done)
+        verification = check_logits(
+            artifact, planned.plan, planned.weights, planned.ops.program, planned.ops.rounded_inputs, done
+        )
         verification = replace(verification, num_rows=num_rows)
         fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
         report = CompileReport(output, artifact.manifest, verification, fault, writer.rounded())

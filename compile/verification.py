@@ -1,8 +1,8 @@
 """Compare a fresh artifact's logits with plain NumPy.
 
 The weights themselves are compared in `written_weights.py`, all of them. Logits are compared after one layer of each
-kind: what is repeated is computed by the same kernels, and errors of many layers in a row grow until they show nothing.
-The module computes all layers in any case; those that are left out get weights of zeros, and add nothing.
+kind: what is repeated makes the same calls (`repeated_layers.py`), and errors of many layers in a row grow until they
+show nothing. The module computes all layers in any case; those that are left out get weights of zeros, and add nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from .families.registry import decoder_of
-from .reference import Weights, reference_logits, weights_of_layers
+from .ops.program import Program
+from .ops.reference_ops import ReferenceOps
+from .reference import Weights, evaluate, weights_of_layers
+from .repeated_layers import check_repeated
 from .stored_weights import StoredWeights
 from .weights.plan import WeightPlan
 
@@ -35,7 +38,8 @@ _MOST_LAYERS_WITH_EXPERTS = 2  # a router that is near a tie makes all that foll
 _MANY_LOGITS = 8192  # of a vocabulary that is larger, some runs of tokens are compared
 _RUNS, _RUN = 64, 64
 
-# Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it.
+# Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it,
+# but where a router is so near to other experts (`NEAR_TIE`) that rounding may choose them.
 # Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
 # artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/LOG.md). Of keys and values in
 # codes the same holds; with all else in floats Gemma 3 270M has 0.03.
@@ -43,7 +47,6 @@ _TOLERANCE_FLOAT = 2e-2
 _TOLERANCE_CODES = 0.1
 _TOLERANCE_ROUNDED = 0.2
 _WORST_OVER_MEDIAN = 5
-_SPARED = 50  # one token of so many may be worse in a model with experts: where its router is near a tie, it turns over
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Verification:
     Attributes:
         median_difference: root mean square of the logits' difference over their deviation, of the median token; where
             layers were compared apart, the largest such.
-        worst_difference: the same of the worst token; in models with experts, of all but a few that are near a tie.
+        worst_difference: the same of the worst token; those do not count for which a router is at a near tie.
         tolerance: what `median_difference` may be.
         num_tokens: whose logits were compared.
         layers: which layers' results were compared; the others are of a kind with one of them.
@@ -72,6 +75,7 @@ def check_logits(
     artifact: Artifact,
     plan: WeightPlan,
     weights: StoredWeights,
+    program: Program,
     rounded_inputs: Set[str],
     done: Callable[[float], None],
 ) -> Verification:
@@ -80,6 +84,7 @@ def check_logits(
     Args:
         plan: where the weights are in their file.
         weights: the numbers that the artifact stores.
+        program: what the artifact computes.
         rounded_inputs: names of the matrices whose inputs the kernels round to 8 bits; the reference rounds them too.
         done: called with the share that is done.
 
@@ -87,7 +92,9 @@ def check_logits(
         VerificationFailed: they differ by more than rounding explains.
     """
     config = artifact.manifest.model
-    groups = _layers_apart(config, weights)
+    kinds, tensors = _kinds(config, weights), [[*_names(config, index)] for index in range(config.num_hidden_layers)]
+    check_repeated(program, tensors, kinds)
+    groups = _layers_apart(config, kinds)
     of_floats = _TOLERANCE_CODES if artifact.manifest.kv.has_codes else _TOLERANCE_FLOAT
     found = Verification(0.0, 0.0, _TOLERANCE_ROUNDED if rounded_inputs else of_floats, 0)
     for index, layers in enumerate(groups):
@@ -108,7 +115,17 @@ def check_logits(
     return found
 
 
-def _layers_apart(config: ModelConfig, weights: StoredWeights) -> list[tuple[int, ...]]:
+def _kinds(config: ModelConfig, weights: StoredWeights) -> list[list[int]]:
+    """The layers of each kind: with the same configuration, and tensors stored alike."""
+    kinds: dict[object, list[int]] = {}
+    for index, layer in enumerate(decoder_of(config).layers):
+        names = [name for part in layer.parts() for name in part.tensors]
+        kind = config.layers[index], tuple(weights.kinds.get(name) for name in names)
+        kinds.setdefault(kind, []).append(index)
+    return [*kinds.values()]
+
+
+def _layers_apart(config: ModelConfig, kinds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Layers of which every kind is among, in groups that are computed at once.
 
     Of a kind it is the last one, whose weights are furthest from the beginning of the file.
@@ -116,11 +133,7 @@ def _layers_apart(config: ModelConfig, weights: StoredWeights) -> list[tuple[int
     all_layers = tuple(range(config.num_hidden_layers))
     if len(all_layers) <= _FEW_LAYERS:
         return [all_layers]
-    kinds: dict[object, int] = {}
-    for index, layer in enumerate(decoder_of(config).layers):
-        names = [name for part in layer.parts() for name in part.tensors]
-        kinds[config.layers[index], tuple(weights.kinds.get(name) for name in names)] = index
-    found = sorted(kinds.values())
+    found = sorted(kind[-1] for kind in kinds)
     most = _MOST_LAYERS_WITH_EXPERTS if _has_experts(config) else _MOST_LAYERS
     return [_with_shared(config, found[start : start + most]) for start in range(0, len(found), most)]
 
@@ -164,24 +177,23 @@ class _LogitsCheck:
                 done(0.8 * min(num_read / to_read, 1))
             return self.weights.float32(name, rows)
 
-        expected = reference_logits(
-            config,
+        reference = ReferenceOps(
             counted,
             token_ids,
-            layers=self.layers,
             rows=counted,
             quantized=lambda name: name in self.rounded_inputs,
             kv_dtype=manifest.kv.dtype,
             vocabulary=vocabulary,
         )
+        expected = evaluate(config, reference, self.layers)
         self.weights.source.release()
         with weights_of_layers(self.artifact, self.plan, self.layers) as weights:
             actual = _run(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
         if vocabulary is not None:
             actual = np.concatenate([actual[:, tokens] for tokens in vocabulary], axis=-1)
         difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
-        num_spared = -(-num_tokens // _SPARED) if _has_experts(config) else 0
-        return float(np.median(difference)), float(np.sort(difference)[-1 - num_spared]), num_tokens
+        is_spared = reference.near_ties & np.isfinite(difference)
+        return float(np.median(difference)), float(difference[~is_spared].max(initial=0.0)), num_tokens
 
 
 def _names(config: ModelConfig, index: int) -> Iterator[str]:

@@ -89,6 +89,7 @@ GATED_FUNCTIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 def expert_weights(
@@ -97,7 +98,7 @@ def expert_weights(
     """The experts of each row and their weights, both `[rows, num_active]`, best first; of ties the lower id first."""
     router, num_active = experts.router, experts.num_active
     of_chosen = router.scores in ("softmax_of_chosen", "sigmoid_of_chosen")
-    scores = logits if of_chosen else sigmoid(logits) if router.scores == "sigmoid" else _softmax(logits)
+    scores = _scores(logits, router)
     ranking = scores if selection_bias is None else scores + selection_bias
     chosen = _best(_in_best_groups(ranking, router), num_active)
     weights = np.take_along_axis(scores, chosen, -1)
@@ -108,6 +109,34 @@ def expert_weights(
         weights = weights / total
     weights = weights * weights.dtype.type(router.scale)
     return chosen, weights if expert_scale is None else weights * expert_scale[chosen]
+
+
+def changes_experts(logits: Array, experts: Experts, selection_bias: Array | None, margin: float) -> BoolArray:
+    """Of each row, whether other experts are chosen if logits change by `margin` of their deviation.
+
+    As far as a change of two of them shows: the last one that is chosen falls, and any other one rises.
+    """
+    router, rows = experts.router, np.arange(len(logits))
+    change = (margin * logits.std(axis=-1, keepdims=True)).astype(logits.dtype)
+
+    def chosen(logits: Array) -> Int64Array:
+        scores = _scores(logits, router)
+        ranking = scores if selection_bias is None else scores + selection_bias
+        return _best(_in_best_groups(ranking, router), experts.num_active)
+
+    before = chosen(logits)
+    pushed = logits + change
+    np.put_along_axis(pushed, before, np.take_along_axis(logits, before, -1), -1)
+    pushed[rows, before[:, -1]] -= change[:, 0]
+    result: BoolArray = (np.sort(chosen(pushed)) != np.sort(before)).any(axis=-1)
+    return result
+
+
+def _scores(logits: Array, router: Router) -> Array:
+    """What experts are ranked by, without a bias that only selects."""
+    if router.scores in ("softmax_of_chosen", "sigmoid_of_chosen"):
+        return logits
+    return sigmoid(logits) if router.scores == "sigmoid" else _softmax(logits)
 
 
 def _in_best_groups(ranking: Array, router: Router) -> Array:

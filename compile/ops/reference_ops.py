@@ -18,7 +18,7 @@ from radixlm.runtime.artifact.cpu import default_num_threads
 from radixlm.runtime.artifact.manifest import KVDType
 from radixlm.runtime.artifact.model_config import Function, Rope
 
-from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, expert_weights, normalized, sigmoid
+from .functions import FUNCTIONS, GATED_FUNCTIONS, Array, changes_experts, expert_weights, normalized, sigmoid
 from .layers import Embedding, ExpertLinear, Linear, Norm, Vector
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .reference_mixers import (
@@ -42,6 +42,7 @@ Rows = tuple[Array, ...]  # of joined matrices, the outputs of each, `[tokens, w
 
 STRIP = 1 << 22  # numbers of a matrix that are read at a time
 _MOST_THREADS = 16  # that read one each
+NEAR_TIE = 0.02  # of the deviation of a router's logits: what rounding of its input may change
 
 
 def nothing_quantized(name: str) -> bool:
@@ -60,6 +61,9 @@ class ReferenceOps:
         kv_dtype: how keys (after RoPE) and values are rounded, and with k12v8 queries and the weights of values.
         dtype: the precision of all else: float64 shows how much of a difference is float32's own.
         vocabulary: which logits are computed, as runs of tokens; None: all. Of some, none are refined.
+
+    Attributes:
+        near_ties: of each token, whether a router was within `NEAR_TIE` of choosing other experts for it.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class ReferenceOps:
         self._weight, self._rows, self._quantized, self._kv_dtype = weight, rows, quantized, kv_dtype
         self._token_ids, self._dtype = np.asarray(token_ids, dtype=np.int64), np.dtype(dtype)
         self._number: Any = self._dtype.type
+        self.near_ties = np.zeros(len(self._token_ids), np.bool_)
         self._kv: dict[int, tuple[Array, Array]] = {}  # of each KV layer
 
     def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
@@ -174,7 +179,9 @@ class ReferenceOps:
                 routed = routed * self._read(spec.router_scale.name) * self._number(x.shape[-1] ** -0.5)
         bias = None if spec.selection_bias is None else self._read(spec.selection_bias.name)
         scale = None if spec.expert_scale is None else self._read(spec.expert_scale.name)
-        chosen, weights = expert_weights(self._multiply(routed, spec.router), spec.experts, bias, scale)
+        logits = self._multiply(routed, spec.router)
+        self.near_ties |= changes_experts(logits, spec.experts, bias, NEAR_TIE)
+        chosen, weights = expert_weights(logits, spec.experts, bias, scale)
         outputs = np.zeros((*chosen.shape, x.shape[-1]), self._dtype)
         parts = [part for part in (spec.gate, spec.up, spec.down) if part is not None]
         stacks = {part.name: self._weight(part.name) for part in parts} if self._rows is None else {}

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from radixlm.compile import compile_model, compiler, verification, weights_file
-from radixlm.compile.ops import functions
-from radixlm.compile.ops.program import Stored
+from radixlm.compile.ops import functions, reference_ops
+from radixlm.compile.ops.functions import changes_experts
+from radixlm.compile.ops.program import Call, Stored
 from radixlm.compile.sources import gguf_blocks
 from radixlm.compile.verification import Verification
+from radixlm.runtime.artifact.model_config import Experts
 from radixlm.runtime.errors import VerificationFailed
 
 from ..goldens.families import FAMILIES
@@ -23,6 +25,7 @@ from .test_mixed_gguf import write
 
 MakeTiny = Callable[..., TinyModel]
 NUM_LAYERS = 7
+EXPERT_WEIGHTS = functions.expert_weights
 TIED = Stored("model.embed_tokens.weight.codes")
 OTHER = Stored("model.layers.0.self_attn.o_proj.weight.codes")
 
@@ -121,6 +124,115 @@ def test_one_bad_expert_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(VerificationFailed, match=rf"{name}.* differs"):
         compiled(source, tmp_path, quantize=quantize)
     assert seen
+
+
+def mixture(folder: Path, num_layers: int, **config: Any) -> Path:
+    """A narrow mixture whose layers are as many as those of a real one."""
+    family = FAMILIES["qwen3_moe"]
+    return replace(family, config=family.config | {"num_hidden_layers": num_layers} | config).write(folder / "source")
+
+
+DEPTHS = pytest.mark.parametrize("num_layers", [2, 24, 48])
+
+
+@DEPTHS
+@pytest.mark.parametrize("quantize", ["keep", "q8"])
+def test_a_deep_mixture_is_no_further_from_the_reference_than_a_shallow_one(
+    tmp_path: Path, num_layers: int, quantize: str
+) -> None:
+    found = compiled(mixture(tmp_path, num_layers), tmp_path, quantize=quantize)
+    assert found.median_difference < found.tolerance / 2
+    assert found.worst_difference < 5 * found.tolerance / 2
+    assert found.layers[-1] == num_layers - 1
+
+
+@DEPTHS
+def test_weights_of_another_expert_are_found_in_a_layer_of_any_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_layers: int
+) -> None:
+    """The writer takes the next layer's router, which has the same shape and type."""
+    name = f"model.layers.{num_layers // 2}.mlp.gate.weight"
+    other = f"model.layers.{num_layers // 2 - 1}.mlp.gate.weight"
+    real = weights_file.WeightsWriter._packed
+
+    def packed(self: Any, strip: Any) -> Any:
+        return real(self, replace(strip, name=other) if strip.name == name else strip)
+
+    monkeypatch.setattr(weights_file.WeightsWriter, "_packed", packed)
+    with pytest.raises(VerificationFailed, match=rf"{name}.* differs"):
+        compiled(mixture(tmp_path, num_layers), tmp_path)
+
+
+def other_experts(logits: Any, *rest: Any) -> Any:
+    chosen, weights = EXPERT_WEIGHTS(logits, *rest)
+    return (chosen + 1) % logits.shape[-1], weights
+
+
+def half_weights(*arguments: Any) -> Any:
+    chosen, weights = EXPERT_WEIGHTS(*arguments)
+    return chosen, weights / 2
+
+
+@DEPTHS
+@pytest.mark.parametrize("fault", [other_experts, half_weights])
+def test_a_router_that_chooses_or_weighs_otherwise_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_layers: int, fault: Any
+) -> None:
+    """That tokens near a tie are spared does not spare it."""
+    source = mixture(tmp_path, num_layers)
+    monkeypatch.setattr(reference_ops, "expert_weights", fault)
+    with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation"):
+        compiled(source, tmp_path)
+
+
+def test_a_near_tie_is_where_a_small_change_of_logits_chooses_others() -> None:
+    experts = Experts(num_experts=4, num_active=2, intermediate_size=32)
+    spread = np.array([1.0, -1.0, 0.0, 0.0])
+    for gap, expected in ((0.0, True), (0.03, True), (0.05, False)):
+        logits = (spread + np.array([0.0, 0.0, gap, 0.0]) * spread.std())[None].astype(np.float32)
+        assert changes_experts(logits, experts, None, 0.02).tolist() == [expected]
+
+
+def another_matrix(calls: list[Call], places: list[int]) -> None:
+    """The middle layer multiplies with the matrix of the one before it."""
+    middle = len(places) // 2
+    calls[places[middle]] = replace(calls[places[middle]], arguments=calls[places[middle - 1]].arguments)
+
+
+def another_kernel(calls: list[Call], places: list[int]) -> None:
+    """The middle layer does not add what it computed: it multiplies, and keeps that to itself."""
+    del calls[places[len(places) // 2] + 1]
+
+
+def other_keys(calls: list[Call], places: list[int]) -> None:
+    """The middle layer attends to keys and values of the one before it."""
+    attends = [n for n, call in enumerate(calls) if isinstance(call.key, tuple) and call.key[0] == "attention"]
+    middle = attends[len(places) // 2]
+    calls[middle] = replace(calls[middle], arguments=calls[attends[len(places) // 2 - 1]].arguments)
+
+
+@DEPTHS
+@pytest.mark.parametrize("fault", [another_matrix, another_kernel, other_keys])
+def test_a_program_that_is_wrong_in_one_layer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_layers: int, fault: Callable[[list[Call], list[int]], None]
+) -> None:
+    """Only the last layer of a kind is computed: of the others it is known that they make the same calls."""
+    real = compiler.build_module
+
+    def build(program: Any, *arguments: Any) -> Any:
+        name = "self_attn.o_proj.weight.codes"
+        is_output = [
+            any(isinstance(a, Stored) and a.name.endswith(name) for a in call.arguments) for call in program.calls
+        ]
+        places = [place for place, found in enumerate(is_output) if found]
+        assert len(places) == num_layers
+        fault(program.calls, places)
+        return real(program, *arguments)
+
+    source = mixture(tmp_path, num_layers)
+    monkeypatch.setattr(compiler, "build_module", build)
+    with pytest.raises(VerificationFailed, match=r"calls other kernels|have their rows at|differ from the NumPy"):
+        compiled(source, tmp_path, quantize="q8")
 
 
 def test_an_output_matrix_that_is_not_the_embeddings_is_found(
