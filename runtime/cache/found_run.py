@@ -5,12 +5,11 @@ Reads nodes and changes none. Knows keys and pages, not sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..artifact.manifest import PAGE_SIZE
 from ..states.state_pool import NO_STATE, FoundState
-from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, encode_key, num_common_tokens
+from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node, num_common_tokens
 from .why_not_more import MAX_IDS_COMPARED
 
 
@@ -37,9 +36,8 @@ class FoundRun:
     state_slot: int = NO_STATE
 
     @classmethod
-    def below(cls, root: Node | None, token_ids: Sequence[int]) -> FoundRun:
-        """The run below `root` that begins like `token_ids`; without a root there is none."""
-        key = encode_key(token_ids)
+    def below(cls, root: Node | None, key: bytes) -> FoundRun:
+        """The run below `root` that begins like the tokens of `key`; without a root there is none."""
         pages: list[int] = []
         generated: list[bytes] = []
         partial_page, num_rows = None, 0

@@ -11,7 +11,7 @@ from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
 from ..states.state_pool import StatePool
 from .page_pool import PagePool
-from .radix_node import PAGE_BYTES, TOKEN_BYTES, Node
+from .radix_node import PAGE_BYTES, TOKEN_BYTES, Key, Node
 
 
 class NodeTable:
@@ -54,7 +54,7 @@ class NodeTable:
         assert node.pages[offset - 1] == page_id, f"page {page_id} is elsewhere in the tree"
         return node, offset
 
-    def extend(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> None:
+    def extend(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> None:
         """Put full pages at the end of a node's run."""
         self._add_pages(page_ids)
         node.run += key
@@ -62,7 +62,7 @@ class NodeTable:
         node.generated += generated
         self._node_of_page[page_ids] = node.node_id
 
-    def add_child(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
+    def add_child(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> Node:
         """Put pages into a new node below a root or a node."""
         self._add_pages(page_ids)
         self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)

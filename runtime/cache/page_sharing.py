@@ -125,7 +125,7 @@ def reuse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int) -> in
     before = sequence.num_computed
     if limit <= before:
         return 0
-    found = tree.find_resumable(sequence.namespace, sequence.token_ids[:limit])
+    found = tree.find_resumable(sequence.namespace, encode_key(sequence.token_ids[:limit]))
     if found.num_with_kv > max(found.num_tokens, before):
         sequence.state.want_at(found.num_with_kv)  # where prefixes part: the next one finds a state there
     if found.num_tokens <= before:
@@ -181,8 +181,9 @@ def share_full_pages(
         return
     tokens = slice(first * PAGE_SIZE, last * PAGE_SIZE)
     own, after = sequence.page_ids[first:last], sequence.page_ids[last:]
-    shared = tree.insert(
-        sequence.namespace, sequence.page_ids[:first], sequence.token_ids[tokens], own, sequence.generated[tokens]
+    last_above = sequence.page_ids[first - 1] if first else None
+    shared = tree.insert_after(
+        sequence.namespace, last_above, first, sequence.token_ids[tokens], own, sequence.generated[tokens]
     )
     num_free = pool.num_free  # after pages that the new ones superseded, which have lines
     pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)

@@ -32,7 +32,8 @@ from .page_sharing import (
     reuse,
     share_full_pages,
 )
-from .prefix_match import PrefixMatch, match_prompt
+from .prefix_match import PrefixMatch, match_again, match_prompt
+from .radix_node import encode_key
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .sequence import Sequence
@@ -129,10 +130,23 @@ class PrefixCache(Memory):
             spelled=spelled,
         )
 
+    def match_again(self, match: PrefixMatch) -> PrefixMatch:
+        """The same match by ids alone, of the tree as it is now; changes nothing."""
+        return match_again(self.tree, match)
+
+    def ahead(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """At most `most` tokens that the sequence's namespace has behind all of its tokens; changes nothing."""
+        num_full = sequence.num_shareable // PAGE_SIZE
+        if sequence.namespace is None:
+            return ()
+        above, token_ids = sequence.page_ids[:num_full], sequence.token_ids[num_full * PAGE_SIZE :]
+        return self.tree.ahead(sequence.namespace, above, token_ids, most)
+
     def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
         """The longest prefix of these ids, in tokens, that any other namespace has. Do not tell a client."""
+        key = encode_key(prompt_ids[:-1])
         others = (other for other in self.tree.namespaces if other != namespace)
-        return max((self.tree.find_resumable(other, prompt_ids[:-1]).num_tokens for other in others), default=0)
+        return max((self.tree.find_resumable(other, key).num_tokens for other in others), default=0)
 
     def open(
         self,

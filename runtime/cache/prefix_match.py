@@ -6,13 +6,14 @@ Looks in the tree by ids, and by text where that finds more; changes nothing. Kn
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..errors import EmptyPrompt
 from .found_run import FoundRun
+from .radix_node import TOKEN_BYTES, encode_key
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .text_walk import ALIAS, EXACT, TEXT, TextWalk
@@ -43,6 +44,7 @@ class PrefixMatch:
     partial: PartialPage | None
     why_not_more: WhyNotMore
     version: int  # of the tree that it was found in
+    key: bytes = field(repr=False)  # of the tokens that may be cached: to look for them again
 
     @property
     def num_tokens(self) -> int:
@@ -70,7 +72,8 @@ def match_prompt(
         raise EmptyPrompt("the prompt has 0 tokens; send at least one")
     num_match = len(prompt) if num_match is None else num_match
     limit = min(num_match, len(prompt) - 1)
-    found = tree.find_resumable(namespace, prompt[:limit])
+    key = encode_key(prompt[:limit])
+    found = tree.find_resumable(namespace, key)
     kinds = bytes(found.num_tokens)
     root = tree.root(namespace)
     if namespace is not None and spelled is not None and root is not None and found.num_with_kv < limit:
@@ -79,17 +82,43 @@ def match_prompt(
         if any(walked.kinds) and walked.reach >= spelled_prompt.starts[found.num_with_kv]:
             num_match += len(walked.ids) - len(prompt)
             prompt, kinds = walked.ids, walked.kinds
-            limit = min(num_match, len(prompt) - 1)
-            found = tree.find_resumable(namespace, prompt[:limit])
+            key = encode_key(prompt[: min(num_match, len(prompt) - 1)])
+            found = tree.find_resumable(namespace, key)
+    by_kind = _tokens_by_kind(kinds, found.num_tokens, num_known)
+    return _match_of(tree, found, prompt, num_match, namespace, by_kind, key)
+
+
+def match_again(tree: RadixTree, match: PrefixMatch) -> PrefixMatch:
+    """Match the ids of an earlier match in the tree as it is now, by ids alone.
+
+    A request that waits is looked up in each step. To encode its prompt takes a hundred times as long as to compare it.
+    """
+    found = tree.find_resumable(match.namespace, match.key)
+    by_kind: dict[MatchKind, int] = {"exact": found.num_tokens} if found.num_tokens else {}
+    return _match_of(tree, found, match.prompt_ids, match.num_match, match.namespace, by_kind, match.key)
+
+
+def _match_of(
+    tree: RadixTree,
+    found: FoundRun,
+    prompt: tuple[int, ...],
+    num_match: int,
+    namespace: bytes | None,
+    tokens_by_kind: Mapping[MatchKind, int],
+    key: bytes,
+) -> PrefixMatch:
     return PrefixMatch(
         prompt_ids=prompt,
         num_match=num_match,
         namespace=namespace,
-        tokens_by_kind=_tokens_by_kind(kinds, found.num_tokens, num_known),
+        tokens_by_kind=tokens_by_kind,
         pages=tuple(found.pages),
         partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
-        why_not_more=WhyNotMore("off", 0) if namespace is None else _why_not_more(found, prompt, limit),
+        why_not_more=WhyNotMore("off", 0)
+        if namespace is None
+        else _why_not_more(found, prompt, len(key) // TOKEN_BYTES),
         version=tree.version,
+        key=key,
     )
 
 

@@ -140,9 +140,12 @@ class Node:
             return own
         return own + max(self.children, key=lambda child: child.last_used).tokens(0, most - len(own))
 
-    def ahead(self, key: bytes, most: int) -> tuple[int, ...]:
-        """At most `most` tokens behind all of `key`, which begins where its children do, in the runs used last."""
-        node, done = self, 0
+    def ahead(self, key: bytes, most: int, start: int) -> tuple[int, ...]:
+        """At most `most` tokens behind all of `key`, in the runs used last; it begins at token `start` of this run."""
+        common = num_common_tokens(self.run, key, start * TOKEN_BYTES)
+        node, done = self, common * TOKEN_BYTES
+        if start + common < self.num_tokens:
+            return self.tokens(start + common, most) if done == len(key) else ()
         while done < len(key):
             child, common = node.nearest(key, done)
             if child is None or common == 0:
@@ -231,7 +234,7 @@ class Node:
         """Whether a continuation that was evicted here began with more than the first `num_tokens` tokens of `page`."""
         return any(num_common_tokens(gone, page) > num_tokens for gone in self.evicted)
 
-    def mark_generated(self, offset: int, generated: bytes) -> None:
+    def mark_generated(self, offset: int, generated: Key) -> None:
         """Mark tokens from token `offset` on that the model made, even if a client wrote them first."""
         if any(generated):
             old = self.generated[offset : offset + len(generated)]

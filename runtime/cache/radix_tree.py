@@ -18,7 +18,7 @@ from .eviction import Eviction
 from .found_run import FoundRun
 from .node_table import NodeTable
 from .page_pool import PagePool
-from .radix_node import PAGE_BYTES, Node, either, encode_key, num_common_tokens
+from .radix_node import PAGE_BYTES, Key, Node, either, encode_key, num_common_tokens
 
 
 class RadixTree:
@@ -105,36 +105,27 @@ class RadixTree:
 
     def find(self, namespace: bytes | None, token_ids: Sequence[int]) -> FoundRun:
         """The longest run of the namespace that begins like `token_ids`; changes nothing."""
-        return FoundRun.below(self.root(namespace), token_ids)
+        return self.find_key(namespace, encode_key(token_ids))
 
-    def find_resumable(self, namespace: bytes | None, token_ids: Sequence[int]) -> FoundRun:
-        """What of `find` a sequence can go on from: of a recurrent model, what ends at a state."""
-        found = self.find(namespace, token_ids)
+    def find_key(self, namespace: bytes | None, key: bytes) -> FoundRun:
+        """`find` the tokens of a key."""
+        return FoundRun.below(self.root(namespace), key)
+
+    def find_resumable(self, namespace: bytes | None, key: bytes) -> FoundRun:
+        """What of `find_key` a sequence can go on from: of a recurrent model, what ends at a state."""
+        found = self.find_key(namespace, key)
         if self.states is None or namespace is None:
             return found
-        return found.up_to(self.states.find(namespace, found.pages, encode_key(token_ids), found.num_tokens))
+        return found.up_to(self.states.find(namespace, found.pages, key, found.num_tokens))
 
-    def ahead(self, namespace: bytes | None, token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most `most` tokens that the namespace has behind all of `token_ids`, in the runs used last; changes
-        nothing.
+    def ahead(self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int], most: int) -> tuple[int, ...]:
+        """At most `most` tokens that the namespace has behind the pages `above` and all of `token_ids` after these, in
+        the runs used last; changes nothing.
         """
-        root = self.root(namespace)
-        return () if root is None else root.ahead(encode_key(token_ids), most)
-
-    def insert(
-        self,
-        namespace: bytes,
-        above: Sequence[int],
-        token_ids: Sequence[int],
-        page_ids: Sequence[int],
-        generated: bytes,
-    ) -> list[int]:
-        """Keep full pages below the pages `above`; the result is the pages that hold these tokens now.
-
-        Where the tree has a page of the same tokens at the same place, that one is in the result and the
-        given one stays the caller's alone.
-        """
-        return self.insert_after(namespace, above[-1] if above else None, len(above), token_ids, page_ids, generated)
+        if self.root(namespace) is None:
+            return ()
+        node, offset = self._end_of(namespace, above[-1] if above else None, len(above))
+        return node.ahead(encode_key(token_ids), most, offset * PAGE_SIZE)
 
     def insert_after(
         self,
@@ -143,9 +134,16 @@ class RadixTree:
         num_above: int,
         token_ids: Sequence[int],
         page_ids: Sequence[int],
-        generated: bytes,
+        generated: Key,
     ) -> list[int]:
-        """`insert` below `num_above` pages of which only the last is known; None: there is none above."""
+        """Keep full pages below `num_above` others; the result is the pages that hold these tokens now.
+
+        Where the tree has a page of the same tokens at the same place, that one is in the result and the
+        given one stays the caller's alone.
+
+        Args:
+            last_above: the last of the pages above; None: there is none.
+        """
         assert len(token_ids) == PAGE_SIZE * len(page_ids) == len(generated)
         key = encode_key(token_ids)
         node, offset = self._end_of(namespace, last_above, num_above)
@@ -175,7 +173,7 @@ class RadixTree:
         return kept
 
     def insert_tail(
-        self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int], page_id: int, generated: bytes
+        self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int], page_id: int, generated: Key
     ) -> None:
         """Keep the first `len(token_ids)` rows of a partial page below the pages `above`.
 
@@ -265,7 +263,7 @@ class RadixTree:
         """The node that `num_above` pages end in, and how many of its pages they take; without any, the root."""
         return (self._table.root(namespace), 0) if last_above is None else self._table.end_of(last_above, num_above)
 
-    def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: bytes) -> Node:
+    def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> Node:
         """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""
         generated = self._supersede_tail(node, key, generated)
         if node.children or node.evicted or node.parent is None:
@@ -273,7 +271,7 @@ class RadixTree:
         self._table.extend(node, key, page_ids, generated)
         return node
 
-    def _supersede_tail(self, node: Node, key: bytes, generated: bytes) -> bytes:
+    def _supersede_tail(self, node: Node, key: bytes, generated: Key) -> Key:
         """Drop a tail that `key` begins with; `generated` with its marks.
 
         A sequence that was about to copy its rows owns the page alone from here on, and writes to it.

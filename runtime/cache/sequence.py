@@ -102,9 +102,9 @@ class Sequence:
         return self._token_ids
 
     @property
-    def generated(self) -> bytes:
-        """One byte a token: 1 where a model made it, 0 where a client wrote it."""
-        return bytes(self._generated)
+    def generated(self) -> bytes | bytearray:
+        """One byte a token: 1 where a model made it, 0 where a client wrote it; read only."""
+        return self._generated
 
     @property
     def page_ids(self) -> array[int]:

@@ -5,8 +5,9 @@ Knows one request, the cache and the step that is planned, not whose turn it is.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.page_pool import num_pages_for
@@ -52,6 +53,7 @@ class WaitingRequest:
         rows: that an extra offers for its sequence to begin with.
         match: what was found cached; None: it was not looked for.
         is_final: the match is by all kinds that the request allows, and of the tree as it is.
+        num_common: by sequence and its length, how many tokens of whole pages the match's prompt has in common with it.
     """
 
     request: Request
@@ -59,6 +61,7 @@ class WaitingRequest:
     rows: LoadedRows | None = None
     match: PrefixMatch | None = None
     is_final: bool = False
+    num_common: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -79,7 +82,7 @@ class WaitingRequest:
         elif match is None:
             match = self.look(cache, context_length)
         elif match.version != cache.tree.version:
-            match = cache.match(match.prompt_ids, num_match=match.num_match, namespace=self.request.namespace)
+            match = cache.match_again(match)
             self.is_final = False
         self.match = match
         if rows is not None and match.num_tokens >= rows.span.stop:
@@ -89,7 +92,29 @@ class WaitingRequest:
     def look(self, cache: PrefixCache, context_length: int) -> PrefixMatch:
         """What is cached, by all kinds of match."""
         self.match, self.is_final = find_prefix(cache, self.request, context_length), True
+        self.num_common.clear()  # of the ids of another match
         return self.match
+
+    def waits_for(self, sequence: Sequence) -> bool:
+        """Whether a running sequence computes more whole pages of the match's prompt than the match has. A recurrent
+        model will leave a state behind them.
+        """
+        match = self.match
+        assert match is not None, "it was looked for"
+        if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
+            return False
+        limit = min(match.num_match, len(match.prompt_ids) - 1)
+        # no other request finds what is computed behind offered rows
+        if sequence.sparse is not None or sequence.num_computed >= limit or match.num_tokens >= limit:
+            return False
+        place = sequence.seq_id, len(sequence)
+        if place not in self.num_common:  # compared once: neither changes while the sequence computes its prompt
+            self.num_common[place] = _num_common(match, sequence, min(limit, len(sequence)))
+        num_common = self.num_common[place]
+        if num_common <= max(match.num_tokens, sequence.num_computed):
+            return False
+        sequence.state.want_at(num_common)
+        return True
 
     def open(self, cache: PrefixCache, match: PrefixMatch, context_length: int) -> Sequence | None:
         """The request's sequence. None if it cannot begin with the rows that were loaded for it: the request goes on
@@ -118,22 +143,6 @@ class WaitingRequest:
         """Go on as if no rows had been loaded."""
         self.rows = self.match = None
         self.is_final = False
-
-
-def waits_for(sequence: Sequence, match: PrefixMatch) -> bool:
-    """Whether a running sequence computes more whole pages of a match's prompt than the match has. A recurrent model
-    will leave a state behind them."""
-    if sequence.num_uncomputed == 1 or sequence.namespace is None or sequence.namespace != match.namespace:
-        return False
-    limit = min(match.num_match, len(match.prompt_ids) - 1)
-    # no other request finds what is computed behind offered rows
-    if sequence.sparse is not None or sequence.num_computed >= limit or match.num_tokens >= limit:
-        return False
-    num_common = _num_common(match, sequence, min(limit, len(sequence)))
-    if num_common <= max(match.num_tokens, sequence.num_computed):
-        return False
-    sequence.state.want_at(num_common)
-    return True
 
 
 def _num_common(match: PrefixMatch, sequence: Sequence, limit: int) -> int:
@@ -179,7 +188,7 @@ class Admission:
                 match = each.peek(self.cache, self.context_length)
             except Exception as error:
                 raise RequestBroken(each.request) from error
-            if each.rows is None and any([waits_for(other.admitted, match) for other in running]):
+            if each.rows is None and any([each.waits_for(other.admitted) for other in running]):
                 continue
             if best is None or score(each) > best_score:
                 best, best_score = (each, match), score(each)
@@ -207,7 +216,9 @@ class Admission:
         if rows is not None:
             shared, num_missing = rows.shared_pages(match), rows.span.num_missing
         num_needed = self._num_pages(request, len(match.prompt_ids), num_missing, has_prompt=False) - len(shared)
-        num_evictable = pool.num_cached - sum(pool.num_users(page) == 0 for page in shared)
+        # sequences that use a page use all before it, so those without a user are the last ones
+        num_used = bisect_left(shared, True, key=lambda page: pool.num_users(page) == 0)
+        num_evictable = pool.num_cached - (len(shared) - num_used)
         num_promised = sum(max(0, self._num_needed_pages(each) - plan.num_held_pages(each)) for each in running)
         return num_needed <= pool.num_free + num_evictable - num_promised
 

@@ -9,12 +9,13 @@ import collections.abc
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
-from ..cache.radix_node import tokens_of
+from ..cache.radix_node import encode_key, tokens_of
 from ..states.state_pool import MIN_SLOTS, SPARE_SLOTS, StatePool
 from ..store.page_key import NO_PARENT, PageKey
 
@@ -30,6 +31,11 @@ class StoredPrefix:
     token_ids: tuple[int, ...]
     generated: bytes
     heads: tuple[PageKey, ...]
+
+    @cached_property
+    def key(self) -> bytes:
+        """The tokens of its pages, encoded for the tree: they are looked up in each step until all are in memory."""
+        return encode_key(self.token_ids[: len(self.heads) * PAGE_SIZE])
 
 
 class DiskIndex:

@@ -32,13 +32,11 @@ class PageInserter:
 
     def num_there(self, prefix: StoredPrefix) -> int:
         """How many first pages of a prefix the tree has."""
-        num_tokens = len(prefix.heads) * PAGE_SIZE
-        return len(self.cache.tree.find(prefix.namespace, prefix.token_ids[:num_tokens]).pages)
+        return len(self.cache.tree.find_key(prefix.namespace, prefix.key).pages)
 
     def num_computed(self, prefix: StoredPrefix) -> int:
         """Behind how many first pages of a prefix memory goes on: of a recurrent model behind its last state."""
-        num_tokens = len(prefix.heads) * PAGE_SIZE
-        found = self.cache.tree.find_resumable(prefix.namespace, prefix.token_ids[:num_tokens])
+        found = self.cache.tree.find_resumable(prefix.namespace, prefix.key)
         return found.num_tokens // PAGE_SIZE
 
     def insert(self, prefix: StoredPrefix, start: int, pages: UInt8Array, state: UInt8Array | None = None) -> bool:

@@ -18,8 +18,8 @@ from ..chat.token_constraint import Foresight
 from ..model.batch import Int32Array
 from .draft import FORCED, MAX_DRAFT, MODEL, NO_DRAFT, TREE, Acceptance, Draft, StepCost, draft_length
 
-LookAhead = Callable[[Sequence[int], int], tuple[int, ...]]
-"""At most so many tokens that the tree has behind all of these."""
+LookAhead = Callable[[int], tuple[int, ...]]
+"""At most so many tokens that the tree has behind all of the sequence's."""
 
 IntArray = npt.NDArray[np.intp]
 
@@ -123,7 +123,7 @@ class Drafter:
 
     def _tree(self, most: int) -> tuple[int, ...]:
         if not self._ahead and self.look_ahead is not None and len(self._lookup) >= self._looks_at:
-            self._ahead = self.look_ahead(self.token_ids, _AHEAD)
+            self._ahead = self.look_ahead(_AHEAD)
             self._looks_at = len(self._lookup) + _LOOK_EVERY
         return self._ahead[:most]
 

@@ -84,7 +84,7 @@ class Guessing:
             looks = self.looks_up and sequence.namespace is not None
             request.drafter = Drafter(
                 sequence.token_ids,
-                partial(self.cache.tree.ahead, sequence.namespace) if looks else None,
+                partial(self.cache.ahead, sequence) if looks else None,
                 request.reply.foresight,
                 told=None if model is None else partial(model.observe, request.request_id),
             )

@@ -19,7 +19,7 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step.pace import PromptTime, StepPace
 from radixlm.runtime.engine.step.plan import SchedulerPolicy, StepPlan
-from radixlm.runtime.engine.waiting_request import waits_for
+from radixlm.runtime.engine.waiting_request import WaitingRequest
 
 from ..fake_model import VOCAB_SIZE, LetterDecoder, generate_one, prompt
 from ..sparse_rows import loaded_rows
@@ -323,7 +323,7 @@ def test_prompts_that_share_a_long_cached_prefix_are_compared_after_it() -> None
     match = bench.cache.match([*shared, *[9] * 100])
     CountedIds.num_read = 0
     counted = replace(match, prompt_ids=CountedIds(match.prompt_ids))
-    assert not waits_for(running.admitted, counted)
+    assert not WaitingRequest(running, match=counted).waits_for(running.admitted)
     assert CountedIds.num_read <= 2 * PAGE_SIZE
     same = bench.cache.match([*shared, *[8] * 120])
-    assert waits_for(running.admitted, same), "the other computes more of it"
+    assert WaitingRequest(running, match=same).waits_for(running.admitted), "the other computes more of it"

@@ -87,7 +87,9 @@ class Memory:
         self.cache.tree.eviction.evict(max(0, num_new - self.cache.pool.num_free))
         pages = self.cache.pool.allocate(num_new)
         new = token_ids[len(there) * 16 :]
-        self.cache.tree.insert(b"", there, new, pages, bytes(token_id % 2 for token_id in new))
+        self.cache.tree.insert_after(
+            b"", there[-1] if there else None, len(there), new, pages, bytes(token_id % 2 for token_id in new)
+        )
         self.cache.pool.release([*there, *pages])
 
     def settle(self, lost: frozenset[int] = frozenset()) -> None:
@@ -265,7 +267,7 @@ def test_states_that_are_stored_again_compute_no_key(monkeypatch: pytest.MonkeyP
     states = StatePool(10)
     cache, ids = PrefixCache(PagePool(40), states=states), prompt(1, 40)
     pages = cache.pool.allocate(40)
-    cache.tree.insert(b"", [], ids, pages, bytes(len(ids)))
+    cache.tree.insert_after(b"", None, 0, ids, pages, bytes(len(ids)))
     cache.tree.touch(pages[:17])  # in two nodes
     for number in (9, 16, 38):
         slot = states.allocate()

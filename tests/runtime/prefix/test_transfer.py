@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.cache import found_run, radix_tree
+from radixlm.runtime.cache import page_sharing, prefix_match, radix_tree
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_node import encode_key
@@ -175,8 +175,8 @@ def test_a_prefix_in_pieces_takes_work_in_proportion_to_its_length(
         num_encoded += len(token_ids)
         return encode_key(token_ids)
 
-    monkeypatch.setattr(radix_tree, "encode_key", counted)
-    monkeypatch.setattr(found_run, "encode_key", counted)
+    for module in (radix_tree, prefix_match, page_sharing):
+        monkeypatch.setattr(module, "encode_key", counted)
     pool, ids = Pool(num_pages + 4), range(num_pages * PAGE_SIZE + 1)
     prefix = StoredPrefix(ALICE, tuple(ids), bytes(len(ids) - 1), HEADS[:1] * num_pages)
     inserter, end = PageInserter(pool.cache, pool), None

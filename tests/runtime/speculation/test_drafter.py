@@ -84,7 +84,7 @@ def test_forced_tokens_come_first_and_what_followed_them_before_comes_behind() -
 
 
 def test_what_the_tree_knows_is_kept_where_the_grammar_wants_the_same() -> None:
-    ahead = lambda token_ids, most: (6, 7, 8, 30)  # noqa: E731
+    ahead = lambda most: (6, 7, 8, 30)  # noqa: E731
     assert propose(Drafter([1, 2], ahead, Only([6, 7], 25))).token_ids == (6, 7, 8)
     assert propose(Drafter([1, 2], ahead, Only([5], 25))).token_ids == (5,)
 

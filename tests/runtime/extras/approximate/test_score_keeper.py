@@ -17,7 +17,7 @@ def test_the_pages_of_all_nodes_of_a_prompt_are_hashed_once(monkeypatch: pytest.
     cache, ids = PrefixCache(PagePool(40)), [number // 16 for number in range(40 * 16)]
     generated = bytes(token_id % 2 for token_id in ids)
     pages = cache.pool.allocate(40)
-    cache.tree.insert(b"a", [], ids, pages, generated)
+    cache.tree.insert_after(b"a", None, 0, ids, pages, generated)
     for num_pages in (30, 20, 10):  # four nodes
         cache.tree.touch(pages[:num_pages])
     expected, parent_key = [], NO_PARENT
