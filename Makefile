@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
+.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -139,6 +139,12 @@ bench-first-start: $(VENV)/.bench .cache/llama.cpp/.built
 # How cost grows with contexts and batches.
 bench-growth: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.engine.growth $(ARTIFACT)
+	$(BIN)/python -m bench.report
+
+# Contexts of 32,000 to 128,000 tokens, and one of 100,000 after a restart, of an artifact that takes so many: RESULTS has
+# a model with the shape of Qwen3-4B's layers, and two of them. Three minutes.
+bench-long-context: $(VENV)/.bench
+	$(BIN)/python -m bench.engine.long_context $(LONG) .cache/long_context
 	$(BIN)/python -m bench.report
 
 # What of conversations is computed again, with five models' tokenizers and with SmolLM2, and what Llama-2's appended token

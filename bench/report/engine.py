@@ -95,6 +95,42 @@ def growth(results: Json) -> Iterator[str]:
         )
 
 
+def long_context(results: Json) -> Iterator[str]:
+    """Parts and decode steps behind long contexts, and the first tokens of conversations that come back."""
+    yield "## Long contexts"
+    for name, run in results["runs"].items():
+        computed_s, num_tokens = run["computed_s"], run["num_tokens"]
+        yield (
+            f"{name}: {run['token_bytes']:,} bytes of keys and values a token. Behind contexts of repeated pages, the "
+            f"module alone, medians. A prompt of {num_tokens:,} tokens in such parts takes {computed_s:.0f} s."
+        )
+        yield table(
+            {"tokens before": "{context:,}", "512 tokens, s": "{part_s:.2f}", "a token, ms": "{decode_s:ms auto}"},
+            run["parts"],
+        )
+        yield "A fresh engine with that prompt in its store, none of it in the page cache, and then in its memory."
+        titles = {
+            "restarted": "after a restart",
+            "second": "a second conversation with the same beginning",
+            "edited": "one that was edited at nine tenths",
+        }
+        yield table(
+            {
+                "": "{title}",
+                "tokens": "{prompt:,}",
+                "from disk": "{from_disk:,}",
+                "cached": "{cached:,}",
+                "first token, s": "{first_token_s:.2f}",
+                "of computing the prompt": "{share:.2%}",
+                "decode, tokens/s": "{decode_tokens_per_s:.1f}",
+            },
+            [
+                {"title": title, "share": run[key]["first_token_s"] / computed_s, **run[key]}
+                for key, title in titles.items()
+            ],
+        )
+
+
 def quality(results: Json) -> Iterator[str]:
     """Distance to transformers by how keys and values are stored."""
     yield "## Distributions beside transformers'"

@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "speculation": engine.speculation,
     "experts": engine.experts,
     "growth": engine.growth,
+    "long_context": engine.long_context,
     "match_cost": cache.match_cost,
     "mooncake": cache.mooncake,
     "partial_needle": partial.needle,
