@@ -98,6 +98,7 @@ def growth(results: Json) -> Iterator[str]:
 def long_context(results: Json) -> Iterator[str]:
     """Parts and decode steps behind long contexts, and the first tokens of conversations that come back."""
     yield "## Long contexts"
+    yield "`q4b-2l` is two layers of Qwen3-4B's shape in Q4_K_M, of random codes: layers cost the same, one by one."
     for name, run in results["runs"].items():
         computed_s, num_tokens = run["computed_s"], run["num_tokens"]
         yield (
