@@ -43,6 +43,8 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "shared", f"{shared} layers read the keys and values of others"
     if model.layer_inputs is not None:
         yield "layer inputs", f"{model.layer_inputs.size} numbers of each token for each layer"
+    if model.mtp is not None:
+        yield "MTP head", "drafts tokens (--speculate mtp)"
     yield "vocabulary", f"{model.vocab_size:,}"
 
 

@@ -353,7 +353,12 @@ def _planned(name: str, source: Source, options: CompileOptions, target: Target)
     plan = WeightPlan(weights.kinds, weights.sorted_inputs)
     limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
     ops = Ops(config, layout, limits, target, plan)
-    decoder_of(config).forward(ops)
+    decoder = decoder_of(config)
+    decoder.forward(ops)
+    if config.mtp is not None:
+        drafting = Ops(config, layout, limits, target, plan)
+        decoder.draft(drafting)
+        ops.program.add_draft(drafting.program)
     return _Planned(source, options, target, config, layout, weights, plan, limits, ops)
 
 

@@ -43,7 +43,8 @@ def context_length(config: ModelConfig, wanted: int | None) -> int:
 def resolved(config: ModelConfig, length: int) -> ModelConfig:
     """The same model for contexts of `length`: without windows that hold all of it, and with one set of factors."""
     layers = tuple(replace(layer, mixer=_resolved(layer.mixer, length)) for layer in config.layers)
-    return replace(config, layers=layers)
+    mtp = None if config.mtp is None else replace(config.mtp, mixer=_resolved(config.mtp.mixer, length))
+    return replace(config, layers=layers, mtp=mtp)
 
 
 def _resolved(attention: Mixer, length: int) -> Mixer:
@@ -66,6 +67,8 @@ def _chosen(rope: Rope, length: int) -> Rope:
     factors = scaling.long_factors if is_long else scaling.short_factors
     return replace(rope, scaling=FactorsScaling(factors=factors, attention_factor=scaling.attention_factor))
 
+
+_MOST_OF_HEAD = 1024  # numbers, as `HeadDim` has it
 
 KVChoice = Literal["auto", "f16", "f32", "k12v8"]
 """A kind, or `auto`: the fastest kind that takes no more memory than f16."""
@@ -114,4 +117,13 @@ def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
         )
 
     layers = tuple(layer(mixer) for mixer in config.kv_attentions)
+    if config.mtp is not None:
+        layers += (_hidden_rows(config.hidden_size),)
     return KVLayout(dtype=dtype, page_size=PAGE_SIZE, layers=layers)
+
+
+def _hidden_rows(hidden_size: int) -> KVLayer:
+    """What an MTP head reads of the token before its own: a row of the model's width, kept as keys of some heads."""
+    num_heads = next(n for n in range(-(-hidden_size // _MOST_OF_HEAD), hidden_size + 1) if hidden_size % (2 * n) == 0)
+    size = hidden_size // num_heads
+    return KVLayer(num_kv_heads=num_heads, key_dim=size, value_dim=size, values_in_keys=True)

@@ -30,6 +30,7 @@ from .weights.plan import WeightPlan
 
 ENTRY_POINTS = ("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages")
 SCORED = "forward_scored"  # only of models that can serve a prefix with a part of its rows
+DRAFT = "draft"  # only of models with an MTP head: takes what `forward` takes, and computes the head alone
 
 
 def build_module(
@@ -45,9 +46,12 @@ def build_module(
     """The compiled library with `entry_points`, ready to export; `report(done, total)` counts what is compiled."""
     symbols = {key: kernel_symbol(kernel, target) for key, kernel in program.kernels.items()}
     functions = list(program.kernels.values())
-    for name in ("forward", SCORED) if SCORED in entry_points(config) else ("forward",):
+    for name, of_entry in (("forward", program), (SCORED, program), (DRAFT, program.draft)):
+        if name not in entry_points(config):
+            continue
+        assert of_entry is not None
         is_scored = name == SCORED
-        functions.append(_forward(name, program, plan, config, layout, max_num_tokens, symbols, is_scored=is_scored))
+        functions.append(_forward(name, of_entry, plan, config, layout, max_num_tokens, symbols, is_scored=is_scored))
     others: tuple[tuple[Any, Callable[[str], Any]], ...] = (
         (top_k(TOP_LOGITS), lambda symbol: _top_logits(config, symbol)),
         (weight_sums(target), lambda symbol: _weight_sums(config, symbol)),
@@ -62,7 +66,8 @@ def build_module(
 
 def entry_points(config: ModelConfig) -> tuple[str, ...]:
     """What a model's library exports."""
-    return ENTRY_POINTS if config.why_not_partial else (*ENTRY_POINTS[:1], SCORED, *ENTRY_POINTS[1:])
+    more = [name for name, has in ((SCORED, not config.why_not_partial), (DRAFT, config.mtp is not None)) if has]
+    return (*ENTRY_POINTS[:1], *more, *ENTRY_POINTS[1:])
 
 
 _Arguments = dict[str, tuple[str, tuple[int | str, ...] | None]]

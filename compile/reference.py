@@ -52,6 +52,12 @@ def evaluate(config: ModelConfig, op: ReferenceOps, layers: Sequence[int] | None
     return decoder.forward(op)[0]
 
 
+def draft_behind_last(config: ModelConfig, op: ReferenceOps) -> Array:
+    """Logits `[1, vocab_size]` of an MTP head behind the last token of `op`, which was evaluated."""
+    logits: Array = decoder_of(config).draft(op)[0][-1:]
+    return logits
+
+
 Weights = npt.NDArray[np.uint8]
 
 _MAP_FIXED = 0x10

@@ -160,7 +160,7 @@ def artifact_bytes(weights: StoredWeights) -> int:
 
 def _shares_of_a_token(config: ModelConfig) -> dict[str, float]:
     """How much of each tensor a decoded token reads."""
-    active = {each.num_experts: each.num_active for layer in config.layers if (each := layer.experts) is not None}
+    active = {each.num_experts: each.num_active for layer in config.all_layers if (each := layer.experts) is not None}
     decoder = decoder_of(config)
     tied = decoder.embed_tokens if config.tie_word_embeddings else None
 

@@ -23,7 +23,7 @@ from radixlm.runtime.model.model_runner import ModelRunner
 from .families.registry import decoder_of
 from .ops.program import Program
 from .ops.reference_ops import ReferenceOps
-from .reference import Weights, evaluate, weights_of_layers
+from .reference import Weights, draft_behind_last, evaluate, weights_of_layers
 from .repeated_layers import check_repeated
 from .stored_weights import StoredWeights
 from .weights.plan import WeightPlan
@@ -177,7 +177,7 @@ class _LogitsCheck:
                 done(0.8 * min(num_read / to_read, 1))
             return self.weights.float32(name, rows)
 
-        reference = ReferenceOps(
+        op = ReferenceOps(
             counted,
             token_ids,
             rows=counted,
@@ -185,14 +185,18 @@ class _LogitsCheck:
             kv_dtype=manifest.kv.dtype,
             vocabulary=vocabulary,
         )
-        expected = evaluate(config, reference, self.layers)
+        expected = evaluate(config, op, self.layers)
+        near_ties = op.near_ties.copy()
+        if config.mtp is not None:
+            expected = np.concatenate([expected, draft_behind_last(config, op)])
+            near_ties = np.append(near_ties, op.near_ties[-1])
         self.weights.source.release()
         with weights_of_layers(self.artifact, self.plan, self.layers) as weights:
             actual = _run(self.artifact, weights, token_ids, stops, lambda share: done(0.8 + 0.2 * share))
         if vocabulary is not None:
             actual = np.concatenate([actual[:, tokens] for tokens in vocabulary], axis=-1)
         difference = np.sqrt(np.mean(np.square(expected - actual), axis=-1)) / expected.std(axis=-1)
-        is_spared = reference.near_ties & np.isfinite(difference)
+        is_spared = near_ties & np.isfinite(difference)
         return float(np.median(difference)), float(difference[~is_spared].max(initial=0.0)), num_tokens
 
 
@@ -227,7 +231,8 @@ def _run(
     stops: tuple[int, ...],
     done: Callable[[float], None],
 ) -> npt.NDArray[np.float32]:
-    """Logits of every token, in steps that end at `stops`; `done` gets the share of them that is done."""
+    """Logits of every token, in steps that end at `stops`; `done` gets the share of them that is done. Behind them are
+    those of what an MTP head drafts."""
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
     runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=2, weights=weights)
@@ -249,6 +254,8 @@ def _run(
         logits.append(runner.forward(batch).copy())
         start = stop
         done(len(logits) / len(stops))
+    if artifact.manifest.model.mtp is not None:
+        logits.append(runner.draft(batch).copy())
     runner.close()
     return np.concatenate(logits)
 

@@ -185,12 +185,13 @@ def tiny_artifact(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def family_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A tiny family compiled once as well, by its name, its precision, how keys and values are stored, and target."""
-    from .goldens.families import FAMILIES
+    from .goldens.families import FAMILIES, MTP_FAMILIES
 
     @functools.cache
     def compiled(name: str, quantize: Quantize, kv_dtype: KVChoice, target: str = "native") -> Path:
-        source = FAMILIES[name].write(tmp_path_factory.mktemp("sources") / name)
-        context_length = FAMILIES[name].context_length
+        tiny = FAMILIES.get(name) or MTP_FAMILIES[name]
+        source = tiny.write(tmp_path_factory.mktemp("sources") / name)
+        context_length = tiny.context_length
         return _compile_once(source, kv_dtype, quantize=quantize, context_length=context_length, target=target)
 
     return compiled

@@ -12,11 +12,12 @@ from fnmatch import fnmatch
 from math import prod
 from typing import Any, ClassVar, Literal
 
+from msgspec import structs
 from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig
 
 from ..layers.decoder import Decoder
 from ..layers.feed_forward import DenseAndExpertsFeedForward, DenseFeedForward, ExpertsFeedForward
-from ..layers.part_names import PartNames
+from ..layers.part_names import MTP_ROLES, PartNames
 from ..ops.layers import ExpertLinear, Linear, Norm, bias_of
 from ..weights.view import View
 from .settings import Settings
@@ -38,7 +39,9 @@ class Family:
         names, gguf_names: what parts are called that are not called as in `part_names.py`, by role.
         nested: model types of its language models inside models of a class that another family has.
         ignored: patterns (`fnmatch`) of a checkpoint's tensors that the language model does not need.
-        has_extra_layers: files may have layers behind the last, which guess further tokens; they are left out.
+        has_extra_layers: files may have layers behind the last, which draft further tokens. The first of them is the
+            model's MTP head, if all that one needs is stored; others are left out.
+        mtp_names: of an MTP head, the parts of a checkpoint's names that are other than behind `model.layers.N.`.
         transposed: patterns of a checkpoint's stacks whose rows are inputs; their names get `.weight`.
         flat: patterns of a checkpoint's matrices that are read as one vector.
         neighbouring_pairs: formats in which rows of queries and keys are stored so that neighbours rotate.
@@ -56,6 +59,7 @@ class Family:
     nested: ClassVar[tuple[str, ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = ()
     has_extra_layers: ClassVar[bool] = False
+    mtp_names: ClassVar[Mapping[str, str]] = {}
     transposed: ClassVar[tuple[str, ...]] = ()
     flat: ClassVar[tuple[str, ...]] = ()
     neighbouring_pairs: ClassVar[tuple[Format, ...]] = ()
@@ -68,7 +72,36 @@ class Family:
 
     def config(self, c: Settings) -> ModelConfig:
         """The model, by the settings of a source; their keys are config.json's, whatever the source."""
-        return c.model(self.layer)
+        return c.model(self.layer, mtp=self.mtp(c))
+
+    def mtp(self, c: Settings) -> LayerConfig | None:
+        """The layer of the MTP head; None: the source has none.
+
+        A sequence's first token has none before it: no other token sees its row.
+        """
+        index = c.num_layers
+        if not self.has_extra_layers or not self._has_head(c, index):
+            return None
+        layer = self.mtp_layer(c, index)
+        return structs.replace(layer, mixer=structs.replace(layer.mixer, skips_first=True))
+
+    def mtp_layer(self, c: Settings, index: int) -> LayerConfig:
+        """The layer of the MTP head, as if it were the model's layer `index`."""
+        return self.layer(c, index)
+
+    def _has_head(self, c: Settings, index: int) -> bool:
+        names = PartNames(self.names, self.gguf_names)
+        wanted = [names.layer(index, role) for role in ("attention_norm", *MTP_ROLES)]
+        in_gguf, of_hub = names.gguf_of, (self._mtp_name(name, index) for name in wanted)
+        return c.stored.issuperset((in_gguf[name] for name in wanted) if c.format == "gguf" else of_hub)
+
+    def _mtp_name(self, name: str, index: int) -> str:
+        """A checkpoint's name of a tensor of the head."""
+        before = f"model.layers.{index}."
+        if not self.mtp_names or not name.startswith(before):
+            return name
+        rest = name.removeprefix(before)
+        return self.mtp_names.get(rest) or self.mtp_names[""] + rest
 
     def decoder(self, config: ModelConfig) -> Decoder:
         """The model's parts, and how they are joined."""
@@ -85,7 +118,7 @@ class Family:
         names = [name for part in decoder.parts() for name in part.tensors]
         views = {name: _most_stored([form[name] for form in forms if name in form], stored) for name in names}
         if format_ in self.neighbouring_pairs:
-            for name, pairs in (each for layer in decoder.layers for each in layer.self_attn.pairs()):
+            for name, pairs in (each for layer in decoder.all_layers for each in layer.self_attn.pairs()):
                 if name in views:
                     views[name] = tuple(replace(view, pairs=pairs) for view in views[name])
         if format_ in self.gains_minus_one and not whole_gains:
@@ -104,7 +137,13 @@ class Family:
         fused = {name: views for name, views in self.fused(decoder, format_).items() if name in plain}
         if format_ == "gguf":
             return [plain | fused]
-        return [fused, dict(_one_by_one(decoder)), plain, dict(_gates_beside_up_of_experts(decoder))]
+        forms = [fused, dict(_one_by_one(decoder)), plain, dict(_gates_beside_up_of_experts(decoder))]
+        return [{name: self._of_head(decoder, views) for name, views in form.items()} for form in forms]
+
+    def _of_head(self, decoder: Decoder, views: Views) -> Views:
+        """The views of a checkpoint's tensors, those of an MTP head by its own names."""
+        index = decoder.config.num_hidden_layers
+        return tuple(replace(view, name=self._mtp_name(view.name, index)) for view in views)
 
     def checkpoint_rows(self, decoder: Decoder) -> dict[str, int]:
         """The names that tensors may have in a checkpoint of the hub, and how many rows there are of each."""
@@ -181,7 +220,7 @@ def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
 
 def _gates_beside_up_of_experts(decoder: Decoder) -> Iterator[tuple[str, Views]]:
     """Experts of each layer as two stacks, `experts.gate_up_proj.weight` and that of `down`."""
-    for layer in decoder.layers:
+    for layer in decoder.all_layers:
         mlp = layer.mlp.experts if isinstance(layer.mlp, DenseAndExpertsFeedForward) else layer.mlp
         if isinstance(mlp, ExpertsFeedForward) and mlp.spec.gate is not None:
             stem = mlp.spec.gate.name.partition(".experts.")[0]

@@ -173,18 +173,20 @@ class AttentionUnits:
         return _HEADER + self.limits.num_units * (_UNIT + 1) + i * _MERGE
 
 
-def find_starts(*, window: int | None = None, chunk: int | None = None) -> Any:
+def find_starts(*, window: int | None = None, chunk: int | None = None, skips_first: bool = False) -> Any:
     """A PrimFunc `(kv_lengths, starts, num_rows) -> 0`: the first row that each token sees, int32.
 
     A token sees the last `window` rows up to its own (Beltagy et al., 2020), or those of its own chunk: chunks begin at
-    multiples of `chunk` (Llama 4, 2025). Rows count, not positions.
+    multiples of `chunk` (Llama 4, 2025); or with `skips_first` all but the first. Rows count, not positions.
     """
-    assert (window is None) != (chunk is None), "a token sees a window or a chunk"
+    assert (window is not None) + (chunk is not None) + skips_first == 1, "one says where a token's rows begin"
     with Kernel() as k:
         kv_lengths, starts, num_rows = k.arguments(kv_lengths="int32", starts="int32", num_rows=SIZE)
         with serial(num_rows) as m:
             if window is not None:
                 starts[m] = T.max(kv_lengths[m] - T.int32(min(window, _MOST_ROWS)), T.int32(0))
+            elif chunk is None:
+                starts[m] = T.min(kv_lengths[m] - T.int32(1), T.int32(1))
             else:
                 starts[m] = (kv_lengths[m] - T.int32(1)) // T.int32(chunk) * T.int32(chunk)
     return k.function

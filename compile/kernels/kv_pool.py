@@ -205,11 +205,14 @@ def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr)
     with serial(layout.key_dim * 2 // size if layout.has_codes else layout.key_dim) as d:
         copy(old_keys + d * (PAGE_SIZE * size), new_keys + d * (PAGE_SIZE * size))
     if layout.has_codes:
-        for source, destination in ((old_keys, new_keys), (old_values, new_values)):
-            copy(paged.scale(source, 0), paged.scale(destination, 0))
+        copy(paged.scale(old_keys, 0), paged.scale(new_keys, 0))
+    if layout.values_in_keys:
+        return
+    if layout.has_codes:
+        copy(paged.scale(old_values, 0), paged.scale(new_values, 0))
         with serial(tokens) as t, serial(layout.value_dim) as j:
             pool[paged.value_code(new_values, t, j)] = pool[paged.value_code(old_values, t, j)]
-    elif not layout.values_in_keys:
+    else:
         with serial(tokens * layout.value_dim) as j:
             pool[new_values + j] = pool[old_values + j]
 

@@ -84,6 +84,10 @@ class SelfAttention:
         """What attention gathers, before `o_proj`."""
         return op.attention(op.linear(x, *self.inputs), self.spec)
 
+    def keep(self, op: Operations[R, A], x: A) -> None:
+        """Have the pool get the keys and values of the step's tokens, and nothing else."""
+        op.keep(op.linear(x, *self.inputs), self.spec)
+
     def add(self, op: Operations[R, A], x: R, gathered: A, factor: float) -> R:
         """`x` and the branch's output."""
         return op.add_linear(x, gathered, self.o_proj, factor=factor)
@@ -139,10 +143,11 @@ class LatentSelfAttention:
 
     def forward(self, op: Operations[R, A], x: A) -> A:
         """What heads make of what they gather, before `o_proj`."""
-        if self.q_a_proj is None or self.q_a_norm is None:
-            return op.latent_attention(op.linear(x, self.q_proj), op.linear(x, self.kv_a_proj), self.spec)
-        joined = op.linear(x, self.q_a_proj, self.kv_a_proj)
-        return op.latent_attention(op.linear(op.norm(joined, self.q_a_norm), self.q_proj), joined, self.spec)
+        return op.latent_attention(*self._entering(op, x), self.spec)
+
+    def keep(self, op: Operations[R, A], x: A) -> None:
+        """Have the pool get what the step's tokens keep, and nothing else."""
+        op.keep_latent(*self._entering(op, x), self.spec)
 
     def add(self, op: Operations[R, A], x: R, gathered: A, factor: float) -> R:
         """`x` and the branch's output."""
@@ -151,3 +156,10 @@ class LatentSelfAttention:
     def finish(self, op: Operations[R, A], gathered: A) -> R:
         """The branch's output."""
         return op.linear(gathered, self.o_proj)
+
+    def _entering(self, op: Operations[R, A], x: A) -> tuple[R, R]:
+        """Queries, and the latent vectors with the keys that rotate."""
+        if self.q_a_proj is None or self.q_a_norm is None:
+            return op.linear(x, self.q_proj), op.linear(x, self.kv_a_proj)
+        joined = op.linear(x, self.q_a_proj, self.kv_a_proj)
+        return op.linear(op.norm(joined, self.q_a_norm), self.q_proj), joined

@@ -21,11 +21,11 @@ from radixlm.runtime.errors import CorruptSource
 
 def check_numbers(label: str, config: ModelConfig) -> None:
     """Raise CorruptSource, with the two that disagree, where heads, experts or factors do not fit each other."""
-    for mixer in dict.fromkeys(mixer for layer in config.layers for mixer in (layer.mixer, layer.beside)):
+    for mixer in dict.fromkeys(mixer for layer in config.all_layers for mixer in (layer.mixer, layer.beside)):
         _check_shares(label, mixer)
     for attention in dict.fromkeys(config.attentions):
         _check_heads(label, attention)
-    for experts in dict.fromkeys(each.experts for each in config.layers):
+    for experts in dict.fromkeys(each.experts for each in config.all_layers):
         if experts is not None:
             _check_experts(label, experts)
 

@@ -79,6 +79,10 @@ HUGGINGFACE: Mapping[str, str] = {
     "input_gate": "per_layer_input_gate.weight",
     "input_projection": "per_layer_projection.weight",
     "input_post_norm": "post_per_layer_input_norm.weight",
+    "mtp_embedding_norm": "enorm.weight",
+    "mtp_hidden_norm": "hnorm.weight",
+    "mtp_projection": "eh_proj.weight",
+    "mtp_norm": "shared_head.norm.weight",
 }
 GGUF: Mapping[str, str] = {
     "attention_norm": "attn_norm.weight",
@@ -141,7 +145,12 @@ GGUF: Mapping[str, str] = {
     "input_gate": "inp_gate.weight",
     "input_projection": "proj.weight",
     "input_post_norm": "post_norm.weight",
+    "mtp_embedding_norm": "nextn.enorm.weight",
+    "mtp_hidden_norm": "nextn.hnorm.weight",
+    "mtp_projection": "nextn.eh_proj.weight",
+    "mtp_norm": "nextn.shared_head_norm.weight",
 }
+MTP_ROLES = ("mtp_embedding_norm", "mtp_hidden_norm", "mtp_projection", "mtp_norm")  # around an MTP head's layer
 # Of a layer with latent attention, what a file may have in place of `k_b` and `v_b`: both, head by head.
 KEYS_AND_VALUES: Mapping[str, str] = {
     "huggingface": "model.layers.{}.self_attn.kv_b_proj.weight",
@@ -203,6 +212,7 @@ _NESTED: Mapping[str, str] = {
 }
 _USUAL: Mapping[str, str] = {**_NESTED, "backbone.": "model."}
 _OUTPUT = "lm_head."
+_HEAD = "mtp."  # of a head that drafts, beside a model inside another
 # Matrices that some checkpoints, and mlc-llm of all, keep as one, whose rows lie one below the other.
 _QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
 _JOINED: Mapping[str, tuple[str, ...]] = {
@@ -257,7 +267,7 @@ def language_names(names: Iterable[str]) -> dict[str, str]:
     """
     bare = {name: _unwrapped(name) for name in names}
     is_nested = any(name.startswith(tuple(_NESTED)) for name in bare.values())
-    kept = (*_NESTED, _OUTPUT) if is_nested else ("",)
+    kept = (*_NESTED, _OUTPUT, _HEAD) if is_nested else ("",)
     return {name: _with_usual_prefix(each) for name, each in bare.items() if each.startswith(kept)}
 
 

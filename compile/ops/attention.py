@@ -54,7 +54,7 @@ class AttentionOps:
         """
         layer, mixer = spec.kv_layer, spec.attention
         shape = AttentionShape.of(self._layout.of_layer(layer), mixer.num_heads, self._target, _scores(mixer))
-        return self.gather(self._append(qkv, spec), shape, mixer, layer, spec.sinks)
+        return self.gather(self.append(qkv, spec), shape, mixer, layer, spec.sinks)
 
     def gather(
         self, q: Rows, shape: AttentionShape, mixer: AnyAttention, layer: int, sinks: Vector | None = None
@@ -114,7 +114,7 @@ class AttentionOps:
             is_scoring=True,
         )
 
-    def _append(self, qkv: Rows, spec: AttentionSpec) -> Rows:
+    def append(self, qkv: Rows, spec: AttentionSpec) -> Rows:
         """Make heads ready, and append keys and values to the pool if the layer has its own; returns the queries."""
         mixer, program = spec.attention, self._program
         num_heads, writes_kv = mixer.num_heads, mixer.shared_kv is None
@@ -146,7 +146,7 @@ class AttentionOps:
 
 
 def _scores(mixer: Attention) -> ScoreSpec:
-    has_starts = mixer.window is not None or mixer.chunk is not None
+    has_starts = mixer.window is not None or mixer.chunk is not None or mixer.skips_first
     scale = None if mixer.scale == mixer.head_dim**-0.5 else mixer.scale
     return ScoreSpec(scale, mixer.soft_cap, mixer.sinks, has_starts)
 
@@ -191,17 +191,20 @@ class LatentOps:
         mixer, layer = spec.attention, spec.kv_layer
         heads, size = mixer.num_heads, mixer.head_dim
         assert queries.stride == heads * mixer.query_size, "refused by `implemented.py`"
-        q = Rows.of_tokens(self.program, self.limits, "latent queries", heads * size)
+        q = self._queries(spec)
         self._multiply(spec.keys, self._by_head(queries, mixer.query_size, heads), self._by_head(q, size, heads))
-        self._append(queries, latent, q, spec)
-        shape = AttentionShape.of(self.layout.of_layer(layer), heads, self.target, ScoreSpec(mixer.scale))
+        self.append(queries, latent, spec)
+        shape = AttentionShape.of(
+            self.layout.of_layer(layer), heads, self.target, ScoreSpec(mixer.scale, has_starts=mixer.skips_first)
+        )
         y = self.attention.gather(q, shape, mixer, layer)
         out = Rows.of_tokens(self.program, self.limits, "latent outputs", heads * mixer.value_dim)
         gathered = self._by_head(y, mixer.latent_dim, heads)
         self._multiply(spec.values, gathered, self._by_head(out, mixer.value_dim, heads))
         return out
 
-    def _append(self, queries: Rows, latent: Rows, q: Rows, spec: LatentSpec) -> None:
+    def append(self, queries: Rows, latent: Rows, spec: LatentSpec) -> None:
+        """Append what tokens keep to the pool, and what of their queries rotates to these."""
         mixer, norm = spec.attention, spec.latent_norm
         layout = self.layout.of_layer(spec.kv_layer)
         temperature, step = mixer.temperature, self.attention.step
@@ -225,12 +228,17 @@ class LatentOps:
             Stored(self.plan.vector(((norm.name, norm.size),)).name),
             *(() if temperature is None else (step.temperatures(temperature),)),
             Input("slots"),
-            q.memory,
+            self._queries(spec).memory,
             Input("kv_pool"),
             self.layout.items_before(spec.kv_layer),
             Size("num_pages"),
             latent.num_rows,
         )
+
+    def _queries(self, spec: LatentSpec) -> Rows:
+        """The queries that meet rows of the pool."""
+        width = spec.attention.num_heads * spec.attention.head_dim
+        return Rows.of_tokens(self.program, self.limits, "latent queries", width)
 
     def _multiply(self, layer: HeadLinear, x: Rows, y: Rows) -> None:
         entering = Activation("identity", x, layer.num_inputs, 0, 0.0, role=("heads", x.stride))

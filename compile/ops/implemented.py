@@ -77,7 +77,7 @@ def _has_odd_parts(mamba: Mamba2) -> bool:
 
 def _missing(config: ModelConfig) -> Iterator[str]:
     yield from (name for name, needs in MODEL.items() if needs(config))
-    for layer in config.layers:
+    for layer in config.all_layers:
         if isinstance(layer.mixer, Attention):
             yield from (name for name, needs in ATTENTION.items() if needs(layer.mixer))
         yield from (name for name, needs in LAYER.items() if needs(layer))

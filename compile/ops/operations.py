@@ -166,6 +166,21 @@ class Operations(Protocol[R, A]):
         These are the last output in `latent`; `queries` are all of their rows.
         """
 
+    def keep(self, qkv: R, spec: AttentionSpec) -> None:
+        """Have the pool get the step's keys and values, without attention."""
+
+    def keep_latent(self, queries: R, latent: R, spec: LatentSpec) -> None:
+        """The same of latent vectors and rotated keys."""
+
+    def keep_hidden(self, x: R, kv_layer: int) -> None:
+        """Have the pool get the step's rows of the model's width."""
+
+    def beside_previous(self, x: R, width: int, kv_layer: int) -> A:
+        """`x`, rows of `width`, and beside each what the pool keeps by `keep_hidden` of the token before its own.
+
+        The first token of a sequence has zeros there.
+        """
+
     def short_convolution(self, gates: R, spec: ConvolutionSpec) -> A:
         """`c * convolution(b * x)` over the last tokens, with the state of those before the step.
 

@@ -15,6 +15,7 @@ from radixlm.runtime.artifact.model_config import Function, ModelConfig
 from ..codegen.targets import Target
 from ..kernels.activation import gather_rows
 from ..kernels.embedding import embedding as embedding_kernel
+from ..kernels.hidden_rows import beside_previous, keep_hidden
 from ..kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
@@ -31,7 +32,7 @@ class Ops:
     """Appends the kernels of one model to `program`, and its weights to `plan`."""
 
     def __init__(self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> None:
-        self.limits, self.plan, self._target = limits, plan, target
+        self.limits, self.plan, self._target, self._layout = limits, plan, target, layout
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
         self.rounded_inputs = self._linear.rounded_inputs
@@ -101,6 +102,48 @@ class Ops:
         """Attention over the pool, which gets the step's latent vectors, and the matrices of heads around it."""
         mixer = spec.attention
         return self.plain(self._latent.attend(queries, latent, spec), mixer.num_heads * mixer.value_dim)
+
+    def keep(self, qkv: Rows, spec: AttentionSpec) -> None:
+        """Append the step's keys and values to the pool."""
+        self._attention.append(qkv, spec)
+
+    def keep_latent(self, queries: Rows, latent: Rows, spec: LatentSpec) -> None:
+        """Append the step's latent vectors and rotated keys to the pool."""
+        self._latent.append(queries, latent, spec)
+
+    def keep_hidden(self, x: Rows, kv_layer: int) -> None:
+        """Append the step's rows to the pool."""
+        layout = self._layout.of_layer(kv_layer)
+        self.program.call(
+            ("keep_hidden", layout, x.stride),
+            lambda: keep_hidden(layout, x.stride),
+            x.memory,
+            Input("slots"),
+            Input("kv_pool"),
+            self._layout.items_before(kv_layer),
+            Size("num_pages"),
+            x.num_rows,
+        )
+
+    def beside_previous(self, x: Rows, width: int, kv_layer: int) -> Activation:
+        """`x`, and beside each row what the pool keeps of the token before."""
+        layout = self._layout.of_layer(kv_layer)
+        both = Rows.of_tokens(self.program, self.limits, "beside previous", 2 * width)
+        self.program.call(
+            ("beside_previous", layout, width, x.stride, both.stride),
+            lambda: beside_previous(layout, width, x.stride, both.stride),
+            x.memory,
+            Input("page_table"),
+            Input("row_of_token"),
+            Input("kv_lengths"),
+            Input("kv_pool"),
+            self._layout.items_before(kv_layer),
+            Size("num_pages"),
+            Size("table_stride"),
+            both.memory,
+            x.num_rows,
+        )
+        return self.plain(both, 2 * width)
 
     def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Activation:
         """A gated convolution over the step's tokens and the state of those before them."""

@@ -62,6 +62,7 @@ class Program:
     calls: list[Call] = field(default_factory=list)
     kernels: dict[Hashable, Any] = field(default_factory=dict)
     workspace_bytes: int = 0
+    draft: Program | None = None  # what `draft` computes, of models with an MTP head
     _places: dict[Hashable, tuple[Place, int]] = field(default_factory=dict)  # with their bytes
 
     def call(self, key: Hashable, build: Callable[[], Any], *arguments: Argument, is_scoring: bool = False) -> None:
@@ -69,6 +70,12 @@ class Program:
         if key not in self.kernels:
             self.kernels[key] = build()
         self.calls.append(Call(key, arguments, is_scoring))
+
+    def add_draft(self, draft: Program) -> None:
+        """Have a second program for `draft`: with kernels of both, in a workspace that is large enough for each."""
+        self.draft = draft
+        self.kernels |= draft.kernels
+        self.workspace_bytes = draft.workspace_bytes = max(self.workspace_bytes, draft.workspace_bytes)
 
     def place(self, role: Hashable, num_bytes: int) -> Place:
         """Scratch memory for a role; calls with the same role get the same bytes, layer after layer.

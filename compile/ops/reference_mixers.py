@@ -129,6 +129,8 @@ def visible(attention: AnyAttention, num_tokens: int) -> npt.NDArray[np.bool_]:
         seen &= column > row - attention.window
     if attention.chunk is not None:
         seen &= column // attention.chunk == row // attention.chunk
+    if attention.skips_first:
+        seen &= (column > 0) | (row == 0)
     return seen
 
 

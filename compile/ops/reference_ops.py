@@ -83,6 +83,7 @@ class ReferenceOps:
         self._number: Any = self._dtype.type
         self.near_ties = np.zeros(len(self._token_ids), np.bool_)
         self._kv: dict[int, tuple[Array, Array]] = {}  # of each KV layer
+        self._hidden: Array = np.zeros((0, 0), self._dtype)  # what `keep_hidden` kept last
 
     def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
         """Rows of the sequence's tokens."""
@@ -152,6 +153,20 @@ class ReferenceOps:
         gathered = np.stack([self.attend(head, rows, seen, spec, i, None) for i, head in enumerate(query)])
         outputs: Array = gathered @ self._read(spec.values.name).swapaxes(1, 2)
         return outputs.swapaxes(0, 1).reshape(len(kept), -1)
+
+    def keep(self, qkv: Rows, spec: AttentionSpec) -> None:
+        """Nothing: attention is over the whole sequence."""
+
+    def keep_latent(self, queries: Rows, latent: Rows, spec: LatentSpec) -> None:
+        """Nothing, likewise."""
+
+    def keep_hidden(self, x: Rows, kv_layer: int) -> None:
+        """Keep the rows, rounded as keys are."""
+        self._hidden = self._round_kv(x[0])
+
+    def beside_previous(self, x: Rows, width: int, kv_layer: int) -> Array:
+        """`x`, and beside each row the one that was kept of the token before."""
+        return np.concatenate([x[0], np.concatenate([np.zeros_like(x[0][:1]), self._hidden[:-1]])], axis=-1)
 
     def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Array:
         """Gated, token by token from a state of zeros."""

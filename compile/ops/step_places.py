@@ -44,13 +44,13 @@ class StepPlaces:
 
     def starts(self, attention: AnyAttention) -> tuple[Place, ...]:
         """The first row that each token sees, int32 `[tokens]`; nothing where that is the first of its sequence."""
-        window, chunk = attention.window, attention.chunk
-        if window is None and chunk is None:
+        window, chunk, skips_first = attention.window, attention.chunk, attention.skips_first
+        if window is None and chunk is None and not skips_first:
             return ()
-        key = ("starts", window, chunk)
+        key = ("starts", window, chunk, skips_first)
 
         def build() -> Any:
-            return find_starts(window=window, chunk=chunk)
+            return find_starts(window=window, chunk=chunk, skips_first=skips_first)
 
         return (self.once(key, self._limits.num_tokens, key, build, (Input("kv_lengths"),)),)
 

@@ -39,10 +39,10 @@ class HuggingFaceSource(ModelTensors):
         """Raises SourceNotFound where the directory is no model, other SourceErrors for what is wrong."""
         self._files = files = open_files(path)
         self.name = name or path.resolve().name
-        settings = huggingface_settings(str(path), files.config)
-        described = model_config(settings)
         self._arrays = _without_old_frequencies(files.arrays)
         stored = of_language_model(tensors(str(path), self._arrays, files.format_for(self._arrays)))
+        settings = huggingface_settings(str(path), files.config, frozenset(stored))
+        described = model_config(settings)
         family = FAMILIES[settings.architecture]
         decoder = family.decoder(described)
         rows = family.checkpoint_rows(decoder)
@@ -155,7 +155,7 @@ _NESTED = {type_: key for key, family in FAMILIES.items() for type_ in family.ne
 _CLASS_OF_TYPE = {type_: name for family in FAMILIES.values() for name, type_ in family.huggingface.items()}
 
 
-def huggingface_settings(label: str, config: Json) -> Settings:
+def huggingface_settings(label: str, config: Json, stored: frozenset[str] = frozenset()) -> Settings:
     """Raises UnsupportedArchitecture for a family that is not known."""
     class_name = _class_name(label, config)
     text = config.get("text_config")
@@ -165,7 +165,7 @@ def huggingface_settings(label: str, config: Json) -> Settings:
     values = {**FAMILIES[architecture].defaults, **given}
     if any(part.get(TIED) for part in said):  # which of the two counts was not the same in all versions
         values[TIED] = True
-    return Settings(label, "huggingface", architecture, class_name, values)
+    return Settings(label, "huggingface", architecture, class_name, values, stored)
 
 
 def _class_name(label: str, config: Json) -> str:

@@ -279,7 +279,7 @@ def _heads_apart(
     """
     found: dict[str, _HeadsPart] = {}
     infos = stored.infos()
-    for index, layer in enumerate(decoder.layers):
+    for index, layer in enumerate(decoder.all_layers):
         joined = KEYS_AND_VALUES[format_].format(index)
         if not isinstance(layer.self_attn, LatentSelfAttention) or joined not in infos:
             continue

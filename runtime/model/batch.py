@@ -276,6 +276,27 @@ class Runner(Forward, Protocol):
 
 
 @runtime_checkable
+class Drafting(Protocol):
+    """A model with an MTP head, which drafts. Its rows are computed by `forward`, beside those of the model."""
+
+    def draft(self, batch: Batch) -> Float32Array:
+        """Return the head's logits `[R, vocab_size]` of the token behind each, valid until the next call.
+
+        Of each sequence, the rows before `batch` are there. Those of its own tokens are written as the head alone can:
+        `forward` writes them once more.
+        """
+        ...
+
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        """As `Forward`'s, of what `draft` returned last."""
+        ...
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        """As `Forward`'s."""
+        ...
+
+
+@runtime_checkable
 class PageIO(Protocol):
     """The door through which whole pages leave the pool and come back; `ModelRunner` has one.
 

@@ -130,6 +130,10 @@ class StateSlots:
                 )
         self._in[:num_rows], self._out[:num_rows] = read, written
 
+    def leave_alone(self, num_rows: int) -> None:
+        """Name slots for a step that reads and writes none of them."""
+        self._in[:num_rows], self._out[:num_rows] = 0, 1
+
 
 def _is_shared(read: list[int], written: list[int]) -> bool:
     """Whether a slot that is written is another's, too.

@@ -157,6 +157,16 @@ class ModelRunner:
         """
         return self._forward("forward", batch)
 
+    def draft(self, batch: Batch) -> Float32Array:
+        """The logits of an MTP head, as `Drafting` says; of states it reads and writes none.
+
+        Raises:
+            EngineError: as `forward`, or the model has no head.
+        """
+        if "draft" not in self._functions:
+            raise EngineError("this model has no MTP head, which drafts")
+        return self._forward("draft", batch)
+
     def forward_scored(self, batch: Batch, *, stride: int) -> Float32Array:
         """As `forward`, to the last bit; adds the softmax weights of its tokens to `attention_sums`, and counts them;
         sets `queries`.
@@ -174,7 +184,9 @@ class ModelRunner:
 
     def _forward(self, name: str, batch: Batch, *more: Any) -> Float32Array:
         arguments = self._arguments.get(batch.shape) or self._make_arguments(batch.shape)
-        if self.states is not None:
+        if self.states is not None and name == "draft":
+            self.states.leave_alone(batch.shape[1])
+        elif self.states is not None:
             self.states.set_rows(batch)
         self._values[: batch.values.size] = batch.values
         try:

@@ -83,6 +83,7 @@ def glm4_moe(c: Config) -> dict[str, Value]:
         "expert_weights_scale": c["routed_scaling_factor"],
         "expert_weights_norm": c["norm_topk_prob"],
         "nextn_predict_layers": c["num_nextn_predict_layers"],
+        "block_count": c["num_hidden_layers"] + c["num_nextn_predict_layers"],
     }
 
 

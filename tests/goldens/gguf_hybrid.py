@@ -41,9 +41,24 @@ def lfm2_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
     yield name, weight
 
 
+# Of a head, the parts around its layer.
+NEXTN = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "shared_head_norm"}
+
+
+def of_head(c: Config, name: str) -> str:
+    """The name of a tensor of a head, which is one more layer in GGUF; others keep theirs."""
+    index = c["num_hidden_layers"]
+    if name.startswith("mtp.layers.0."):
+        return name.replace("mtp.layers.0.", f"model.layers.{index}.")
+    return f"=blk.{index}.nextn.{NEXTN[name.split('.')[1]]}.weight" if name.startswith("mtp.") else name
+
+
 def qwen35(c: Config) -> dict[str, Value]:
     sections = c["rope_parameters"]["mrope_section"]
+    num_heads = c.get("mtp_num_hidden_layers", 0)
     return {
+        "block_count": c["num_hidden_layers"] + num_heads,
+        "nextn_predict_layers": num_heads,
         **rotary(0.25)({**c, **c["rope_parameters"]}),
         "rope.dimension_sections": [*sections, 0],
         "full_attention_interval": c["full_attention_interval"],
@@ -64,7 +79,8 @@ def tiled(c: Config, weight: np.ndarray, axis: int = 0) -> np.ndarray:
 
 
 def qwen35_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
-    """Gains with their one, rates as they are used, value heads in another order."""
+    """Gains with their one, rates as they are used, value heads in another order; a head as one more layer."""
+    name = of_head(c, name)
     part = name.partition("linear_attn.")[2].removesuffix(".weight")
     layer = name.removeprefix("model.layers.").partition(".")[0]
     if part in ("in_proj_qkv", "conv1d"):
@@ -91,6 +107,7 @@ def qwen35_moe(c: Config) -> dict[str, Value]:
 
 def qwen35_moe_tensors(c: Config, name: str, weight: np.ndarray) -> Tensors:
     """Experts' gates and `up` part."""
+    name = of_head(c, name)
     if name.endswith("experts.gate_up_proj"):
         for kind, half in zip(("gate", "up"), np.split(weight, 2, axis=1), strict=True):
             yield name.replace("gate_up", kind) + ".weight", half

@@ -58,7 +58,7 @@ def tensors(tiny: TinyModel) -> dict[str, np.ndarray]:
     """All tensors under GGUF's names, in GGUF's layout."""
     how = converter(tiny)
     assert how is not None
-    names = gguf.get_tensor_name_map(how.model_arch, int(tiny.text["num_hidden_layers"]))
+    names = gguf.get_tensor_name_map(how.model_arch, int(how.metadata(tiny.text)["block_count"]))  # type: ignore[arg-type]
     found = {}
     for name, weight in how.tensors(tiny.text, stacked(tiny.tensors)):
         stem, suffix = re.fullmatch(r"(.*?)(\.weight|\.bias)?", name).groups(default="")  # type: ignore[union-attr]

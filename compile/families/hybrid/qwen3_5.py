@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from radixlm.runtime.artifact.model_config import (
+    Attention,
     Dense,
     Experts,
     Gate,
@@ -46,6 +47,13 @@ class Qwen35(Family):
     gguf_names = {"ffn_norm": "post_attention_norm.weight"}
     ignored = ("mtp.*",)
     has_extra_layers = True
+    mtp_names = {
+        "": "mtp.layers.0.",
+        "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+        "hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+        "eh_proj.weight": "mtp.fc.weight",
+        "shared_head.norm.weight": "mtp.norm.weight",
+    }
     gains_minus_one = ("huggingface",)
     plain_gains = ("linear_attn.norm.weight",)
     is_tiled: ClassVar[bool] = True  # in GGUF files, where llama.cpp's converter puts value heads into another order
@@ -60,11 +68,17 @@ class Qwen35(Family):
             has_attention = c.layer_is("layer_types", index, {"full_attention": True, "linear_attention": False})
         else:
             has_attention = (index + 1) % int(c.number("full_attention_interval", 4)) == 0
-        if has_attention:
-            bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
-            output_bias = c.has_bias("attn_output", otherwise=bias)
-            return c.attention(qk_norm=QKNorm(), gate=Gate(bias=bias), bias=bias, output_bias=output_bias)
-        return delta(c, tiled=self.is_tiled and c.format == "gguf")
+        return self.attention(c) if has_attention else delta(c, tiled=self.is_tiled and c.format == "gguf")
+
+    def attention(self, c: Settings) -> Attention:
+        """With a gate for each number."""
+        bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
+        output_bias = c.has_bias("attn_output", otherwise=bias)
+        return c.attention(qk_norm=QKNorm(), gate=Gate(bias=bias), bias=bias, output_bias=output_bias)
+
+    def mtp_layer(self, c: Settings, index: int) -> LayerConfig:
+        """Always attention."""
+        return LayerConfig(mixer=self.attention(c), ffn=self.ffn(c, index))
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
         """Llama's."""
@@ -73,7 +87,7 @@ class Qwen35(Family):
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
         """Queries and gates by heads; a GGUF file has rates as they are used, a checkpoint their logarithms."""
         views: dict[str, Views] = {}
-        for layer in decoder.layers:
+        for layer in decoder.all_layers:
             mixer = layer.self_attn
             if isinstance(mixer, SelfAttention):
                 views |= _queries_and_gates(decoder, mixer, format_)

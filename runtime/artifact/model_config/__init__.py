@@ -134,6 +134,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         residual_factor: what a branch is multiplied with before it is added, beside the layer's own factor.
         logits_factor: what logits are multiplied with; then `logits_soft_cap` bends them as attention's bends scores.
         layer_inputs: what layers get of each token beside what the layer before them gives.
+        mtp: the layer of a multi-token prediction head, which drafts tokens (DeepSeek-V3, 2024); it has attention.
     """
 
     architecture: Architecture
@@ -151,6 +152,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     logits_soft_cap: Positive | None = None
     output_bias: bool = False  # of the output matrix
     layer_inputs: LayerInputs | None = None
+    mtp: LayerConfig | None = None
 
     @property
     def num_hidden_layers(self) -> int:
@@ -158,9 +160,14 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return len(self.layers)
 
     @property
+    def all_layers(self) -> tuple[LayerConfig, ...]:
+        """The layers, and behind them that of an MTP head."""
+        return self.layers if self.mtp is None else (*self.layers, self.mtp)
+
+    @property
     def attentions(self) -> tuple[AnyAttention, ...]:
-        """The attention of each layer that has it."""
-        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, Recurrent))
+        """The attention of each layer that has it, an MTP head's included."""
+        return tuple(layer.mixer for layer in self.all_layers if not isinstance(layer.mixer, Recurrent))
 
     @property
     def state_bytes(self) -> int:
@@ -204,7 +211,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     def kv_layer(self, layer: int) -> int:
         """Which of the layers that have keys and values of their own this one reads."""
-        mixer = self.layers[layer].mixer
+        mixer = self.all_layers[layer].mixer
         assert not isinstance(mixer, Recurrent), f"layer {layer} reads no keys and values"
         if mixer.shared_kv is not None:
             return self.kv_layer(mixer.shared_kv)
@@ -216,6 +223,8 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         """Why this model cannot serve a prefix with a part of its rows; None if it can."""
         if self.state_bytes:
             return "some layers keep a state of all tokens, which has no part for a few of them"
+        if self.mtp is not None:
+            return "its MTP head keeps rows of other shapes"
         attentions = self.attentions
         if any(isinstance(attention, LatentAttention) for attention in attentions):
             return "its layers keep one latent row of each token, and neither keys nor values of single heads"

@@ -128,6 +128,7 @@ class Attention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="attent
         sinks: each head has a logit that takes part in the softmax, and has no value.
         keys_are_values: values are what `k_proj` gives, before norm and rotation.
         shared_kv: the layer whose keys and values are read; this one then has none of its own.
+        skips_first: the row of a sequence's first token is seen by no other.
     """
 
     num_heads: Heads
@@ -147,6 +148,7 @@ class Attention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="attent
     temperature: Temperature | None = None
     keys_are_values: bool = False
     shared_kv: Index | None = None
+    skips_first: bool = False
 
 
 class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="latent_attention"):
@@ -162,6 +164,7 @@ class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="
         plain_dim: the numbers of a query before those; `value_dim`: of what a head hands to the output matrix.
         query_dim: queries are made of a normalized vector of so many numbers; None of the layer's input itself.
         bias: what makes the latent vectors has one; `output_bias`: so has the output.
+        skips_first: the row of a sequence's first token is seen by no other.
     """
 
     num_heads: Heads
@@ -175,6 +178,7 @@ class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="
     bias: bool = False
     output_bias: bool = False
     temperature: Temperature | None = None
+    skips_first: bool = False
 
     @property
     def num_kv_heads(self) -> int:

@@ -18,7 +18,7 @@ from radixlm.compile.reference import evaluate
 from radixlm.compile.sources.source import Source
 
 from ...goldens import tiny_gguf
-from ...goldens.families import FAMILIES, Off
+from ...goldens.families import FAMILIES, MTP_FAMILIES, Off
 from ...goldens.tiny_models import TINY_MODELS, TinyModel
 from ...goldens.tiny_outputs import TinyOutputs
 
@@ -58,7 +58,7 @@ COMPILED = [name for name in NAMES if not name.endswith(("-scale", "-64"))]  # w
 
 def tiny_of(name: str) -> TinyModel:
     """A tiny checkpoint, of the families or of the oldest."""
-    return FAMILIES.get(name) or TINY_MODELS[name]
+    return FAMILIES.get(name) or MTP_FAMILIES.get(name) or TINY_MODELS[name]
 
 
 def off_of(name: str, feature: str) -> Off:

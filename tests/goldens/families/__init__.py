@@ -13,9 +13,11 @@ from .latent import LATENT
 from .layer_norms import LAYER_NORMS
 from .meta import META
 from .moe import MOE
+from .mtp import MTP
 from .post_norms import POST_NORMS
 
-__all__ = ["FAMILIES", "Off", "TinyFamily"]
+__all__ = ["FAMILIES", "MTP_FAMILIES", "Off", "TinyFamily"]
 
 _ALL = (*DENSE, *POST_NORMS, *LAYER_NORMS, *GEMMA, *MOE, *GPT_OSS, *GEMMA4, *LATENT, *META, *HYBRID, *FALCON_H1)
 FAMILIES: dict[str, TinyFamily] = {tiny.name: tiny for tiny in _ALL}
+MTP_FAMILIES: dict[str, TinyFamily] = {tiny.name: tiny for tiny in MTP}  # goldens are of what their heads draft
