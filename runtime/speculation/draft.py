@@ -66,6 +66,7 @@ class StepCost:
     [0.02, 0.02, 0.03, 0.03]
     """
 
+    recomputes: bool = False  # what was right of a draft, in another step, if not all was: a recurrent model
     _weight: float = 0.0
     _rows: float = 0.0
     _seconds: float = 0.0
@@ -100,6 +101,17 @@ class StepCost:
         """Of a step of so many rows."""
         weight, total = self._met.get(num_rows, (0.0, 0.0))
         return (total + _PRIOR_MET * self._line(num_rows)) / (weight + _PRIOR_MET)
+
+    def speed(self, num_rows: int, num_expected: float, num_drafted: int, more: float, chance: float) -> float:
+        """Tokens a second of a step of `num_rows` that brings `num_expected`, with so many drafted beside.
+
+        Args:
+            more: tokens to expect of these.
+            chance: that all of them are right; else, where the model recomputes, a step without drafts comes between.
+        """
+        again = 1.0 - chance if self.recomputes and num_drafted else 0.0
+        seconds = self.seconds(num_rows + num_drafted) + (again * self.seconds(num_rows) if again else 0.0)
+        return (num_expected * (1.0 + again) + more) / seconds
 
     def is_worth_guesses(self, num_rows: int, num_expected: float) -> bool:
         """Whether guesses would pay in a step of so many rows, which brings so many tokens without them, if all were
@@ -187,9 +199,9 @@ def best_length(chances: Sequence[float], cost: StepCost, *, num_rows: int, num_
     """The same, and how many tokens a second that promises; guesses count for a little less, as estimates are off."""
     if not cost.is_measured:
         return 0, 0.0
-    best, fastest = 0, num_expected / cost.seconds(num_rows)
+    best, fastest, more = 0, num_expected / cost.seconds(num_rows), 0.0
     for number, chance in enumerate(chances, start=1):
-        num_expected += chance / _MIN_GAIN
-        if (speed := num_expected / cost.seconds(num_rows + number)) > fastest:
+        more += chance / _MIN_GAIN
+        if (speed := cost.speed(num_rows, num_expected, number, more, chance)) > fastest:
             best, fastest = number, speed
     return best, fastest

@@ -123,13 +123,16 @@ class DraftWorth:
             spent_s: that guessing took so far.
         """
         step_s = self.cost.seconds(len(chances)) if self.cost.is_measured else _SHARE_OF_STEP * cost.seconds(1)
-        share, brings = self._seen.share, sum(chances)
-        best, fastest = 0, num_expected / (cost.seconds(num_rows) + spent_s)
-        for depth in range(1, min(most, MAX_DEPTH) + 1):
-            spent_s += step_s
-            brings *= share
-            num_expected += brings / _MIN_GAIN
-            speed = num_expected / (cost.seconds(num_rows + depth * len(chances)) + spent_s)
-            if speed > fastest:
+        number, share, brings = len(chances), self._seen.share, sum(chances)
+        best, fastest = 0, 0.0
+        for depth in range(min(most, MAX_DEPTH) + 1):
+            if depth:
+                spent_s += step_s
+                brings *= share
+                num_expected += brings / _MIN_GAIN
+            wrong = 1.0 - brings / number if cost.recomputes else 0.0  # a step without guesses comes between
+            again_s = wrong * cost.seconds(number) if wrong else 0.0
+            seconds = cost.seconds(num_rows + depth * number) + spent_s + again_s
+            if (speed := (num_expected + wrong * number) / seconds) > fastest:
                 best, fastest = depth, speed
         return best
