@@ -23,6 +23,7 @@ from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows, Wanted
 from ..prefix.prefill_measure import seconds_of_zeros
+from ..speculation.draft_levels import DraftSource
 from ..speculation.draft_model import DraftModel
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
@@ -51,6 +52,7 @@ class EngineCore:
         queue: what the tier has run between two steps; by default one that nothing else knows.
         expected: is told what prompts may come, and computed a piece a step while there is no request.
         draft_model: guesses what replies go on with; None: no model does.
+        mtp_head: guesses in its place; None: the model has none, or it is not to be used.
         store_off_because: why there is no tier, although a store was asked for.
 
     Attributes:
@@ -74,6 +76,7 @@ class EngineCore:
         queue: WorkQueue | None = None,
         expected: ExpectedPrompts | None = None,
         draft_model: DraftModel | None = None,
+        mtp_head: DraftSource | None = None,
         store_off_because: str | None = None,
     ) -> None:
         num_needed = num_pages_for(limits.context_length) + 1
@@ -94,7 +97,7 @@ class EngineCore:
         self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
         self.draft_model = draft_model
         policy, context_length = policy or SchedulerPolicy(), limits.context_length
-        self._scheduler = Scheduler(cache, policy, context_length=context_length, draft_model=draft_model)
+        self._scheduler = Scheduler(cache, policy, context_length=context_length, drafts=draft_model or mtp_head)
         self.expected = expected
         self._outputs = Outputs(self._scheduler, cache, memories, tier, self.counters, expected, clock=clock)
 

@@ -30,7 +30,7 @@ _LOGGER = logging.getLogger(__name__)
 
 MAX_THREADS = 1024  # far above it the thread pool aborts the process
 
-SpeculatePolicy = Literal["auto", "off", "lookup", "draft"]
+SpeculatePolicy = Literal["auto", "off", "lookup", "draft", "mtp"]
 """Where guesses of what replies go on with come from."""
 
 OpenRunner = Callable[[Artifact, int, int | None], Runner]
@@ -150,8 +150,8 @@ class EngineOptions:
         "auto",
         "Speculative decoding: draft what replies go on with, and check the draft as rows of one step, where that "
         "pays; no reply changes by a byte. `lookup`: drafts from the request's own tokens and from the cache of its "
-        "namespace; `draft`: from the draft model alone; `auto`: from all that there is, unless there is a "
-        "`kv_budget`; `off`: one token a step.",
+        "namespace; `draft`: from the draft model alone; `mtp`: from the model's multi-token prediction head alone; "
+        "`auto`: from all that there is, unless there is a `kv_budget`; `off`: one token a step.",
         flag=Flag("--speculate", "speculation"),
     )
     draft: str | Path | Artifact | None = option(
@@ -218,6 +218,8 @@ class EngineOptions:
             raise InvalidParameter("speculate is 'draft', and there is no draft; give a second artifact (--draft)")
         if self.draft is not None and self.speculate in ("off", "lookup"):
             raise InvalidParameter(f"a draft is given and speculate is {self.speculate!r}; leave one of them out")
+        if self.draft is not None and self.speculate == "mtp":
+            raise InvalidParameter("a draft is given and speculate is 'mtp'; leave one of them out")
         if extra is not None:
             extra.check(self)
         if self.template_kwargs is not None:
@@ -245,11 +247,26 @@ class EngineOptions:
         chosen: RequestOptions = extra.decide(self, decided, model)
         return chosen
 
+    def uses_mtp(self, model: ModelConfig) -> bool:
+        """Whether the model's MTP head guesses.
+
+        Raises:
+            InvalidParameter: it is asked for, and the model has none.
+        """
+        if self.speculate == "mtp" and model.mtp is None:
+            raise InvalidParameter(
+                "speculate is 'mtp', and this model has no multi-token prediction head; leave it out, or compile a "
+                "source that has one again",
+                param="speculate",
+            )
+        is_asked = self.speculate == "mtp" or (self.speculate == "auto" and self.draft is None)
+        return is_asked and model.mtp is not None and self._speculates(model)
+
     def _speculates(self, model: ModelConfig) -> bool:
         """Whether replies are guessed. A wrong guess has a recurrent model compute the right ones before it again, so
-        that it must be asked for."""
-        asked = ("lookup", "draft") if model.state_bytes else ("auto", "lookup", "draft")
-        return self.speculate in asked and (self.extra is None or self.extra.speculates)
+        that it must be asked for, or a head guess."""
+        is_off = self.speculate == "off" or (self.speculate == "auto" and model.state_bytes and model.mtp is None)
+        return not is_off and (self.extra is None or self.extra.speculates)
 
     def scheduler_policy(self, manifest: Manifest) -> SchedulerPolicy:
         """The limits of a step.
@@ -274,7 +291,7 @@ class EngineOptions:
             admission=self.admission,
             prompts_s=self.prefill_ms / 1000 or None,
             speculates=self._speculates(manifest.model),
-            looks_up=self.speculate != "draft",
+            looks_up=self.speculate == "lookup" or (self.speculate == "auto" and not manifest.model.state_bytes),
         )
 
 

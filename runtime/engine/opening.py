@@ -21,13 +21,14 @@ from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter, StoreUnusable
 from ..kv_log.log import KVLog
 from ..memory import Memories
-from ..model.batch import PageIO, Runner, StateIO
+from ..model.batch import Drafting, PageIO, Runner, StateIO
 from ..optional import OpenExtra, installed
 from ..prefix.beside_saver import known_calls
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import StoredPrefill, measure_prefill
 from ..speculation.draft_model import DraftAbout, DraftModel
+from ..speculation.mtp_head import MTPHead
 from ..speculation.same_tokens import require_same_tokens
 from ..states.state_pool import StatePool
 from ..store import PageStore, StoreIdentity
@@ -156,6 +157,9 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
                     post=queue.post,
                 )
             )
+        mtp_head: MTPHead | None = None
+        if options.uses_mtp(manifest.model):
+            mtp_head = MTPHead(_drafting(runner), cache.pool, vocab_size=prompts.vocab_size, clock=clock)
         core = EngineCore(
             runner,
             cache,
@@ -167,6 +171,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             queue=queue,
             expected=expected,
             draft_model=draft_model,
+            mtp_head=mtp_head,
             store_off_because=store_off_because,
         )
         if options.cache_ttl_s is not None:
@@ -253,6 +258,12 @@ def _state_io(runner: Runner) -> StateIO:
     if not isinstance(states, StateIO):
         raise InvalidParameter(f"{type(runner).__name__} cannot copy states, which a store needs; open without one")
     return states
+
+
+def _drafting(runner: Runner) -> Drafting:
+    if not isinstance(runner, Drafting):
+        raise InvalidParameter(f"{type(runner).__name__} computes no MTP head; open with speculate 'lookup'")
+    return runner
 
 
 def _page_io(runner: Runner) -> PageIO:

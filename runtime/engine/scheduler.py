@@ -15,7 +15,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
-from ..speculation.draft_model import DraftModel
+from ..speculation.draft_levels import DraftSource
 from .request import Request
 from .request_options import Client
 from .step.drafts import Guessing
@@ -42,7 +42,7 @@ class Scheduler:
         policy: SchedulerPolicy,
         *,
         context_length: int,
-        draft_model: DraftModel | None = None,
+        drafts: DraftSource | None = None,
     ) -> None:
         self._cache = cache
         self._policy = policy
@@ -57,7 +57,7 @@ class Scheduler:
         self._turns: dict[Client, int] = {}  # when each of these clients was let in last, in requests of all
         self._num_admitted = 0
         self._pace = None if policy.prompts_s is None else StepPace(policy.prompts_s)
-        self._guessing = Guessing.of(policy, cache, draft_model)
+        self._guessing = Guessing.of(policy, cache, drafts)
         self.num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:

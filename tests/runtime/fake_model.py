@@ -31,6 +31,7 @@ from radixlm.runtime.memory import Memories
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.expected_prompts import ExpectedPrompts
+from radixlm.runtime.speculation.draft_levels import DraftSource
 from radixlm.runtime.speculation.draft_model import DraftModel
 from radixlm.runtime.states.state_pool import NO_STATE, StatePool
 from radixlm.tokenizer_fix import SpelledPrompt
@@ -255,6 +256,7 @@ class Bench:
     kv_log: KVLog | None = None
     open_tier: Callable[[PrefixCache, FakeModel, WorkQueue], DiskTier] | None = None
     draft_model: DraftModel | None = None
+    open_head: Callable[[FakeModel, PagePool], DraftSource] | None = None
     num_states: int = 0  # above 0: of a recurrent model
     clock: Callable[[], float] | None = None  # of the core; None: `now`
     aside: Callable[[Callable[[], None]], object] | None = (
@@ -298,6 +300,7 @@ class Bench:
             queue=queue,
             expected=self.expected,
             draft_model=self.draft_model,
+            mtp_head=None if self.open_head is None else self.open_head(self.model, self.cache.pool),
         )
 
     def request(

@@ -14,7 +14,7 @@ from ...cache.prefix_cache import PrefixCache
 from ...errors import ConstraintFailed
 from ...model.batch import Float32Array, TopLogits
 from ...speculation.draft import NO_DRAFT, Draft, StepCost
-from ...speculation.draft_model import Ask, Choose, DraftModel
+from ...speculation.draft_levels import Ask, Choose, DraftSource
 from ...speculation.draft_worth import MAX_DEPTH
 from ...speculation.drafter import Drafter
 from ..request import Request
@@ -40,15 +40,16 @@ class Guessing:
     max_num_rows: int
     is_on: bool = True
     looks_up: bool = True
-    model: DraftModel | None = None
+    model: DraftSource | None = None
     cost: StepCost = field(default_factory=StepCost)
     _num_begun: int = 0
 
     @classmethod
-    def of(cls, policy: SchedulerPolicy, cache: PrefixCache, model: DraftModel | None) -> Guessing:
+    def of(cls, policy: SchedulerPolicy, cache: PrefixCache, model: DraftSource | None) -> Guessing:
         """What a policy allows."""
         max_num_rows = min(policy.max_num_logits, policy.max_num_batched_tokens)
-        return cls(cache, max_num_rows, policy.speculates, policy.looks_up, model)
+        cost = StepCost(recomputes=cache.tree.states is not None)
+        return cls(cache, max_num_rows, policy.speculates, policy.looks_up, model, cost)
 
     def begin(self, decoding: Sequence[Request]) -> StepDrafts | None:
         """The guesses of a step in which these requests decode, and no others have prompts; None: none are made."""
@@ -75,7 +76,7 @@ class Guessing:
     def check(self, running: Sequence[str]) -> None:
         """Raise AssertionError unless guesses are made for running requests alone; between steps."""
         if self.model is not None:
-            assert self.model.names <= set(running), "the draft model follows a request that ended"
+            assert self.model.names <= set(running), "guesses are made for a request that ended"
 
     def drafter(self, request: Request) -> Drafter:
         """What guesses for a request, from now on the same."""
@@ -104,8 +105,8 @@ class StepDrafts:
         self._num_pages_left = guessing.cache.pool.num_free - num_decoding
         self._made: dict[str, Draft] = {}  # by the model
 
-    def ask(self, model: DraftModel, decoding: Sequence[Request]) -> None:
-        """Have the draft model guess for the requests for which that promises more than what was said before."""
+    def ask(self, model: DraftSource, decoding: Sequence[Request]) -> None:
+        """Have the model guess for the requests for which that promises more than what was said before."""
         may = [request for request in decoding if request.may_draft]
         most = min(MAX_DEPTH, self._num_rows_left // max(1, len(may)))
         rows, expected = self._num_rows, self._num_expected
@@ -153,11 +154,9 @@ class StepDrafts:
 
 def _ask(request: Request, most: int) -> Ask:
     """The wish for a request's guesses, which are chosen as its reply's tokens are, with the same random numbers."""
-    sequence = request.admitted
     return Ask(
         request.request_id,
-        sequence.token_ids,
-        sequence.namespace,
+        request.admitted,
         most,
         request.num_generated,
         request.num_left,

@@ -1,0 +1,209 @@
+"""A model's own head guesses: no reply changes, it writes to no row that others see, and its pages come back."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
+from radixlm.runtime.cache.page_pool import PagePool
+from radixlm.runtime.engine.sampling_params import SamplingParams
+from radixlm.runtime.kv_log.log import KVLog
+from radixlm.runtime.kv_log.replay import KVReplay
+from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits
+from radixlm.runtime.speculation.mtp_head import MTPHead
+
+from ..fake_model import CONTEXT_LENGTH, POLICY, VOCAB_SIZE, Bench, FakeModel, alone, digest, logits_of, top_of
+from ..traces import num_traces
+
+SCRIBBLE = 2**51 + 7  # what the head leaves in a row; who reads it gets another reply
+
+
+class FakeHead:
+    """Knows the model's next token as often as is said, by the rows of the pages that it is given."""
+
+    def __init__(self, model: FakeModel, pool: PagePool, right: float) -> None:
+        self.model, self.pool, self.right = model, pool, right
+        self.chance = np.random.default_rng(3)
+        self.own: dict[int, int] = {}  # by slot, what the model's row would be
+        self.logits = np.zeros((0, VOCAB_SIZE), np.float32)
+        self.fails = False
+        self.num_steps = 0
+
+    def draft(self, batch: Batch) -> Float32Array:
+        assert not self.fails, "broken"
+        self.num_steps += 1
+        arrays, kv = batch.arrays, self.model.kv.reshape(-1)
+        found = []
+        for i, token in enumerate(arrays.token_ids):
+            pages, length = arrays.page_table[arrays.row_of_token[i]], int(arrays.kv_lengths[i])
+            slots = [int(pages[row // PAGE_SIZE]) * PAGE_SIZE + row % PAGE_SIZE for row in range(length)]
+            own = slots[-1]
+            assert own == arrays.slots[i] and self.pool.is_private(own // PAGE_SIZE), "a row that others may see"
+            before = [self.own[slot] if kv[slot] == SCRIBBLE else int(kv[slot]) for slot in slots[:-1]]
+            self.own[own] = digest(np.array(before, np.uint64), int(token), int(arrays.positions[i]))
+            kv[own] = SCRIBBLE
+            found.append(logits_of(self.own[own]).copy())
+        for row in found:
+            if self.chance.random() >= self.right:
+                self.chance.shuffle(row)
+        self.logits = np.array(found)[arrays.logit_rows]
+        return self.logits
+
+    def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
+        return top_of(self.logits[:num_rows, :vocab_size])
+
+    def copy_rows(self, copies: Sequence[PageCopy]) -> None:
+        self.model.copy_rows(copies)
+
+
+class Headed(Bench):
+    """An engine core whose model has a head. A step takes a second for each eight rows, one of the head nearly none."""
+
+    head: FakeHead
+    guesses: MTPHead
+
+    def __init__(
+        self, num_pages: int, right: float, *, looks_up: bool = False, step_s: float = 1e-6, kv_log: KVLog | None = None
+    ) -> None:
+        ticks = itertools.count()
+
+        def open_head(model: FakeModel, pool: PagePool) -> MTPHead:
+            self.head = FakeHead(model, pool, right)
+            self.guesses = MTPHead(self.head, pool, vocab_size=VOCAB_SIZE, clock=lambda: next(ticks) * step_s / 2)
+            return self.guesses
+
+        policy = replace(POLICY, speculates=True, looks_up=looks_up)
+        super().__init__(num_pages, policy=policy, open_head=open_head, kv_log=kv_log)
+        self.model.before = self._take_time
+
+    def _take_time(self, batch: Batch) -> None:
+        self.now += 1.0 + (batch.shape[0] - 1) // 8
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True)
+PENALIZED = SamplingParams(temperature=0.9, seed=9, max_tokens=40, repetition_penalty=1.3, top_p=0.9, ignore_eos=True)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
+@pytest.mark.parametrize("right", [1.0, 0.7, 0.0])
+def test_replies_are_those_without(params: SamplingParams, right: float) -> None:
+    served = Headed(40, right)
+    prompts = {str(number): [number, 3, 7] * (number + 1) for number in range(3)}
+    for name, ids in prompts.items():
+        served.add(name, ids, params)
+    served.run()
+    for name, ids in prompts.items():
+        assert served.tokens(name) == alone(ids, params)
+    drafted, accepted = served.core.counters.num_drafted_tokens, served.core.counters.num_accepted_tokens
+    assert drafted > 4
+    assert accepted == drafted if right == 1.0 else accepted < 0.9 * drafted
+    assert right > 0 or accepted < 0.2 * drafted
+
+
+def test_a_head_that_is_right_saves_steps_and_one_that_is_wrong_is_hardly_asked() -> None:
+    right, wrong = Headed(40, 1.0), Headed(40, 0.0, step_s=0.2)
+    for served in (right, wrong):
+        served.add("a", [1, 2, 3], replace(SAMPLED, max_tokens=80))
+        served.run()
+        assert served.tokens("a") == alone([1, 2, 3], replace(SAMPLED, max_tokens=80))
+    assert right.core.counters.num_steps < 25
+    assert wrong.head.num_steps < 60 and wrong.core.counters.num_steps > 70
+
+
+def test_a_head_that_fails_is_done_without() -> None:
+    served = Headed(40, 1.0)
+    served.add("a", [1, 2, 3], GREEDY)
+    for _ in range(4):
+        served.step()
+    served.head.fails = True
+    served.run()
+    assert served.tokens("a") == alone([1, 2, 3], GREEDY)
+    assert served.cache.stats().num_free_pages + served.cache.stats().num_cached_pages == 40
+
+
+def test_a_reply_behind_a_shared_page_is_guessed_on_a_copy() -> None:
+    """Two replies go on from the middle of one page, which neither may write to."""
+    served = Headed(40, 1.0)
+    ids = [number * 5 % 37 for number in range(20)]
+    served.add("a", ids, replace(GREEDY, max_tokens=4))
+    served.run()
+    for name in ("b", "c"):
+        served.add(name, [*ids, *served.tokens("a")[:2]], GREEDY)
+    served.run()
+    for name in ("b", "c"):
+        assert served.tokens(name) == alone([*ids, *served.tokens("a")[:2]], GREEDY)
+
+
+def test_without_free_pages_nothing_is_evicted_for_a_guess() -> None:
+    served = Headed(7, 1.0)
+    ids = [number * 5 % 37 for number in range(14)]
+    served.add("old", [3] * 33, replace(GREEDY, max_tokens=2))
+    served.run()
+    served.add("a", ids, replace(GREEDY, max_tokens=60))
+    while not served.requests["a"].is_finished:
+        free = served.cache.pool.num_free
+        served.step()
+        assert served.cache.pool.num_free >= min(free, 0)
+    assert served.tokens("a") == alone(ids, replace(GREEDY, max_tokens=60))
+
+
+TRACES = given(
+    seed=st.integers(0, 2**32),
+    right=st.sampled_from([0.0, 0.6, 0.95, 1.0]),
+    num_pages=st.sampled_from([8, 12, 40]),
+    looks_up=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@TRACES
+def test_random_requests_are_served_as_alone(seed: int, right: float, num_pages: int, looks_up: bool) -> None:
+    serve_random_requests(seed, right, num_pages, looks_up)
+
+
+@pytest.mark.long
+@settings(max_examples=num_traces(500), deadline=None, database=None)
+@TRACES
+def test_thousands_of_random_traces_are_served_as_alone(
+    seed: int, right: float, num_pages: int, looks_up: bool
+) -> None:
+    serve_random_requests(seed + 2**33, right, num_pages, looks_up)
+
+
+def serve_random_requests(seed: int, right: float, num_pages: int, looks_up: bool) -> None:
+    """Requests that share prefixes, give pages back, are aborted and come again with the replies that they got."""
+    chance = random.Random(seed)
+    lines = io.StringIO()
+    served = Headed(num_pages, right, looks_up=looks_up, kv_log=KVLog(lines))
+    prompts = [[chance.randrange(37) for _ in range(chance.randrange(1, 60))]]
+    expected: dict[str, tuple[int, ...]] = {}
+    for number in range(10):
+        base = chance.choice(prompts)
+        ids = [*base[: chance.randrange(1, len(base) + 1)], *(chance.randrange(37) for _ in range(chance.randrange(9)))]
+        ids = ids[: CONTEXT_LENGTH - 20]
+        greedy = chance.random() < 0.5
+        params = SamplingParams(temperature=0.0 if greedy else 1.0, seed=number, max_tokens=chance.randrange(1, 20))
+        name = str(number)
+        expected[name] = alone(ids, params)
+        served.add(name, ids, params, chance.choice([b"", b"other", None]))
+        prompts.append([*ids, *expected[name][: chance.randrange(len(expected[name]) + 1)]])
+        for _ in range(chance.randrange(6)):
+            served.step()
+        if chance.random() < 0.15:
+            served.abort(name)
+            del expected[name]
+    served.run()
+    for name, tokens in expected.items():
+        assert served.tokens(name) == tokens
+    replayed = KVReplay()
+    replayed.run(lines.getvalue().encode().splitlines(keepends=True))
+    assert replayed.owners.tree == set(served.cache.tree.page_ids())
