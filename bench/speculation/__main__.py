@@ -1,10 +1,11 @@
 """What guessing brings: tokens a second of the same replies with and without, in turns, and whether a byte changed.
 
-    python -m bench.speculation QWEN_ARTIFACT [--rounds 2] [--pairs 10] [--parts tasks open streams draft llama.cpp]
-        [--target SMOLLM2_F32_ARTIFACT --draft SMOLLM2_ARTIFACT] [--llama-cpp DIRECTORY]
+    python -m bench.speculation QWEN_ARTIFACT [--rounds 2] [--pairs 10] [--parts tasks open streams draft mtp llama.cpp]
+        [--target SMOLLM2_F32_ARTIFACT --draft SMOLLM2_ARTIFACT] [--llama-cpp DIRECTORY] [--right 0.8]
 
 tasks: one request at a time, of which some are edits, JSON and quotes; open: pairs of open text; streams: eight files
-at once; draft: open text of the target with a draft model; llama.cpp: its n-gram kinds on the same model and prompts.
+at once; draft: open text of the target with a draft model; mtp: random models with an MTP head that is right as often
+as is said, kept in .cache/mtp; llama.cpp: its n-gram kinds on the same model and prompts.
 Each part is a run of its own in the results, which a run of another leaves as it was. What a part needs and is not
 there, is said, and the part is left out.
 """
@@ -18,13 +19,13 @@ from radixlm.runtime.artifact import read_manifest
 from ..options import read_options
 from ..peers.models import qwen_coder
 from ..report.page import publish
-from . import llama_cpp, ours
+from . import llama_cpp, mtp, ours
 from .tasks import OPEN, TASKS
 
 
 def main() -> None:
     """Measure, print, write `results/speculation.json`."""
-    parts = ("tasks", "open", "streams", "draft", "llama.cpp")
+    parts = ("tasks", "open", "streams", "draft", "mtp", "llama.cpp")
     options = read_options(
         __doc__,
         "artifact",
@@ -33,6 +34,7 @@ def main() -> None:
         parts=parts,
         target=Path,
         draft=Path,
+        right=0.8,
         llama_cpp=Path(".cache/llama.cpp"),
     )
     name = read_manifest(options.artifact).name
@@ -51,6 +53,9 @@ def main() -> None:
         with ours.pair(options.target, options.draft) as engines:
             title = f"guesses of {read_manifest(options.draft).name}"
             _publish(read_manifest(options.target).name, title, ours.by_task(engines, OPEN, options.rounds))
+    if "mtp" in asked:
+        for shape, figures in mtp.figures(options.artifact, options.right, options.rounds, Path(".cache/mtp")):
+            _publish(shape, "MTP head, simulated", figures)
     program = options.llama_cpp.resolve() / "llama-server"
     if "llama.cpp" in asked and not program.exists():
         print(f"llama.cpp is left out: there is no {program}")
