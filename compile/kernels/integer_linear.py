@@ -1,6 +1,6 @@
 """y = W x for weights in integer codes and activations in 8 bits: integers inside a group, floats across groups.
 
-One row (decode) streams the weights; more rows share them in tiles. Both add the same numbers in the same order,
+One row (decode) streams the weights; more rows share them in tiles. All add the same numbers in the same order,
 groups along K one after another, so a row's result does not depend on the rows beside it.
 """
 
@@ -18,26 +18,15 @@ from ..codegen.vector import Expr, lanes
 from ..weights.codes import CODES
 from ..weights.layout import CHUNK, CHUNKS, GROUP, ROW_BLOCK
 from ..weights.scales import WeightScales, scale_dtypes
-from .experts.entries import SLAB_ENTRIES, ExpertLists, ExpertRows
-from .integer_dot import Instruction, dot_of
-from .integer_tile import SUPER_SPANS, OneOutput, Tile, TileArithmetic
+from .experts.entries import ExpertLists, ExpertRows
+from .integer_dot import dot_of
+from .integer_tile import SUPER_SPANS, TILINGS, UNPACKED_TILES, OneOutput, Tile, TileArithmetic
 from .linear import LinearSpec, Neighbours, Slabs, Spans, TileRows
 from .quantized_rows import QuantizedRows
 
 UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
-# Rows and blocks of a register tile: with 512 bits 12 integer and 12 float accumulators, of 32 registers.
-TILES: dict[Instruction, tuple[int, int]] = {
-    "vnni512": (4, 3),
-    "vnni256": (4, 1),
-    "madd512": (4, 1),
-    "madd256": (2, 1),
-    "pairs512": (4, 2),
-    "pairs256": (2, 1),
-    "portable": (2, 1),
-}
-SLAB_TILES = 32  # register tiles of rows that share unpacked weights
-PANEL = 14  # groups that are unpacked at a time: 21 KiB for three blocks; with 7, sums are stored more often
-DIRECT_TILES = 2
+SLAB_ROWS = 128  # that a thread multiplies with a span of weights before it goes on to the next
+PANEL = 14  # groups that are unpacked at a time: 7 KiB; with fewer, sums are stored more often
 
 
 def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None = None) -> Any:
@@ -108,71 +97,100 @@ class _IntegerMatrix:
         self.format = CODES[self.kind.codes]
         self.groups = arithmetic.spec.num_inputs // GROUP
         self.blocks = arithmetic.spec.num_outputs // ROW_BLOCK
-        self.tile_rows, self.tile_blocks = TILES[self.dot.instruction]
+        self.tiling = TILINGS[self.dot.instruction]
+        self.spans = Spans(self.blocks, self.tiling.blocks)
+        # where halves of a group are scaled apart, that takes the free slots
+        self.unpacks = self.tiling.unpacks or len(arithmetic.halves) > 1
 
     def times_rows(self, num_rows: Expr) -> None:
-        """A few rows meet the weights as they are stored; for many, weights are unpacked once for 128 rows."""
-        num_tiles = (num_rows + (self.tile_rows - 1)) // self.tile_rows
-        spans = Spans(self.blocks, self.tile_blocks)
-
-        def few(tile_rows: int) -> None:
-            def times(span: Expr, width: int) -> None:
-                tile = Tile(self.arithmetic, span * self.tile_blocks, tile_rows, width)
-                tiles = (num_rows + (tile_rows - 1)) // tile_rows
-                self._times_few(tile, tiles, lambda t: Neighbours(t * tile_rows, num_rows))
-
-            with parallel(spans.count) as span:
-                spans.each_width(span, lambda width: times(span, width))
-
-        def many() -> None:
-            slabs = Slabs(num_tiles, SLAB_TILES)
-            with parallel(spans.count * slabs.count) as item:
-                # slabs outermost: a thread keeps to its rows, from kernel to kernel
-                slab, span = item // spans.count, item % spans.count
-                first, tiles = slabs.first_tile(slab), slabs.tiles(slab)
-
-                def times_slab(width: int) -> None:
-                    tile = Tile(self.arithmetic, span * self.tile_blocks, self.tile_rows, width)
-                    self._times_slab(tile, tiles, lambda t: Neighbours((first + t) * tile.rows, num_rows))
-
-                spans.each_width(span, times_slab)
-
-        with either(num_rows == 1) as (one, more):
-            with one:
-                few(1)
-            with more, either(num_tiles <= DIRECT_TILES) as (some, others):
-                with some:
-                    few(self.tile_rows)
-                with others:
-                    many()
+        """Slab by slab of rows: a thread keeps to its rows, from kernel to kernel."""
+        many, count = self.tiling.many, self.spans.count
+        slabs = Slabs((num_rows + (many - 1)) // many, SLAB_ROWS // many)
+        with parallel(count * slabs.count) as item:
+            slab, span = bound(item // count), bound(item % count)
+            first = bound(slabs.first_tile(slab) * many)
+            rows_of_slab = bound(T.min(slabs.first_tile(slab + 1) * many, num_rows) - first)
+            self._times_span(
+                span,
+                rows_of_slab,
+                lambda start, _: Neighbours(first + start, num_rows),
+                lambda block, rows, width: Tile(self.arithmetic, block, rows, width),
+            )
 
     def times_entries(self, lists: ExpertLists, experts: ExpertRows) -> None:
-        """The same, slab by slab: a thread goes through an expert's weights, and on to the next expert's."""
-        spans = Spans(self.blocks, self.tile_blocks)
-        with parallel(lists.num_slabs * spans.count) as item:
-            slab, span = lists.slab(item // spans.count), bound(item % spans.count)
-            after = lists.slab(T.min(item // spans.count + 1, lists.num_slabs - 1))
-            num_tiles = bound((slab.count + (self.tile_rows - 1)) // self.tile_rows)
-            expert = bound(slab.expert * self.blocks)
-            first_block = bound(expert + span * self.tile_blocks)
+        """The same by slabs of entries: a thread goes through an expert's weights, and on to the next expert's."""
+        count = self.spans.count
+        with parallel(lists.num_slabs * count) as item:
+            slab, span = lists.slab(item // count), bound(item % count)
+            after = lists.slab(T.min(item // count + 1, lists.num_slabs - 1))
+            expert, next_expert = bound(slab.expert * self.blocks), bound(after.expert * self.blocks)
 
-            def times(width: int, tile_rows: int, num_tiles: Expr, step: Callable[..., None]) -> None:
-                last = span == spans.count - 1
-                following = bound(T.if_then_else(last, after.expert * self.blocks, first_block + width))
-                tile = Tile(self.arithmetic, first_block, tile_rows, width, expert, following)
-                step(tile, num_tiles, lambda t: experts.rows(lists, slab, t * tile_rows, tile_rows))
+            def tile(block: Expr, rows: int, width: int) -> Tile:
+                end = bound(block + width)
+                following = bound(T.if_then_else(end == self.blocks, next_expert, expert + end))
+                return Tile(self.arithmetic, expert + block, rows, width, expert, following)
 
-            def times_span(width: int) -> None:
-                with either(slab.count == 1) as (one, more):
-                    with one:
-                        times(width, 1, T.int64(1), self._times_few)
-                    with more, either(num_tiles <= DIRECT_TILES) as (some, others):
-                        with some:
-                            times(width, self.tile_rows, num_tiles, self._times_few)
-                        with others:
-                            times(width, self.tile_rows, num_tiles, self._times_slab)
+            self._times_span(span, slab.count, lambda start, rows: experts.rows(lists, slab, start, rows), tile)
 
-            spans.each_width(span, times_span)
+    def _times_span(
+        self,
+        span: Expr,
+        num_rows: Expr,
+        rows_of: Callable[[Expr, int], TileRows],
+        tile_of: Callable[[Expr, int, int], Tile],
+    ) -> None:
+        """Multiply a span of blocks with a slab of rows.
+
+        Args:
+            rows_of: the rows of a tile, by the first of them in the slab and their number.
+            tile_of: a tile, by its first block, its rows and its blocks.
+        """
+        first = bound(span * self.tiling.blocks)
+
+        def times(heights: list[int]) -> None:
+            if not heights:
+                self._times_many(first, num_rows, rows_of, tile_of)
+                return
+            rows, *higher = heights
+            with either(num_rows <= rows) as (these, more):
+                with these:
+                    self.spans.each_width(
+                        span, lambda width: self._times(tile_of(first, rows, width), rows_of(T.int64(0), rows))
+                    )
+                with more:
+                    times(higher)
+
+        times(sorted({1, self.tiling.few}))
+
+    def _times_many(
+        self,
+        first: Expr,
+        num_rows: Expr,
+        rows_of: Callable[[Expr, int], TileRows],
+        tile_of: Callable[[Expr, int, int], Tile],
+    ) -> None:
+        """Block by block: whole tiles, and a lower one for the rest of the rows."""
+        many = self.tiling.many
+        tiles, rest = bound(num_rows // many), bound(num_rows % many)
+
+        def times_tiles(block: Expr) -> None:
+            tile = tile_of(block, many, 1)
+            with serial(tiles) as t:
+                self._times(tile, rows_of(t * many, many), t)
+
+        with serial(T.min(T.int64(self.tiling.blocks), self.blocks - first)) as n:
+            block = bound(first + n)
+            if self.unpacks:
+                with either(tiles >= UNPACKED_TILES) as (enough, others):
+                    with enough:
+                        self._times_unpacked(tile_of(block, many, 1), tiles, lambda t: rows_of(t * many, many))
+                    with others:
+                        times_tiles(block)
+            else:
+                times_tiles(block)
+            for rows in range(1, many):
+                with when(rest == rows):
+                    self._times(tile_of(block, rows, 1), rows_of(tiles * many, rows), tiles)
 
     def times_candidates(self, candidates: Memory, count: int, num_rows: Expr) -> None:
         """One output of one row after another; the block of the next one is asked for meanwhile."""
@@ -181,93 +199,82 @@ class _IntegerMatrix:
             output = bound(T.Cast("int64", candidates[item]))
             after = bound(T.Cast("int64", candidates[T.min(item + 1, num_rows * count - 1)]))
             tile = OneOutput(self.arithmetic, output, after)
-            self._times_few(tile, T.int64(1), lambda t: Neighbours(row, row + 1))
+            self._times(tile, Neighbours(row, row + 1))
 
-    def _times_few(self, tile: Tile, num_tiles: Expr, rows_of: Callable[[Expr], TileRows]) -> None:
-        with serial(num_tiles) as t:
-            rows = rows_of(t)
+    def _times(self, tile: Tile, rows: TileRows, before: Expr = 0) -> None:
+        """Multiply a tile, with weights as they are stored; `before` counts tiles of the same blocks."""
 
-            def add(g: Expr) -> None:
-                self._fetch_ahead(tile.next_block, t * self.groups + g, tile.width)
-                tile.add_group(g, rows, lambda n, chunk, piece: self._stored(tile.first_block + n, g, chunk, piece))
+        def add(g: Expr) -> None:
+            with when(before == 0):  # the first tile asks for all that follows
+                self._fetch_ahead(tile, g)
+            tile.add_group(g, rows, lambda n, chunk, piece: self._stored(tile.first_block + n, g, chunk, piece))
 
-            tile.clear()
-            if self.kind.is_nested:
-                with serial(self.groups // SUPER_SPANS) as s:
-                    tile.clear_super()
-                    with serial(SUPER_SPANS) as j:
-                        add(s * SUPER_SPANS + j)
-                    tile.add_super(s, rows)
-            else:
-                with serial(self.groups) as g:
-                    add(g)
-            tile.finish(rows)
+        tile.clear()
+        if self.kind.is_nested:
+            with serial(self.groups // SUPER_SPANS) as s:
+                tile.clear_super()
+                with serial(SUPER_SPANS) as j:
+                    add(s * SUPER_SPANS + j)
+                tile.add_super(s, rows)
+        else:
+            with serial(self.groups) as g:
+                add(g)
+        tile.finish(rows)
 
-    def _times_slab(self, tile: Tile, num_tiles: Expr, rows_of: Callable[[Expr], TileRows]) -> None:
+    def _times_unpacked(self, tile: Tile, num_tiles: Expr, rows_of: Callable[[Expr], TileRows]) -> None:
+        """Multiply tiles of a block, panel by panel of groups: what is unpacked stays in the first level."""
         panel = SUPER_SPANS if self.kind.is_nested else min(PANEL, self.groups)
         num_panels = -(-self.groups // panel)
-        unpacked = registers(panel * tile.width * UNPACKED, "uint8")
-        sums = registers(max(SLAB_TILES, SLAB_ENTRIES // tile.rows) * tile.size, "float32")
+        unpacked = registers(panel * UNPACKED, "uint8")
+        sums = registers(-(-SLAB_ROWS // tile.rows) * tile.size, "float32")
 
-        def begin(t: Expr, is_first: bool) -> None:
-            if is_first:
-                tile.clear()
-            else:
-                tile.load(sums, t)
+        def begin(p: Expr, t: Expr) -> None:
+            with either(p == 0) as (first, later):
+                with first:
+                    tile.clear()
+                with later:
+                    tile.load(sums, t)
 
-        def add_panel(p: Expr, is_first: bool, is_last: bool) -> None:
-            count = T.min(T.int64(panel), self.groups - p * panel)
+        with serial(num_panels) as p:
+            count = bound(T.min(T.int64(panel), self.groups - p * panel))
             with serial(count) as g:
                 self._unpack(unpacked, tile, p * panel + g, g)
             with serial(num_tiles) as t:
                 rows = rows_of(t)
-                if self.kind.is_nested:
+                if self.kind.is_nested:  # the sums take no registers while groups are added
                     tile.clear_super()
                 else:
-                    begin(t, is_first)
+                    begin(p, t)
                 with serial(count) as g:
-                    with when(t < tile.width):  # a block each: what comes after the next span is too early
-                        self._fetch_ahead(tile.next_block, t * self.groups + p * panel + g, 1)
-                    tile.add_group(
-                        p * panel + g,
-                        rows,
-                        lambda n, chunk, piece: self._loose(unpacked, g * tile.width + n, chunk, piece),
-                    )
-                if self.kind.is_nested:  # the sums take no registers while groups are added
-                    begin(t, is_first)
+                    with when(t == 0):
+                        self._fetch_ahead(tile, p * panel + g)
+                    tile.add_group(p * panel + g, rows, lambda n, *part: unpacked[self._loose(g, *part)])
+                if self.kind.is_nested:
+                    begin(p, t)
                     tile.add_super(p, rows)
-                if is_last:
-                    tile.finish(rows)
-                else:
-                    tile.store(sums, t)
+                with either(p == num_panels - 1) as (last, earlier):
+                    with last:
+                        tile.finish(rows)
+                    with earlier:
+                        tile.store(sums, t)
 
-        add_panel(T.int64(0), True, num_panels == 1)
-        if num_panels > 2:
-            with serial(num_panels - 2) as p:
-                add_panel(p + 1, False, False)
-        if num_panels > 1:
-            add_panel(T.int64(num_panels - 1), False, True)
-
-    def _fetch_ahead(self, block: Expr, step: Expr, num_groups: int) -> None:
-        """Ask for what the next blocks will read: step by step `num_groups` groups, from `block` on.
+    def _fetch_ahead(self, tile: Tile, g: Expr) -> None:
+        """Ask for what the next blocks will read, as many groups of it as group `g` of this tile has.
 
         A thread's blocks are neighbours, but a tile reads several side by side, which no hardware follows.
         """
-        first = block * self.groups + step * num_groups
-        size = num_groups * self.format.group_bytes
+        first, size = tile.next_block * self.groups + g * tile.width, tile.width * self.format.group_bytes
         prefetch(self.codes, first * self.format.group_bytes, size, 1)
-        self.arithmetic.scales.fetch(first, num_groups)
+        self.arithmetic.scales.fetch(first, tile.width)
 
     def _stored(self, block: Expr, g: Expr, chunk: int, piece: int) -> Expr:
         start, size = (block * self.groups + g) * self.format.group_bytes, self.dot.piece_bytes
         return self.format.piece(self.codes, start, chunk, piece * size, size, self.shuffled)
 
-    def _loose(self, unpacked: Memory, index: Expr, chunk: int, piece: int) -> Expr:
+    def _loose(self, g: Expr, chunk: int, piece: int) -> Expr:
         size = self.dot.piece_bytes
-        return unpacked[lanes(index * UNPACKED + chunk * CHUNK + piece * size, size)]
+        return lanes(g * UNPACKED + chunk * CHUNK + piece * size, size)
 
-    def _unpack(self, unpacked: Memory, tile: Tile, g: Expr, local: Expr) -> None:
-        size = self.dot.piece_bytes
-        for n, chunk, piece in product(range(tile.width), range(CHUNKS), range(self.dot.num_pieces)):
-            where = (local * tile.width + n) * UNPACKED + chunk * CHUNK + piece * size
-            unpacked[lanes(where, size)] = self._stored(tile.first_block + n, g, chunk, piece)
+    def _unpack(self, unpacked: Memory, tile: Tile, g: Expr, at: Expr) -> None:
+        for chunk, piece in product(range(CHUNKS), range(self.dot.num_pieces)):
+            unpacked[self._loose(at, chunk, piece)] = self._stored(tile.first_block, g, chunk, piece)

@@ -6,6 +6,7 @@ Integers inside a group, floats across groups. Knows the arithmetic, not how wor
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 from tvm.script.ir_builder import tirx as T
@@ -15,11 +16,39 @@ from ..codegen.vector import Expr, const, fma, lanes, splat
 from ..weights.kinds import SUPER_GROUP
 from ..weights.layout import CHUNKS, GROUP, ROW_BLOCK
 from ..weights.scales import WeightScales
-from .integer_dot import Dot
+from .integer_dot import Dot, Instruction
 from .linear import LinearSpec, TileRows, finish
 from .quantized_rows import QuantizedRows
 
 SUPER_SPANS = SUPER_GROUP // GROUP  # spans of `GROUP` inputs whose nested scales share a float16
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Register tiles of a kernel: one row, or up to `few`, times `blocks` blocks; more rows by `many`, times one block.
+
+    A few rows wait for memory, which is read most quickly from several blocks side by side. Many rows use a weight as
+    often as there are registers for sums; what is left of them makes a lower tile. With `unpacks`, three tiles or more
+    share weights that are unpacked once. Without, each tile unpacks them in slots that its products leave free.
+    """
+
+    blocks: int
+    few: int
+    many: int
+    unpacks: bool = True
+
+
+UNPACKED_TILES = 3
+# With 512 bits, of 32 registers: 12 integer and 12 float sums, or of many rows 8 and 8, and 8 where scales are nested.
+TILINGS: dict[Instruction, Tiling] = {
+    "vnni512": Tiling(3, 4, 8, unpacks=False),
+    "vnni256": Tiling(1, 1, 4),
+    "madd512": Tiling(1, 1, 6, unpacks=False),
+    "madd256": Tiling(1, 1, 2),
+    "pairs512": Tiling(2, 4, 4),
+    "pairs256": Tiling(1, 1, 2),
+    "portable": Tiling(1, 1, 2),
+}
 
 
 class TileArithmetic:
