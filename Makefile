@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
+.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-sizes bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -107,6 +107,15 @@ bench-cache: $(VENV)/.bench
 	$(if $(MOONCAKE),$(BIN)/python -m bench.cache.mooncake $(MOONCAKE))
 	$(BIN)/python -m bench.report
 
+# Shapes of 4B to 30B with random weights, beside llama.cpp and what `make peers` made. A round takes five minutes a shape
+# and more; SHAPES="qwen3-4b:12 gpt-oss-20b" cuts one to 12 layers, ROUNDS is 3, LONG=1 asks for prompts of 32,000.
+SHAPES :=
+ROUNDS := 3
+bench-sizes: $(VENV)/.bench
+	-@$(MAKE) --keep-going --no-print-directory .cache/llama.cpp/.built .venv-dasllama/.suite
+	$(BIN)/python -m bench.peers.sizes $(SHAPES) --rounds $(ROUNDS) $(if $(LONG),--long)
+	$(BIN)/python -m bench.report
+
 # radixlm beside llama.cpp, which is built for this machine once, and what `make peers` made, on two models (0.5 GB to
 # fetch), or on any: make bench-peers MODEL=file.gguf. RESULTS names the peers that are not there, or cannot be built.
 bench-peers: $(VENV)/.bench
@@ -122,9 +131,9 @@ bench-laptops: $(VENV)/.bench
 	$(BIN)/python -m bench.peers --target $(TARGET_ISA) $(MODEL)
 	$(BIN)/python -m bench.report
 
-# The other engines, each in a place of its own: ik_llama.cpp (a quarter of an hour to build), OpenVINO GenAI and vLLM
-# (5 GB), and the two models as these read them. They need git, and an index that has torch for processors.
-peers: .cache/ik_llama.cpp/.built .venv-openvino/.suite .venv-vllm/.made $(PEER_MODELS:%=.cache/peers/%/.made)
+# The other engines, each in a place of its own: ik_llama.cpp (a quarter of an hour to build), dasLLAMA, OpenVINO GenAI and
+# vLLM (5 GB), and the two models as these read them. They need git, and an index that has torch for processors.
+peers: .cache/ik_llama.cpp/.built .venv-dasllama/.suite .venv-openvino/.suite .venv-vllm/.made $(PEER_MODELS:%=.cache/peers/%/.made)
 
 # More and more streams against a small pool, and the run of llmperf in mlc-llm #2766; ADMISSION=conservative reserves.
 bench-ladder: $(ARTIFACT)/manifest.json $(VENV)/.bench

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -21,6 +21,7 @@ from .worker import ROOT
 RADIXLM = str(Path(sys.executable).with_name("radixlm"))  # the command of this environment
 _POLL_S = 0.02
 _TREE_POLL_S = 0.1
+_TAKEN_S = 0.5  # in which a process that loops has begun
 
 
 def seconds_to_first_output(command: Sequence[str]) -> float:
@@ -99,7 +100,7 @@ class MemoryOfTree:
 
     def _look(self) -> None:
         while not self._done.wait(_TREE_POLL_S):
-            self.peak_bytes = max(self.peak_bytes, _bytes_of(_tree(self._pid)))
+            self.peak_bytes = max(self.peak_bytes, bytes_of_tree(self._pid))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -110,7 +111,12 @@ class MemoryOfTree:
         self._thread.join()
 
 
-def _tree(pid: int) -> list[int]:
+def bytes_of_tree(pid: int) -> int:
+    """What `MemoryOfTree` counts, now."""
+    return _bytes_of(tree(pid))
+
+
+def tree(pid: int) -> list[int]:
     """A process and all below it."""
     found = [pid]
     for each in found:
@@ -131,6 +137,19 @@ def _bytes_of(pids: Sequence[int]) -> int:
         own += kib.get("Pss_Anon", 0) + kib.get("Pss_Shmem", 0)
         files = max(files, kib.get("RssFile", 0))
     return 1024 * (own + files)
+
+
+@contextmanager
+def core_taken() -> Iterator[None]:
+    """Have a process loop on one of the processors that this one may run on while the block runs."""
+    core = max(os.sched_getaffinity(0))
+    loop = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-S", "-c", loop]) as process:
+        try:
+            time.sleep(_TAKEN_S)
+            yield
+        finally:
+            process.kill()
 
 
 EVERY_S = 0.5

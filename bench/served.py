@@ -46,8 +46,9 @@ class ServedProcess(Closable):
         *,
         starts_within_s: float = _STARTS_WITHIN_S,
         environment: Mapping[str, str] | None = None,
+        ready_path: str = "/health",
     ) -> None:
-        """Start it and wait until `/health` answers; raise RuntimeError with its last words if it does not.
+        """Start it and wait until `ready_path` answers; raise RuntimeError with its last words if it does not.
 
         `environment` is added to this process's own. Servers in Python may keep their bytecode, as installed ones do.
         """
@@ -59,7 +60,7 @@ class ServedProcess(Closable):
         self.started_at = time.perf_counter()
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log, env=environ)
         try:
-            self._wait_until_ready(command, starts_within_s)
+            self._wait_until_ready(command, starts_within_s, ready_path)
         except BaseException:
             self.close()
             raise
@@ -85,9 +86,9 @@ class ServedProcess(Closable):
             self._process.wait()
         self._log.close()
 
-    def _wait_until_ready(self, command: Sequence[str], within_s: float) -> None:
+    def _wait_until_ready(self, command: Sequence[str], within_s: float, path: str) -> None:
         deadline = time.monotonic() + within_s
-        while not _is_ready(self.port):
+        while not _is_ready(self.port, path):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{' '.join(command)} did not start: {self.log[-500:].strip() or 'it said nothing'}")
             time.sleep(_POLL_S)
@@ -166,10 +167,10 @@ def _free_port() -> int:
         return port
 
 
-def _is_ready(port: int) -> bool:
+def _is_ready(port: int, path: str) -> bool:
     client = Client(port)
     try:
-        client.json("GET", "/health")
+        client.json("GET", path)
     except (OSError, http.client.HTTPException, RuntimeError):
         return False
     finally:

@@ -98,5 +98,9 @@ def thinks(name: str) -> bool:
 def artifact_of(name: str, hybrid: Hybrid | None = None) -> TalkingArtifact:
     """A model with the tokenizer that the repository carries; of a `hybrid`, with its states."""
     model = MODELS[name]
-    tokenizer_json = gzip.decompress((TOKENIZERS / f"{model.tokenizer}.json.gz").read_bytes()).decode()
-    return artifact(model, tokenizer_json, hybrid)
+    return artifact(model, tokenizer_json_of(model), hybrid)
+
+
+def tokenizer_json_of(model: ReplayModel) -> str:
+    """The tokenizer that the repository carries."""
+    return gzip.decompress((TOKENIZERS / f"{model.tokenizer}.json.gz").read_bytes()).decode()

@@ -24,6 +24,7 @@ class Reply:
     times: list[float]  # of each token
     token_ids: list[int]
     text: str
+    num_prompt_tokens: int | None = None  # where the server tells it
 
     @property
     def to_first_s(self) -> float:
@@ -60,7 +61,7 @@ class EngineClient(ABC):
         """The replies to prompts that are sent at once.
 
         Raises:
-            ValueError: a reply has not `num_tokens`.
+            ValueError: a reply has not `num_tokens`, or its prompt has other tokens.
         """
         self._clients += [Client(self._port) for _ in range(len(prompts) - len(self._clients))]
         bodies = [self.body(prompt, num_tokens) for prompt in prompts]
@@ -69,6 +70,9 @@ class EngineClient(ABC):
         lengths = {len(reply.times) for reply in replies}
         if lengths != {num_tokens}:
             raise ValueError(f"replies have {sorted(lengths)} tokens, {num_tokens} were asked for")
+        for prompt, reply in zip(prompts, replies, strict=True):
+            if reply.num_prompt_tokens not in (None, len(prompt)):
+                raise ValueError(f"the server counts {reply.num_prompt_tokens} tokens in a prompt of {len(prompt)}")
         return replies
 
     def _ask(self, client: Client, body: Json) -> Reply:
@@ -92,6 +96,30 @@ class CompletionsClient(EngineClient):
         ids = [(at, token_id) for at, choice in came for token_id in choice.get("token_ids") or ()]
         text = "".join(choice.get("text", "") for _, choice in came)
         return Reply(sent_at, [at for at, _ in ids], [token_id for _, token_id in ids], text)
+
+
+class TextClient(EngineClient):
+    """`/v1/completions` of a server that takes no ids, dasLLAMA's: a prompt is as many words of a token each."""
+
+    path = "/v1/completions"
+
+    def __init__(self, port: int, words: Sequence[str]) -> None:
+        super().__init__(port)
+        self._words = words
+
+    def body(self, prompt: Ids, num_tokens: int) -> Json:
+        """See `EngineClient`."""
+        text = "".join(self._words[token_id % len(self._words)] for token_id in prompt)
+        fixed = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        return {"prompt": text, "max_tokens": num_tokens, **fixed}
+
+    def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
+        """See `EngineClient`. A token that ends within a character counts with the next, or with the end."""
+        *_, usage = (event.data["usage"] for event in events if event.data.get("usage"))
+        texts = [(event.at, choice["text"]) for event in events for choice in event.data["choices"]]
+        times = [at for at, text in texts if text]
+        times += [texts[-1][0]] * (usage["completion_tokens"] - len(times))
+        return Reply(sent_at, times, [], "".join(text for _, text in texts), usage["prompt_tokens"])
 
 
 class LlamaCppClient(EngineClient):

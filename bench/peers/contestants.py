@@ -1,4 +1,4 @@
-"""The engines that are compared, one class each: what is started for a scenario, with its best known settings.
+"""An engine that is compared, and ours: what is started for a scenario, and how it is asked. Knows no other engine.
 
 Every number of streams has a server of its own where an engine divides its context between them. Servers stay until
 the next round, when each engine is started anew.
@@ -6,29 +6,26 @@ the next round, when each engine is started anew.
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
-import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from radixlm.compile.sources.gguf_file import GGUFFile
-from radixlm.compile.sources.gguf_tokenizer import TokenType
-
-from ..processes import RADIXLM
+from ..first_start import forget
+from ..processes import RADIXLM, core_taken
 from ..prompts import Prompts
 from ..served import ServedProcess
 from .client import CompletionsClient, EngineClient, LlamaCppClient
-from .scenarios import FIGURES, SCENARIOS, Scenario, Values
-from .starting import start
+from .scenarios import FIGURES, FIRST_START, SCENARIOS, SIZE_FIGURES, START, Scenario, Values
+from .starting import start, weight, when_warm
 
 OURS = "radixlm"
-_BEST = {figure.name: max if figure.higher_is_better else min for figure in FIGURES}
+_BEST = {figure.name: max if figure.higher_is_better else min for figure in (*FIGURES, *SIZE_FIGURES)}
 Command = tuple[str, ...]
 _ANY_VOCABULARY = 300  # tokens that every model has
+_POLL_S = 0.5
 
 
 class Contestant(ABC):
@@ -37,6 +34,8 @@ class Contestant(ABC):
     client: Callable[[int], EngineClient] = LlamaCppClient  # of the server at a port
     is_slow_to_start = False  # then it is started once, not in every round
     is_held = False  # whether it was built for a target's instructions and uses no others
+    one_server = False  # see `Plan`
+    ready_path = "/health"
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,19 +62,26 @@ class Contestant(ABC):
             return {}
         self.close()
         command = self.commands(SCENARIOS[0])[0]
-        server, client, values = start(command, self.client, prompts)
+        server, client, values = start(command, self.client, prompts, self.ready_path)
         self._servers[command] = server, client
-        return values
+        return values if self.one_server else values | when_warm(server, client, prompts)
+
+    def first_start(self, model: Path, prompts: Prompts) -> Values:
+        """As `start`, with the model's file out of the page cache, and nothing that an earlier start has left."""
+        forget(model)
+        return {FIRST_START.name: self.start(prompts)[START.name]}
 
     def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
         """The figures of a scenario; each command gets prompts of its own."""
         found: Values = {}
         for command in self.commands(scenario):
-            runs = [scenario.measure(self._client(command), prompts) for _ in range(scenario.repeats)]
+            client = self._client(command)
+            with core_taken() if scenario.takes_core else nullcontext():
+                runs = [scenario.measure(client, prompts) for _ in range(scenario.repeats)]
             for name in runs[0]:
                 value = statistics.median(run[name] for run in runs)
                 found[name] = _BEST[name](value, found.get(name, value))
-        return found
+        return found | weight(self._servers[command][0]) if scenario.weighs else found
 
     def close(self) -> None:
         """End its processes."""
@@ -84,7 +90,9 @@ class Contestant(ABC):
 
     def _client(self, command: Command) -> EngineClient:
         if command not in self._servers:
-            server = ServedProcess(command)
+            if self.one_server:
+                self.close()
+            server = ServedProcess(command, ready_path=self.ready_path)
             client = self.client(server.port)
             self._servers[command] = server, client
             client.ask(Prompts(len(self._servers), _ANY_VOCABULARY).ids(64), 8)  # `start` measures what comes first
@@ -96,155 +104,39 @@ class RadixLM(Contestant):
 
     client = CompletionsClient
 
-    def __init__(self, artifact: Path) -> None:
+    def __init__(self, model: Path, *prefix: str) -> None:
         super().__init__(OURS)
-        self._command = (RADIXLM, "serve", str(artifact), "--speculate", "off")
+        self._command = (*prefix, RADIXLM, "serve", str(model), "--speculate", "off")
 
     def commands(self, scenario: Scenario) -> Sequence[Command]:
         """See `Contestant`."""
         return [self._command]
 
 
-class LlamaCpp(Contestant):
-    """A `llama-server` of llama.cpp: flash attention is faster everywhere but in single decode."""
+class FreshRadixLM(RadixLM):
+    """`radixlm serve` of a model's file: its first start compiles it, with an empty cache folder, the others find that.
 
-    is_held = True
+    Attributes:
+        artifact: what the first start has made.
+    """
 
-    def __init__(self, name: str, server: Command, gguf: Path, num_threads: int, needs: Sequence[Path] = ()) -> None:
-        super().__init__(name)
-        self._server, self._gguf, self._num_threads, self._needs = server, gguf, num_threads, needs
-
-    @property
-    def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
-        return (*self._needs, self._gguf)
-
-    def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
-        size = str(scenario.num_streams * scenario.context)
-        command = (
-            *(*self._server, "--model", str(self._gguf), "--threads", str(self._num_threads)),
-            *("--parallel", str(scenario.num_streams), "--ctx-size", size, "--cache-ram", "0"),
-        )
-        is_single = scenario.num_streams == 1 and scenario.decodes
-        return [(*command, *settings) for settings in self.settings(is_single_decode=is_single)]
-
-    def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
-        """Options that differ between scenarios."""
-        on, off = ("--flash-attn", "on"), ("--flash-attn", "off")
-        return [on, off] if is_single_decode else [on]
-
-
-class Wheel(LlamaCpp):
-    """llama.cpp as pip gives it, in the wheel `xllamacpp`, which is built for AVX2."""
-
-    def __init__(self, name: str, gguf: Path, num_threads: int) -> None:
-        super().__init__(name, (sys.executable, "-m", "bench.peers.wheel_server"), gguf, num_threads)
+    def __init__(self, gguf: Path, cache: Path) -> None:
+        super().__init__(gguf, "env", f"XDG_CACHE_HOME={cache}")
+        self._artifacts = cache / "radixlm" / "artifacts"
 
     @property
-    def why_missing(self) -> str | None:
-        """See `Contestant`."""
-        return None if importlib.util.find_spec("xllamacpp") else "xllamacpp is not installed"
+    def artifact(self) -> Path:
+        """See the class."""
+        [path] = self._artifacts.glob("*.radixlm")
+        return path
 
-
-class IkLlamaCpp(LlamaCpp):
-    """ik_llama.cpp. Weights that it repacks at load decode faster, and prompts slower."""
-
-    def start(self, prompts: Prompts) -> Values:
-        """See `Contestant`."""
-        self.client = partial(LlamaCppClient, banned=control_ids(self._gguf))
-        return super().start(prompts)
-
-    def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
-        """See `LlamaCpp`."""
-        on = ("-fa", "on", "--log-disable")  # else it leaves a llama.log in this folder
-        repacked = (*on, "-rtr")
-        return [on, repacked] if is_single_decode else [on]
-
-
-class OpenVINO(Contestant):
-    """OpenVINO GenAI behind our front, which imports nothing of ours."""
-
-    client = CompletionsClient
-
-    def __init__(self, name: str, venv: Path, model: Path, num_threads: int) -> None:
-        super().__init__(name)
-        self._python, self._model, self._num_threads = venv / "bin" / "python", model, num_threads
-
-    @property
-    def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
-        return self._python, self._model
-
-    def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
-        front = (str(self._python), "-m", "bench.peers.openvino_server")
-        return [(*front, "--model", str(self._model), "--threads", str(self._num_threads))]
-
-
-class VLLM(Contestant):
-    """vLLM for processors, in bfloat16."""
-
-    client = CompletionsClient
-    is_slow_to_start = True
-
-    def __init__(self, name: str, venv: Path, model: Path, num_threads: int) -> None:
-        super().__init__(name)
-        self._vllm, self._model, self._num_threads = venv / "bin" / "vllm", model, num_threads
-
-    @property
-    def needs(self) -> Sequence[Path]:
-        """See `Contestant`."""
-        return self._vllm, self._model
-
-    def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """See `Contestant`."""
-        environment = ("VLLM_CPU_KVCACHE_SPACE=1", f"VLLM_CPU_OMP_THREADS_BIND=0-{self._num_threads - 1}")
-        options = ("--dtype", "bfloat16", "--max-num-seqs", "64", "--max-model-len", "8192")
-        return [("env", *environment, str(self._vllm), "serve", str(self._model), *options)]
-
-
-def control_ids(gguf: Path) -> list[int]:
-    """The tokens of a file that are no text, ends of replies among them."""
-    file = GGUFFile(gguf)
-    kinds = file.metadata["tokenizer.ggml.token_type"]
-    file.close()
-    return [token_id for token_id, kind in enumerate(kinds) if kind == TokenType.CONTROL]
-
-
-def peers_of(gguf: Path, q4_0: Path, places: dict[str, Path], cache: Path, num_threads: int) -> list[Contestant]:
-    """All that a file can be compared with; `places` are the folders of `PLACES`."""
-    made, native, ik = cache / "peers" / gguf.stem, places["llama.cpp"], places["ik_llama.cpp"] / "llama-server"
-    openvino, server = places["openvino"], native / "llama-server"
-    peers: list[Contestant] = [
-        LlamaCpp("llama.cpp, same file", (str(server),), gguf, num_threads, [server]),
-        LlamaCpp("llama.cpp, Q4_0", (str(server),), q4_0, num_threads, [server]),
-        Wheel("its wheel, Q4_0", q4_0, num_threads),
-        IkLlamaCpp("ik_llama.cpp, same file", (str(ik),), gguf, num_threads, [ik]),
-        OpenVINO("OpenVINO, int8", openvino, made / "int8", num_threads),
-        OpenVINO("OpenVINO, int4", openvino, made / "int4", num_threads),
-        VLLM("vLLM, bf16", places["vllm"], made / "hf", num_threads),
-    ]
-    if any(kind in gguf.name for kind in ("Q4_0", "Q4_1", "Q8_0")):  # it fails to read the others
-        peers.insert(-1, OpenVINO("OpenVINO, same file", openvino, gguf, num_threads))
-    return peers
-
-
-PLACES = {
-    "llama.cpp": Path(".cache/llama.cpp"),
-    "ik_llama.cpp": Path(".cache/ik_llama.cpp"),
-    "openvino": Path(".venv-openvino"),
-    "vllm": Path(".venv-vllm"),
-}
-"""Where `make peers` leaves them; `--peer NAME=DIR` names other places."""
-
-
-def places_for(target: str) -> dict[str, Path]:
-    """Where the peers are that were built for a target, `native` or one of `radixlm compile`."""
-    if target == "native":
-        return dict(PLACES)
-    built = {name: PLACES[name].with_name(f"{PLACES[name].name}-{target}") for name in ("llama.cpp", "ik_llama.cpp")}
-    return PLACES | built
+    def first_start(self, model: Path, prompts: Prompts) -> Values:
+        """See `Contestant`. Ends when the artifact is written, which the server does while it serves."""
+        found = super().first_start(model, prompts)
+        while not list(self._artifacts.glob("*.radixlm")) or list(self._artifacts.glob("*.lock")):
+            time.sleep(_POLL_S)
+        self.close()
+        return found
 
 
 def closed(contestants: Sequence[Contestant]) -> None:

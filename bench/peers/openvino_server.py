@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
-def run_pipeline(model: str, num_threads: int, pipe: Connection) -> None:
+def run_pipeline(model: str, num_threads: int, kv_gb: int, pipe: Connection) -> None:
     """Take requests `[number, prompt, num_tokens]` from the pipe, and send `[[number, ids], ...]` after each step.
 
     The first message is empty: the model is loaded. Ends when the other side has.
@@ -30,7 +30,7 @@ def run_pipeline(model: str, num_threads: int, pipe: Connection) -> None:
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = 1  # GB
+    scheduler.cache_size = kv_gb
     scheduler.enable_prefix_caching = scheduler.dynamic_split_fuse = True
     scheduler.max_num_batched_tokens, scheduler.max_num_seqs = 512, 64
     device = {"INFERENCE_NUM_THREADS": num_threads}
@@ -58,10 +58,10 @@ def send(pipe: Connection, message: Any) -> None:
     pipe.send_bytes(json.dumps(message).encode())
 
 
-def _run_alone(other_end: Connection, model: str, num_threads: int, pipe: Connection) -> None:
+def _run_alone(other_end: Connection, model: str, num_threads: int, kv_gb: int, pipe: Connection) -> None:
     other_end.close()  # else the pipe never ends
     with suppress(EOFError):
-        run_pipeline(model, num_threads, pipe)
+        run_pipeline(model, num_threads, kv_gb, pipe)
 
 
 def _new_ids(handle: Any) -> Iterator[list[int]]:
@@ -73,10 +73,10 @@ def _new_ids(handle: Any) -> Iterator[list[int]]:
 class Pipeline:
     """`run_pipeline` in its process, for the threads that answer requests."""
 
-    def __init__(self, model: str, num_threads: int) -> None:
+    def __init__(self, model: str, num_threads: int, kv_gb: int) -> None:
         fork = get_context("fork")
         self._pipe, other = fork.Pipe()
-        fork.Process(target=_run_alone, args=(self._pipe, model, num_threads, other), daemon=True).start()
+        fork.Process(target=_run_alone, args=(self._pipe, model, num_threads, kv_gb, other), daemon=True).start()
         other.close()
         self._pipe.recv_bytes()
         self._lock = threading.Lock()
@@ -148,9 +148,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--kv-gb", type=int, default=1)
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
-    Server(("127.0.0.1", options.port), handler(Pipeline(options.model, options.threads))).serve_forever()
+    Server(
+        ("127.0.0.1", options.port), handler(Pipeline(options.model, options.threads, options.kv_gb))
+    ).serve_forever()
 
 
 if __name__ == "__main__":

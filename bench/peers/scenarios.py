@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.figures import Figure
 from ..prompts import Prompts
@@ -31,9 +32,24 @@ READY = Figure("ready", "process start to ready", "s", False)
 FIRST = Figure("first", "first prompt of 180 after ready", "ms", False)
 WARM = Figure("warm", "prompt of 180 when warm", "ms", False)
 MEMORY = Figure("memory", "peak memory, one request of 2,048", "MiB", False)
+PREFILL_32000 = Figure("prefill_32000", "prompt of 32,000", "tok/s", True)
+DECODE_200 = Figure("decode_200", "decode after 200", "tok/s", True)
+DECODE_32000 = Figure("decode_32000", "decode after 32,000", "tok/s", True)
+BUSY_PREFILL = Figure("busy_prefill", "prompt of 512, a core taken", "tok/s", True)
+BUSY_DECODE = Figure("busy_decode", "decode after 512, a core taken", "tok/s", True)
+REQUESTS_8 = Figure("requests_8", "8 requests of 128 + 48, total", "tok/s", True)
+REQUESTS_8_STEADY = Figure("requests_8_steady", "the same while all decode", "tok/s", True)
+FIRST_START = Figure("first_start", "first start of all to first token of 180", "s", False)
+RESIDENT = Figure("resident", "resident memory after 2,048", "MiB", False)
+PEAK = Figure("peak", "peak resident memory until then", "MiB", False)
 FIGURES = (
     *(PREFILL_512, PREFILL_2048, PREFILL_8000, DECODE, DECODE_8000),
     *(STREAMS_8, STREAMS_8_STEADY, STREAMS_50, STREAMS_50_STEADY, CACHED, CHAT, START, READY, FIRST, WARM, MEMORY),
+)
+
+SIZE_FIGURES = (
+    *(PREFILL_512, PREFILL_2048, PREFILL_8000, PREFILL_32000, DECODE_200, DECODE_8000, DECODE_32000),
+    *(REQUESTS_8, REQUESTS_8_STEADY, BUSY_PREFILL, BUSY_DECODE, FIRST_START, START, READY, RESIDENT, PEAK),
 )
 
 Values = dict[str, float]  # by the name of a figure
@@ -46,7 +62,9 @@ class Scenario:
     """Requests to a server that can compute `num_streams` at once, each of `context` tokens at most.
 
     `decodes` says that replies take the time, rather than prompts: some engines have settings for that. What takes a
-    second at most is asked `repeats` times a round, and the median counts.
+    second at most is asked `repeats` times a round, and the median counts; what takes minutes `is_once`, in the first
+    round alone. Another process loops on one of the processors while a scenario with `takes_core` is measured. The
+    server's memory is a figure of one with `weighs`.
     """
 
     name: str
@@ -55,34 +73,58 @@ class Scenario:
     context: int = 8192
     decodes: bool = False
     repeats: int = 1
+    is_once: bool = False
+    takes_core: bool = False
+    weighs: bool = False
 
 
-def _prefill(figure: Figure, num_tokens: int, repeats: int = 1) -> Scenario:
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison asks, and the figures that its table has.
+
+    With `one_server` no two servers live at a time, as models demand that fill the memory: each engine has its turn at
+    all scenarios, and one best known setting for all of them.
+    """
+
+    scenarios: Sequence[Scenario]
+    figures: Sequence[Figure]
+    one_server: bool = False
+
+
+def _prefill(figure: Figure, num_tokens: int, **how: Any) -> Scenario:
     def measure(client: EngineClient, prompts: Prompts) -> Values:
         return {figure.name: num_tokens / client.ask(prompts.ids(num_tokens), 1).to_first_s}
 
-    return Scenario(figure.name, measure, repeats=repeats)
+    return Scenario(figure.name, measure, **how)
 
 
-def _decode(client: EngineClient, prompts: Prompts) -> Values:
-    return {DECODE.name: _tokens_per_s(client.ask(prompts.ids(16), 128))}
-
-
-def _long(client: EngineClient, prompts: Prompts) -> Values:
-    reply = client.ask(prompts.ids(8000), 64)
-    return {PREFILL_8000.name: 8000 / reply.to_first_s, DECODE_8000.name: _tokens_per_s(reply)}
-
-
-def _streams(total: Figure, steady: Figure, num_streams: int, num_tokens: int) -> Scenario:
+def _decode(figure: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scenario:
     def measure(client: EngineClient, prompts: Prompts) -> Values:
-        replies = client.ask_all(prompts.batch(num_streams, num_tokens), num_tokens)
+        return {figure.name: _tokens_per_s(client.ask(prompts.ids(num_tokens), num_reply))}
+
+    return Scenario(figure.name, measure, decodes=True, **how)
+
+
+def _both(prefill: Figure, decode: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scenario:
+    """A prompt and its reply, of which each has a figure."""
+
+    def measure(client: EngineClient, prompts: Prompts) -> Values:
+        reply = client.ask(prompts.ids(num_tokens), num_reply)
+        return {prefill.name: num_tokens / reply.to_first_s, decode.name: _tokens_per_s(reply)}
+
+    return Scenario(prefill.name, measure, **how)
+
+
+def _streams(total: Figure, steady: Figure, num_streams: int, num_tokens: int, num_reply: int) -> Scenario:
+    def measure(client: EngineClient, prompts: Prompts) -> Values:
+        replies = client.ask_all(prompts.batch(num_streams, num_tokens), num_reply)
         begun, ended = min(reply.sent_at for reply in replies), max(reply.times[-1] for reply in replies)
-        found = {total.name: num_streams * num_tokens / (ended - begun)}
+        found = {total.name: num_streams * num_reply / (ended - begun)}
         with suppress(ValueError):  # the first has ended before the last begins: there is no such figure
             found[steady.name] = steady_tokens_per_s([reply.times for reply in replies])
         return found
 
-    return Scenario(total.name, measure, num_streams, 2 * num_tokens + 16, decodes=True)
+    return Scenario(total.name, measure, num_streams, num_tokens + num_reply + 16, decodes=True)
 
 
 def _cached(client: EngineClient, prompts: Prompts) -> Values:
@@ -109,11 +151,25 @@ def _tokens_per_s(reply: Reply) -> float:
 SCENARIOS: Sequence[Scenario] = (
     _prefill(PREFILL_512, 512, repeats=3),
     _prefill(PREFILL_2048, 2048),
-    Scenario(DECODE.name, _decode, decodes=True, repeats=3),
+    _decode(DECODE, 16, 128, repeats=3),
     Scenario(CACHED.name, _cached, repeats=3),
     Scenario(CHAT.name, _chat),
-    _streams(STREAMS_8, STREAMS_8_STEADY, 8, 128),
-    Scenario(PREFILL_8000.name, _long),
-    _streams(STREAMS_50, STREAMS_50_STEADY, 50, 64),
+    _streams(STREAMS_8, STREAMS_8_STEADY, 8, 128, 128),
+    _both(PREFILL_8000, DECODE_8000, 8000, 64),
+    _streams(STREAMS_50, STREAMS_50_STEADY, 50, 64, 64),
 )
 """Each engine is started before them once a round, which gives the figures of `starting.py`."""
+
+SIZE_SCENARIOS: Sequence[Scenario] = (
+    _prefill(PREFILL_512, 512),
+    _prefill(PREFILL_2048, 2048, weighs=True),
+    _decode(DECODE_200, 200, 48),
+    _both(BUSY_PREFILL, BUSY_DECODE, 512, 12, takes_core=True),
+    _both(PREFILL_8000, DECODE_8000, 8000, 32, is_once=True),
+    _streams(REQUESTS_8, REQUESTS_8_STEADY, 8, 128, 48),
+    _both(PREFILL_32000, DECODE_32000, 32_000, 16, context=32_256, is_once=True),
+)
+"""Of models with billions of parameters, which take seconds for what others do at once."""
+
+PEERS = Plan(SCENARIOS, FIGURES)
+SIZES = Plan(SIZE_SCENARIOS, SIZE_FIGURES, one_server=True)

@@ -5,31 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..processes import MemoryOfTree
+from ..processes import MemoryOfTree, bytes_of_tree, memory_of, tree
 from ..prompts import Prompts
 from ..served import ServedProcess
 from .client import EngineClient
-from .scenarios import FIRST, MEMORY, MEMORY_REPLY, MEMORY_TOKENS, READY, START, WARM, Values
+from .scenarios import FIRST, MEMORY, MEMORY_REPLY, MEMORY_TOKENS, PEAK, READY, RESIDENT, START, WARM, Values
 
 _NUM_TOKENS = 180
 _REST_S = 3.0  # what a server does when nobody asks, it has done then
 _NUM_WARM = 2
-_STARTS_WITHIN_S = 400.0  # vLLM takes minutes
+_STARTS_WITHIN_S = 1800.0  # a first start compiles, and vLLM takes minutes
 _MIB = 1 << 20
 
 
 def start(
-    command: tuple[str, ...], client_of: Callable[[int], EngineClient], prompts: Prompts
+    command: tuple[str, ...], client_of: Callable[[int], EngineClient], prompts: Prompts, ready_path: str = "/health"
 ) -> tuple[ServedProcess, EngineClient, Values]:
-    """A server, which the caller closes, its client, and the figures of its start."""
-    server = ServedProcess(command, starts_within_s=_STARTS_WITHIN_S)
+    """A server, which the caller closes, its client, and how long it and a first prompt took."""
+    server = ServedProcess(command, starts_within_s=_STARTS_WITHIN_S, ready_path=ready_path)
     try:
         client = client_of(server.port)
         first = client.ask(prompts.ids(_NUM_TOKENS), 1)
-        time.sleep(_REST_S)
-        warm = min(client.ask(prompts.ids(_NUM_TOKENS), 1).to_first_s for _ in range(_NUM_WARM))
-        with MemoryOfTree(server.pid) as memory:
-            client.ask(prompts.ids(MEMORY_TOKENS), MEMORY_REPLY)
     except BaseException:
         server.close()
         raise
@@ -40,7 +36,20 @@ def start(
             START.name: first.times[0] - server.started_at,
             READY.name: server.ready_at - server.started_at,
             FIRST.name: 1e3 * first.to_first_s,
-            WARM.name: 1e3 * warm,
-            MEMORY.name: memory.peak_bytes / _MIB,
         },
     )
+
+
+def when_warm(server: ServedProcess, client: EngineClient, prompts: Prompts) -> Values:
+    """The same prompt once a server has rested, and the memory of a full context."""
+    time.sleep(_REST_S)
+    warm = min(client.ask(prompts.ids(_NUM_TOKENS), 1).to_first_s for _ in range(_NUM_WARM))
+    with MemoryOfTree(server.pid) as memory:
+        client.ask(prompts.ids(MEMORY_TOKENS), MEMORY_REPLY)
+    return {WARM.name: 1e3 * warm, MEMORY.name: memory.peak_bytes / _MIB}
+
+
+def weight(server: ServedProcess) -> Values:
+    """What is resident now, and the most that ever was of its largest process, mapped files included."""
+    peak = max(memory_of(pid).resident for pid in tree(server.pid))
+    return {RESIDENT.name: bytes_of_tree(server.pid) / _MIB, PEAK.name: peak / _MIB}

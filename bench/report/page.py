@@ -16,6 +16,7 @@ Experiments, also those that did not help, are in [LOG.md](LOG.md).
 """
 
 SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
+    "sizes": peers.sizes,
     "peers": peers.peers,
     "first_start": first_start.first_start,
     "quality": engine.quality,

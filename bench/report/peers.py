@@ -7,11 +7,12 @@ from statistics import median
 from typing import NamedTuple
 
 from ..engine.figures import Figure
-from ..peers.scenarios import FIGURES, STREAMS_8_STEADY, STREAMS_50_STEADY
+from ..peers.scenarios import FIGURES, REQUESTS_8_STEADY, SIZE_FIGURES, STREAMS_8_STEADY, STREAMS_50_STEADY
 from .tables import Cell, Json, auto, each, origin, spread, table
 
 OURS = "radixlm"
-STEADY = (STREAMS_8_STEADY, STREAMS_50_STEADY)
+STEADY = (STREAMS_8_STEADY, STREAMS_50_STEADY, REQUESTS_8_STEADY)
+PREFILL, DECODE = "prefill", "decode"  # what names of figures begin with that depend on layers, and on bytes
 
 
 class Best(NamedTuple):
@@ -32,6 +33,35 @@ def best_of(values: Mapping[str, Mapping[str, Sequence[float]]], figure: Figure)
     return Best(name, medians[name], figure.gain(ours, medians[name]))
 
 
+def sizes(results: Json) -> Iterator[str]:
+    """All figures, shape by shape; of models that are cut, also those of the whole."""
+    yield "## Sizes that people run"
+    yield (
+        "The shapes and types of published models, with random weights (`bench/peers/shapes.py`). One client asks all "
+        "engines: streamed requests over HTTP, random prompts that share nothing, replies of fixed lengths, drawn "
+        "greedily, radixlm without speculation. In every round each engine has the machine to itself for a turn, with "
+        "one setting for all rows: llama.cpp and ik_llama.cpp with flash attention, the latter with weights repacked "
+        "at load (`-rtr`). Medians, with least and most. Total speeds include the prompts. A core taken: another "
+        "process loops on one of the processors. The first start has nothing of an earlier one, and the file out of "
+        "the page cache; ours compiles the model and its kernels. Memory includes mapped files. Times more than 1 say "
+        "that radixlm is better than the best peer of that row. Where a model has fewer layers than the real one, the "
+        "last columns are what the whole would do: prompts take time by layers, decode by bytes of weights that a "
+        "token reads."
+    )
+    for run in results["runs"].values():
+        have, whole = run["layers"]
+        yield from _run(run, SIZE_FIGURES, f"{run['model']}: {have} of {whole} layers, {run['target']}")
+
+
+def _scaled(run: Json, figure: Figure, value: float | None) -> str:
+    """A figure of the whole model by that of some layers; empty for those that do not follow from layers or bytes."""
+    have, whole = run["layers"]
+    scale = {PREFILL: whole / have, DECODE: run["decode_scale"]}.get(
+        figure.name.removeprefix("busy_").partition("_")[0]
+    )
+    return "" if value is None or scale is None else f"~{auto(value / scale)}"
+
+
 def peers(results: Json) -> Iterator[str]:
     """All figures, model by model."""
     yield "## Beside other engines"
@@ -47,38 +77,50 @@ def peers(results: Json) -> Iterator[str]:
         "1 say that radixlm is better than the best peer of that row."
     )
     for run in results["runs"].values():
-        values = run["values"]
-        names = [name for name in values if any(values[name].values())]
-        target = run.get("target", "x86-64-v4-vnni")  # older runs had the machine's
-        yield f"### {run['model']}, {target}"
-        yield f"{run['threads']} threads for each."
-        for name, why in sorted(run["missing"].items()):
-            yield f"Not measured: {name} ({why})."
-        for name in names:
-            if lacking := [figure.title for figure in STEADY if _never_together(values[name], figure)]:
-                yield f"No figure: {name}: {', '.join(lacking)} (its streams never ran all together)."
-        rows = [
-            {
-                "title": f"{figure.title}, {figure.unit}",
-                "values": [_cell(values[name].get(figure.name)) for name in names],
-                "best": "" if best is None else f"{best.name}, {auto(best.value)}",
-                "times": "" if best is None else f"**{best.times:.2f}**",
-            }
-            for figure in FIGURES
-            for best in [best_of(values, figure)]
-        ]
-        rounds = {"title": "rounds", "values": [_rounds(values[name]) for name in names], "best": "", "times": ""}
-        columns: dict[str, Cell] = {"median (least-most)": "{title}"}
-        columns |= each(names, "values") | {"best peer": "{best}", "times the best": "{times}"}
-        yield table(columns, [rounds, *rows])
-        if (share := run["decode_bandwidth_share"]) is not None:
-            yield (
-                f"Decode reads {run['decode_bytes_per_token'] / 1e6:.1f} MB of weights a token, {share:.0%} of the "
-                "bandwidth that was measured in the same round, right before and after."
-            )
-        yield origin(run)
-        if earlier := [f"{made['commit']} ({made['date']})" for made in run.get("earlier", ())]:
-            yield f"Rounds before it: {', '.join(earlier)}."
+        # older runs had the machine's
+        yield from _run(run, FIGURES, f"{run['model']}, {run.get('target', 'x86-64-v4-vnni')}")
+
+
+def _run(run: Json, figures: Sequence[Figure], title: str) -> Iterator[str]:
+    values = run["values"]
+    names = [name for name in values if any(values[name].values())]
+    yield f"### {title}"
+    yield f"{run['threads']} threads for each."
+    for name, why in sorted(run["missing"].items()):
+        yield f"Not measured: {name} ({why})."
+    for name in names:
+        if lacking := [
+            figure.title for figure in figures if figure in STEADY and _never_together(values[name], figure)
+        ]:
+            yield f"No figure: {name}: {', '.join(lacking)} (its streams never ran all together)."
+    bests = {figure: best_of(values, figure) for figure in figures}
+    rows = [
+        {
+            "title": f"{figure.title}, {figure.unit}",
+            "values": [_cell(values[name].get(figure.name)) for name in names],
+            "best": "" if best is None else f"{best.name}, {auto(best.value)}",
+            "times": "" if best is None else f"**{best.times:.2f}**",
+        }
+        for figure, best in bests.items()
+    ]
+    rounds = {"title": "rounds", "values": [_rounds(values[name], figures) for name in names], "best": "", "times": ""}
+    columns: dict[str, Cell] = {"median (least-most)": "{title}"}
+    columns |= each(names, "values") | {"best peer": "{best}", "times the best": "{times}"}
+    if "layers" in run and run["layers"][0] < run["layers"][1]:
+        for row, (figure, best) in zip((rounds, *rows), ((None, None), *bests.items()), strict=True):
+            ours = values[OURS].get(figure.name) if figure else None
+            row["whole"] = _scaled(run, figure, median(ours)) if figure and ours else ""
+            row["whole_best"] = _scaled(run, figure, best.value) if figure and best else ""
+        columns |= {f"all {run['layers'][1]} layers, scaled": "{whole}", "the best peer's, scaled": "{whole_best}"}
+    yield table(columns, [rounds, *rows])
+    if (share := run["decode_bandwidth_share"]) is not None:
+        yield (
+            f"Decode reads {run['decode_bytes_per_token'] / 1e6:,.1f} MB of weights a token, {share:.0%} of the "
+            "bandwidth that was measured in the same round, right before and after."
+        )
+    yield origin(run)
+    if earlier := [f"{made['commit']} ({made['date']})" for made in run.get("earlier", ())]:
+        yield f"Rounds before it: {', '.join(earlier)}."
 
 
 def _never_together(found: Mapping[str, Sequence[float]], steady: Figure) -> bool:
@@ -86,9 +128,9 @@ def _never_together(found: Mapping[str, Sequence[float]], steady: Figure) -> boo
     return bool(found.get(steady.name.removesuffix("_steady"))) and not found.get(steady.name)
 
 
-def _rounds(found: Mapping[str, Sequence[float]]) -> str:
+def _rounds(found: Mapping[str, Sequence[float]], figures: Sequence[Figure]) -> str:
     """In how many rounds figures were measured: of some in fewer than of others."""
-    counts = {len(found[figure.name]) for figure in FIGURES if found.get(figure.name)}
+    counts = {len(found[figure.name]) for figure in figures if found.get(figure.name)}
     return "-".join(str(count) for count in sorted({min(counts), max(counts)}))
 
 

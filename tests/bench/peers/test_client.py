@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.peers.client import CompletionsClient, LlamaCppClient
-from bench.peers.contestants import LlamaCpp, RadixLM
+from bench.peers.client import CompletionsClient, LlamaCppClient, TextClient
+from bench.peers.contestants import RadixLM
+from bench.peers.other_engines import LlamaCpp
 from bench.peers.scenarios import SCENARIOS, Scenario
-from bench.processes import MemoryOfTree
+from bench.processes import MemoryOfTree, core_taken
 from bench.prompts import Prompts
 from bench.served import Event
 from bench.worker import ROOT
@@ -86,3 +89,27 @@ def test_memory_is_that_of_all_below_a_process() -> None:
                 pass
         assert 64 << 20 < memory.peak_bytes < 128 << 20
         process.communicate(b"")
+
+
+def test_a_prompt_of_words_has_as_many_tokens_as_ids() -> None:
+    """dasLLAMA takes no ids, and tells how many tokens there were when all have come."""
+    client = TextClient(0, [" one", " two", " three"])
+    assert client.body([0, 5, 4], 2)["prompt"] == " one three two"
+    usage = {"prompt_tokens": 3, "completion_tokens": 3}
+    events = [
+        Event(1.0, {"choices": [{"text": "a"}]}),
+        Event(2.0, {"choices": [{"text": "é"}]}),
+        Event(2.5, {"choices": [{"text": "", "finish_reason": "length"}]}),
+        Event(2.6, {"choices": [], "usage": usage}),
+    ]
+    reply = client.reply(0.0, events)
+    assert (reply.times, reply.num_prompt_tokens) == ([1.0, 2.0, 2.5], 3)
+
+
+def test_a_core_is_taken_while_a_block_runs() -> None:
+    children = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children")
+    before = set(children.read_text().split())
+    with core_taken():
+        [pid] = set(children.read_text().split()) - before
+        assert len(os.sched_getaffinity(int(pid))) == 1
+    assert not Path(f"/proc/{pid}").exists()

@@ -9,10 +9,20 @@ from typing import Any
 import pytest
 
 from bench.limits import Limits
-from bench.peers.__main__ import NO_TIME, READ_GB_PER_S, added, decode_share, measure
 from bench.peers.client import CompletionsClient, LlamaCppClient, Reply
-from bench.peers.contestants import OURS, PLACES, IkLlamaCpp, LlamaCpp, control_ids, peers_of, places_for
-from bench.peers.scenarios import DECODE, SCENARIOS, START, Scenario, Values
+from bench.peers.comparison import NO_TIME, READ_GB_PER_S, added, decode_share, measure, missing_of
+from bench.peers.contestants import OURS
+from bench.peers.other_engines import (
+    PLACES,
+    DasLLAMA,
+    IkLlamaCpp,
+    LlamaCpp,
+    control_ids,
+    peers_of,
+    places_for,
+    words_of,
+)
+from bench.peers.scenarios import DECODE, PEERS, SCENARIOS, SIZES, START, Plan, Scenario, Values
 from bench.prompts import Prompts
 from bench.report.peers import Best, best_of
 from bench.timing import steady_tokens_per_s
@@ -35,7 +45,7 @@ class FakeEngine:
         return self._answer(scenario.name, prompts)
 
     def close(self) -> None:
-        pass
+        self.log.append((self.name, "close", [0]))
 
     def _answer(self, name: str, prompts: Prompts) -> Values:
         if name == self.fails_at:
@@ -48,11 +58,11 @@ def around(work: Callable[[], Values]) -> Any:
     return work(), Limits(2, 50.0, 40.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
-def run(rounds: int, monkeypatch: pytest.MonkeyPatch, fails_at: str = "") -> Any:
-    monkeypatch.setattr("bench.peers.__main__._REST_S", 0)
+def run(rounds: int, monkeypatch: pytest.MonkeyPatch, fails_at: str = "", plan: Plan = PEERS) -> Any:
+    monkeypatch.setattr("bench.peers.comparison._REST_S", 0)
     log: Log = []
     engines = [FakeEngine(OURS, log), FakeEngine("one", log), FakeEngine("other", log, fails_at)]
-    values, failed = measure(engines, around, rounds, VOCABULARY)
+    values, failed = measure(engines, around, rounds, VOCABULARY, plan=plan)
     return values, failed, log
 
 
@@ -78,6 +88,25 @@ def test_every_round_begins_with_a_start_and_counts(monkeypatch: pytest.MonkeyPa
     for name in (OURS, *THEIRS):
         assert {len(values[name][scenario.name]) for scenario in SCENARIOS} == {2} == {len(values[name][START.name])}
     assert values[OURS][READ_GB_PER_S] == [50.0] * 2
+
+
+def test_of_large_models_each_engine_is_asked_all_while_no_other_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, log = run(2, monkeypatch, plan=SIZES)
+    alive: set[str] = set()
+    blocks: list[str] = []
+    for name, what, _ in log:
+        alive = alive - {name} if what == "close" else alive | {name}
+        if what != "close":
+            assert alive == {name}
+            blocks += [] if blocks[-1:] == [name] else [name]
+    assert blocks == [OURS, "one", "other", "one", "other", OURS]
+
+
+def test_what_takes_minutes_is_asked_in_the_first_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, _, _ = run(3, monkeypatch, plan=SIZES)
+    for scenario in SIZES.scenarios:
+        assert len(values["one"][scenario.name]) == (1 if scenario.is_once else 3)
+    assert {each.name for each in SIZES.scenarios if each.is_once} == {"prefill_8000", "prefill_32000"}
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +144,37 @@ def test_single_streams_have_settings_of_their_own(tmp_path: Path) -> None:
         assert len(peer.commands(by_name["decode"])) == 2
         [streams], [prompt] = peer.commands(by_name["streams_8"]), peer.commands(by_name["prefill_512"])
         assert streams[streams.index("--parallel") + 1] == "8" and "-rtr" not in streams + prompt
+
+
+def test_one_setting_serves_all_rows_where_one_server_lives(tmp_path: Path) -> None:
+    for kind in (LlamaCpp, IkLlamaCpp):
+        peer = kind("name", ("server",), tmp_path, 2)
+        peer.one_server = True
+        single = [each for each in SIZES.scenarios if each.num_streams == 1 and each.context == 8192]
+        assert len({command for scenario in single for command in peer.commands(scenario)}) == 1
+        assert ("-rtr" in peer.commands(single[0])[0]) == (kind is IkLlamaCpp)
+
+
+def test_a_first_start_finds_nothing_that_dasllama_has_made_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, made, other = (tmp_path / name for name in ("a.gguf", "a.gguf.cpu-x86.dlim", "b.gguf.cpu-x86.dlim"))
+    for path in (model, made, other):
+        path.touch()
+    monkeypatch.setattr(DasLLAMA, "start", lambda self, prompts: {START.name: float(made.exists())})
+    assert DasLLAMA("it", tmp_path, model, 2).first_start(model, Prompts(0, VOCABULARY)) == {"first_start": 0.0}
+    assert other.exists()
+
+
+def test_words_are_tokens_of_their_own(smollm2_gguf: Path) -> None:
+    words = words_of(smollm2_gguf)
+    assert len(words) > 10_000 and all(word[0] == " " and word[1:].isalpha() for word in words)
+
+
+def test_peers_that_were_not_asked_for_are_named(tmp_path: Path) -> None:
+    peers = [LlamaCpp("one", ("server",), tmp_path, 2), LlamaCpp("other", ("server",), tmp_path / "nothing", 2)]
+    assert missing_of(peers, ["other"]) == {"one": "not asked for", "other": f"there is no {tmp_path / 'nothing'}"}
+    assert missing_of(peers, []) == {"other": f"there is no {tmp_path / 'nothing'}"}
 
 
 def test_rounds_are_added_to_those_of_the_last_run() -> None:

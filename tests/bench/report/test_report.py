@@ -11,9 +11,10 @@ from bench.engine import figures
 from bench.engine.__main__ import FIGURES as ENGINE_FIGURES
 from bench.machine import Origin
 from bench.peers.contestants import OURS
-from bench.peers.scenarios import FIGURES
+from bench.peers.scenarios import FIGURES, SIZE_FIGURES
 from bench.report import engine
 from bench.report.peers import peers as section
+from bench.report.peers import sizes
 from bench.results import add_run, read_results, write_results
 
 Lines = Callable[[Iterable[object]], list[str]]
@@ -78,6 +79,19 @@ def test_a_peer_that_was_not_there_is_named(lines: Lines) -> None:
     shown = list(section({"runs": {"a.gguf": run}}))
     assert "Not measured: third (there is no server)." in shown
     assert "| peak memory, one request of 2,048, MiB | 1.50 (1.00-2.00) | - |" in "".join(shown)
+
+
+def test_a_cut_models_figures_are_scaled_where_they_follow_from_layers_or_bytes(lines: Lines) -> None:
+    def run(layers: list[int]) -> dict[str, Any]:
+        values = {name: {figure.name: [12.0 * i] for figure in SIZE_FIGURES} for i, name in enumerate((OURS, "one"), 1)}
+        return {**peers(), "values": values, "target": "x86-64", "layers": layers, "decode_scale": 3.0}
+
+    rows = lines(sizes({"runs": {"a": run([6, 24])}}))
+    assert "| prompt of 512, tok/s | 12.0 | 24.0 | one, 24.0 | **0.50** | ~3.00 | ~6.00 |" in rows
+    assert "| decode after 512, a core taken, tok/s | 12.0 | 24.0 | one, 24.0 | **0.50** | ~4.00 | ~8.00 |" in rows
+    assert "| process start to ready, s | 12.0 | 24.0 | one, 24.0 | **2.00** |  |  |" in rows
+    assert rows[0] == "| rounds | 1 | 1 |  |  |  |  |"
+    assert "~" not in "".join(lines(sizes({"runs": {"a": run([24, 24])}})))
 
 
 def test_a_run_is_added_beside_the_others(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""Rounds of a plan: every engine in turn, what fails is named, and the rounds of several runs are joined.
+
+Knows contestants and scenarios by their interfaces; not what engines are started with, or what they are asked.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from radixlm.compile.codegen.targets import find_target
+from radixlm.runtime.artifact import Artifact
+from radixlm.tokenizer_fix import TokenizerProfile
+
+from ..limits import LimitsMeter
+from ..model_work import decode_bytes_per_token
+from ..prompts import Prompts
+from .contestants import OURS, Contestant, closed
+from .scenarios import DECODE, DECODE_200, PEERS, START, Plan, Scenario, Values
+
+NO_TIME = "there was no time"
+_REST_S = 1.0  # between two runs: threads of the one before stop spinning
+READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right before or after decode, whichever is more
+Rounds = dict[str, dict[str, list[float]]]  # contestant -> figure's name -> a value for each round
+
+
+class Measured(Protocol):
+    """A contestant, or what tests have in its place."""
+
+    name: str
+
+    def start(self, prompts: Prompts) -> Values:
+        """Start it anew."""
+        ...
+
+    def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
+        """Ask it."""
+        ...
+
+    def close(self) -> None:
+        """End its processes."""
+        ...
+
+
+def missing_of(peers: Sequence[Contestant], only: Sequence[str], target: str = "native") -> dict[str, str]:
+    """Why a peer cannot be measured, by name: `only` are words of which a name must have one, if there are any."""
+    missing = {peer.name: peer.why_missing for peer in peers if peer.why_missing is not None}
+    if target != "native":
+        missing |= {peer.name: f"it takes what the machine has, not {target}" for peer in peers if not peer.is_held}
+    return missing | {peer.name: "not asked for" for peer in peers if only and not any(w in peer.name for w in only)}
+
+
+def compared(
+    contestants: Sequence[Contestant],
+    artifact: Artifact,
+    rounds: int,
+    deadline: float,
+    *,
+    plan: Plan = PEERS,
+    target: str = "native",
+) -> dict[str, Any]:
+    """The values of all contestants, what failed, and what part of the bandwidth our decode read; ends them."""
+    try:
+        meter = LimitsMeter(find_target(target), artifact)
+        values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline, plan)
+    finally:
+        closed(contestants)
+    bytes_per_token = decode_bytes_per_token(artifact)
+    return {
+        "target": find_target(target).name,
+        "decode_bytes_per_token": bytes_per_token,
+        "decode_bandwidth_share": decode_share(values, bytes_per_token),
+        "missing": failed,
+        "values": values,
+    }
+
+
+def measure(
+    contestants: Sequence[Measured],
+    around: Callable[[Callable[[], Values]], Any],
+    rounds: int,
+    vocab_size: int,
+    deadline: float = math.inf,
+    plan: Plan = PEERS,
+) -> tuple[Rounds, dict[str, str]]:
+    """Every figure of every contestant in turn, `rounds` times, after a start; and what failed, by name.
+
+    Nothing begins after `deadline`, in seconds of `time.monotonic`.
+    """
+    values: Rounds = {contestant.name: defaultdict(list) for contestant in contestants}
+    failed: dict[str, str] = {}
+    for number in range(rounds):
+        for seed, scenario, contestant in _round(contestants, number, plan):
+            what = START.name if scenario is None else scenario.name
+            if time.monotonic() > deadline:
+                failed.setdefault(f"{contestant.name}: {what}", NO_TIME)
+                continue
+            if plan.one_server:
+                for other in contestants:
+                    if other is not contestant:
+                        other.close()
+            time.sleep(_REST_S)
+            try:
+                found = _measure(contestant, scenario, Prompts(100 * number + seed, vocab_size), around)
+            except Exception as error:
+                if contestant.name == OURS:
+                    raise
+                failed[f"{contestant.name}: {what}"] = f"{type(error).__name__}: {error}"[:300]
+                contestant.close()  # what comes next gets a fresh server
+                found = {}
+            for name, value in found.items():
+                values[contestant.name][name].append(value)
+            _tell(contestant.name, found)
+        print(f"round {number + 1} of {rounds} done", file=sys.stderr)
+    return values, failed
+
+
+def _round(contestants: Sequence[Measured], number: int, plan: Plan) -> Iterator[tuple[int, Scenario | None, Measured]]:
+    """Seeds of prompts, what is asked and whom, in order: all engines one scenario after the other, or by turns all."""
+    turn = number % len(contestants)
+    turned = (*contestants[turn:], *contestants[:turn])
+    steps = [
+        (seed, each) for seed, each in enumerate((None, *plan.scenarios)) if not (number and each and each.is_once)
+    ]
+    if plan.one_server:
+        yield from ((*step, contestant) for contestant in turned for step in steps)
+    else:
+        yield from ((*step, contestant) for step in steps for contestant in turned)
+
+
+def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a run with the values of the one before in front of its own, and the origins of both."""
+    values: Rounds = {}
+    for run in (before, figures):
+        for contestant, found in run["values"].items():
+            for name, each in found.items():
+                values.setdefault(contestant, {}).setdefault(name, []).extend(each)
+    missing = {name: why for name, why in (before["missing"] | figures["missing"]).items() if not _found(values, name)}
+    share = decode_share(values, figures["decode_bytes_per_token"])
+    earlier = [*before.get("earlier", ()), *([before["origin"]] if "origin" in before else ())]
+    kept = {"values": values, "missing": missing, "decode_bandwidth_share": share, "earlier": earlier}
+    return figures | kept
+
+
+def _found(values: Rounds, name: str) -> bool:
+    """Whether there are values of a contestant, or of one of its scenarios, `NAME: SCENARIO`."""
+    contestant, _, scenario = name.partition(": ")
+    found = values.get(contestant, {})
+    return bool(found.get(scenario) if scenario else any(found.values()))
+
+
+def decode_share(values: Rounds, bytes_per_token: int) -> float | None:
+    """What decode read of what the machine could read in the same round, the median; None if there was none."""
+    ours = values[OURS]
+    decoded = ours.get(DECODE.name) or ours.get(DECODE_200.name) or ()
+    rounds = list(zip(decoded, ours.get(READ_GB_PER_S, ()), strict=True))
+    shares = [tokens_per_s * bytes_per_token / 1e9 / limit for tokens_per_s, limit in rounds]
+    return statistics.median(shares) if shares else None
+
+
+def _measure(
+    contestant: Measured, scenario: Scenario | None, prompts: Prompts, around: Callable[[Callable[[], Values]], Any]
+) -> Values:
+    if scenario is None:
+        return contestant.start(prompts)
+    if scenario.name not in (DECODE.name, DECODE_200.name) or contestant.name != OURS:
+        return contestant.measure(scenario, prompts)
+    found, limits = around(lambda: contestant.measure(scenario, prompts))
+    return {**found, READ_GB_PER_S: limits.read_gb_per_s}
+
+
+def _tell(name: str, found: Values) -> None:
+    print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", file=sys.stderr)
+
+
+def _vocab_size(artifact: Artifact) -> int:
+    """How many ids have a token: a model may have more rows than that."""
+    profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
+    return min(artifact.manifest.model.vocab_size, profile.vocab_size)

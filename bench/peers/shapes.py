@@ -1,0 +1,278 @@
+"""GGUF files of the shapes of models that people run, with random weights, for sizes that no package ships.
+
+    python -m bench.peers.shapes qwen3-4b FILE.gguf [--layers 2]
+
+Sizes and types are those of the published files: Q4_K_M as llama.cpp's tool mixes it, gpt-oss in MXFP4 and Q8_0.
+Weights have the spread of trained ones, so that no sum overflows; what such a model says has no sense. The tokenizer is
+Qwen2's, which the repository carries, with unused tokens up to the vocabulary's size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+
+from ..agents.models import MODELS, tokenizer_json_of
+from ..options import read_options
+from ..replay.weightless import add_tokenizer
+
+_TALKER = MODELS["Qwen3, which thinks"]
+_END_ID = 151_645  # `<|im_end|>`
+_EMBEDDING_DEVIATION = 0.03
+_PART = 1 << 18  # blocks that are made at once
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the file has it: rows come last but one. `share` of its bytes is read for one token."""
+
+    name: str
+    dimensions: tuple[int, ...]
+    type: Type = Type.F32
+    deviation: float = 0.0  # 0: all ones
+    share: float = 1.0
+
+    @property
+    def num_bytes(self) -> int:
+        """In the file."""
+        block, size = gguf.GGML_QUANT_SIZES[self.type]
+        return math.prod(self.dimensions) // block * size
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model of Qwen3's family, or of gpt-oss, which has biases and attends with sinks and a window."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int  # of the dense layer, or of one expert
+    vocab_size: int = 151_936
+    num_experts: int = 0
+    num_active: int = 0
+    is_tied: bool = False
+
+    @property
+    def is_gpt_oss(self) -> bool:
+        """Whether it is no Qwen3."""
+        return self.architecture == "gpt-oss"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(tensor.num_bytes for tensor in self.tensors())
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Weights that decode reads for a token."""
+        return sum(tensor.num_bytes * tensor.share for tensor in self.tensors())
+
+    def with_layers(self, num_layers: int) -> Shape:
+        """The same with so many layers."""
+        return replace(self, num_layers=num_layers)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them, in the file's order."""
+        outer = Type.Q8_0 if self.is_gpt_oss else Type.Q6_K
+        table = (self.vocab_size, self.hidden_size)
+        yield Tensor("token_embd.weight", table, outer, _EMBEDDING_DEVIATION, float(self.is_tied))
+        yield Tensor("output_norm.weight", (self.hidden_size,))
+        if not self.is_tied:
+            yield _matrix("output", *table, type=outer)
+        for layer in range(self.num_layers):
+            for tensor in self._layer(self._wider_type(layer)):
+                yield replace(tensor, name=f"blk.{layer}.{tensor.name}")
+
+    def _wider_type(self, layer: int) -> Type:
+        """The type of values and last matrices: wider in the first and last eighth of layers, each third between."""
+        if self.is_gpt_oss:
+            return Type.Q8_0
+        eighth = self.num_layers // 8
+        is_wide = not eighth <= layer < 7 * self.num_layers // 8 or (layer - eighth) % 3 == 2
+        return Type.Q6_K if is_wide else Type.Q4_K
+
+    def _layer(self, wider: Type) -> Iterator[Tensor]:
+        hidden, heads, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        type = Type.Q8_0 if self.is_gpt_oss else Type.Q4_K
+        yield Tensor("attn_norm.weight", (hidden,))
+        yield Tensor("post_attention_norm.weight" if self.is_gpt_oss else "ffn_norm.weight", (hidden,))
+        yield _matrix("attn_q", heads, hidden, type=type)
+        yield _matrix("attn_k", keys, hidden, type=type)
+        yield _matrix("attn_v", keys, hidden, type=wider)
+        yield _matrix("attn_output", hidden, heads, type=type)
+        if self.is_gpt_oss:
+            for name, size in (("attn_q", heads), ("attn_k", keys), ("attn_v", keys), ("attn_output", hidden)):
+                yield Tensor(f"{name}.bias", (size,), deviation=0.02)
+            yield Tensor("attn_sinks.weight", (self.num_heads,), deviation=1.0)
+        else:
+            yield Tensor("attn_q_norm.weight", (self.head_dim,))
+            yield Tensor("attn_k_norm.weight", (self.head_dim,))
+        yield from self._experts(wider) if self.num_experts else self._dense(wider)
+
+    def _dense(self, wider: Type) -> Iterator[Tensor]:
+        yield _matrix("ffn_gate", self.intermediate_size, self.hidden_size, type=Type.Q4_K)
+        yield _matrix("ffn_up", self.intermediate_size, self.hidden_size, type=Type.Q4_K)
+        yield _matrix("ffn_down", self.hidden_size, self.intermediate_size, type=wider)
+
+    def _experts(self, wider: Type) -> Iterator[Tensor]:
+        experts, share = self.num_experts, self.num_active / self.num_experts
+        type, last = (Type.MXFP4, Type.MXFP4) if self.is_gpt_oss else (Type.Q4_K, wider)
+        inwards = (experts, self.intermediate_size, self.hidden_size)
+        outwards = (experts, self.hidden_size, self.intermediate_size)
+        yield _matrix("ffn_gate_inp", experts, self.hidden_size, type=Type.F32)
+        yield _matrix("ffn_gate_exps", *inwards, type=type, share=share)
+        yield _matrix("ffn_up_exps", *inwards, type=type, share=share)
+        yield _matrix("ffn_down_exps", *outwards, type=last, share=share)
+        if self.is_gpt_oss:
+            yield Tensor("ffn_gate_inp.bias", (experts,), deviation=0.02)
+            yield Tensor("ffn_gate_exps.bias", inwards[:2], deviation=0.02)
+            yield Tensor("ffn_up_exps.bias", inwards[:2], deviation=0.02)
+            yield Tensor("ffn_down_exps.bias", outwards[:2], deviation=0.02)
+
+    def metadata(self) -> Iterator[tuple[str, int | float | str]]:
+        """Keys of the architecture, as llama.cpp reads them."""
+        yield "context_length", 131_072 if self.is_gpt_oss else 40_960
+        yield "embedding_length", self.hidden_size
+        yield "block_count", self.num_layers
+        yield "feed_forward_length", self.intermediate_size if self.is_gpt_oss or not self.num_experts else 6144
+        yield "attention.head_count", self.num_heads
+        yield "attention.head_count_kv", self.num_kv_heads
+        yield "attention.key_length", self.head_dim
+        yield "attention.value_length", self.head_dim
+        yield "attention.layer_norm_rms_epsilon", 1e-5 if self.is_gpt_oss else 1e-6
+        yield "rope.freq_base", 150_000.0 if self.is_gpt_oss else 1e6
+        yield "vocab_size", self.vocab_size
+        if self.num_experts:
+            yield "expert_count", self.num_experts
+            yield "expert_used_count", self.num_active
+            yield "expert_feed_forward_length", self.intermediate_size
+        if self.is_gpt_oss:
+            yield "attention.sliding_window", 128
+            yield "rope.scaling.type", "yarn"
+            yield "rope.scaling.factor", 32.0
+            yield "rope.scaling.original_context_length", 4096
+
+
+def _matrix(name: str, *dimensions: int, type: Type, share: float = 1.0) -> Tensor:
+    return Tensor(f"{name}.weight", dimensions, type, dimensions[-1] ** -0.5, share)
+
+
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("qwen3-1.7b", "qwen3", 28, 2048, 16, 8, 128, 6144, is_tied=True),
+        Shape("qwen3-4b", "qwen3", 36, 2560, 32, 8, 128, 9728, is_tied=True),
+        Shape("qwen3-8b", "qwen3", 36, 4096, 32, 8, 128, 12_288),
+        Shape("qwen3-30b-a3b", "qwen3moe", 48, 2048, 32, 4, 128, 768, num_experts=128, num_active=8),
+        Shape("gpt-oss-20b", "gpt-oss", 24, 2880, 64, 8, 64, 2880, 201_088, num_experts=32, num_active=4),
+    )
+}
+
+
+def _q4_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    """Codes of 4 bits times scales of 6 bits near their largest, less as much as makes the mean zero."""
+    scales = random.integers(36, 64, (count, 8), dtype=np.uint8)
+    low, high = scales[:, :4], scales[:, 4:]  # scales and minima alike
+    packed = np.concatenate([low | (high >> 4 << 6), low | (high >> 4 << 6), (high & 15) * np.uint8(17)], axis=1)
+    scale = np.full((count, 1), deviation / (50 * 4.61), np.float16)
+    codes = random.integers(0, 256, (count, 128), dtype=np.uint8)
+    return np.concatenate([scale.view(np.uint8), (scale * np.float16(7.5)).view(np.uint8), packed, codes], axis=1)
+
+
+def _q6_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    codes = random.integers(0, 256, (count, 192), dtype=np.uint8)
+    scales = random.integers(50, 80, (count, 16), dtype=np.uint8)
+    scale = np.full((count, 1), deviation / (64 * 18.5), np.float16)
+    return np.concatenate([codes, scales, scale.view(np.uint8)], axis=1)
+
+
+def _q8_0(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    codes = np.clip(np.round(random.standard_normal((count, 32), dtype=np.float32) * 40), -127, 127).astype(np.int8)
+    return np.concatenate(
+        [np.full((count, 1), deviation / 40, np.float16).view(np.uint8), codes.view(np.uint8)], axis=1
+    )
+
+
+def _mxfp4(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    exponents = np.full((count, 1), round(127 + math.log2(deviation / 2.9)), np.uint8)
+    return np.concatenate([exponents, random.integers(0, 256, (count, 16), dtype=np.uint8)], axis=1)
+
+
+def _f32(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
+    values = random.standard_normal((count, 1), dtype=np.float32) * np.float32(deviation)
+    return (values if deviation else np.ones_like(values)).view(np.uint8)
+
+
+BLOCKS: Mapping[Type, Callable[[np.random.Generator, int, float], np.ndarray]] = {
+    Type.Q4_K: _q4_k,
+    Type.Q6_K: _q6_k,
+    Type.Q8_0: _q8_0,
+    Type.MXFP4: _mxfp4,
+    Type.F32: _f32,
+}
+"""Random blocks of each type: of a generator, so many, with a deviation. A row of bytes each."""
+_KINDS = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+
+
+def write_shape(shape: Shape, path: Path) -> None:
+    """Write the file; the same for the same shape."""
+    writer = gguf.GGUFWriter(path, shape.architecture)
+    writer.add_name(shape.name)
+    kind = gguf.LlamaFileType.MOSTLY_MXFP4_MOE if shape.is_gpt_oss else gguf.LlamaFileType.MOSTLY_Q4_K_M
+    writer.add_file_type(kind)
+    for key, value in shape.metadata():
+        writer.add_key_value(f"{shape.architecture}.{key}", value, _KINDS[type(value)])
+    add_tokenizer(writer, tokenizer_json_of(_TALKER), _END_ID, _TALKER.template, shape.vocab_size)
+    tensors = list(shape.tensors())
+    for tensor in tensors:
+        writer.add_tensor_info(tensor.name, _stored(tensor), _dtype(tensor), tensor.num_bytes, tensor.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    random = np.random.default_rng(0)
+    for tensor in tensors:
+        writer.write_tensor_data(_data(tensor, random))
+    writer.close()
+
+
+def _stored(tensor: Tensor) -> tuple[int, ...]:
+    """The dimensions, the last one in bytes where a type has blocks."""
+    if tensor.type is Type.F32:
+        return tensor.dimensions
+    block, size = gguf.GGML_QUANT_SIZES[tensor.type]
+    return (*tensor.dimensions[:-1], tensor.dimensions[-1] // block * size)
+
+
+def _dtype(tensor: Tensor) -> np.dtype[np.generic]:
+    return np.dtype(np.float32 if tensor.type is Type.F32 else np.uint8)
+
+
+def _data(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
+    """In parts: random numbers take several times the memory of what is made of them."""
+    _, size = gguf.GGML_QUANT_SIZES[tensor.type]
+    made = np.empty((tensor.num_bytes // size, size), np.uint8)
+    for start in range(0, len(made), _PART):
+        part = made[start : start + _PART]
+        part[:] = BLOCKS[tensor.type](random, len(part), tensor.deviation)
+    return made.reshape(-1).view(_dtype(tensor)).reshape(_stored(tensor))
+
+
+def main() -> None:
+    """Write a file."""
+    options = read_options(__doc__, "shape", "file", layers=int)
+    shape = SHAPES[str(options.shape)]
+    write_shape(shape if options.layers is None else shape.with_layers(options.layers), options.file)
+
+
+if __name__ == "__main__":
+    main()

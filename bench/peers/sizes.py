@@ -1,0 +1,142 @@
+"""Models of the sizes that people run, beside other engines: real shapes with random weights, as each serves them.
+
+    python -m bench.peers.sizes [SHAPE[:LAYERS] ...] [--rounds 3] [--long] [--rows NAME ...] [--only NAME ...] [--add]
+
+Without a shape: Qwen3-4B, Qwen3-30B-A3B and gpt-oss-20b, whole where that fits the memory twice, else as many layers as
+do; figures of the whole model are then scaled, and marked. Each engine has the machine to itself for a turn: it is
+started, asked all there is to ask, and ended. `--long` asks for prompts of 32,000 tokens, too, and `--rows` for some of
+the scenarios alone. Peers are those of `make peers` that read the file; `make bench-sizes` builds llama.cpp. Files are
+written to `.cache/sizes` and kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.cpu import default_num_threads
+
+from ..prompts import Prompts
+from ..report.page import publish
+from ..results import read_results
+from .comparison import added, compared, missing_of
+from .contestants import Contestant, FreshRadixLM, closed
+from .other_engines import PLACES, peers_of
+from .scenarios import PREFILL_32000, SIZES, Plan
+from .shapes import SHAPES, Shape, write_shape
+
+DEFAULT_SHAPES = ("qwen3-4b", "qwen3-30b-a3b", "gpt-oss-20b")
+_COPIES = 2.5  # of the weights that live at once: a file's pages, what an engine makes of them, and room for KV
+_ANY_VOCABULARY = 150_000
+
+
+def main() -> None:
+    """Measure, print, write `results/sizes.json`, which keeps the last run of each shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=DEFAULT_SHAPES, metavar="SHAPE[:LAYERS]", help=", ".join(SHAPES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--add", action="store_true", help="add the rounds to those of the shape's last run")
+    parser.add_argument("--long", action="store_true", help="prompts of 32,000 tokens, too")
+    parser.add_argument("--rows", nargs="+", default=[], choices=[each.name for each in SIZES.scenarios])
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="peers whose names have the word")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing later: rows stay without values")
+    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="files are kept there")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    for word in options.shapes:
+        name, _, layers = word.partition(":")
+        whole = SHAPES[name]
+        shape = whole.with_layers(int(layers) if layers else fitting_layers(whole, _memory_bytes()))
+        plan = chosen(options.rows, is_long=options.long)
+        figures = compare(shape, whole, options.cache.resolve(), options.rounds, options.only, deadline, plan)
+        run = f"{name}, {shape.num_layers} of {whole.num_layers} layers"
+        before = (read_results("sizes") or {"runs": {}})["runs"].get(run)
+        publish("sizes", added(before, figures) if options.add and before else figures, run=run)
+
+
+def fitting_layers(whole: Shape, memory_bytes: int) -> int:
+    """As many layers as memory holds with what engines make of them.
+
+    >>> fitting_layers(SHAPES["qwen3-4b"], 24 << 30), fitting_layers(SHAPES["qwen3-4b"], 3 << 30)
+    (36, 14)
+    """
+    outer = whole.with_layers(0).num_bytes
+    of_layer = (whole.num_bytes - outer) / whole.num_layers
+    return max(1, min(whole.num_layers, int((memory_bytes / _COPIES - outer) / of_layer)))
+
+
+def chosen(rows: Sequence[str], *, is_long: bool) -> Plan:
+    """The plan with the scenarios of these names, or with all but the longest."""
+    names = set(rows) or {each.name for each in SIZES.scenarios if is_long or each.name != PREFILL_32000.name}
+    return replace(SIZES, scenarios=[each for each in SIZES.scenarios if each.name in names])
+
+
+def compare(
+    shape: Shape, whole: Shape, cache: Path, rounds: int, only: Sequence[str], deadline: float, plan: Plan = SIZES
+) -> dict[str, Any]:
+    """All engines on one shape, of which first starts come first; what ours makes of the file is thrown away."""
+    gguf = shape_file(shape, cache)
+    threads = default_num_threads()
+    peers = [each for each in peers_of(gguf, gguf, PLACES, cache, threads) if each.name.endswith("same file")]
+    missing = missing_of(peers, only)
+    with tempfile.TemporaryDirectory(dir=gguf.parent) as scratch:
+        ours = FreshRadixLM(gguf, Path(scratch))
+        contestants = [ours, *(peer for peer in peers if peer.name not in missing)]
+        first, failed = _first_starts(contestants, gguf)
+        measured = [each for each in contestants if each.name not in failed]
+        found = compared(measured, Artifact.open(ours.artifact), rounds, deadline, plan=plan)
+    for name, values in first.items():
+        found["values"][name].update({figure: [value] for figure, value in values.items()})
+    return {
+        "model": gguf.name,
+        "threads": threads,
+        **found,
+        "missing": missing | failed | found["missing"],
+        "layers": [shape.num_layers, whole.num_layers],
+        "decode_scale": whole.bytes_per_token / shape.bytes_per_token,
+    }
+
+
+def shape_file(shape: Shape, cache: Path) -> Path:
+    """Its file, which is written once."""
+    path = cache / "sizes" / f"{shape.name}-{shape.num_layers}l.gguf"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".unfinished")
+        write_shape(shape, unfinished)
+        os.replace(unfinished, path)
+    return path
+
+
+def _first_starts(contestants: Sequence[Contestant], gguf: Path) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Of each, and why one could not start; from then on no two live at a time."""
+    first: dict[str, dict[str, float]] = {}
+    failed: dict[str, str] = {}
+    for contestant in contestants:
+        contestant.one_server = True
+        try:
+            first[contestant.name] = contestant.first_start(gguf, Prompts(0, _ANY_VOCABULARY))
+        except Exception as error:
+            if contestant is contestants[0]:
+                raise
+            failed[contestant.name] = f"{type(error).__name__}: {error}"[:300]
+        finally:
+            closed([contestant])
+        print(f"first start of {contestant.name}: {first.get(contestant.name)}", flush=True)
+    return first, failed
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+if __name__ == "__main__":
+    main()
