@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-sizes bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
+.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-sizes bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -181,6 +181,15 @@ bench-speculation: $(CODER)/manifest.json $(ARTIFACT)/manifest.json $(TARGET)/ma
 $(TARGET)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@rm -rf $(TARGET)
 	@$(BIN)/radixlm compile smollm2 -o $(TARGET) --quantize f32
+
+# A coding session on Qwen3-4B's shape, undisturbed, with a server that is killed, and with one that is unloaded; beside
+# llama.cpp and what `make peers` made. A quarter of an hour with LAYERS=2, hours with all 36.
+LAYERS := 2
+TOKENS := 20000
+bench-session: $(VENV)/.bench .cache/llama.cpp/.built
+	-@$(MAKE) --no-print-directory .venv-dasllama/.suite
+	$(BIN)/python -m bench.agents.coding_session --layers $(LAYERS) --tokens $(TOKENS)
+	$(BIN)/python -m bench.report
 
 # A real model under a coding agent: opencode's first and second question, llama.cpp beside; ten minutes, and the agents of
 # `make test-agents`.

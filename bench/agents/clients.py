@@ -69,13 +69,16 @@ class Client(ABC):
     model: str
     agent: int = 0
     history: list[tuple[str, Any]] = field(default_factory=list)
+    instructions: str = SYSTEM
+    tools: Sequence[Mapping[str, Any]] = tuple(TOOLS)
 
     path: ClassVar[str]
 
     @property
     def system(self) -> str:
         """The system's words."""
-        return f"You are subagent {self.agent}, and answer to another agent. {SYSTEM}" if self.agent else SYSTEM
+        subagent = f"You are subagent {self.agent}, and answer to another agent. " if self.agent else ""
+        return subagent + self.instructions
 
     def ask(self, question: str) -> None:
         """The user speaks."""
@@ -128,7 +131,7 @@ class ChatClient(Client):
                     messages += [{"role": "tool", "tool_call_id": id, "content": text} for id, text in value]
         if self.shape.moves_reminder:
             messages.append({"role": "user", "content": REMINDER})
-        tools = [{"type": "function", "function": tool} for tool in TOOLS]
+        tools = [{"type": "function", "function": tool} for tool in self.tools]
         return {"messages": messages, "tools": tools, "temperature": 0.0, "max_tokens": MAX_TOKENS}
 
     def read(self, answer: Json) -> Said:
@@ -173,7 +176,7 @@ class ResponsesClient(Client):
                     items += [{"type": "function_call_output", "call_id": id, "output": text} for id, text in value]
         if self.shape.moves_reminder:
             items.append({"type": "message", "role": "user", "content": REMINDER})
-        tools = [{"type": "function", **tool} for tool in TOOLS]
+        tools = [{"type": "function", **tool} for tool in self.tools]
         asked = {"input": items, "instructions": self.system, "tools": tools}
         return {**asked, "temperature": 0.0, "max_output_tokens": MAX_TOKENS, "store": False}
 
@@ -226,7 +229,7 @@ class MessagesClient(Client):
         if self.shape.moves_reminder:
             last = messages[-1]
             messages[-1] = {**last, "content": [*last["content"], {"type": "text", "text": REMINDER}]}
-        tools = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in TOOLS]
+        tools = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in self.tools]
         asked = {"model": self.model, "system": self._system(), "messages": messages, "tools": tools}
         return {**asked, "temperature": 0.0, "max_tokens": MAX_TOKENS, "thinking": {"type": "enabled"}}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..results import add_run, read_results, write_results
-from . import answers, cache, engine, first_start, partial, peers, serving, store
+from . import answers, cache, engine, first_start, partial, peers, serving, session, store
 from .tables import Json, origin
 
 _HEAD = """# Results
@@ -17,6 +17,7 @@ Experiments, also those that did not help, are in [LOG.md](LOG.md).
 
 SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "sizes": peers.sizes,
+    "session": session.session,
     "peers": peers.peers,
     "first_start": first_start.first_start,
     "quality": engine.quality,

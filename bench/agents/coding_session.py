@@ -1,0 +1,171 @@
+"""A coding session as its user lives it: how long it takes, how soon replies begin, and what a restart costs.
+
+    python -m bench.agents.coding_session [--shape qwen3-4b] [--layers 2] [--turns 16] [--tokens 20000]
+                                          [--ways whole killed unloaded] [--servers radixlm llama.cpp ...]
+
+The session is that of `session.py`: one long conversation and two subagents, sent over chat completions one request
+after the other, with the history as it was recorded. Replies have 32 tokens. `killed`: before the middle request of the
+main conversation the server is killed with SIGKILL and started again, which that request waits for. `unloaded`: it is
+ended in order there, as after an idle hour, and started when the request comes; llama.cpp may save its slots before
+and restore them then. Weights are random (`bench/peers/shapes.py`); of a model that is cut by layers, the seconds of
+the whole one are scaled: prompts by layers, replies by bytes of weights. `--layers 36` is the whole Qwen3-4B.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.compile import compile_model
+
+from ..machine import ROOT
+from ..options import read_options
+from ..peers.other_engines import PLACES
+from ..peers.shapes import SHAPES
+from ..peers.sizes import shape_file
+from ..report.page import publish
+from ..report.session import picture
+from ..served import Client, Event, Json, ServedProcess
+from .servers import AgentsServer, servers_of
+from .session import Request, session
+
+NUM_REPLY_TOKENS = 32
+WAYS = ("whole", "killed", "unloaded")
+PICTURE = ROOT / "docs" / "session.svg"
+_ROOM = 4096  # tokens of the context beyond the longest prompt, whose length is an estimate, and its reply
+_SAME = 0.05  # by which share templates of servers may make other tokens of a request
+_STARTS_WITHIN_S = 400.0
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+_FIXED = {**_STREAMED, "temperature": 0, "max_tokens": NUM_REPLY_TOKENS}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Seconds from when an agent wants to send a request, a restart before it included; tokens as the server tells."""
+
+    agent: int
+    to_first_s: float
+    seconds: float
+    num_prompt: int
+    num_cached: int
+
+
+def main() -> None:
+    """Replay, print, write `results/session.json` and the picture."""
+    options = read_options(
+        __doc__,
+        shape="qwen3-4b",
+        layers=2,
+        turns=16,
+        tokens=20_000,
+        ways=WAYS,
+        servers=("radixlm", "llama.cpp", "ik_llama.cpp", "dasLLAMA"),
+        cache=Path(".cache"),
+    )
+    whole = SHAPES[options.shape]
+    shape = whole.with_layers(options.layers)
+    cache = options.cache.resolve()
+    gguf, artifact = shape_file(shape, cache), cache / "sizes" / f"{shape.name}-{shape.num_layers}l.radixlm"
+    if not artifact.exists() or artifact.stat().st_mtime < gguf.stat().st_mtime:
+        compile_model(gguf, artifact)
+    requests = session(options.turns, options.tokens)
+    answers: dict[str, dict[str, list[Answer]]] = {way: {} for way in options.ways}
+    missing: dict[str, str] = {}
+    places = {name: path.resolve() for name, path in PLACES.items()}
+    for way in options.ways:
+        with tempfile.TemporaryDirectory(dir=cache / "sizes") as scratch:
+            for server in servers_of(gguf, artifact, places, options.tokens + _ROOM, NUM_REPLY_TOKENS, Path(scratch)):
+                if server.name in options.servers and server.name not in missing:
+                    try:
+                        found = lived(server, requests, way)
+                        check_prompts(found, next(iter(answers[way].values()), found))
+                        answers[way][server.name] = found
+                    except Exception as error:
+                        if server.name == options.servers[0]:
+                            raise
+                        missing[server.name] = f"{type(error).__name__}: {error}"[:300]
+                        print(f"{server.name}: {missing[server.name]}", file=sys.stderr)
+    lived_in = {way: {name: list(map(asdict, found)) for name, found in by.items()} for way, by in answers.items()}
+    figures = {
+        "shape": shape.name,
+        "layers": [shape.num_layers, whole.num_layers],
+        "decode_scale": whole.bytes_per_token / shape.bytes_per_token,
+        "num_reply_tokens": NUM_REPLY_TOKENS,
+        "missing": missing,
+        "ways": lived_in,
+    }
+    publish("session", figures)
+    PICTURE.write_text(picture(figures), encoding="utf-8")
+
+
+def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:
+    """All answers, in order; `way` is one of `WAYS`."""
+    restart_at = None if way == "whole" else middle(requests)
+    answers: list[Answer] = []
+    process = _started(server)
+    try:
+        for number, request in enumerate(requests):
+            asked_at = time.perf_counter()
+            if number == restart_at:
+                if way == "unloaded":
+                    server.before_end(process.port)
+                    process.close()
+                    asked_at = time.perf_counter()  # nobody waited until then
+                else:
+                    process.kill()
+                    process.close()
+                process = _started(server)
+                if way == "unloaded":
+                    server.after_start(process.port)
+            answers.append(_asked(process.port, request, server.fields, asked_at))
+            print(f"{server.name}, {way}, {number}: {answers[-1]}", file=sys.stderr)
+    finally:
+        process.close()
+    return answers
+
+
+def check_prompts(answers: Sequence[Answer], others: Sequence[Answer]) -> None:
+    """Raise ValueError if a server has computed other prompts: ik_llama.cpp cuts those that its context cannot hold."""
+    for number, (answer, other) in enumerate(zip(answers, others, strict=True)):
+        if abs(answer.num_prompt - other.num_prompt) > _SAME * other.num_prompt:
+            raise ValueError(
+                f"prompt {number} has {answer.num_prompt} tokens, and {other.num_prompt} for another server"
+            )
+
+
+def middle(requests: Sequence[Request]) -> int:
+    """The place of the request in the middle of the main conversation."""
+    places = [number for number, request in enumerate(requests) if request.agent == 0]
+    return places[len(places) // 2]
+
+
+def _started(server: AgentsServer) -> ServedProcess:
+    return ServedProcess(server.command, starts_within_s=_STARTS_WITHIN_S, ready_path=server.ready_path)
+
+
+def _asked(port: int, request: Request, fields: Json, asked_at: float) -> Answer:
+    """By a connection of its own, which some servers close behind a stream."""
+    with closing(Client(port)) as client:
+        events = client.events(request.path, {**request.body, **_FIXED, **fields})
+    ended_at = time.perf_counter()
+    usage = next(event.data["usage"] for event in reversed(events) if event.data.get("usage"))
+    if usage["completion_tokens"] != NUM_REPLY_TOKENS:
+        raise ValueError(f"a reply has {usage['completion_tokens']} tokens, {NUM_REPLY_TOKENS} were asked for")
+    first = next(event.at for event in events if _has_token(event))
+    num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Answer(request.agent, first - asked_at, ended_at - asked_at, usage["prompt_tokens"], num_cached)
+
+
+def _has_token(event: Event) -> bool:
+    deltas: list[dict[str, Any]] = [choice.get("delta") or {} for choice in event.data.get("choices", ())]
+    return any(delta.get(kind) for delta in deltas for kind in ("content", "reasoning_content", "tool_calls"))
+
+
+if __name__ == "__main__":
+    main()
