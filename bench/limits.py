@@ -13,18 +13,16 @@ from typing import Any, TypeVar
 import numpy as np
 from radixlm.compile.codegen.builder import SIZE, Kernel, parallel, registers, serial
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.codegen.vector import LANES, const, fma, lanes, splat
-from radixlm.compile.kernels.integer_dot import dot_of
+from radixlm.compile.codegen.vector import LANES, const, fma, lanes
+from radixlm.compile.machine_limits import multiply_integers, read_memory
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.model.memory import map_weights
-from tvm.script.ir_builder import tirx as T
 
 from .native import Native, aligned, num_threads
 from .timing import best_s
 
 Result = TypeVar("Result")
 READ_BYTES = 384 << 20  # far more than any cache holds
-_STRIDE = 8 * LANES  # int32 of one step of the reading loop
 _TURNS = 200_000
 
 
@@ -54,7 +52,7 @@ class ReadBandwidth:
     """
 
     def __init__(self, target: Target, num_bytes: int = READ_BYTES, *, weights_of: Artifact | None = None) -> None:
-        self._native = Native({"read": _read()}, target)
+        self._native = Native({"read": read_memory()}, target)
         if weights_of is None:
             self.memory = aligned(np.zeros(num_bytes // 4, np.int32))
             self.memory[::1024] = 1  # pages that were never written are all the same page of zeros
@@ -91,27 +89,32 @@ class LimitsMeter:
 
 def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int = _TURNS, runs: int = 40) -> Limits:
     """Measure for about three seconds; the loops compute what `target` computes with."""
-    kernels = {f"integer{bits}": _integer_dots(target, bits) for bits in (4, 8)}
+    kernels = {f"integer{bits}": multiply_integers(target, (1 << bits) - 1) for bits in (4, 8)}
     native = Native(kernels | {"float": _multiply_adds(target)}, target)
     threads, reading = num_threads(), ReadBandwidth(target, read_bytes)
     sink = aligned(np.zeros(threads * LANES, np.float32))
     integers = aligned(np.zeros(threads * LANES, np.int32))
 
-    def compute(name: str, out: np.ndarray, operations: int, parts: int) -> float:
-        return parts * turns * operations / best_s(lambda: native.call(name, [out, turns, parts]), runs // 2) / 1e9
+    def compute(name: str, out: np.ndarray, count: int, operations: int, parts: int) -> float:
+        return parts * operations / best_s(lambda: native.call(name, [out, count, parts]), runs // 2) / 1e9
 
-    operations4, operations8 = (_integer_chains(target, bits) * LANES * 4 * 2 for bits in (4, 8))
-    float_operations = _float_chains(target) * LANES * 2
+    def integer(bits: int, parts: int) -> float:
+        count = turns * 768  # as many products as there are in each of `turns` of twelve chains
+        return compute(f"integer{bits}", integers, count, 2 * count, parts)
+
+    def floats(parts: int) -> float:
+        return compute("float", sink, turns, turns * _float_chains(target) * LANES * 2, parts)
+
     return Limits(
         threads,
         reading.measure(runs=runs),
         reading.measure(1, runs),
-        compute("integer4", integers, operations4, threads),
-        compute("integer4", integers, operations4, 1),
-        compute("float", sink, float_operations, threads),
-        compute("float", sink, float_operations, 1),
-        compute("integer8", integers, operations8, threads),
-        compute("integer8", integers, operations8, 1),
+        integer(4, threads),
+        integer(4, 1),
+        floats(threads),
+        floats(1),
+        integer(8, threads),
+        integer(8, 1),
     )
 
 
@@ -120,60 +123,9 @@ def _accumulators(target: Target) -> int:
     return 12 if "avx512f" in target.features else 8
 
 
-def _integer_chains(target: Target, bits: int) -> int:
-    """Independent sums of 16 outputs that fit the accumulators."""
-    return _accumulators(target) // dot_of(target.integer_dot, (1 << bits) - 1).num_pieces
-
-
 def _float_chains(target: Target) -> int:
     """Independent sums of 16 float32 that fit the accumulators."""
     return _accumulators(target) // (1 if "avx512f" in target.features else 2 if "avx" in target.features else 4)
-
-
-def _read() -> Any:
-    """`(memory, sums, count, parts)`: add up `count` int32, each of `parts` threads a contiguous part."""
-    with Kernel() as k:
-        memory, sums, count, parts = k.arguments(memory="int32", sums="int32", count=SIZE, parts=SIZE)
-        with parallel(parts) as part:
-            acc = registers(_STRIDE, "int32")
-            for i in range(0, _STRIDE, LANES):
-                acc[lanes(i)] = splat(T.int32(0))
-            steps = count // (parts * _STRIDE)
-            with serial(steps) as step:
-                for i in range(0, _STRIDE, LANES):
-                    acc[lanes(i)] = acc[lanes(i)] + memory[lanes((part * steps + step) * _STRIDE + i)]
-            total = acc[lanes(0)]
-            for i in range(LANES, _STRIDE, LANES):
-                total = total + acc[lanes(i)]
-            sums[lanes(part * LANES)] = total
-    return k.function
-
-
-def _integer_dots(target: Target, bits: int) -> Any:
-    """`(out, turns, parts)`: chains of the target's dot product for such weights, 16 outputs times 4 inputs."""
-    dot, chains = dot_of(target.integer_dot, (1 << bits) - 1), _integer_chains(target, bits)
-    with Kernel() as k:
-        out, turns, parts = k.arguments(out="int32", turns=SIZE, parts=SIZE)
-        with parallel(parts) as part:
-            size, width = dot.piece_lanes, dot.accumulator_lanes
-            # buffers of one accumulator each: they stay in registers
-            acc = [registers(width, "int32") for _ in range(chains)]
-            for chain in range(chains):
-                for piece in range(dot.num_pieces):
-                    acc[chain][lanes(piece * size, size)] = splat(T.int32(0), size)
-            with serial(turns) as turn:
-                x = T.Cast("int32", turn)
-                for chain in range(chains):
-                    for piece in range(dot.num_pieces):
-                        where = lanes(piece * size, size)
-                        weights = T.broadcast(T.uint8(chain + 1), dot.piece_bytes)
-                        acc[chain][where] = dot.accumulate(acc[chain][where], weights, x)
-            outputs = [dot.outputs([a[lanes(piece * size, size)] for piece in range(dot.num_pieces)]) for a in acc]
-            total = outputs[0]
-            for output in outputs[1:]:
-                total = total + output
-            out[lanes(part * LANES)] = total
-    return k.function
 
 
 def _multiply_adds(target: Target) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -21,14 +22,16 @@ from tvm.script.ir_builder import tirx as T
 from .codegen.kernel_cache import KernelCache
 from .codegen.library import Library, build_library, kernel_symbol
 from .codegen.targets import Target
+from .codegen.vector import LANES
 from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.top_k import num_maxima, top_k
 from .kernels.weight_sums import weight_sums
+from .machine_limits import LIMIT_LOOPS
 from .ops.program import Argument, Input, Place, Program, Size, Stored
 from .weights.layout import ROW_BLOCK, round_up
 from .weights.plan import WeightPlan
 
-ENTRY_POINTS = ("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages")
+ENTRY_POINTS = ("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages", *LIMIT_LOOPS)
 SCORED = "forward_scored"  # only of models that can serve a prefix with a part of its rows
 DRAFT = "draft"  # only of models with an MTP head: takes what `forward` takes, and computes the head alone
 
@@ -59,6 +62,7 @@ def build_module(
         (move_pages(layout, into_pool=False), lambda symbol: _move_pages("read_pages", layout, symbol)),
         (move_pages(layout, into_pool=True), lambda symbol: _move_pages("write_pages", layout, symbol)),
     )
+    others += tuple((loop(target), partial(_limit_loop, name)) for name, loop in LIMIT_LOOPS.items())
     for kernel, entry in others:
         functions += [kernel, entry(kernel_symbol(kernel, target))]
     return build_library(functions, target, cache, report)
@@ -264,6 +268,18 @@ def _weight_sums(config: ModelConfig, symbol: str) -> Any:
         _call(symbol, [*pointers, row, T.int64(stride), T.int64(TOP_LOGITS), vocab_size])
 
     return _entry("weight_sums", arguments, body)
+
+
+def _limit_loop(name: str, symbol: str) -> Any:
+    size: _Arguments = {"memory": ("int32", ("count",))} if "memory" in name else {"count": ("int64", None)}
+
+    def body(entry: _Entry) -> None:
+        sizes = entry.sizes
+        with T.Assert(tvm.tirx.And(sizes["parts"] >= 1, sizes["parts"] * LANES <= sizes["num_sums"]), "too many parts"):
+            pass
+        _call(symbol, [*map(entry.address, entry.buffers), sizes["count"], sizes["parts"]])
+
+    return _entry(name, {**size, "sums": ("int32", ("num_sums",)), "parts": ("int64", None)}, body)
 
 
 def _copy_pages(name: str, layout: KVLayout, symbol: str) -> Any:
