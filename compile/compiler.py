@@ -45,7 +45,7 @@ from .preflight import check_ready, check_space
 from .progress import Progress, Stage, expected_stages
 from .publish import publish, unpublished, written_back
 from .sources import Source, open_source
-from .stored_weights import Quantize, StoredWeights, artifact_token_bytes, source_token_bytes
+from .stored_weights import Quantize, StoredWeights, artifact_token_bytes, source_token_bytes, token_weights
 from .tokenizer_file import tokenizer_file
 from .verification import Verification, check_logits
 from .weights.plan import WeightPlan
@@ -320,6 +320,7 @@ class _Planned:
                 kinds=writer.kind_infos(),
                 token_bytes=artifact_token_bytes(self.weights),
                 source_token_bytes=source_token_bytes(source),
+                token_weights=token_weights(self.weights),
             ),
             kv=self.layout,
             target=TargetInfo(name=target.name, triple=TRIPLE, mcpu=target.mcpu, features=target.features),

@@ -153,6 +153,12 @@ def artifact_token_bytes(weights: StoredWeights) -> int:
     return _of_a_token(_artifact_sizes(weights), weights.source.config)
 
 
+def token_weights(weights: StoredWeights) -> int:
+    """How many numbers of matrices a decoded token reads."""
+    tensors = weights.source.tensors()
+    return _of_a_token({name: prod(tensors[name].shape) for name in weights.kinds}, weights.source.config)
+
+
 def artifact_bytes(weights: StoredWeights) -> int:
     """All of the artifact's weights."""
     return sum(_artifact_sizes(weights).values())

@@ -230,13 +230,14 @@ class TensorKindInfo(Strict, frozen=True, kw_only=True):
 class QuantizationInfo(Strict, frozen=True, kw_only=True):
     """How weights are stored, and how many bytes of them a decoded token reads, here and in the source.
 
-    None: not known.
+    `token_weights` are the numbers of matrices among them. None: not known.
     """
 
     mode: Literal["keep", "q4", "q8", "f16", "f32"]
     kinds: dict[str, TensorKindInfo]
     token_bytes: Bytes | None = None
     source_token_bytes: Bytes | None = None
+    token_weights: Annotated[int, msgspec.Meta(ge=0, le=1 << 44)] | None = None
 
 
 class SamplingDefaults(Strict, frozen=True, kw_only=True):

@@ -75,7 +75,7 @@ def test_a_value_out_of_range_is_refused_by_name(fields: dict[str, object], path
 def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) -> None:
     optional = {"model.tie_word_embeddings", "model.embedding_factor", "model.embedding_norm", "model.norm"}
     # None where scales stand beside tensors
-    optional |= {"quantization.token_bytes", "quantization.source_token_bytes"}
+    optional |= {"quantization.token_bytes", "quantization.source_token_bytes", "quantization.token_weights"}
     optional |= {"model.residual_factor", "model.logits_factor", "model.logits_soft_cap", "model.output_bias", "digest"}
     optional |= {"model.layer_inputs"}
     for path in _struct_fields(fields):
