@@ -5,7 +5,6 @@ Knows how kernels are exported and called, not what they do.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from radixlm.compile.codegen.kernel_cache import KernelCache
 from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.weights.layout import ALIGNMENT
-from radixlm.runtime.artifact.cpu import default_num_threads
+from radixlm.runtime.model.model_runner import choose_num_threads
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -27,7 +26,7 @@ Value = np.ndarray | int | None
 
 def num_threads() -> int:
     """Threads of TVM's pool in this process; as in the runtime, the first question decides it for all."""
-    return int(os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads())))
+    return choose_num_threads()
 
 
 class Native:

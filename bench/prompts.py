@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 
-_LOWEST = 1000  # special tokens and single bytes lie below
+from radixlm.cli.bench.engine_timer import random_ids
+
 VOCABULARY = 49_152  # SmolLM2's
 
 
@@ -20,7 +21,7 @@ class Prompts:
 
     def ids(self, count: int) -> list[int]:
         """A prompt of `count` tokens."""
-        return [self._random.randrange(min(_LOWEST, self._vocabulary // 2), self._vocabulary) for _ in range(count)]
+        return random_ids(self._random, count, self._vocabulary)
 
     def batch(self, num_prompts: int, count: int) -> list[list[int]]:
         """`num_prompts` of them."""

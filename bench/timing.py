@@ -1,11 +1,11 @@
-"""How often and how long: the best of many runs, the spread of few, ways in turn, streams while all decode."""
+"""How often and how long: the best of many runs, the spread of few, ways in turn."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -49,20 +49,3 @@ def seconds_of(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
-
-
-def steady_tokens_per_s(streams: Sequence[Sequence[float]]) -> float:
-    """Tokens of all streams a second, from when the last has its first token until the first has its last.
-
-    `streams` are the times of each stream's tokens, in order, in seconds.
-
-    >>> steady_tokens_per_s([[0.0, 1.0, 2.0], [1.0, 1.5, 2.0, 2.5]])
-    3.0
-
-    Raises:
-        ValueError: there is no moment at which all decode.
-    """
-    start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
-    if start >= end:
-        raise ValueError(f"one stream began at {start:.3f} s and another had ended at {end:.3f} s; ask for more tokens")
-    return sum(start < time <= end for times in streams for time in times) / (end - start)

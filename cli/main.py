@@ -14,7 +14,7 @@ from types import FrameType
 import click
 
 COMMANDS = (
-    *("compile", "chat", "generate", "serve", "agent", "warm", "inspect"),
+    *("compile", "chat", "generate", "serve", "agent", "warm", "inspect", "bench"),
     *("calibrate", "models", "cache", "explain-cache", "store", "replay-kv"),
 )
 EXIT_BAD_INPUT = 2

@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from radixlm.cli.bench.engine_timer import steady_tokens_per_s
+
 from ..engine.figures import Figure
 from ..prompts import Prompts
-from ..timing import steady_tokens_per_s
 from .client import EngineClient, Reply
 
 PREFILL_512 = Figure("prefill_512", "prompt of 512", "tok/s", True)

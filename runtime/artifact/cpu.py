@@ -107,6 +107,18 @@ def cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
+def cache_bytes(root: Path = Path("/")) -> int:
+    """Bytes of all processors' caches together; 0 if the system does not say. `root` is where `/sys` is looked for."""
+    sizes: dict[tuple[str, ...], int] = {}
+    for cache in root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            size, *which = ((cache / name).read_text().strip() for name in ("size", "level", "type", "shared_cpu_list"))
+            sizes[tuple(which)] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    return sum(sizes.values())
+
+
 def missing_features(required: Iterable[str]) -> list[str]:
     """Those of `required` that this machine lacks, sorted."""
     return sorted(set(required) - cpu_features())

@@ -95,7 +95,7 @@ class ModelRunner:
             raise InvalidParameter(
                 f"num_state_slots is {num_state_slots}, and {manifest.name} keeps a state of each sequence: 2 at least"
             )
-        self._functions = _load_functions(artifact, num_threads)
+        self._functions = load_functions(artifact, num_threads)
         if weights is None:
             weights = map_weights(artifact)
             threading.Thread(target=map_in, args=(weights,), name="radixlm-weights", daemon=True).start()
@@ -332,11 +332,21 @@ def _tvm_ffi() -> Any:
     return tvm_ffi
 
 
-def _load_functions(artifact: Artifact, num_threads: int | None) -> dict[str, Any]:
+def choose_num_threads(num_threads: int | None = None) -> int:
+    """Return how many threads TVM computes with in this process; what is given stays the default of later calls."""
     # TVM reads it when a thread's pool starts, with the first forward; its own default is half of the cores
     if num_threads is not None:
         os.environ["TVM_NUM_THREADS"] = str(num_threads)
-    os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads()))
+    return int(os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads())))
+
+
+def load_functions(artifact: Artifact, num_threads: int | None = None) -> dict[str, Any]:
+    """Load the module's entry points, by name.
+
+    Raises:
+        CorruptArtifact: it cannot be loaded, or lacks one.
+    """
+    choose_num_threads(num_threads)
     try:
         library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
         functions = {name: library[name] for name in artifact.manifest.module.entry_points}

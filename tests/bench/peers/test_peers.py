@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from radixlm.cli.bench.engine_timer import steady_tokens_per_s
 
 from bench.limits import Limits
 from bench.peers.client import CompletionsClient, LlamaCppClient, Reply
@@ -25,7 +26,6 @@ from bench.peers.other_engines import (
 from bench.peers.scenarios import DECODE, PEERS, SCENARIOS, SIZES, START, Plan, Scenario, Values
 from bench.prompts import Prompts
 from bench.report.peers import Best, best_of
-from bench.timing import steady_tokens_per_s
 
 VOCABULARY = 300
 THEIRS = ("one", "other")

@@ -63,3 +63,17 @@ def test_threads_are_the_processors_of_the_mask_cut_by_the_quota(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(cpu, "cpu_quota", lambda: quota)
     assert cpu.default_num_threads() == num_threads
+
+
+def test_caches_that_processors_share_are_counted_once(tmp_path: Path) -> None:
+    caches = [("0", "1", "Data", "32K"), ("0", "3", "Unified", "32768K"), ("1", "1", "Data", "32K")]
+    for processor in (0, 1):
+        for index, (shared, level, kind, size) in enumerate(caches[:2] if processor == 0 else caches[1:]):
+            folder = tmp_path / f"sys/devices/system/cpu/cpu{processor}/cache/index{index}"
+            folder.mkdir(parents=True)
+            values = {"size": size, "level": level, "type": kind, "shared_cpu_list": shared}
+            for name, value in values.items():
+                (folder / name).write_text(f"{value}\n")
+    (tmp_path / "sys/devices/system/cpu/cpu1/cache/index9").mkdir()  # of which the system says nothing
+    assert cpu.cache_bytes(tmp_path) == (32 + 32 + 32768) << 10
+    assert cpu.cache_bytes(tmp_path / "elsewhere") == 0
