@@ -26,6 +26,7 @@ from .quantized_rows import QuantizedRows
 
 UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
 SLAB_ROWS = 128  # that a thread multiplies with a span of weights before it goes on to the next
+MANY_SPANS = 32  # of which each of 16 threads gets two or more; fewer are cut into blocks
 PANEL = 14  # groups that are unpacked at a time: 7 KiB; with fewer, sums are stored more often
 
 
@@ -54,7 +55,7 @@ def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None 
         stored = WeightScales(spec.kind, scales, offsets, spec.num_inputs, target.has_f16c)
         dot = dot_of(target.integer_dot, CODES[spec.kind.codes].max_level)
         arithmetic = TileArithmetic(spec, dot, stored, x, bias, y, target.has_fma)
-        matrix = _IntegerMatrix(arithmetic, target, codes)
+        matrix = _IntegerMatrix(arithmetic, target, codes, of_experts=experts is not None)
         if experts:
             matrix.times_entries(ExpertLists(rows, experts.limits), experts)
         else:
@@ -91,14 +92,17 @@ def integer_candidates(spec: LinearSpec, count: int, target: Target) -> Any:
 class _IntegerMatrix:
     """Emits the loops over one weight matrix."""
 
-    def __init__(self, arithmetic: TileArithmetic, target: Target, codes: Memory) -> None:
+    def __init__(
+        self, arithmetic: TileArithmetic, target: Target, codes: Memory, *, of_experts: bool = False
+    ) -> None:
         self.arithmetic, self.codes, self.shuffled = arithmetic, codes, target.shuffled_bytes
         self.dot, self.kind = arithmetic.dot, arithmetic.kind
         self.format = CODES[self.kind.codes]
         self.groups = arithmetic.spec.num_inputs // GROUP
         self.blocks = arithmetic.spec.num_outputs // ROW_BLOCK
         self.tiling = TILINGS[self.dot.instruction]
-        self.spans = Spans(self.blocks, self.tiling.blocks)
+        is_narrow = not of_experts and self.blocks < MANY_SPANS * self.tiling.blocks
+        self.spans = Spans(self.blocks, 1 if is_narrow else self.tiling.blocks)
         # where halves of a group are scaled apart, that takes the free slots
         self.unpacks = self.tiling.unpacks or len(arithmetic.halves) > 1
 
@@ -145,7 +149,7 @@ class _IntegerMatrix:
             rows_of: the rows of a tile, by the first of them in the slab and their number.
             tile_of: a tile, by its first block, its rows and its blocks.
         """
-        first = bound(span * self.tiling.blocks)
+        first = bound(span * self.spans.width)
 
         def times(heights: list[int]) -> None:
             if not heights:
@@ -178,7 +182,7 @@ class _IntegerMatrix:
             with serial(tiles) as t:
                 self._times(tile, rows_of(t * many, many), t)
 
-        with serial(T.min(T.int64(self.tiling.blocks), self.blocks - first)) as n:
+        with serial(T.min(T.int64(self.spans.width), self.blocks - first)) as n:
             block = bound(first + n)
             if self.unpacks:
                 with either(tiles >= UNPACKED_TILES) as (enough, others):

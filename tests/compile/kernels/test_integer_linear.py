@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.codegen.targets import TARGETS, Target
-from radixlm.compile.kernels.integer_linear import integer_candidates, integer_linear
+from radixlm.compile.kernels.integer_linear import MANY_SPANS, integer_candidates, integer_linear
+from radixlm.compile.kernels.integer_tile import TILINGS
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
 from radixlm.compile.weights.kinds import (
@@ -31,9 +32,9 @@ from radixlm.compile.weights.kinds import (
 )
 from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import PackedWeight, pack, packed_shape
-from radixlm.compile.weights.quantization import Weight, levels
+from radixlm.compile.weights.quantization import Weight, joined, levels
 
-from .harness import built, by_rows, examples, runnable
+from .harness import built, by_rows, examples, of_each_size, runnable
 from .pairwise import pairwise
 from .random_weights import num_codes, random_weight, unit_weight
 
@@ -227,6 +228,25 @@ def test_products_are_those_of_the_dequantized_matrix_in_every_batch(row: dict[s
         assert (case.run(row["target"], np.array(some)) == together[some]).all()
 
     check()
+
+
+@by_rows(of_each_size(kind=(Q8, Q4_K), wide=(False, True)))
+def test_a_matrix_that_is_cut_into_wider_spans_computes_the_same(row: dict[str, Any]) -> None:
+    """For a few rows a matrix of many blocks is cut into spans of several, and one of few blocks into single ones."""
+    plain = {"length": 2, "place": (0, 0), "has_bias": False, "add_to_output": False, "factor": 1.0}
+    first, middle, last = (Case.of(row | plain | {"num_outputs": count}, 8, seed=count) for count in (112, 1328, 96))
+    num_outputs = 112 + 1328 + 96
+    assert num_outputs // ROW_BLOCK >= MANY_SPANS * max(tiling.blocks for tiling in TILINGS.values())
+    large = replace(
+        first,
+        spec=replace(first.spec, num_outputs=num_outputs, y_stride=num_outputs),
+        weight=joined([each.weight for each in (first, middle, last)]),
+        y=np.zeros((8, num_outputs), np.float32),
+    )
+    for num_rows in (1, 3, 8):
+        found = large.run(row["target"], slice(num_rows))
+        assert (found[:, :112] == first.run(row["target"], slice(num_rows))).all()
+        assert (found[:, -96:] == replace(last, rows=first.rows).run(row["target"], slice(num_rows))).all()
 
 
 REPLACED = {"wide": True, "place": (0, 48), "add_to_output": False, "factor": 1.0}  # what candidates replace
