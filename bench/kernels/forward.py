@@ -67,7 +67,7 @@ def main() -> None:
     steps = [(kind, int(count), int(past)) for kind, count, past in (step.split(":") for step in options.steps)]
     with tempfile.TemporaryDirectory() as directory, profiled_modules() as counters:
         artifact = Artifact.open(compile_model(options.source, Path(directory) / "profiled.radixlm").path)
-        num_pages = max((count if kind == "decode" else 1) * _width(count, past, kind) for kind, count, past in steps)
+        num_pages = max(pages_of(*step) for step in steps)
         runner, workspace = open_runner(artifact, num_pages)
         vocab_size = artifact.manifest.model.vocab_size
         for step in steps:
@@ -138,6 +138,11 @@ def make_batch(kind: str, count: int, past: int, vocab_size: int) -> Batch:
     # of models that keep states; others do not look at them
     states = {"state_in": np.zeros(len(table), np.int32), "state_out": np.arange(1, 1 + len(table), dtype=np.int32)}
     return Batch(token_ids, positions, slots, rows, table, positions + np.int32(1), logit_rows, **states)
+
+
+def pages_of(kind: str, count: int, past: int) -> int:
+    """Pages of all sequences of a step."""
+    return (count if kind == "decode" else 1) * _width(count, past, kind)
 
 
 def _width(count: int, past: int, kind: str) -> int:

@@ -132,6 +132,42 @@ def long_context(results: Json) -> Iterator[str]:
         )
 
 
+def scaling(results: Json) -> Iterator[str]:
+    """Steps cut for more threads than the machine has: what limits them, and how fast they would be."""
+    yield "## An estimate for more threads"
+    yield (
+        "Each kernel is cut for so many threads, and its parts are timed one after another on one thread. Balance is "
+        "the mean part over the longest one. An estimated step is what one thread computes alone, the longest part of "
+        "each launch, and the launches; memory has to deliver the last column. A launch is taken to cost what one of "
+        "two threads was measured to cost for each thread beyond the first, or the same for any number, or nothing. "
+        "`radixlm bench` measures launches and bandwidth where there are so many cores."
+    )
+    for name, run in results["runs"].items():
+        yield f"### {name}, {run['layers']} layers, {run['launch_us']:.2f} µs a launch of two threads"
+        alone = {row["step"]: row for row in run["rows"] if row["num_threads"] == 1}
+        rows = [_scaled(row, alone[row["step"]], run) for row in run["rows"] if row["num_threads"] > 1]
+        columns: dict[str, Cell] = {"step": "{step}", "threads": "{num_threads}", "launches": "{num_launches}"}
+        columns |= {"alone, ms": "{serial_s:ms .2f}", "balance": "{balance:.0%}", "times one thread": "{linear:.1f}"}
+        columns |= {"launches of equal cost": "{equal:.1f}", "no cost": "{free:.1f}", "GB/s then": "{gb_per_s}"}
+        yield table(columns, rows)
+        yield origin(run)
+
+
+def _scaled(row: Json, alone: Json, run: Json) -> Json:
+    """A row with its balance, and how many times as fast as one thread it is by what launches cost."""
+    launches_s = row["num_launches"] * run["launch_us"] / 1e6
+    least_s = row["serial_s"] + row["longest_s"]
+    one_s = alone["serial_s"] + alone["parts_s"]
+    is_decode = row["step"].startswith("decode:1:")
+    return row | {
+        "balance": row["parts_s"] / row["num_threads"] / row["longest_s"],
+        "linear": one_s / (least_s + launches_s * (row["num_threads"] - 1)),
+        "equal": one_s / (least_s + launches_s),
+        "free": one_s / least_s,
+        "gb_per_s": f"{run['token_bytes'] / least_s / 1e9:.0f}" if is_decode else "",
+    }
+
+
 def quality(results: Json) -> Iterator[str]:
     """Distance to transformers by how keys and values are stored."""
     yield "## Distributions beside transformers'"

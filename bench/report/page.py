@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "experts": engine.experts,
     "growth": engine.growth,
     "long_context": engine.long_context,
+    "scaling": engine.scaling,
     "match_cost": cache.match_cost,
     "mooncake": cache.mooncake,
     "partial_needle": partial.needle,

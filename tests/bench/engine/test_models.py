@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from bench.limits import Limits
 from bench.model_work import decode_bytes_per_token, decode_work, prefill_work
 from bench.random_models import Shape, write_random_model
 
+ROOT = Path(__file__).resolve().parents[3]
 TINY = Shape("tiny", 64, 96, 2, 4, 2, False, vocab_size=320)
 
 
@@ -110,3 +114,36 @@ def test_a_profile_names_every_kernel_of_a_forward(profiled: Profiled) -> None:
         assert calls["linear q4_g32 192x64"] == TINY.num_hidden_layers  # gate and up
         assert any(kernel.startswith("attention") for kernel in calls)
     runner.close()
+
+
+def test_a_step_that_is_cut_for_many_threads_computes_the_same(random_source: Path, tmp_path: Path) -> None:
+    """In a process of its own: the module is cut from then on."""
+    path = compile_model(random_source, tmp_path / "cut.radixlm", quantize="q4").path
+    done = subprocess.run(
+        [sys.executable, "-c", _CUT, str(path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["is_same"]
+    whole, cut = found["scalings"]
+    assert whole["num_launches"] == cut["num_launches"] > 0
+    assert whole["parts_s"] == whole["longest_s"] > 0
+    assert 0 < cut["longest_s"] < cut["parts_s"]
+
+
+_CUT = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from radixlm.runtime.artifact import Artifact
+from bench.engine.scaling import SplitRunner
+from bench.kernels.forward import make_batch
+
+runner = SplitRunner(Artifact.open(Path(sys.argv[1])), num_pages=16)
+batch = make_batch("prefill", 40, 5, 320)
+logits, scalings = [], []
+for num_threads in (1, 5):
+    scalings.append(asdict(runner.measure("prefill:40:5", batch, num_threads, runs=2)))
+    logits.append(runner.runner.forward(batch).tobytes())
+print(json.dumps({"is_same": logits[0] == logits[1], "scalings": scalings}))
+"""
