@@ -92,9 +92,7 @@ def integer_candidates(spec: LinearSpec, count: int, target: Target) -> Any:
 class _IntegerMatrix:
     """Emits the loops over one weight matrix."""
 
-    def __init__(
-        self, arithmetic: TileArithmetic, target: Target, codes: Memory, *, of_experts: bool = False
-    ) -> None:
+    def __init__(self, arithmetic: TileArithmetic, target: Target, codes: Memory, *, of_experts: bool = False) -> None:
         self.arithmetic, self.codes, self.shuffled = arithmetic, codes, target.shuffled_bytes
         self.dot, self.kind = arithmetic.dot, arithmetic.kind
         self.format = CODES[self.kind.codes]
