@@ -34,7 +34,7 @@ from .codegen.targets import TRIPLE, Target, find_target
 from .families.registry import decoder_of
 from .in_memory import InMemory
 from .interrupts import interrupts_kept
-from .kernels.top_k import num_maxima
+from .kernels.sampling.top_k import num_maxima
 from .kv_layout import KVChoice, kv_layout, resolved
 from .kv_layout import context_length as chosen_context_length
 from .module import build_module, entry_points

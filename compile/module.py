@@ -24,8 +24,8 @@ from .codegen.library import Library, build_library, kernel_symbol
 from .codegen.targets import Target
 from .codegen.vector import LANES
 from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
-from .kernels.top_k import num_maxima, top_k
-from .kernels.weight_sums import weight_sums
+from .kernels.sampling.top_k import num_maxima, top_k
+from .kernels.sampling.weight_sums import weight_sums
 from .machine_limits import LIMIT_LOOPS
 from .ops.program import Argument, Input, Place, Program, Size, Stored
 from .weights.layout import ROW_BLOCK, round_up

@@ -112,12 +112,12 @@ FAULTS = (
     ),
     Fault(
         "top-k: of equal logits the higher id comes first",
-        *("compile/kernels/top_k.py", "_start + i)] >= splat(value)))", "_start + i)] > splat(value)))"),
+        *("compile/kernels/sampling/top_k.py", "_start + i)] >= splat(value)))", "_start + i)] > splat(value)))"),
         "tests/compile/kernels/test_top_k.py",
     ),
     Fault(
         "weight sums: the last block has weights of the padding",
-        "compile/kernels/weight_sums.py",
+        "compile/kernels/sampling/weight_sums.py",
         "with serial(vocab_size - start) as i:",
         "with serial(vocab_size - start + 1) as i:",
         "tests/compile/kernels/test_weight_sums.py",

@@ -13,7 +13,7 @@ from radixlm.compile.kernels.activation import ActivationSpec, Function, activat
 from radixlm.compile.kernels.embedding import embedding
 from radixlm.compile.kernels.quantized_rows import quantized_bytes
 from radixlm.compile.kernels.rope import rope_angles, rope_append
-from radixlm.compile.kernels.top_k import num_maxima, top_k
+from radixlm.compile.kernels.sampling.top_k import num_maxima, top_k
 from radixlm.compile.weights.kinds import WeightKind
 from radixlm.compile.weights.packing import packed_shape
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS, KVDType, KVLayout

@@ -18,7 +18,7 @@ from ..kernels.float_linear import float_linear
 from ..kernels.integer_linear import integer_candidates, integer_linear
 from ..kernels.linear import LinearSpec
 from ..kernels.quantized_rows import quantized_bytes
-from ..kernels.top_k import num_maxima, top_k
+from ..kernels.sampling.top_k import num_maxima, top_k
 from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import Matrix, WeightPlan

@@ -165,7 +165,7 @@ def test_symbols_are_the_same_in_every_process() -> None:
     program = (
         "from radixlm.compile.codegen.library import kernel_symbol\n"
         "from radixlm.compile.codegen.targets import TARGETS\n"
-        "from radixlm.compile.kernels.top_k import top_k\n"
+        "from radixlm.compile.kernels.sampling.top_k import top_k\n"
         "print(kernel_symbol(top_k(64), TARGETS['x86-64-v3']))\n"
     )
     runs = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.top_k import num_maxima, top_k
+from radixlm.compile.kernels.sampling.top_k import num_maxima, top_k
 from radixlm.compile.weights.layout import round_up
 
 from .harness import built, every_target, examples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.weight_sums import weight_sums
+from radixlm.compile.kernels.sampling.weight_sums import weight_sums
 from radixlm.runtime.artifact.manifest import WEIGHT_BLOCK
 
 from .harness import built, every_target, examples

@@ -10,9 +10,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, either, for_each_row, parallel, registers, serial, when
-from ..codegen.vector import LANES, Expr, const, lanes, reduce_max, reduce_sum_i32, splat
-from ..weights.layout import round_up
+from ...codegen.builder import SIZE, Kernel, Memory, either, for_each_row, parallel, registers, serial, when
+from ...codegen.vector import LANES, Expr, const, lanes, reduce_max, reduce_sum_i32, splat
+from ...weights.layout import round_up
 
 BLOCK = 4 * LANES  # logits of which the largest is looked at before any other
 _INFINITY, _MAGNITUDE, _SIGN = 0x7F800000, 0x7FFFFFFF, 0x80000000  # bits of a float32; a NaN has more than infinity

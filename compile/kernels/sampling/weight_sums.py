@@ -12,9 +12,9 @@ from typing import Any
 from radixlm.runtime.artifact.manifest import WEIGHT_BLOCK
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, registers, serial
-from ..codegen.targets import Target
-from ..codegen.vector import Expr, fma, lanes, splat
+from ...codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, registers, serial
+from ...codegen.targets import Target
+from ...codegen.vector import Expr, fma, lanes, splat
 
 _WIDTH = 8  # numbers of a vector
 _NUM_VECTORS = 4  # added side by side: a sum waits for the one before it
