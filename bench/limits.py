@@ -1,7 +1,7 @@
 """What this machine can do at most, measured in the process that is measured against it, by loops of the same compiler.
 
-Read bandwidth of memory, integer dot products and float32 multiply-adds in registers; with one thread, and with all of
-TVM's pool. The best of many short runs: what other tenants of the machine take away is not its limit.
+Read bandwidth of memory, integer dot products and float32 multiply-adds in registers; with one thread, and with all.
+The best of many short runs: what other tenants of the machine take away is not its limit.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Value = np.ndarray | int | None
 
 
 def num_threads() -> int:
-    """Threads of TVM's pool in this process; as in the runtime, the first question decides it for all."""
+    """Threads that kernels run on, as in the runtime."""
     return choose_num_threads()
 
 
@@ -33,7 +33,6 @@ class Native:
     """`kernels` compiled for `target`, by name."""
 
     def __init__(self, kernels: Mapping[str, Any], target: Target) -> None:
-        num_threads()
         self._dtypes = {name: _dtypes(kernel) for name, kernel in kernels.items()}
         functions = []
         for name, kernel in kernels.items():
@@ -42,6 +41,7 @@ class Native:
             path = Path(folder) / "kernels.so"
             build_library(functions, target, KernelCache.of_user()).export(path)
             self._library = tvm_ffi.load_module(str(path))
+        self._library["set_num_threads"](num_threads())
         self._nothing = aligned(np.zeros(ALIGNMENT, np.uint8))
 
     def call(self, name: str, values: Sequence[Value], steps: Sequence[int] | None = None, count: int = 1) -> None:

@@ -31,7 +31,10 @@ from .ops.program import Argument, Input, Place, Program, Size, Stored
 from .weights.layout import ROW_BLOCK, round_up
 from .weights.plan import WeightPlan
 
-ENTRY_POINTS = ("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages", *LIMIT_LOOPS)
+ENTRY_POINTS = (
+    *("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages", "set_num_threads"),
+    *LIMIT_LOOPS,
+)
 SCORED = "forward_scored"  # only of models that can serve a prefix with a part of its rows
 DRAFT = "draft"  # only of models with an MTP head: takes what `forward` takes, and computes the head alone
 

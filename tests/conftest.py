@@ -62,21 +62,6 @@ def share_kernels() -> None:
     os.environ.setdefault("RADIXLM_KERNEL_CACHE", str(cache_dir() / "kernels"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def two_threads_for_kernels() -> None:
-    """Compute what tests call themselves on two threads, so that kernels which race are noticed.
-
-    Engines have threads of their own, and a pool of kernel threads each. They take one: see `pytest_runtest_setup`.
-    Threads that spin would wait for the processor that another worker's threads spin on.
-    """
-    from radixlm.runtime.model.model_runner import _tvm_ffi
-
-    os.environ["TVM_THREAD_POOL_SPIN_COUNT"] = "0"
-    os.environ["TVM_NUM_THREADS"] = "2"
-    _tvm_ffi().get_global_func("runtime.NumThreads")()  # it starts this thread's pool
-    os.environ["TVM_NUM_THREADS"] = NUM_ENGINE_THREADS
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Have engines compute on one thread unless a test says how many: two spend half of their time in waits for each

@@ -95,7 +95,9 @@ class SplitRunner:
             source.write_text(_LAUNCH % (_MAX_LAUNCHES * _MOST_THREADS))
             subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
             self._shim = ctypes.CDLL(str(library))
-        _launcher(artifact.module_path.resolve()).value = ctypes.cast(self._shim.launch, ctypes.c_void_p).value
+        module = ctypes.CDLL(str(artifact.module_path.resolve()))
+        launcher = ctypes.c_void_p.in_dll(module, "kernel_launcher")
+        launcher.value = ctypes.cast(self._shim.launch, ctypes.c_void_p).value
 
     def measure(self, step: str, batch: Batch, num_threads: int, runs: int) -> Scaling:
         """Run a step some times; each part counts as the fastest was."""
@@ -116,15 +118,6 @@ class SplitRunner:
         return Scaling(
             step, num_threads, len(best), float(min(serial)), float(best.sum()), float(best.max(axis=1).sum())
         )
-
-
-def _launcher(module: Path) -> ctypes.c_void_p:
-    """The pointer of a loaded module to the function that launches parts, whether other libraries see it or not."""
-    listed = subprocess.run(["nm", module], check=True, capture_output=True, text=True).stdout.splitlines()
-    [symbol] = (line for line in listed if line.endswith(" __TVMBackendParallelLaunch"))
-    mapped = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(f" {module}"))
-    base = min(int(line.split("-")[0], 16) for line in mapped)
-    return ctypes.c_void_p.from_address(base + int(symbol.split()[0], 16))
 
 
 def main() -> None:

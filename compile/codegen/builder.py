@@ -114,7 +114,8 @@ def serial(stop: Expr) -> Iterator[Expr]:
 
 @contextmanager
 def parallel(stop: Expr) -> Iterator[Expr]:
-    """A loop from 0 to `stop` over the thread pool, in contiguous runs."""
+    """A loop from 0 to `stop` over the threads of `thread_pool.ll`, which take contiguous runs as they are free."""
+    T.evaluate(T.call_extern("int32", "parallel_items", _extent(stop)))
     with T.parallel(_extent(stop)) as i:
         yield i
 

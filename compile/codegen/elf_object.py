@@ -17,6 +17,7 @@ _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # sh_type: SHT_SYMTAB, SHT_RELA, SHT
 _WRITE, _ALLOCATE, _EXECUTE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400  # sh_flags
 _LOCAL, _WEAK = 0, 2  # binding of a symbol
 _SOURCE_FILE = 4  # type of a symbol
+_DEFAULT = 0  # visibility of a symbol: others are for the library alone
 _ABSOLUTE, _COMMON = 0xFFF1, 0xFFF2  # special section indices
 _MAX_ALIGN, _MAX_BYTES = 4096, 1 << 28  # of a section
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -50,7 +51,10 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Symbol:
-    """A name for `value` bytes into a section; without a section the symbol is another object's."""
+    """A name for `value` bytes into a section; without a section the symbol is another object's.
+
+    A hidden one is known in the library alone.
+    """
 
     name: str
     section: Section | None
@@ -59,6 +63,7 @@ class Symbol:
     type: int
     is_local: bool
     is_weak: bool
+    is_hidden: bool
 
 
 @dataclass(frozen=True)
@@ -136,13 +141,14 @@ def _section(row: _Row) -> Section:
 
 
 def _symbol(row: tuple[int, ...], names: bytes, sections: dict[int, Section]) -> Symbol:
-    name, info, _, index, value, size = row
+    name, info, other, index, value, size = row
     binding, kind, section = info >> 4, info & 15, sections.get(index)
     if index in (_ABSOLUTE, _COMMON) and kind != _SOURCE_FILE:
         raise CompileError(f"the symbol {_text(names, name)} of a compiled kernel lies in no section")
     if section is not None and value > section.size:
         raise ValueError(f"a symbol lies outside of {section.name}")
-    return Symbol(_text(names, name), section, value, size, kind, binding == _LOCAL, binding == _WEAK)
+    is_hidden = other & 3 != _DEFAULT
+    return Symbol(_text(names, name), section, value, size, kind, binding == _LOCAL, binding == _WEAK, is_hidden)
 
 
 def _relocations(content: bytes, symbols: list[Symbol]) -> Iterator[Relocation]:

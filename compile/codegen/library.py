@@ -1,7 +1,7 @@
 """From PrimFuncs to a shared library: an object for each function, from the kernel cache or compiled, then one link.
 
 Kernels are private functions, called by the symbol that `kernel_symbol` gives. Functions with a `global_symbol` are the
-library's entry points. Knows no model.
+library's entry points. Each library has the threads of `thread_pool.ll` linked in. Knows no model.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ _DISABLED_PASSES = [
     "tirx.SplitHostDevice",
 ]
 _structural_hash = tvm.get_global_func("ffi.StructuralHash")  # of (function, map_free_vars, skip_tensor_content)
+_load_ir = tvm.get_global_func("ffi.Module.load_from_file.ll")
 _structural_map = tvm.get_global_func("ffi.StructuralMap")  # of (root, [(type, callback)], [], order)
 _PRODUCT, _CHILDREN_FIRST = tvm.tirx.Mul.__tvm_ffi_type_info__.type_index, 1
+_THREAD_POOL = Path(__file__).with_name("thread_pool.ll")
 _MAKER = [2, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]  # 2: raised when this module changes
 
 
@@ -93,7 +95,7 @@ def build_library(
         functions: PrimFuncs; equal ones are compiled once.
         report: called with the number of functions that were compiled, and of those that `cache` lacks.
     """
-    by_key = {_key(function, target): function for function in functions}
+    by_key = {_key(function, target): function for function in (_THREAD_POOL, *functions)}
     objects = {key: cache.get(key) for key in by_key}
     missing = [key for key, found in objects.items() if found is None]
     report(0, len(missing))
@@ -112,17 +114,21 @@ def build_library(
 
 
 def _key(function: Any, target: Target) -> str:
-    """Hash all that decides the object: the function's TIR, the target, TVM's version and ours.
+    """Hash all that decides the object: the function's TIR, the target, TVM's version and ours; or a file of LLVM's IR.
 
     The names of an entry point's arguments are in its errors, and not in the structural hash.
     """
+    if isinstance(function, Path):
+        return hashlib.sha256(json.dumps([function.read_text(), _MAKER]).encode()).hexdigest()[:32]
     names = [parameter.name for parameter in function.params] if _SYMBOL in function.attrs else []
     decides = [_structural_hash(function, False, False), names, target.llvm_options, _MAKER]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
 
 def _compile(key: str, function: Any, target: Target) -> bytes:
-    """Compile one function to an object file."""
+    """Compile one function, or a file of LLVM's IR, to an object file."""
+    if isinstance(function, Path):
+        return _object_file(_load_ir(str(function), "ll"))
     tvm_target = target.tvm_target()
     is_entry = _SYMBOL in function.attrs
     name = function.attrs[_SYMBOL] if is_entry else f"kernel_{key}"
@@ -137,7 +143,11 @@ def _compile(key: str, function: Any, target: Target) -> bytes:
         module = tvm.IRModule({name: lowered.with_attr(_SYMBOL, name)})
     if target.has_fma:
         module = _round_products()(module)
-    library = tir_to_runtime(module, {}, tvm_target)
+    return _object_file(tir_to_runtime(module, {}, tvm_target))
+
+
+def _object_file(library: Any) -> bytes:
+    """What LLVM makes of a module."""
     with tempfile.TemporaryDirectory(prefix="radixlm-object-") as folder:
         path = Path(folder) / "function.o"
         library.write_to_file(str(path), "o")

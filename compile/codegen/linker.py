@@ -1,7 +1,8 @@
 """Link compiled kernels into a shared library for Linux, without the linker of a C compiler.
 
 Kernels are simple objects: no thread-local data, no constructors, and few kinds of relocations. The library calls libc,
-libm and TVM's runtime, which the dynamic linker finds when it is opened. It defines every global symbol of the objects.
+libm and TVM's runtime, which the dynamic linker finds when it is opened. It defines every global symbol of the objects
+that is not hidden.
 Equal objects give equal bytes.
 """
 
@@ -31,6 +32,7 @@ _NEEDED = ("libm.so.6", "libc.so.6")
 _NUM_SEGMENTS = 6
 _SYMBOL_BYTES, _RELOCATION_BYTES, _ENTRY_BYTES, _STUB_BYTES = 24, 24, 8, 16
 _GLOBAL = 1 << 4  # st_info: the binding
+_NEVER_UNLOADED = 8  # DF_1_NODELETE: threads of the library may still run when it is closed
 
 
 def link(objects: Iterable[bytes]) -> bytes:
@@ -55,7 +57,8 @@ class _Linker:
     def __init__(self, objects: Sequence[ElfObject]) -> None:
         self._objects = objects
         self._machine = machine_of(objects[0].machine)
-        self._exports = _definitions(objects)
+        self._definitions = _definitions(objects)
+        self._exports = {name: symbol for name, symbol in self._definitions.items() if not symbol.is_hidden}
         self._imports: dict[str, Symbol] = {}
         self._entries: dict[Symbol, int] = {}  # the global offset table
         self._stubs: dict[Symbol, int] = {}
@@ -111,7 +114,7 @@ class _Linker:
         """Return the definition that counts; without one, the symbol by which another library's is imported."""
         if symbol.is_local:
             return symbol
-        return self._exports.get(symbol.name) or self._imports.get(symbol.name) or symbol
+        return self._definitions.get(symbol.name) or self._imports.get(symbol.name) or symbol
 
     def _lay_out(self) -> None:
         """Give each range and section its address: constants, code and data, each from a page on."""
@@ -137,7 +140,7 @@ class _Linker:
         self._add_sections(".text", Kind.CONTENT, Use.EXECUTE, code)
         self._add(".plt", Kind.CONTENT, Use.EXECUTE, len(self._stubs) * _STUB_BYTES, align=_STUB_BYTES)
         self._end = _aligned(self._end, self._machine.page_bytes)
-        self._add(".dynamic", Kind.DYNAMIC, Use.WRITE, 16 * (len(_NEEDED) + 9), link=".dynstr", item_bytes=16)
+        self._add(".dynamic", Kind.DYNAMIC, Use.WRITE, 16 * (len(_NEEDED) + 10), link=".dynstr", item_bytes=16)
         self._add(".got", Kind.CONTENT, Use.WRITE, len(self._entries) * _ENTRY_BYTES, item_bytes=_ENTRY_BYTES)
         self._add_sections(".data", Kind.CONTENT, Use.WRITE, [one for one in data if one.content is not None])
         self._add_sections(".bss", Kind.ZEROS, Use.WRITE, [one for one in data if one.content is None])
@@ -224,7 +227,8 @@ class _Linker:
         rows = [(1, self._names.offset(name)) for name in _NEEDED]
         rows += [(4, begin[".hash"]), (5, begin[".dynstr"]), (6, begin[".dynsym"]), (7, begin[".rela.dyn"])]
         rows += [(8, self._ranges[".rela.dyn"].size), (9, _RELOCATION_BYTES), (10, len(self._names.content))]
-        return b"".join(struct.pack("<QQ", *row) for row in (*rows, (11, _SYMBOL_BYTES), (0, 0)))
+        rows += [(11, _SYMBOL_BYTES), (0x6FFFFFFB, _NEVER_UNLOADED), (0, 0)]
+        return b"".join(struct.pack("<QQ", *row) for row in rows)
 
     def _segments(self) -> list[Segment]:
         def of(kind: SegmentKind, begin: int, last: str, align: int) -> Segment:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from ..errors import EngineClosed, EngineDied, EngineError, EngineOverloaded, RadixLMError
@@ -28,7 +26,6 @@ _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORGIVEN_S = 600.0  # after a death: what kills the thread again sooner would kill it for ever
-ENDS_WITHIN_S = 5.0  # the pool of kernel threads, which spin for a while before they see that they are to end
 
 Listener = Callable[[RequestOutput], None]
 """Gets a request's outputs, on the loop's thread; must neither block nor raise."""
@@ -139,7 +136,6 @@ class EngineLoop:
         self.queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-            _wait_for_system_thread(self._thread, ENDS_WITHIN_S)
 
     def _require_own_process(self) -> None:
         """Raise EngineClosed in a forked child: it has the engine's memory, but not its thread."""
@@ -267,17 +263,6 @@ class EngineLoop:
             _tell(listener, RequestOutput(request_id, error=died))
         except BaseException as error:  # the others wait to be told, and those that come to be served
             _LOGGER.critical("telling request %s of it failed", request_id, exc_info=error)
-
-
-def _wait_for_system_thread(thread: threading.Thread, timeout_s: float) -> None:
-    """Wait until the operating system has ended a joined thread; on Linux only, elsewhere return at once.
-
-    `Thread.join` returns before the destructors of the thread's own variables run. One of those is TVM's pool of kernel
-    threads. An engine that is opened meanwhile would add its pool to those that are still ending.
-    """
-    task, deadline = Path(f"/proc/self/task/{thread.native_id}"), time.monotonic() + timeout_s
-    while task.exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
 
 
 def _tell(listener: Listener, output: RequestOutput) -> Exception | None:

@@ -28,7 +28,7 @@ from .step.plan import AdmissionPolicy, SchedulerPolicy
 
 _LOGGER = logging.getLogger(__name__)
 
-MAX_THREADS = 1024  # far above it the thread pool aborts the process
+MAX_THREADS = 1024  # as many as `compile/codegen/thread_pool.ll` has room for
 
 SpeculatePolicy = Literal["auto", "off", "lookup", "draft", "mtp"]
 """Where guesses of what replies go on with come from."""
@@ -109,7 +109,7 @@ class EngineOptions:
     num_threads: int | None = option(
         None,
         "Threads to compute with.",
-        unset="the runtime's choice",
+        unset="every processor that the process may use",
         low=1,
         high=MAX_THREADS,
         flag=Flag("--threads", "engine"),

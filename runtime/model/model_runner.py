@@ -1,7 +1,7 @@
 """Runs an artifact's compiled module: weights mapped, KV pool allocated, each forward checked before it is called.
 
 The only file that imports `tvm_ffi`. Knows arrays; pages belong to `page_pool.py`, tokens to `sequence.py`. One thread
-owns a runner: TVM's thread pool belongs to the thread that calls.
+owns a runner. The threads that kernels run on end when the last runner of an artifact is closed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ModelRunner:
     """An artifact ready to run, with a KV pool of `num_pages` pages.
 
     Args:
-        num_threads: of TVM's pool, by default `TVM_NUM_THREADS`, or every processor that this process may use. What
-            is given stays the default of later runners.
+        num_threads: that kernels run on, the caller's included; by default `TVM_NUM_THREADS`, or every processor that
+            this process may use. Runners of one artifact share their threads: the last one says how many.
         keep_scores: have `attention_sums` beside the pool, for `forward_scored`.
         weights: instead of the artifact's own; uint8, aligned to 64 bytes.
         num_state_slots: of models that keep states, two at least; others have none, whatever it is.
@@ -240,7 +240,9 @@ class ModelRunner:
         self._move_pages("write_pages", page_ids, pages)
 
     def close(self) -> None:
-        """Let go of pool, weights and workspace."""
+        """Let go of pool, weights and workspace, and end the kernels' threads: another runner starts them again."""
+        if set_num_threads := self._functions.get("set_num_threads"):
+            set_num_threads(0)
         self._state, self._outputs, self._of_sums, self._functions, self._scores = [], [], [], {}, []
         self.states = self.state_pool = None
         self.attention_sums = self.attention_counts = self.queries = None
@@ -333,11 +335,8 @@ def _tvm_ffi() -> Any:
 
 
 def choose_num_threads(num_threads: int | None = None) -> int:
-    """Return how many threads TVM computes with in this process; what is given stays the default of later calls."""
-    # TVM reads it when a thread's pool starts, with the first forward; its own default is half of the cores
-    if num_threads is not None:
-        os.environ["TVM_NUM_THREADS"] = str(num_threads)
-    return int(os.environ.setdefault("TVM_NUM_THREADS", str(default_num_threads())))
+    """Return how many threads to compute with: those given, else `TVM_NUM_THREADS`, else one for each processor."""
+    return num_threads or int(os.environ.get("TVM_NUM_THREADS", default_num_threads()))
 
 
 def load_functions(artifact: Artifact, num_threads: int | None = None) -> dict[str, Any]:
@@ -346,12 +345,16 @@ def load_functions(artifact: Artifact, num_threads: int | None = None) -> dict[s
     Raises:
         CorruptArtifact: it cannot be loaded, or lacks one.
     """
-    choose_num_threads(num_threads)
+    num_threads = choose_num_threads(num_threads)
     try:
         library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
         functions = {name: library[name] for name in artifact.manifest.module.entry_points}
         for name in functions.keys() & {"top_logits", "weight_sums", "copy_pages"}:
             functions[name].release_gil = False  # sooner done than the lock is back
+        if set_num_threads := functions.get("set_num_threads"):
+            set_num_threads(num_threads)
+        else:  # compiled before libraries had threads of their own: TVM's pool
+            os.environ["TVM_NUM_THREADS"] = str(num_threads)
         return functions
     except (RuntimeError, AttributeError, KeyError, OSError) as error:
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 WRITE, ALLOCATE, EXECUTE, THREAD_LOCAL = 1, 2, 4, 0x400
 CODE, CONSTANT, DATA = ALLOCATE | EXECUTE, ALLOCATE, ALLOCATE | WRITE
 GLOBAL, WEAK, LOCAL = 1, 2, 0
+HIDDEN = 2
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Name:
     section: str | None = None
     value: int = 0
     binding: int = GLOBAL
+    visibility: int = 0
 
 
 def write_object(machine: int, parts: Sequence[Part], names: Sequence[Name]) -> bytes:
@@ -42,7 +44,7 @@ def write_object(machine: int, parts: Sequence[Part], names: Sequence[Name]) -> 
     for name in names:
         offset = texts.index(b"\0" + name.name.encode() + b"\0") + 1
         section = 0 if name.section is None else index[name.section]
-        symbols += struct.pack("<IBBHQQ", offset, name.binding << 4 | 1, 0, section, name.value, 8)
+        symbols += struct.pack("<IBBHQQ", offset, name.binding << 4 | 1, name.visibility, section, name.value, 8)
     table = len(parts) + 1
     rows = [(part.name, 8 if part.num_zeros else 1, part.flags, part.content, 0, 0, part.align) for part in parts]
     rows += [(".symtab", 2, 0, symbols, table + 1, 1, 8), (".strtab", 3, 0, texts, 0, 0, 1)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import tvm
 import tvm_ffi
 from radixlm.compile import compile_model
 from radixlm.compile.codegen import library
-from radixlm.compile.codegen.builder import SIZE, Kernel, parallel
+from radixlm.compile.codegen.builder import SIZE, Kernel, parallel, serial
 from radixlm.compile.codegen.kernel_cache import KernelCache
 from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import TARGETS, Target, find_target
@@ -49,11 +50,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelCache:
     return KernelCache.of_user()
 
 
-def scaled(factor: float) -> Any:
+def scaled(factor: float, loop: Callable[[Any], AbstractContextManager[Any]] = parallel) -> Any:
     """A kernel of sums and products that LLVM may fuse: `x = x * factor + x * x`."""
     with Kernel() as k:
         x, n = k.arguments(x="float32", n=SIZE)
-        with parallel(n) as i:
+        with loop(n) as i:
             x[i] = x[i] * T.float32(factor) + x[i] * x[i]
     return k.function
 
@@ -81,12 +82,21 @@ def compiled_at_once(kernel: Any) -> Any:
     return library.tir_to_runtime(finalize_host()(module), {}, target)["main"]
 
 
-def linked(kernel: Any, cache: KernelCache, folder: Path) -> Any:
+def aligned(numbers: np.ndarray) -> np.ndarray:
+    """A copy at an address that entry points expect: a multiple of 64."""
+    memory = np.zeros(numbers.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy: np.ndarray = memory[start : start + numbers.nbytes].view(numbers.dtype)
+    copy[:] = numbers
+    return copy
+
+
+def linked(kernel: Any, cache: KernelCache, file: Path) -> Any:
     symbol = kernel_symbol(kernel, HERE)
     main = entry(lambda *arguments: T.call_extern("int32", symbol, *arguments))
     built = build_library([kernel, main], HERE, cache)
-    built.export(folder / "library.so")
-    return tvm_ffi.load_module(str(folder / "library.so"))["main"]
+    built.export(file)
+    return tvm_ffi.load_module(str(file))["main"]
 
 
 def test_a_library_that_cannot_be_written_is_an_error(cache: KernelCache, tmp_path: Path) -> None:
@@ -97,10 +107,10 @@ def test_a_library_that_cannot_be_written_is_an_error(cache: KernelCache, tmp_pa
 
 def test_a_linked_library_gives_the_bits_of_a_module_compiled_at_once(cache: KernelCache, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
-    expected, cold, warm = numbers.copy(), numbers.copy(), numbers.copy()
-    compiled_at_once(scaled(0.1))(tvm_ffi.from_dlpack(expected))
-    for actual in (cold, warm):
-        linked(scaled(0.1), cache, tmp_path)(tvm_ffi.from_dlpack(actual))
+    expected, cold, warm = aligned(numbers), aligned(numbers), aligned(numbers)
+    compiled_at_once(scaled(0.1, serial))(tvm_ffi.from_dlpack(expected))
+    for name, actual in (("cold.so", cold), ("warm.so", warm)):  # a library that is loaded must not be written over
+        linked(scaled(0.1), cache, tmp_path / name)(tvm_ffi.from_dlpack(actual))
     assert not np.array_equal(expected, numbers)
     np.testing.assert_array_equal(cold.view(np.uint32), expected.view(np.uint32))
     np.testing.assert_array_equal(warm.view(np.uint32), expected.view(np.uint32))

@@ -16,7 +16,7 @@ from radixlm.compile.codegen.linker import link
 from radixlm.compile.codegen.relocations import machine_of
 from radixlm.runtime.errors import CompileError
 
-from .elf_writer import ALLOCATE, CODE, CONSTANT, DATA, LOCAL, THREAD_LOCAL, WEAK, Name, Part, write_object
+from .elf_writer import ALLOCATE, CODE, CONSTANT, DATA, HIDDEN, LOCAL, THREAD_LOCAL, WEAK, Name, Part, write_object
 
 PC32, PLT32, GOTPCREL, WORD64, PC64 = 2, 4, 42, 1, 24
 runs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
@@ -80,6 +80,15 @@ def test_a_weak_definition_gives_way_and_two_others_are_refused(tmp_path: Path) 
     assert opened(tmp_path, weak, strong, other, calling("g", "f")).g() == 3
     with pytest.raises(CompileError, match="two compiled kernels define f"):
         link([strong, strong])
+
+
+@runs_x86
+def test_a_hidden_symbol_is_called_from_inside_alone(tmp_path: Path) -> None:
+    code = b"\xb8\x05\0\0\0\xc3"
+    hidden = write_object(X86_64, [Part(".text", CODE, code)], [Name("f", ".text", visibility=HIDDEN)])
+    library = opened(tmp_path, returning(1, binding=WEAK), hidden, calling("g", "f"))
+    assert library.g() == 5
+    assert not hasattr(library, "f")
 
 
 @runs_x86

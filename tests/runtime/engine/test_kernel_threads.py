@@ -27,12 +27,6 @@ def told(completion: Completion) -> object:
     return completion.token_ids, completion.logprobs
 
 
-@pytest.fixture(autouse=True)
-def own_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a runner is given stays the default of later ones, which are other tests'."""
-    monkeypatch.setenv("TVM_NUM_THREADS", str(NUM_THREADS))
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_no_kernel_thread_outlives_its_engine(tiny_artifact: Path) -> None:
     with open_engine(tiny_artifact) as engine:  # other libraries make threads that stay
@@ -41,8 +35,8 @@ def test_no_kernel_thread_outlives_its_engine(tiny_artifact: Path) -> None:
     for _ in range(8):
         engine = open_engine(tiny_artifact)
         engine.generate(PROMPT, PARAMS)
-        assert num_tasks() >= before + NUM_THREADS
-        engine.close()  # right after a step: the kernels' threads still spin, for half a second where cores are few
+        assert num_tasks() >= before + NUM_THREADS - 1  # the engine's before may still be ending
+        engine.close()  # right after a step: the kernels' threads still look for work
         assert num_tasks() < before + NUM_THREADS - 1
 
 
