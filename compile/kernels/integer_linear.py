@@ -149,20 +149,11 @@ class _IntegerMatrix:
         """
         first = bound(span * self.spans.width)
 
-        def times(heights: list[int]) -> None:
-            if not heights:
+        with either(num_rows == 1) as (one, more):
+            with one:
+                self.spans.each_width(span, lambda width: self._times(tile_of(first, 1, width), rows_of(T.int64(0), 1)))
+            with more:
                 self._times_many(first, num_rows, rows_of, tile_of)
-                return
-            rows, *higher = heights
-            with either(num_rows <= rows) as (these, more):
-                with these:
-                    self.spans.each_width(
-                        span, lambda width: self._times(tile_of(first, rows, width), rows_of(T.int64(0), rows))
-                    )
-                with more:
-                    times(higher)
-
-        times(sorted({1, self.tiling.few}))
 
     def _times_many(
         self,
@@ -171,9 +162,12 @@ class _IntegerMatrix:
         rows_of: Callable[[Expr, int], TileRows],
         tile_of: Callable[[Expr, int, int], Tile],
     ) -> None:
-        """Block by block: whole tiles, and a lower one for the rest of the rows."""
-        many = self.tiling.many
-        tiles, rest = bound(num_rows // many), bound(num_rows % many)
+        """Block by block: whole tiles, and a lower one for the rest of the rows.
+
+        Tiles have an even number of rows, of which the last may be one too many: half as many kinds are compiled.
+        """
+        many, even = self.tiling.many, bound((num_rows + 1) // 2 * 2)
+        tiles, rest = bound(even // many), bound(even % many)
 
         def times_tiles(block: Expr) -> None:
             tile = tile_of(block, many, 1)
@@ -190,7 +184,7 @@ class _IntegerMatrix:
                         times_tiles(block)
             else:
                 times_tiles(block)
-            for rows in range(1, many):
+            for rows in range(2, many, 2):
                 with when(rest == rows):
                     self._times(tile_of(block, rows, 1), rows_of(tiles * many, rows), tiles)
 

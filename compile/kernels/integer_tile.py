@@ -25,29 +25,28 @@ SUPER_SPANS = SUPER_GROUP // GROUP  # spans of `GROUP` inputs whose nested scale
 
 @dataclass(frozen=True)
 class Tiling:
-    """Register tiles of a kernel: one row, or up to `few`, times `blocks` blocks; more rows by `many`, times one block.
+    """Register tiles of a kernel: one row times `blocks` blocks, or up to `many` rows times one block.
 
-    A few rows wait for memory, which is read most quickly from several blocks side by side. Many rows use a weight as
+    One row waits for memory, which is read most quickly from several blocks side by side. Many rows use a weight as
     often as there are registers for sums; what is left of them makes a lower tile. With `unpacks`, three tiles or more
     share weights that are unpacked once. Without, each tile unpacks them in slots that its products leave free.
     """
 
     blocks: int
-    few: int
     many: int
     unpacks: bool = True
 
 
 UNPACKED_TILES = 3
-# With 512 bits, of 32 registers: 12 integer and 12 float sums, or of many rows 8 and 8, and 8 where scales are nested.
+# With 512 bits, of 32 registers: 3 integer and 3 float sums, or of many rows 8 and 8, and 8 where scales are nested.
 TILINGS: dict[Instruction, Tiling] = {
-    "vnni512": Tiling(3, 4, 8, unpacks=False),
-    "vnni256": Tiling(1, 1, 4),
-    "madd512": Tiling(1, 1, 6, unpacks=False),
-    "madd256": Tiling(1, 1, 2),
-    "pairs512": Tiling(2, 4, 4),
-    "pairs256": Tiling(1, 1, 2),
-    "portable": Tiling(1, 1, 2),
+    "vnni512": Tiling(3, 8, unpacks=False),
+    "vnni256": Tiling(1, 4),
+    "madd512": Tiling(1, 6, unpacks=False),
+    "madd256": Tiling(1, 2),
+    "pairs512": Tiling(2, 4),
+    "pairs256": Tiling(1, 2),
+    "portable": Tiling(1, 2),
 }
 
 
