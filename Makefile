@@ -98,6 +98,7 @@ bench: $(ARTIFACT)/manifest.json $(VENV)/.bench
 	$(BIN)/python -m bench.kernels.experts $(ARTIFACT)
 	$(BIN)/python -m bench.engine $(ARTIFACT)
 	$(BIN)/python -m bench.hybrid
+	$(BIN)/python -m bench.engine.sampling_cost $(ARTIFACT)
 	$(BIN)/python -m bench.engine.request_cost $(ARTIFACT) $(if $(wildcard $(CLIENTS)),--openai $(CLIENTS))
 	$(BIN)/python -m bench.report
 

@@ -94,6 +94,12 @@ def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:
     first, last = min(calls), max(calls)
     wanted = [_without_numbers(each) for each in calls[last]]
     made = calls | {first: _found_among(calls[first], wanted)}
+    extra = [each for each in calls[first] if all(each is not one for one in made[first])]
+    if any(isinstance(operand, tuple) for each in extra for operand in each.operands):
+        raise VerificationFailed(
+            f"layer {last} calls other kernels than layer {first}, which is of the same kind: it leaves a tensor out; "
+            "nothing was published. Please report the model"
+        )
     for index, some in made.items():
         if [_without_numbers(each) for each in some] != wanted:
             raise VerificationFailed(
@@ -111,7 +117,7 @@ def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:
 
 
 def _found_among(calls: Sequence[_LayerCall], wanted: Sequence[tuple[object, ...]]) -> list[_LayerCall]:
-    """Those that are wanted, in order: between them the first layer prepares what it needs and the others use again."""
+    """Those that are wanted, in order. The first layer also prepares what all use, without tensors of its own."""
     rest = iter(calls)
     found = [next((each for each in rest if _without_numbers(each) == shape), None) for shape in wanted]
     return [each for each in found if each is not None]

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from . import tiny_gguf
-from .families import FAMILIES, Off
+from .families import FAMILIES, MTP_FAMILIES, Off
 from .tiny_models import TINY_MODELS
 from .tiny_outputs import FOLDER, TinyOutputs
 
@@ -27,7 +27,11 @@ def test_a_golden_is_of_the_weights_that_are_written(name: str) -> None:
 
 
 def test_every_golden_is_of_a_model() -> None:
-    assert {path.stem for path in FOLDER.glob("*.npz")} == {*FAMILIES, *TINY_MODELS}
+    assert {path.stem for path in FOLDER.glob("*.npz")} == {
+        *FAMILIES,
+        *TINY_MODELS,
+        *(f"{name}-mtp" for name in MTP_FAMILIES),
+    }
 
 
 def test_goldens_are_small() -> None:

@@ -144,7 +144,7 @@ def throwing(wrapped: Callable[..., Any], at: int, *, after: bool) -> Callable[.
     ("owner", "method"),
     [
         (readers, "sample_row"),
-        (RadixTree, "insert"),
+        (RadixTree, "insert_after"),
         (PagePool, "add_to_tree"),
         (PagePool, "release"),
         (PrefixCache, "match"),

@@ -129,7 +129,9 @@ def test_finishing_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("at", [*range(1, 4)])
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("owner", "method"), [(RadixTree, "insert"), (PagePool, "add_to_tree"), (PagePool, "release")])
+@pytest.mark.parametrize(
+    ("owner", "method"), [(RadixTree, "insert_after"), (PagePool, "add_to_tree"), (PagePool, "release")]
+)
 def test_committing_never_leaves_pages_in_disorder(
     owner: type, method: str, after: bool, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

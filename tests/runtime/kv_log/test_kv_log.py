@@ -9,6 +9,7 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
@@ -205,14 +206,14 @@ def test_starting_over_is_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written()
     bench = Bench(kv_log=KVLog(written))
     bench.add("a", [1] * 40, SamplingParams(seed=1, max_tokens=30, ignore_eos=True))
-    insert = RadixTree.insert
+    insert = RadixTree.insert_after
 
-    def broken(*args: object) -> list[int]:
-        insert(*args)  # type: ignore[arg-type]
+    def broken(*args: Any, **kwargs: Any) -> None:
+        insert(*args, **kwargs)
         monkeypatch.undo()
         raise ValueError("thrown on purpose")
 
-    monkeypatch.setattr(RadixTree, "insert", broken)
+    monkeypatch.setattr(RadixTree, "insert_after", broken)
     bench.run()
     bench.add("b", [1] * 40, SamplingParams(seed=1, max_tokens=3))
     bench.run()

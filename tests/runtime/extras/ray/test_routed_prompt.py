@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, ModelIdentity
 from radixlm.runtime.extras.ray.prefix_router import MAX_BODY_BYTES, RoutedPrompt
@@ -90,6 +90,7 @@ def test_keys_salts_and_cache_keys_set_namespaces_apart() -> None:
     assert {one.text for one in namespaces} == {b"x"}
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a machine that is busy with other tests
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_any_body_can_be_routed(body: dict[str, Any]) -> None:
     assert isinstance(routed(body).text, bytes)
