@@ -250,7 +250,7 @@ def test_an_output_matrix_that_is_not_the_embeddings_is_found(
         return real(program, *args)
 
     monkeypatch.setattr(compiler, "build_module", build)
-    with pytest.raises(VerificationFailed, match="differ from the NumPy evaluation|leaves a tensor out"):
+    with pytest.raises(VerificationFailed, match=r"differ from the NumPy evaluation|leaves a tensor out"):
         compiled(tiny_source, tmp_path, quantize="f32", kv_dtype="f32")
 
 
