@@ -28,10 +28,10 @@ _LEAST_READ_BYTES = 512 << 20
     flags=("num_threads", "kv_cache_bytes", "state_cache_bytes", "context_length", "prefill_ms"),
 )
 @click.argument("model")
-@click.option("--seconds", type=click.FloatRange(min=0), default=50, show_default=True, help="Time for the rounds.")
+@click.option("--seconds", type=click.IntRange(0, 86400), default=50, show_default=True, help="Time for the rounds.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rounds as JSON.")
 @compile_options
-def command(model: str, seconds: float, as_json: bool, **options: Any) -> None:
+def command(model: str, seconds: int, as_json: bool, **options: Any) -> None:
     """Measure how fast MODEL is on this machine, and what the machine can do at most.
 
     Prompts of 512 and 2,048 tokens, decode after a short and a long one, and 8 requests at once are measured in

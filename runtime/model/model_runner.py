@@ -1,7 +1,7 @@
 """Runs an artifact's compiled module: weights mapped, KV pool allocated, each forward checked before it is called.
 
 The only file that imports `tvm_ffi`. Knows arrays; pages belong to `page_pool.py`, tokens to `sequence.py`. One thread
-owns a runner. The threads that kernels run on end when the last runner of an artifact is closed.
+owns a runner. Closing one ends the threads that kernels run on; other runners of the artifact start them again.
 """
 
 from __future__ import annotations

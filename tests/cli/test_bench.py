@@ -150,7 +150,7 @@ def test_an_artifact_without_token_weights_has_no_integer_shares(manifest: Manif
 
 def test_the_command_measures_a_real_model(tiny_artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_NUM_THREADS", "1")  # and as it was, afterwards
-    done = CliRunner().invoke(cli, ["bench", str(tiny_artifact), "--seconds", "0.5", "--threads", "1", "--json"])
+    done = CliRunner().invoke(cli, ["bench", str(tiny_artifact), "--seconds", "1", "--threads", "1", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["limits"]["num_threads"] == 1
