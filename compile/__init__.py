@@ -3,14 +3,14 @@
 from radixlm.compile import compile_model
 compile_model("smollm2", "smollm2.radixlm")
 
-The compiler is loaded when one of these names is: lists of families and formats need no TVM.
+The compiler is loaded on the first access to one of these names: lists of families and formats need no TVM.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .progress import Progress
+from radixlm.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from .compiler import CompileReport, compile_model

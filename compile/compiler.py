@@ -1,6 +1,6 @@
-"""A model source becomes an artifact: read, build, write, compare with plain NumPy, publish.
+"""Compile a model source into an artifact: read, build, write, verify with plain NumPy, publish.
 
-Nothing appears at the destination before the fresh artifact has agreed with the reference.
+Nothing appears at the destination before the new artifact has agreed with the reference.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
+import msgspec
 from radixlm.runtime.artifact import CHAT_TEMPLATE, MODULE, TOKENIZER, WEIGHTS, Artifact, sha256_of, write_manifest
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
@@ -27,10 +29,11 @@ from radixlm.runtime.artifact.manifest import (
 from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.chat.chat_template import fault_of
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.progress import Progress, Stage
 
 from .codegen.kernel_cache import KernelCache
 from .codegen.library import Library
-from .codegen.targets import TRIPLE, Target, find_target
+from .codegen.targets import Target, find_target
 from .families.registry import decoder_of
 from .in_memory import InMemory
 from .interrupts import interrupts_kept
@@ -42,7 +45,7 @@ from .ops.implemented import check_implemented
 from .ops.ops import Ops
 from .ops.program import Limits
 from .preflight import check_ready, check_space
-from .progress import Progress, Stage, expected_stages
+from .progress import expected_stages
 from .publish import publish, unpublished, written_back
 from .sources import Source, open_source
 from .stored_weights import Quantize, StoredWeights, artifact_token_bytes, source_token_bytes, token_weights
@@ -52,17 +55,17 @@ from .weights.plan import WeightPlan
 from .weights_file import RoundedTensor, WeightsWriter
 from .written_weights import WrittenWeights
 
-MAX_NUM_TOKENS = 512  # of one forward
+MAX_NUM_TOKENS = 512  # tokens of one forward
 MAX_NUM_LOGITS = 64
 NO_TEMPLATE = "the source has no chat template"
 
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was published, how well it agrees with the reference, and which matrices were rounded.
+    """The published artifact, its agreement with the reference, and the matrices that were rounded.
 
-    `template_fault` says why it takes no conversations, if it takes none: the source has no chat template, or one that
-    cannot be used.
+    `template_fault` is the reason why the artifact has no chat: the source has no chat template, or an unusable one.
+    None if it has one.
     """
 
     path: Path
@@ -83,14 +86,14 @@ def compile_model(
     name: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> CompileReport:
-    """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing one that is there.
+    """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing an existing artifact.
 
     Args:
-        quantize: `keep` stores every number as the source has it where a kernel can; the rest round to that kind.
-        kv_dtype: how keys and values are kept; `auto` is k12v8 where that is faster than f16, and f16 elsewhere.
+        quantize: `keep` stores every number as the source has it if a kernel can; others round to that kind.
+        kv_dtype: storage of KV; `auto` is k12v8 if that is faster than f16, and f16 otherwise.
         target: a name of `codegen.targets.TARGETS`, or `native`.
-        context_length: most tokens of a sequence; by default as many as the model was trained for.
-        name: what servers call the model; by default the output's.
+        context_length: maximum tokens of a sequence; by default the context length of the model's training.
+        name: the model's name in servers; by default that of the output.
 
     Raises:
         SourceError: the source cannot be used.
@@ -105,7 +108,7 @@ def compile_model(
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """The arguments of `compile_model` that decide what is compiled."""
+    """The arguments of `compile_model` that affect the artifact."""
 
     quantize: Quantize = "keep"
     target: str = "native"
@@ -123,12 +126,12 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class FreshArtifact:
-    """A complete artifact that is not published. It agrees with the reference, in memory as far as its logits show.
+    """A complete artifact before its publication. Its logits agree with the reference.
 
     Attributes:
-        artifact: in a directory that is removed with the context of `fresh_artifact`, or in memory.
-        report: of the compile, as if it were published.
-        is_in_memory: its weights were not compared yet.
+        artifact: in a directory that is removed at the end of the context of `fresh_artifact`, or in memory.
+        report: report of the compile, as if it were published.
+        is_in_memory: true if its weights were not compared yet.
     """
 
     artifact: Artifact
@@ -139,7 +142,7 @@ class FreshArtifact:
     _wait_for_disk: Callable[[], None]
 
     def check_weights(self) -> int:
-        """Compare all weights with the source; return how many rows were compared by the source's own formula.
+        """Compare all weights with the source. Returns the number of rows compared by the source's own formula.
 
         Raises:
             VerificationFailed: they differ.
@@ -147,7 +150,7 @@ class FreshArtifact:
         return self._weights.check(lambda compared, total: None)
 
     def publish(self) -> CompileReport:
-        """Put the artifact, which is on the disk, in its place."""
+        """Publish the artifact, which is on disk, at its destination."""
         self._progress("publish", 0, 1)
         self._wait_for_disk()
         publish(self.artifact.path, self.report.path)
@@ -165,10 +168,10 @@ def fresh_artifact(
     progress: Callable[[Progress], None] | None = None,
     in_memory: InMemory | None = None,
 ) -> Iterator[FreshArtifact]:
-    """Compile `source`, and give the artifact before it is published at `output`. Raises as `compile_model` does.
+    """Compile `source`, and yield the artifact before it is published at `output`. Raises as `compile_model` does.
 
     Args:
-        in_memory: takes the artifact, unless its weights are too large for it.
+        in_memory: destination of the artifact, unless its weights are too large for it.
     """
     options.check()
     output, target = Path(output), find_target(options.target)
@@ -181,7 +184,7 @@ def fresh_artifact(
         opened = stack.enter_context(open_source(source, progress=reporter.downloaded))
         reporter("read", 0, 1)
         tokenizer = stack.enter_context(ThreadPoolExecutor(1)).submit(tokenizer_file, opened.tokenizer_json)
-        planned = _planned(str(source), opened, options, target)
+        planned = _plan(str(source), opened, options, target)
         is_in_memory = in_memory is not None and planned.plan.num_bytes <= in_memory.limit_bytes
         if in_memory is not None and is_in_memory:
             directory = in_memory.prepare()
@@ -206,18 +209,19 @@ def fresh_artifact(
         infos = _file_infos(directory, {WEIGHTS: digest})
         name = _name(output) if options.name is None else options.name
         write_manifest(directory, planned.manifest(name, writer, tokenizer.result().profile, infos))
-        artifact = Artifact.open(directory, check_weights=False)  # their digest was made while they were written
+        artifact = Artifact.open(directory, check_weights=False)  # the digest was computed during writing
         written = WrittenWeights(file, artifact.data_offset(), planned.plan, planned.weights)
         num_rows, half = 0, reporter.part_of("verify", 0, 0.5)
-        if not is_in_memory:  # at first, because it names the tensor that is wrong
+        if not is_in_memory:  # first, because it names the wrong tensor
             num_rows = written.check(lambda compared, total: half(compared / total))
         if in_memory is not None and is_in_memory:
-            artifact.remember_weights()  # it is opened where it is
+            artifact.remember_weights()  # it is opened in place
             in_memory.written()
         done = reporter.part_of("verify", 0 if is_in_memory else 0.5, 1)
-        verification = check_logits(
-            artifact, planned.plan, planned.weights, planned.ops.program, planned.ops.rounded_inputs, done
-        )
+        checked, ops = artifact, planned.ops
+        if not target.runs_here:
+            checked, ops = stack.enter_context(_built_here(planned, artifact))
+        verification = check_logits(checked, planned.plan, planned.weights, ops.program, ops.rounded_inputs, done)
         verification = replace(verification, num_rows=num_rows)
         fault = NO_TEMPLATE if opened.chat_template is None else fault_of(opened.chat_template)
         report = CompileReport(output, artifact.manifest, verification, fault, writer.rounded())
@@ -225,8 +229,24 @@ def fresh_artifact(
 
 
 @contextmanager
+def _built_here(planned: _ArtifactPlan, artifact: Artifact) -> Iterator[tuple[Artifact, Ops]]:
+    """Yield an artifact with the same weights and program for this machine, if the target does not run here.
+
+    Only the module differs; it is compiled from the same kernels.
+    """
+    here = planned.for_target(find_target("native"))
+    with TemporaryDirectory(prefix="radixlm-check-") as folder:
+        here.build(lambda done, missing: None).export(Path(folder) / MODULE)
+        (Path(folder) / WEIGHTS).symlink_to(artifact.weights_path.resolve())
+        manifest = artifact.manifest
+        module = msgspec.structs.replace(manifest.module, workspace_bytes=here.ops.program.workspace_bytes)
+        manifest = msgspec.structs.replace(manifest, target=here.target_info, module=module)
+        yield Artifact(Path(folder), manifest), here.ops
+
+
+@contextmanager
 def _without_collections() -> Iterator[None]:
-    """Have Python not look for unused cycles: expressions of TIR are many, live long, and make it look often."""
+    """Disable garbage collection: the many long-lived expressions of TIR would trigger it often."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -237,11 +257,11 @@ def _without_collections() -> Iterator[None]:
 
 
 class _Reporter:
-    """Passes on the progress, with the stages that are expected by now, and lets a signal end the compile."""
+    """A callback that reports progress with the expected stages, and lets a signal end the compile."""
 
     def __init__(self, progress: Callable[[Progress], None] | None, check_interrupted: Callable[[], None]) -> None:
         self._progress, self._check_interrupted = progress, check_interrupted
-        self._stages: tuple[Stage, ...] = ()  # until the source was read
+        self._stages: tuple[Stage, ...] = ()  # () until the source is read
         self._received_bytes = 0
         self.weights_bytes = 0
         self.compares_weights = True
@@ -252,7 +272,7 @@ class _Reporter:
             self._progress(Progress(stage, done, total, self._stages))
 
     def expect(self, *, num_kernels: int) -> None:
-        """Expect so many kernels to be compiled."""
+        """Set the number of kernels to compile."""
         self._stages = expected_stages(
             weights_bytes=self.weights_bytes,
             received_bytes=self._received_bytes,
@@ -261,26 +281,26 @@ class _Reporter:
         )
 
     def downloaded(self, done: int, total: int) -> None:
-        """So many bytes of a source are here. Called in other threads, where no signal arrives."""
+        """Report downloaded bytes of a source. Called in other threads, to which no signals are delivered."""
         self._received_bytes = total
         if self._progress is not None:
             stages = expected_stages(weights_bytes=total, received_bytes=total)
             self._progress(Progress("download", done, total, stages))
 
     def built(self, done: int, missing: int) -> None:
-        """So many of the kernels that the cache did not have are compiled."""
+        """Report compiled kernels, of those that the cache lacked."""
         self.expect(num_kernels=missing)
         self("build", done, missing + 1)
 
     def part_of(self, stage: str, begin: float, end: float) -> Callable[[float], None]:
-        """A function of the share of a part of a stage that is done. It is counted as bytes of the artifact."""
+        """Return a callback for the finished share of a part of a stage, which is counted in the artifact's bytes."""
         total = self.weights_bytes
         return lambda share: self(stage, int(total * (begin + (end - begin) * share)), total)
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """What will be in an artifact: the configuration, where each weight lies, and the program in kernels."""
+class _ArtifactPlan:
+    """The plan of an artifact: its configuration, the layout of its weights, and its program of kernels."""
 
     source: Source
     options: CompileOptions
@@ -292,8 +312,19 @@ class _Planned:
     limits: Limits
     ops: Ops
 
+    @property
+    def target_info(self) -> TargetInfo:
+        """The target, as the manifest describes it."""
+        target = self.target
+        return TargetInfo(name=target.name, triple=target.triple, mcpu=target.mcpu, features=target.features)
+
+    def for_target(self, target: Target) -> _ArtifactPlan:
+        """Return the same plan for another target, with the same weights and KV."""
+        ops = _ops(self.config, self.layout, self.limits, target, self.plan)
+        return replace(self, target=target, ops=ops)
+
     def build(self, report: Callable[[int, int], None]) -> Library:
-        """Compile the kernels that the cache does not have; `report` gets how many of how many."""
+        """Compile the kernels that the cache lacks; `report` gets the compiled number and the total."""
         return build_module(
             self.ops.program,
             self.plan,
@@ -308,8 +339,8 @@ class _Planned:
     def manifest(
         self, name: str, writer: WeightsWriter, profile: dict[str, object], files: dict[str, FileInfo]
     ) -> Manifest:
-        """The manifest, once the weights are written."""
-        source, target = self.source, self.target
+        """Return the manifest; the weights must be written."""
+        source = self.source
         return Manifest(
             format_version=FORMAT_VERSION,
             name=name,
@@ -323,13 +354,13 @@ class _Planned:
                 token_weights=token_weights(self.weights),
             ),
             kv=self.layout,
-            target=TargetInfo(name=target.name, triple=TRIPLE, mcpu=target.mcpu, features=target.features),
+            target=self.target_info,
             module=ModuleInfo(
                 entry_points=entry_points(self.config),
                 max_num_tokens=self.limits.num_tokens,
                 max_num_logits=self.limits.num_logits,
                 workspace_bytes=self.ops.program.workspace_bytes,
-                top_logits_scratch=num_maxima(self.config.vocab_size),
+                top_logits_scratch=num_maxima(self.config.num_outputs),
                 weights_bytes=self.plan.num_bytes,
             ),
             tokenizer=TokenizerInfo(
@@ -341,39 +372,50 @@ class _Planned:
             sampling=source.sampling,
             source=source.info,
             files=files,
+            embedding=source.embedding,
+            reranking=source.reranking,
         )
 
 
-def _planned(name: str, source: Source, options: CompileOptions, target: Target) -> _Planned:
-    """Lay out the weights, and run the model's definition to get its program. `name` is what errors call the source."""
+def _plan(name: str, source: Source, options: CompileOptions, target: Target) -> _ArtifactPlan:
+    """Plan the weights, and run the model's definition to get its program. Errors call the source `name`."""
     length = chosen_context_length(source.config, options.context_length)
     config = resolved(source.config, length)
     check_implemented(name, config)
     layout = kv_layout(config, options.kv_dtype, target)
     weights = StoredWeights(source, options.quantize)
     plan = WeightPlan(weights.kinds, weights.sorted_inputs)
-    limits = Limits(min(MAX_NUM_TOKENS, length), MAX_NUM_LOGITS, length)
-    ops = Ops(config, layout, limits, target, plan)
-    decoder = decoder_of(config)
+    num_tokens = length if config.is_bidirectional else min(MAX_NUM_TOKENS, length)
+    # a vector may be made of all hidden states of a text
+    limits = Limits(num_tokens, num_tokens if config.output == "hidden" else MAX_NUM_LOGITS, length)
+    ops = _ops(config, layout, limits, target, plan)
+    return _ArtifactPlan(source, options, target, config, layout, weights, plan, limits, ops)
+
+
+def _ops(config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> Ops:
+    """Run the model's definition with kernels for a target."""
+    ops, decoder = Ops(config, layout, limits, target, plan), decoder_of(config)
     decoder.forward(ops)
     if config.mtp is not None:
         drafting = Ops(config, layout, limits, target, plan)
         decoder.draft(drafting)
         ops.program.add_draft(drafting.program)
-    return _Planned(source, options, target, config, layout, weights, plan, limits, ops)
+    return ops
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise InvalidParameter if a value is not one of those allowed."""
     if value not in allowed:
         raise InvalidParameter(f"{name} is {value!r}; use one of {', '.join(allowed)}")
 
 
 def _name(output: Path) -> str:
+    """Return the model's default name: that of the output without its suffix."""
     return output.resolve().name.removesuffix(".radixlm")
 
 
 def _file_infos(directory: Path, known: Mapping[str, str]) -> dict[str, FileInfo]:
-    """Size and digest of each file; `known` are digests by name."""
+    """Return size and digest of each file; `known` are digests by name."""
     return {
         path.name: FileInfo(size=path.stat().st_size, sha256=known.get(path.name) or sha256_of(path))
         for path in sorted(directory.iterdir())

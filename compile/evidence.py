@@ -1,6 +1,6 @@
-"""Which families and formats are read, and what each was verified against. Loads no compiler.
+"""The supported families and formats, and their verification. Loads no compiler.
 
-What tests compare is theirs to know: `tests/goldens/evidence.py` writes it into `verified.json`, and the pages in docs.
+Tests decide what is compared: `tests/goldens/evidence.py` writes it into `verified.json`, and into the pages in docs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ VERIFIED = Path(__file__).resolve().parent / "verified.json"
 
 @dataclass(frozen=True)
 class Golden:
-    """A tiny checkpoint, whose logits transformers has computed in float32; tests compare them.
+    """A tiny checkpoint whose logits transformers computed in float32; tests compare them.
 
     Attributes:
-        llama_cpp: how far llama.cpp is from them, given the same weights: the largest difference over the logits'
-            standard deviation; None where it was not asked.
-        needs: what no kernel computes yet; None where the checkpoint compiles.
-        bits: which of make's targets compares each token's bits, computed alone, in chunks, beside others and over what
-            another sequence has computed; None where another golden of the family is taken for that.
+        llama_cpp: distance of llama.cpp from them, given the same weights: the largest difference over the logits'
+            standard deviation; None if it was not measured.
+        needs: features that no kernel supports; None if the checkpoint compiles.
+        bits: make's target that compares each token's bits: computed alone, in chunks, in a batch, and over another
+            sequence's cache. None if another golden of the family is used for that.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Golden:
 
 @dataclass(frozen=True)
 class FamilyEvidence:
-    """A family: what people call it, classes of config.json, llama.cpp's names, and what it was compared with.
+    """A family: its title, classes of config.json, llama.cpp's names, and its goldens.
 
     `gguf_of_others` are names of files that another family reads. `real` is a real model whose distributions a test
     compares with those of transformers.
@@ -50,31 +50,31 @@ class FamilyEvidence:
 
     @property
     def llama_cpp(self) -> float | None:
-        """The largest distance of llama.cpp; None where it was not asked about any."""
+        """The largest distance of llama.cpp; None if it was not measured for any golden."""
         return max((golden.llama_cpp for golden in self.goldens if golden.llama_cpp is not None), default=None)
 
     @property
     def without_llama_cpp(self) -> tuple[str, ...]:
-        """Names of the goldens that llama.cpp was not asked about; `llama_cpp` is of the others."""
+        """Names of the goldens for which llama.cpp was not measured; `llama_cpp` is of the others."""
         return tuple(golden.name for golden in self.goldens if golden.llama_cpp is None)
 
     @property
     def bits(self) -> Literal["test", "test-long"] | None:
-        """The target that is run most often of those that compare the bits of one of its goldens."""
+        """The most frequently run target that compares the bits of one of its goldens."""
         targets = {golden.bits for golden in self.goldens}
         return next((target for target in ("test", "test-long") if target in targets), None)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether all of its goldens compile."""
+        """True if all of its goldens compile."""
         return bool(self.goldens) and all(golden.needs is None for golden in self.goldens)
 
 
 @dataclass(frozen=True)
 class FormatEvidence:
-    """A format of files, what of it is read, what the artifact makes of it, and what that was compared with.
+    """A file format, the supported part of it, its storage in the artifact, and its verification.
 
-    `kept` says what differs from the numbers of the file where `--quantize` is `keep`, and what is refused.
+    `kept` lists differences from the file's numbers with `--quantize keep`, and refusals.
     """
 
     title: str
@@ -88,8 +88,8 @@ _ROUNDED = "rounded to 8-bit integers with a scale for each 32, by at most 0.4 %
 FORMATS = (
     FormatEvidence(
         "GGUF",
-        "one file, the types of the table in docs/models.md, mixed",
-        "as that table says; parts (-00001-of-0000N) are refused: join them with llama-gguf-split",
+        "one file or parts (-00001-of-0000N), the types of the table in docs/models.md, mixed",
+        "as that table says",
         "the reference of the gguf package",
     ),
     FormatEvidence(
@@ -131,7 +131,7 @@ FORMATS = (
 
 
 def families() -> list[FamilyEvidence]:
-    """All families of the registry, in its order."""
+    """Return all families of the registry, in its order."""
     verified = json.loads(VERIFIED.read_text(encoding="utf-8"))
     return [
         FamilyEvidence(

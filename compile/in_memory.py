@@ -1,4 +1,4 @@
-"""An artifact that is used before it is on disk: its weights are in memory, and are written later.
+"""Use an artifact before it is on disk: its weights are in memory, and are written later.
 
 Knows files and descriptors, not models. Imports no TVM.
 """
@@ -6,7 +6,6 @@ Knows files and descriptors, not models. Imports no TVM.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import sys
@@ -18,28 +17,28 @@ from typing import BinaryIO
 
 from radixlm.runtime.artifact import MANIFEST, WEIGHTS, Artifact
 from radixlm.runtime.errors import CompileError, VerificationFailed
+from radixlm.runtime.progress import Progress
+from radixlm.runtime.system import DESCRIPTORS, be_idle, drop_cached, sync_file, write_back
 
 from .preflight import check_space
 from .publish import publish, unpublished
 
-# What the lines to the parent begin with: at first WRITTEN, then those of `keep`.
-WRITTEN, READY, KEPT, NOT_KEPT, WRONG = "written", "ready", "kept", "not kept", "wrong"
-_COPIED_AT_A_TIME = 16 << 20  # bytes; so much waits for the disk at most
-_SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_IDLE = 3 << 13  # the class of those that get the disk when no other process wants it
+# First words of the lines to the parent: PROGRESS and WRITTEN, then those of `keep`.
+PROGRESS, WRITTEN, READY, KEPT, NOT_KEPT, WRONG = "progress", "written", "ready", "kept", "not kept", "wrong"
+_COPIED_AT_A_TIME = 16 << 20  # bytes; at most this much waits for the disk
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """A place for an artifact that is not published: a directory, and a file in memory for the weights.
+    """A directory for an unpublished artifact, and a file in memory for its weights.
 
     weights.safetensors in `directory` is a link to `weights_fd`. A process that opens the artifact there must have that
     descriptor under the same number.
 
     Attributes:
-        weights_fd: of a file in memory (`os.memfd_create`).
-        limit_bytes: of weights; a compile publishes larger ones as usual, and leaves `directory` empty.
-        written: called when the artifact is complete and its logits are to be compared.
+        weights_fd: descriptor of a file in memory (`memory_file`).
+        limit_bytes: maximum of weights; a compile publishes larger ones as usual, and leaves `directory` empty.
+        written: called when the artifact is complete, before its logits are compared.
     """
 
     directory: Path
@@ -48,25 +47,25 @@ class InMemory:
     written: Callable[[], None] = lambda: None
 
     def prepare(self) -> Path:
-        """Make the link to the weights. Returns the directory that takes the other files."""
-        (self.directory / WEIGHTS).symlink_to(f"/proc/self/fd/{self.weights_fd}")
+        """Create the link to the weights. Returns the directory for the other files."""
+        (self.directory / WEIGHTS).symlink_to(f"{DESCRIPTORS}{self.weights_fd}")
         return self.directory
 
     @property
     def is_used(self) -> bool:
-        """Whether a compile has left its artifact here."""
+        """True if a compile has left its artifact here."""
         return (self.directory / MANIFEST).is_file()
 
 
 def keep(place: InMemory, output: Path, check_weights: Callable[[], object], *, status_fd: int, lock: Path) -> None:
     """Let the parent use the artifact in `place`; then check its weights, write it to `output`, and remove `lock`.
 
-    That is done at idle priority, and also if the parent has ended. The parent may remove the directory as soon as it
-    was told READY. At last it is told KEPT, NOT_KEPT or WRONG, and a text. Nothing else is said from then on.
+    This is done at idle priority, and also if the parent has ended. The parent may remove the directory after the line
+    READY. The last line is KEPT, NOT_KEPT or WRONG, with a text.
 
     Args:
         check_weights: raises VerificationFailed if the weights are wrong; then nothing is published.
-        status_fd: a pipe to the parent, which takes lines.
+        status_fd: a pipe to the parent, which reads lines.
     """
     parent = os.getppid()
 
@@ -80,7 +79,7 @@ def keep(place: InMemory, output: Path, check_weights: Callable[[], object], *, 
         outcome = KEPT, f"in {output}; the next start takes it from there"
     except VerificationFailed as error:
         outcome = WRONG, str(error)
-    except Exception as error:  # a server that runs has one line of it, whatever it is
+    except Exception as error:  # a running server logs one line for any error
         outcome = NOT_KEPT, f"so that the next start compiles again: {error}"
     with contextlib.suppress(OSError):
         lock.unlink()
@@ -96,8 +95,27 @@ def tell(status_fd: int, status: str, text: str = "") -> None:
 
 
 @dataclass
+class ProgressWriter:
+    """A callback that writes the progress of a compile to the parent, a line for each stage and percent.
+
+    Attributes:
+        status_fd: a pipe to the parent, which reads lines.
+    """
+
+    status_fd: int
+    _told: str = ""
+
+    def __call__(self, progress: Progress) -> None:
+        """Tell the parent, unless the line is the same as before."""
+        line = f"{progress.stage} {int(100 * progress.fraction)}"
+        if line != self._told:
+            self._told = line
+            tell(self.status_fd, PROGRESS, line)
+
+
+@dataclass
 class _Copy:
-    """A copy of an artifact in memory, which lacks its weights; or why there is none."""
+    """A copy of an artifact in memory, without its weights; or the error that prevented it."""
 
     output: Path
     weights: BinaryIO
@@ -114,14 +132,14 @@ class _Copy:
         if self.directory is None:
             raise self.error or AssertionError
         _copy_slowly(self.weights, self.directory / WEIGHTS)
-        manifest = Artifact.open(self.directory).manifest  # reads it all, which the next start need not do
+        manifest = Artifact.open(self.directory).manifest  # reads all bytes, so that the next start need not do so
         publish(self.directory, self.output)
         Artifact(self.output, manifest).remember_weights()
 
 
 @contextmanager
 def _copied(directory: Path, output: Path) -> Iterator[_Copy]:
-    """All files of the artifact but the weights, copied beside `output`; gone afterwards unless they are published."""
+    """Copy all files of the artifact but the weights next to `output`; removed afterwards unless published."""
     with (directory / WEIGHTS).open("rb") as weights, contextlib.ExitStack() as stack:
         copy = _Copy(output, weights)
         try:
@@ -130,13 +148,13 @@ def _copied(directory: Path, output: Path) -> Iterator[_Copy]:
             for file in directory.iterdir():
                 if file.name != WEIGHTS:
                     shutil.copy(file, copy.directory)
-        except (CompileError, OSError) as error:  # the artifact can be used all the same
+        except (CompileError, OSError) as error:  # the artifact is usable without a copy
             copy.directory, copy.error = None, error
         yield copy
 
 
 def _be_silent() -> None:
-    """Close the error stream, which is the parent's from now on."""
+    """Close the error stream, which from now on is the parent's."""
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -144,22 +162,11 @@ def _be_silent() -> None:
 
 
 def _copy_slowly(reader: BinaryIO, destination: Path) -> None:
-    """Copy a file, and wait for the disk now and then, so that other writers do not wait for this one's bytes."""
+    """Copy a file, waiting for the disk regularly, so that other writers do not wait for these bytes."""
     with destination.open("wb") as writer:
         offset = 0
         while count := os.sendfile(writer.fileno(), reader.fileno(), offset, _COPIED_AT_A_TIME):
-            os.fdatasync(writer.fileno())
-            os.posix_fadvise(writer.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
+            write_back(writer.fileno())
+            drop_cached(writer.fileno(), offset, count)
             offset += count
-        os.fsync(writer.fileno())
-
-
-def be_idle() -> None:
-    """Have this process use only processors and disks that no other process wants; best effort."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(OSError):
-        os.nice(19)
-    number = _SYS_IOPRIO_SET.get(os.uname().machine)
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)  # 1: a process, 0: this one
+        sync_file(writer.fileno())

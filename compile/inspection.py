@@ -1,4 +1,4 @@
-"""What a model source is, whether it can be compiled, and what its artifact will take; nothing is built or written.
+"""Inspect a model source: what it is, whether it compiles, and the size of its artifact; nothing is built or written.
 
 Knows configurations, tensors and sizes. Of a model of the hub only the configuration and the index are fetched.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 from radixlm.runtime.artifact.manifest import KVDType, SamplingDefaults
 from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_names import part_paths
 from radixlm.runtime.errors import InvalidParameter, SourceError, SourceNotFound
 
 from .codegen.targets import find_target
@@ -30,15 +31,16 @@ from .stored_weights import Quantize, StoredWeights, artifact_bytes, artifact_to
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of a source; None stands for what only its weights can tell.
+    """Facts about a source; None if only its weights could tell.
 
     Attributes:
         refusal: why it cannot be compiled; None if nothing is known against it.
-        file_bytes: all files of weights. artifact_bytes: the artifact's weights, which is also their memory.
-        file_token_bytes, artifact_token_bytes: what is read of them for each decoded token.
-        sampling: how tokens are chosen where a request does not say it.
-        kv_dtype, kv_bytes: how keys and values are kept where it is compiled for this machine, and of 1,000 tokens.
-        context_length: tokens that it is compiled for unless told otherwise.
+        file_bytes: size of all files of weights. artifact_bytes: size of the artifact's weights, which is also their
+            memory.
+        file_token_bytes, artifact_token_bytes: bytes of these that are read for each decoded token.
+        sampling: the sampling defaults of requests.
+        kv_dtype, kv_bytes: KV format if compiled for this machine, and the bytes of 1,000 tokens.
+        context_length: default context length of the artifact.
     """
 
     source: str
@@ -60,13 +62,17 @@ class Inspection:
 
 
 def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype: KVChoice = "auto") -> Inspection:
-    """Inspect what `open_source` takes.
+    """Inspect any source that `open_source` takes.
 
     Raises:
-        SourceError: the source cannot be read, is of no known family, or has a tensor that cannot be.
+        SourceError: the source is unreadable, is of an unknown family, or has an unsupported tensor.
     """
     if isinstance(source, str) and source.startswith(hub.PREFIX):
-        return _of_hub(source, kv_dtype)
+        found = hub.downloaded(source)
+        if found is None and hub.names_gguf(source):
+            raise SourceNotFound(f"{source} is not downloaded yet: radixlm pull {source} does so")
+        if found is None or found.is_dir():
+            return _of_hub(source, kv_dtype)
     if source == default_model.ALIAS and default_model.cached_model() is None:
         raise SourceNotFound(f"{source} is not downloaded yet: radixlm generate {source} Hello does so (98 MB)")
     with open_source(source) as opened:
@@ -74,12 +80,13 @@ def inspect_source(source: str | Path, *, quantize: Quantize = "keep", kv_dtype:
 
 
 def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
+    """Inspect a model of the hub by its configuration and index."""
     directory = hub.download_files(reference, (CONFIG, GENERATION, MLC_CONFIG, INDEX, *BESIDE))
     files = open_files(directory, reference)
     config = model_config(huggingface_settings(reference, files.config))
     index = read_json(directory / INDEX, optional=True)
     names, metadata = index.get("weight_map"), index.get("metadata")
-    files.format_for(names if isinstance(names, Mapping) else ())  # refuses what is not read
+    files.format_for(names if isinstance(names, Mapping) else ())  # refuses unsupported formats
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
     sampling = sampling_of_generation_config(files.generation)
     file_bytes = total if isinstance(total, int) else None
@@ -87,6 +94,7 @@ def _of_hub(reference: str, kv_dtype: KVChoice) -> Inspection:
 
 
 def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoice) -> Inspection:
+    """Inspect an opened source."""
     config = source.config
     weights = StoredWeights(source, quantize)
     return _described(
@@ -107,6 +115,7 @@ def _of_source(label: str, source: Source, quantize: Quantize, kv_dtype: KVChoic
 def _described(
     label: str, format_: str, config: ModelConfig, sampling: SamplingDefaults, kv_dtype: KVChoice, **sizes: Any
 ) -> Inspection:
+    """Return the inspection of a configuration, with a refusal if it cannot be compiled."""
     refusal, length = None, None
     try:
         length = context_length(config, None)
@@ -130,13 +139,17 @@ def _described(
 
 
 def _file_bytes(source: str) -> int:
-    """Bytes of a file, or of the files of weights in a directory."""
+    """Return the bytes of a file, or of the files of weights in a directory."""
     path = default_model.cached_model() if source == default_model.ALIAS else Path(source)
+    if source.startswith(hub.PREFIX):
+        path = hub.downloaded(source)
     assert path is not None
-    files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix in (".safetensors", ".bin")]
+    of_directory = (".safetensors", ".bin")
+    files = part_paths(path) if path.is_file() else [file for file in path.iterdir() if file.suffix in of_directory]
     return sum(file.stat().st_size for file in files)
 
 
 def _tokenizer(tokenizer_json: str) -> str:
+    """Return a short description of a tokenizer, such as "BPE of 49,152 tokens"."""
     model = json.loads(tokenizer_json)["model"]
     return f"{model.get('type', 'BPE')} of {len(model['vocab']):,} tokens"

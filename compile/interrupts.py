@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupts_kept() -> Iterator[Callable[[], None]]:
-    """Raise again what a signal's handler raised, where code in between lost it. Yields a check to call now and then.
+    """Raise a signal handler's exception again if other code lost it. Yields a check to call regularly.
 
     TVM turns an exception in a callback into a RuntimeError. Python drops one that is raised in a destructor or in a
     callback from C. Only the main thread gets signals; in other threads this does nothing.
@@ -46,11 +46,12 @@ def interrupts_kept() -> Iterator[Callable[[], None]]:
 
 
 def _handlers() -> dict[int, Callable[[int, FrameType | None], object]]:
-    """The handlers that are Python functions; SIGTERM's default ends the process without them."""
+    """Return the handlers that are Python functions; SIGTERM's default ends the process without them."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     return {number: handler for number, handler in handlers.items() if callable(handler)}
 
 
 def _restore(handlers: dict[int, Callable[[int, FrameType | None], object]]) -> None:
+    """Set the signals' handlers."""
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -1,6 +1,6 @@
-"""What a model keeps of a context: its length, what depends on that, and which kind of KV each layer keeps of a token.
+"""Choose a model's context length, the attributes that depend on it, and the KV format of each layer.
 
-Never depends on a prompt's length: the law of the row. Knows models and targets, not kernels.
+None of these depends on a prompt's length, as batch invariance requires. Knows models and targets, not kernels.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from radixlm.runtime.errors import InvalidParameter
 
 from .codegen.targets import Target
 
+USUAL_LENGTH_OF_STEP = 2048  # tokens of a text that is computed in one step, whose memory grows with them
+
 
 def context_length(config: ModelConfig, wanted: int | None) -> int:
-    """The most tokens of a sequence: as wanted, or as many as the model was trained for.
+    """Return the maximum tokens of a sequence: as `wanted`, or the context length of the model's training.
 
     Raises:
-        InvalidParameter: the model was not trained for so many.
+        InvalidParameter: the model was trained for fewer.
     """
     trained = config.max_position_embeddings
     if wanted is None:
-        return trained
+        return min(trained, USUAL_LENGTH_OF_STEP) if config.is_bidirectional else trained
     if not PAGE_SIZE <= wanted <= trained:
         raise InvalidParameter(
             f"context length {wanted} is not in {PAGE_SIZE}..{trained}, which is what the model was trained for"
@@ -41,13 +43,14 @@ def context_length(config: ModelConfig, wanted: int | None) -> int:
 
 
 def resolved(config: ModelConfig, length: int) -> ModelConfig:
-    """The same model for contexts of `length`: without windows that hold all of it, and with one set of factors."""
+    """Return the model for contexts of `length`: without windows at least that long, and with one RoPE scaling."""
     layers = tuple(replace(layer, mixer=_resolved(layer.mixer, length)) for layer in config.layers)
     mtp = None if config.mtp is None else replace(config.mtp, mixer=_resolved(config.mtp.mixer, length))
     return replace(config, layers=layers, mtp=mtp)
 
 
 def _resolved(attention: Mixer, length: int) -> Mixer:
+    """Return a mixer for contexts of `length`."""
     if isinstance(attention, Recurrent):
         return attention
     if isinstance(attention, LatentAttention):
@@ -60,6 +63,7 @@ def _resolved(attention: Mixer, length: int) -> Mixer:
 
 
 def _chosen(rope: Rope, length: int) -> Rope:
+    """Return rotary positions for contexts of `length`, with one of LongRoPE's two tables."""
     scaling = rope.scaling
     if not isinstance(scaling, LongRopeScaling):
         return rope
@@ -68,20 +72,20 @@ def _chosen(rope: Rope, length: int) -> Rope:
     return replace(rope, scaling=FactorsScaling(factors=factors, attention_factor=scaling.attention_factor))
 
 
-_MOST_OF_HEAD = 1024  # numbers, as `HeadDim` has it
+_MOST_OF_HEAD = 1024  # numbers, as `HeadDim` limits it
 
 KVChoice = Literal["auto", "f16", "f32", "k12v8"]
 """A kind, or `auto`: the fastest kind that takes no more memory than f16."""
 
 
 def kv_layout(config: ModelConfig, choice: KVChoice, target: Target) -> KVLayout:
-    """The keys and values that the layers of a model keep.
+    """Return the KV layout of a model's layers.
 
-    `auto` is k12v8 where one instruction multiplies and adds its codes, and f16 elsewhere: there integers were as fast
-    as floats at best.
+    `auto` is k12v8 if one instruction multiplies and adds its codes, and f16 otherwise, because integers were then at
+    best as fast as floats.
 
     Raises:
-        InvalidParameter: such numbers cannot be kept of this model.
+        InvalidParameter: the model's KV cannot have this format.
     """
     why_not = why_no_codes(config)
     if choice == "k12v8" and why_not is not None:
@@ -92,11 +96,12 @@ def kv_layout(config: ModelConfig, choice: KVChoice, target: Target) -> KVLayout
     if why_not is not None or target.integer_dot != "vnni512":
         return exact
     codes = _layout(config, "k12v8")
-    return codes if codes.page_bytes <= exact.page_bytes else exact  # heads of a few numbers have as much beside them
+    # with small heads, scales take as much as the codes save
+    return codes if codes.page_bytes <= exact.page_bytes else exact
 
 
 def why_no_codes(config: ModelConfig) -> str | None:
-    """Why a model's keys and values cannot be codes; None if they can.
+    """Return the reason why a model's KV cannot be codes; None if it can.
 
     >>> why_no_codes(config)
     'keeps latent vectors, which are keys and values at once'
@@ -109,6 +114,8 @@ def why_no_codes(config: ModelConfig) -> str | None:
 
 
 def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
+    """Return the KV layout with numbers of `dtype`."""
+
     def layer(mixer: AnyAttention) -> KVLayer:
         is_latent = isinstance(mixer, LatentAttention)
         value_dim = mixer.latent_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
@@ -123,7 +130,7 @@ def _layout(config: ModelConfig, dtype: KVDType) -> KVLayout:
 
 
 def _hidden_rows(hidden_size: int) -> KVLayer:
-    """What an MTP head reads of the token before its own: a row of the model's width, kept as keys of some heads."""
+    """Return the KV layer of an MTP head's hidden states: rows of the model's width, stored as keys of some heads."""
     num_heads = next(n for n in range(-(-hidden_size // _MOST_OF_HEAD), hidden_size + 1) if hidden_size % (2 * n) == 0)
     size = hidden_size // num_heads
     return KVLayer(num_kv_heads=num_heads, key_dim=size, value_dim=size, values_in_keys=True)

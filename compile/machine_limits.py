@@ -1,7 +1,7 @@
-"""Loops that measure what a machine can do at most: read memory, multiply integers, start threads and wait for them.
+"""Loops that measure a machine's limits: read memory, multiply integers, start threads and wait for them.
 
-A module has them beside its model, for the same instructions: what is measured needs no compiler where it is served.
-`parts` is how many threads take part, each with a contiguous part of the memory. Knows no model.
+A module contains them with its model, for the same instructions, so that measuring needs no compiler on the serving
+machine. `parts` is the number of threads, each with a contiguous part of the memory. Knows no model.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from .codegen.targets import Target
 from .codegen.vector import LANES, Expr, lanes, splat
 from .kernels.integer_dot import dot_of
 
-STRIDE = 8 * LANES  # int32 of one step of the reading loop
-_AHEAD = 512  # int32: prefetchers of the hardware end at a page of 4 KiB
+STRIDE = 8 * LANES  # int32 per step of the reading loop
+_AHEAD = 512  # int32; hardware prefetch stops at a page of 4 KiB
 _PAGE = 1024  # int32
-_MAX_LEVEL = 15  # of weights in 4 bits
+_MAX_LEVEL = 15  # of 4-bit weights
 
 
 def touch_memory() -> Any:
-    """`(memory, sums, count, parts)`: write to each page of `memory`, on the thread that `read_memory` reads it with.
+    """Return the PrimFunc `(memory, sums, count, parts)` that writes to each page of `memory`.
 
-    A page belongs to the NUMA node whose processor first wrote it.
+    It uses the threads of `read_memory`. A page belongs to the NUMA node whose CPU first wrote it.
     """
     with Kernel() as k:
         memory, _, count, parts = k.arguments(memory="int32", sums="int32", count=SIZE, parts=SIZE)
@@ -37,7 +37,10 @@ def touch_memory() -> Any:
 
 
 def read_memory() -> Any:
-    """`(memory, sums, count, parts)`: add up `count` int32, less what `parts * STRIDE` does not divide."""
+    """Return the PrimFunc `(memory, sums, count, parts)` that adds up `count` int32.
+
+    A remainder of the division by `parts * STRIDE` is left out.
+    """
     with Kernel() as k:
         memory, sums, count, parts = k.arguments(memory="int32", sums="int32", count=SIZE, parts=SIZE)
         with parallel(parts) as part:
@@ -58,19 +61,19 @@ def read_memory() -> Any:
 
 
 def multiply_integers(target: Target, max_level: int = _MAX_LEVEL) -> Any:
-    """`(sums, count, parts)`: `count` products and as many sums in each part, in registers, as `target` computes them.
+    """Return the PrimFunc `(sums, count, parts)` that multiplies and adds `count` times in each part, in registers.
 
     Args:
-        max_level: of the weights, which decides the instruction on some targets.
+        max_level: largest level of the weights, which decides the instruction on some targets.
     """
     dot = dot_of(target.integer_dot, max_level)
-    # latency times throughput of a multiply-add is 8 to 10, and AVX2 has 16 registers for all
+    # latency times throughput of a multiply-add is 8 to 10; AVX2 has only 16 registers
     num_chains = (12 if "avx512f" in target.features else 8) // dot.num_pieces
     with Kernel() as k:
         sums, count, parts = k.arguments(sums="int32", count=SIZE, parts=SIZE)
         with parallel(parts) as part:
             size = dot.piece_lanes
-            # buffers of one accumulator each: they stay in registers
+            # buffers of one accumulator each, so that they stay in registers
             acc = [registers(dot.accumulator_lanes, "int32") for _ in range(num_chains)]
             pieces = [lanes(piece * size, size) for piece in range(dot.num_pieces)]
             for chain in acc:
@@ -91,7 +94,10 @@ def multiply_integers(target: Target, max_level: int = _MAX_LEVEL) -> Any:
 
 
 def launch_threads() -> Any:
-    """`(sums, count, parts)`: have `parts` threads start and end `count` times, each adding 1 to its own numbers."""
+    """Return the PrimFunc `(sums, count, parts)` that starts and joins `parts` threads `count` times.
+
+    Each thread adds 1 to its own numbers.
+    """
     with Kernel() as k:
         sums, count, parts = k.arguments(sums="int32", count=SIZE, parts=SIZE)
         with serial(count), parallel(parts) as part:
@@ -110,4 +116,5 @@ LIMIT_LOOPS: dict[str, Callable[[Target], Any]] = {
 
 
 def _steps(count: Expr, parts: Expr) -> Expr:
+    """Return the number of steps of the reading loop in each part."""
     return count // (parts * STRIDE)

@@ -1,9 +1,9 @@
-"""From a program to the artifact's library: `forward`, what sampling asks of logits, and the functions that move KV.
+"""Compile a program into the artifact's library: `forward`, sampling kernels, and functions that move KV.
 
 `forward` is one PrimFunc that calls the kernels directly: no virtual machine, no allocation, every state tensor an
-argument. `forward_scored` is another, which calls the same kernels and between them those that score KV rows. Where a
-weight lies is compiled in. Types, shapes and, in `forward`, all indices are checked before a kernel
-runs: what is wrong raises, and nothing is written.
+argument. `forward_scored` calls the same kernels and, between them, those that score KV rows. The offsets of weights
+are compiled in. Types, shapes and, in `forward`, all indices are checked before a kernel runs; an invalid argument
+raises, and nothing is written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.sampling.top_k import num_maxima, top_k
 from .kernels.sampling.weight_sums import weight_sums
 from .machine_limits import LIMIT_LOOPS
-from .ops.program import Argument, Input, Place, Program, Size, Stored
+from .ops.program import Argument, Input, Program, Scratch, Size, WeightTensor
 from .weights.layout import ROW_BLOCK, round_up
 from .weights.plan import WeightPlan
 
@@ -35,8 +35,8 @@ ENTRY_POINTS = (
     *("forward", "top_logits", "weight_sums", "copy_pages", "read_pages", "write_pages", "set_num_threads"),
     *LIMIT_LOOPS,
 )
-SCORED = "forward_scored"  # only of models that can serve a prefix with a part of its rows
-DRAFT = "draft"  # only of models with an MTP head: takes what `forward` takes, and computes the head alone
+SCORED = "forward_scored"  # only for models that support approximate KV loading
+DRAFT = "draft"  # only for models with an MTP head: has `forward`'s arguments, and computes the head alone
 
 
 def build_module(
@@ -49,7 +49,7 @@ def build_module(
     cache: KernelCache,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> Library:
-    """The compiled library with `entry_points`, ready to export; `report(done, total)` counts what is compiled."""
+    """Return the compiled library with `entry_points`; `report(done, total)` counts compiled functions."""
     symbols = {key: kernel_symbol(kernel, target) for key, kernel in program.kernels.items()}
     functions = list(program.kernels.values())
     for name, of_entry in (("forward", program), (SCORED, program), (DRAFT, program.draft)):
@@ -72,7 +72,7 @@ def build_module(
 
 
 def entry_points(config: ModelConfig) -> tuple[str, ...]:
-    """What a model's library exports."""
+    """Return the names of a model's exported functions."""
     more = [name for name, has in ((SCORED, not config.why_not_partial), (DRAFT, config.mtp is not None)) if has]
     return (*ENTRY_POINTS[:1], *more, *ENTRY_POINTS[1:])
 
@@ -90,12 +90,13 @@ class _Entry:
     buffers: dict[str, Any]
 
     def address(self, name: str) -> Any:
-        """The first element's address."""
+        """Return the address of a tensor's first element."""
         buffer = self.buffers[name]
         return T.address_of(buffer[tuple([0] * len(buffer.shape))])
 
 
 def _entry(name: str, arguments: _Arguments, body: Callable[[_Entry], None]) -> Any:
+    """Return an exported PrimFunc with checked arguments and the emitted body."""
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"tirx.noalias": True, "global_symbol": name, "tirx.is_scheduled": True})
@@ -109,23 +110,25 @@ def _entry(name: str, arguments: _Arguments, body: Callable[[_Entry], None]) -> 
                     entry.sizes[argument] = values[argument]
                     continue
                 dimensions = [d if isinstance(d, int) else entry.sizes.setdefault(d, T.int64()) for d in shape]
-                align = 4 if dtype == "int32" else -1  # callers' arrays may begin anywhere; -1 promises 64 bytes
+                align = 4 if dtype == "int32" else -1  # callers' arrays have any alignment; -1 promises 64 bytes
                 entry.buffers[argument] = T.match_buffer(values[argument], dimensions, dtype, align=align)
             body(entry)
         return builder.get()
 
 
 def _pool_shape(layout: KVLayout) -> tuple[int | str, ...]:
-    return ("num_pages", layout.page_items)  # so many items; layers are outermost
+    """Return the shape of the KV pool."""
+    return ("num_pages", layout.page_items)  # number of items; layers are the outermost axis
 
 
 def _state_slots(config: ModelConfig) -> _Arguments:
-    """Which slots each row of the page table reads and writes its state at; nothing where there are no states."""
+    """Return the slots at which each row of the page table reads and writes its state; empty if there are no states."""
     of_rows: tuple[int | str, ...] = ("num_sequences",)
     return {name: ("int32", of_rows) for name in ("state_in", "state_out") if config.state_bytes}
 
 
 def _state_pool(config: ModelConfig) -> _Arguments:
+    """Return the argument of the state pool; empty if there are no states."""
     shape: tuple[int | str, ...] = ("num_slots", config.state_bytes // STATE_ITEM_BYTES)
     return {"state_pool": ("float32", shape)} if config.state_bytes else {}
 
@@ -141,6 +144,7 @@ def _forward(
     *,
     is_scored: bool,
 ) -> Any:
+    """Return `forward`, `forward_scored` or `draft` for a program."""
     tokens: tuple[int | str, ...] = ("num_tokens",)
     arguments: _Arguments = {
         "token_ids": ("int32", tokens),
@@ -155,7 +159,7 @@ def _forward(
         **_state_pool(config),
         "weights": ("uint8", (plan.num_bytes,)),
         "workspace": ("uint8", (program.workspace_bytes,)),
-        "logits": ("float32", ("num_logits", round_up(config.vocab_size, ROW_BLOCK))),
+        "logits": ("float32", ("num_logits", round_up(config.num_outputs, ROW_BLOCK))),
     }
     if is_scored:
         arguments["mass"] = ("float32", (layout.num_layers, layout.num_kv_heads, "num_pages", PAGE_SIZE))
@@ -172,13 +176,13 @@ def _forward(
         def value(argument: Argument, is_pointer: bool) -> Any:
             if isinstance(argument, Input):
                 return entry.address(argument.name)
-            if isinstance(argument, Place):
+            if isinstance(argument, Scratch):
                 return T.address_of(workspace[argument.offset])
-            if isinstance(argument, Stored):
+            if isinstance(argument, WeightTensor):
                 return T.address_of(weights[plan.offset(argument.name)])
             if isinstance(argument, Size):
                 return sizes[argument.name] * argument.times if argument.times > 1 else sizes[argument.name]
-            # a pointer that the kernel does not follow must still be one
+            # an unused pointer must still be valid
             return T.address_of(workspace[0]) if is_pointer else T.int64(argument)
 
         for call in program.calls:
@@ -195,12 +199,12 @@ def _forward(
 
 
 def _call(symbol: str, values: list[Any]) -> None:
-    """Call a kernel, which is in another object."""
+    """Emit a call of a kernel, which is in another object."""
     T.evaluate(T.call_extern("int32", symbol, *values))
 
 
 def _check_indices(entry: _Entry, vocab_size: int) -> None:
-    """Raise from the compiled function if an index is outside of what it points into; that costs nothing here."""
+    """Emit checks that raise if an index is out of range; their cost is not measurable."""
     num_tokens, num_pages = entry.sizes["num_tokens"], entry.sizes["num_pages"]
     visible = entry.sizes["table_stride"] * PAGE_SIZE
     ranges = [
@@ -212,7 +216,7 @@ def _check_indices(entry: _Entry, vocab_size: int) -> None:
         ("kv_lengths", 1, visible + 1),
         ("logit_rows", 0, num_tokens),
     ]
-    if "num_slots" in entry.sizes:  # the first slot is zeros, and stays so
+    if "num_slots" in entry.sizes:  # the first slot is zeros, and never written
         num_slots = entry.sizes["num_slots"]
         ranges += [("state_in", 0, num_slots), ("state_out", 1, num_slots)]
     for name, low, high in ranges:
@@ -224,14 +228,16 @@ def _check_indices(entry: _Entry, vocab_size: int) -> None:
 
 
 def _is_integer(parameter: Any) -> bool:
+    """Return whether a parameter of a kernel is an int64."""
     return bool(tvm.ir.is_prim_expr(parameter)) and str(parameter.ty) == str(T.int64().ty)
 
 
 def _top_logits(config: ModelConfig, symbol: str) -> Any:
-    stride = round_up(config.vocab_size, ROW_BLOCK)
+    """Return the entry point of `top_k`."""
+    stride = round_up(config.num_outputs, ROW_BLOCK)
     arguments: _Arguments = {
         "logits": ("float32", ("num_rows", stride)),
-        "scratch": ("float32", ("num_rows", num_maxima(config.vocab_size))),
+        "scratch": ("float32", ("num_rows", num_maxima(config.num_outputs))),
         "values": ("float32", ("num_rows", TOP_LOGITS)),
         "token_ids": ("int32", ("num_rows", TOP_LOGITS)),
         "is_finite": ("int32", ("num_rows",)),
@@ -240,7 +246,7 @@ def _top_logits(config: ModelConfig, symbol: str) -> Any:
 
     def body(entry: _Entry) -> None:
         vocab_size, num_rows = entry.sizes["vocab_size"], entry.sizes["num_rows"]
-        with T.Assert(tvm.tirx.And(vocab_size >= 1, vocab_size <= config.vocab_size), "vocab_size is out of range"):
+        with T.Assert(tvm.tirx.And(vocab_size >= 1, vocab_size <= config.num_outputs), "vocab_size is out of range"):
             pass
         pointers = [entry.address(argument) for argument in entry.buffers]
         _call(symbol, [*pointers, T.int64(stride), vocab_size, num_rows])
@@ -249,12 +255,13 @@ def _top_logits(config: ModelConfig, symbol: str) -> Any:
 
 
 def _weight_sums(config: ModelConfig, symbol: str) -> Any:
-    stride = round_up(config.vocab_size, ROW_BLOCK)
+    """Return the entry point of `weight_sums`."""
+    stride = round_up(config.num_outputs, ROW_BLOCK)
     arguments: _Arguments = {
         "logits": ("float32", ("num_rows", stride)),
         "values": ("float32", ("num_rows", TOP_LOGITS)),
         "scale": ("float64", (1,)),
-        "sums": ("float64", (-(-config.vocab_size // WEIGHT_BLOCK),)),
+        "sums": ("float64", (-(-config.num_outputs // WEIGHT_BLOCK),)),
         "row": ("int64", None),
         "vocab_size": ("int64", None),
     }
@@ -263,7 +270,7 @@ def _weight_sums(config: ModelConfig, symbol: str) -> Any:
         row, vocab_size = entry.sizes["row"], entry.sizes["vocab_size"]
         for name, value, low, high in (
             ("row", row, 0, entry.sizes["num_rows"] - 1),
-            ("vocab_size", vocab_size, 1, config.vocab_size),
+            ("vocab_size", vocab_size, 1, config.num_outputs),
         ):
             with T.Assert(tvm.tirx.And(value >= low, value <= high), f"{name} is out of range"):
                 pass
@@ -274,6 +281,7 @@ def _weight_sums(config: ModelConfig, symbol: str) -> Any:
 
 
 def _limit_loop(name: str, symbol: str) -> Any:
+    """Return the entry point of a loop that measures the machine."""
     size: _Arguments = {"memory": ("int32", ("count",))} if "memory" in name else {"count": ("int64", None)}
 
     def body(entry: _Entry) -> None:
@@ -286,6 +294,7 @@ def _limit_loop(name: str, symbol: str) -> Any:
 
 
 def _copy_pages(name: str, layout: KVLayout, symbol: str) -> Any:
+    """Return the entry point that copies rows between pages."""
     copies: tuple[int | str, ...] = ("num_copies",)
     arguments: _Arguments = {
         "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
@@ -302,6 +311,7 @@ def _copy_pages(name: str, layout: KVLayout, symbol: str) -> Any:
 
 
 def _move_pages(name: str, layout: KVLayout, symbol: str) -> Any:
+    """Return the entry point that copies pages out of the pool, or into it."""
     dtype = KV_DTYPES[layout.dtype]
     arguments: _Arguments = {
         "kv_pool": (dtype, _pool_shape(layout)),

@@ -1,6 +1,6 @@
-"""Write an artifact beside its destination, and put it there when it is done.
+"""Write an artifact next to its destination, and rename it when it is complete.
 
-Nothing appears at the destination before that. An artifact that was there is replaced; anything else is not.
+Nothing appears at the destination before that. An existing artifact is replaced; anything else is not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pathlib import Path
 
 from radixlm.runtime.artifact import MANIFEST
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.system import sync_file, write_back
 
-_WRITE_BACK_S = 0.25  # between two times that the disk is asked to
+_WRITE_BACK_S = 0.25  # between two requests to write back
 _LONGEST_NAME = 255  # bytes, on all usual file systems
-_NAME_MARGIN = len("..xxxxxxxx.tmp")  # that the name has more while it is written
+_NAME_MARGIN = len("..xxxxxxxx.tmp")  # additional length of the name during writing
 _ABANDONED_S = 24 * 3600.0  # a compile that takes longer than a day was killed
 
 
 def check_output(output: Path) -> None:
-    """Raise InvalidParameter where no artifact can be put."""
+    """Raise InvalidParameter if no artifact can be put at `output`."""
     if not output.name:
         raise InvalidParameter(f"-o {str(output)!r} is no name of an artifact; give one such as model.radixlm")
     if len(os.fsencode(output.name)) + _NAME_MARGIN > _LONGEST_NAME:
@@ -39,7 +40,7 @@ def check_output(output: Path) -> None:
 
 @contextmanager
 def unpublished(output: Path) -> Iterator[Path]:
-    """A directory beside `output`, on the same file system; gone afterwards unless it was published."""
+    """Yield a directory next to `output`, on the same file system; it is removed afterwards unless published."""
     directory = unpublished_directory(output)
     try:
         yield directory
@@ -48,7 +49,10 @@ def unpublished(output: Path) -> Iterator[Path]:
 
 
 def unpublished_directory(output: Path) -> Path:
-    """Make a directory beside `output`. If it is left there, the next publication removes it, a day later."""
+    """Create a directory next to `output`.
+
+    If it is left there, the first publication after a day removes it.
+    """
     directory = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent))
     directory.chmod(0o755)
     return directory
@@ -56,18 +60,18 @@ def unpublished_directory(output: Path) -> Path:
 
 @contextmanager
 def written_back(file: int) -> Iterator[Callable[[], None]]:
-    """Have the disk write what comes into `file` meanwhile; what this gives waits until all of it is written.
+    """Write back data that come into `file` in the background; yields a function that waits for all of it.
 
-    A slow disk takes longer to write weights than the processor to make them, and the system waits half a minute before
-    it begins by itself.
+    A slow disk takes longer to write weights than the CPU takes to make them, and the system starts writing only after
+    half a minute.
     """
     ended, errors = threading.Event(), list[OSError]()
 
-    def write_back() -> None:
+    def write() -> None:
         try:
             while not ended.wait(_WRITE_BACK_S):
-                os.fdatasync(file)
-        except OSError as error:  # the system tells it once: the next `fsync` would say that all is well
+                write_back(file)
+        except OSError as error:  # the system reports an error once; the next `fsync` would succeed
             errors.append(error)
 
     def wait() -> None:
@@ -75,9 +79,9 @@ def written_back(file: int) -> Iterator[Callable[[], None]]:
         thread.join()
         if errors:
             raise errors[0]
-        os.fsync(file)
+        sync_file(file)
 
-    thread = threading.Thread(target=write_back, name="radixlm-write-back", daemon=True)
+    thread = threading.Thread(target=write, name="radixlm-write-back", daemon=True)
     thread.start()
     try:
         yield wait
@@ -87,7 +91,7 @@ def written_back(file: int) -> Iterator[Callable[[], None]]:
 
 
 def publish(directory: Path, output: Path) -> None:
-    """Rename `directory` to `output`; an artifact that was there is moved aside first and then removed."""
+    """Rename `directory` to `output`; an existing artifact is moved aside first and removed afterwards."""
     if output.exists():
         with unpublished(output) as aside:
             os.rename(output, aside / "replaced")
@@ -98,7 +102,7 @@ def publish(directory: Path, output: Path) -> None:
 
 
 def _sweep(output: Path) -> None:
-    """Remove what compiles of the same output left beside it when they were killed, long ago."""
+    """Remove directories that killed compiles of the same output left long ago."""
     for directory in output.parent.glob(f".{glob.escape(output.name)}.????????.tmp"):
         try:
             abandoned = directory.stat().st_mtime < time.time() - _ABANDONED_S

@@ -1,8 +1,8 @@
-"""Evaluate a model in plain NumPy, so that compiled kernels have something slow and obvious to agree with.
+"""Evaluate a model in plain NumPy, as a slow and obvious reference for compiled kernels.
 
-The same model file is evaluated that calls the kernels; goldens of `transformers` are the witness of the model files.
-Some of the layers can be evaluated alone. A layer whose weights are all zeros adds nothing to the rows that pass it,
-whatever its kind: a compiled module computes all layers, and with zeros for some of them a shorter model.
+The same model file that calls the kernels is evaluated; goldens of `transformers` verify the model files. Some of the
+layers can be evaluated alone. A layer whose weights are all zeros adds nothing to its rows, whatever its kind. A
+compiled module computes all layers; with zeros for some of them, it computes a shorter model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.model_config import ModelConfig
 from radixlm.runtime.errors import CompileError
+from radixlm.runtime.system import use_huge_pages
 
 from .families.registry import decoder_of
 from .ops.functions import Array
@@ -33,10 +34,10 @@ def reference_logits(
     layers: Sequence[int] | None = None,
     **options: Any,
 ) -> Array:
-    """Logits after each token of one sequence, `[len(token_ids), vocab_size]`, positions counted from 0.
+    """Return logits after each token of one sequence, `[len(token_ids), vocab_size]`, with positions from 0.
 
-    `weight(name)` gives a dequantized tensor under its Hugging Face name, matrices as `[out, in]`; `options` are those
-    of `ReferenceOps`. With `layers`, a token passes these layers only, as if the others added nothing.
+    `weight(name)` returns a dequantized tensor under its Hugging Face name, matrices as `[out, in]`; `options` are
+    those of `ReferenceOps`. With `layers`, tokens pass these layers only, as if the others added nothing.
 
     >>> weight = lambda name: source.read(name).dequantize()  # doctest: +SKIP
     >>> logits = reference_logits(source.config, weight, [1, 15043])  # doctest: +SKIP
@@ -45,15 +46,15 @@ def reference_logits(
 
 
 def evaluate(config: ModelConfig, op: ReferenceOps, layers: Sequence[int] | None = None) -> Array:
-    """Logits of the tokens of `op`, after all layers or after `layers`."""
+    """Return the logits of the tokens of `op`, after all layers or after `layers`."""
     decoder = decoder_of(config)
     if layers is not None:
         decoder.layers = [decoder.layers[index] for index in layers]
     return decoder.forward(op)[0]
 
 
-def draft_behind_last(config: ModelConfig, op: ReferenceOps) -> Array:
-    """Logits `[1, vocab_size]` of an MTP head behind the last token of `op`, which was evaluated."""
+def draft_after_last(config: ModelConfig, op: ReferenceOps) -> Array:
+    """Return an MTP head's logits `[1, vocab_size]` after the last token of `op`, which must be evaluated."""
     logits: Array = decoder_of(config).draft(op)[0][-1:]
     return logits
 
@@ -61,14 +62,13 @@ def draft_behind_last(config: ModelConfig, op: ReferenceOps) -> Array:
 Weights = npt.NDArray[np.uint8]
 
 _MAP_FIXED = 0x10
-_MADV_HUGEPAGE = 14
 
 
 @contextmanager
 def weights_of_layers(artifact: Artifact, plan: WeightPlan, layers: Sequence[int]) -> Iterator[Weights | None]:
-    """The artifact's weights, mapped, with zeros for all layers but `layers`; None if it has no others.
+    """Yield the artifact's mapped weights, with zeros for all layers but `layers`; None if there are no others.
 
-    A number that multiplies what leaves a layer is 1 for the others.
+    A factor of a layer's output is 1 for the others.
     """
     decoder = decoder_of(artifact.manifest.model)
     others = [layer for index, layer in enumerate(decoder.layers) if index not in layers]
@@ -90,7 +90,7 @@ def weights_of_layers(artifact: Artifact, plan: WeightPlan, layers: Sequence[int
 
 
 def _ranges(plan: WeightPlan, names: set[str]) -> list[tuple[int, int]]:
-    """Where the tensors of `names` lie in the plan, those that are neighbours as one range."""
+    """Return the ranges of the tensors of `names` in the plan; neighbours are one range."""
     parts = {vector.name: vector.parts for vector in plan.vectors.values()}
     for matrix in plan.matrices.values():
         parts |= {f"{matrix.name}.{array}": matrix.parts for array in matrix.array_bytes()}
@@ -105,7 +105,7 @@ def _ranges(plan: WeightPlan, names: set[str]) -> list[tuple[int, int]]:
 
 
 def _clear(memory: Weights) -> None:
-    """Make mapped memory zeros: whole pages are mapped to nothing, what is left of others is written."""
+    """Set mapped memory to zeros: whole pages are unmapped, the rest is written."""
     address = memory.ctypes.data
     first = -address % mmap.PAGESIZE
     size = (len(memory) - first) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -118,7 +118,7 @@ def _clear(memory: Weights) -> None:
     flags, target = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, address + first
     if libc.mmap(target, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != target:
         raise CompileError(f"{size} bytes of zeros cannot be mapped (errno {ctypes.get_errno()})")
-    # A page fault for each 2 MiB instead of each 4 KiB.
-    libc.madvise(ctypes.c_void_p(target), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+    # one page fault for each 2 MiB instead of each 4 KiB
+    use_huge_pages(target, size)
     memory[:first] = 0
     memory[first + size :] = 0

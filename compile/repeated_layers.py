@@ -1,7 +1,7 @@
-"""Check that layers of one kind make the same calls, each with its own tensors and places of keys, values and states.
+"""Check that layers of one kind make the same calls, each with its own tensors, KV and states.
 
-The logits of one layer of each kind are compared with NumPy. This says that they speak for the others: what the program
-of another layer does otherwise is found here, at no cost. Knows calls and names, not numbers.
+The logits of one layer of each kind are compared with NumPy. This check shows that they represent the others: a
+difference in the program of another layer is found here, at no cost. Knows calls and names, not numbers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from radixlm.runtime.errors import VerificationFailed
 
 from .kernels.activation import ActivationSpec
-from .ops.program import Call, Program, Stored
+from .ops.program import Call, Program, WeightTensor
 
-_Own = Mapping[str, tuple[int, int]]  # by a tensor's name its layer, and which of that layer's tensors it is
+_Own = Mapping[str, tuple[int, int]]  # layer and index in that layer of each tensor, by name
 
 
 class _LayerCall(NamedTuple):
-    """A call as all layers of a kind make it: tensors by their place in the layer, and numbers that may differ."""
+    """A call in the form common to all layers of a kind: tensors by their index in the layer, and other operands."""
 
     key: Hashable
     operands: tuple[object, ...]
@@ -32,7 +32,7 @@ def check_repeated(program: Program, tensors: Sequence[Sequence[str]], kinds: Se
 
     Args:
         tensors: the names of each layer's tensors, in the same order for layers of one kind.
-        kinds: indices of layers of each kind, rising.
+        kinds: indices of layers of each kind, ascending.
 
     Raises:
         VerificationFailed: they differ.
@@ -41,7 +41,7 @@ def check_repeated(program: Program, tensors: Sequence[Sequence[str]], kinds: Se
     alike: dict[object, dict[int, list[_LayerCall]]] = defaultdict(dict)
     for index, (inside, after) in enumerate(_calls_of_layers(program, tensors)):
         alike[kind_of[index]][index] = inside
-        if index + 1 in kind_of:  # after the last one come the logits
+        if index + 1 in kind_of:  # after the last layer come the logits
             alike[kind_of[index], kind_of[index + 1]][index] = after
     for calls in alike.values():
         _check_alike(calls)
@@ -50,12 +50,17 @@ def check_repeated(program: Program, tensors: Sequence[Sequence[str]], kinds: Se
 def _calls_of_layers(
     program: Program, tensors: Sequence[Sequence[str]]
 ) -> list[tuple[list[_LayerCall], list[_LayerCall]]]:
-    """Of each layer the calls from the first that takes a tensor of it to the last, and those up to the next layer."""
+    """Return the calls of each layer, and those up to the next layer.
+
+    A layer's calls are those from the first with a tensor of it to the last.
+    """
     own = {name: (index, place) for index, names in enumerate(tensors) for place, name in enumerate(names)}
     found: list[tuple[list[_LayerCall], list[_LayerCall]]] = [([], []) for _ in tensors]
     current: int | None = None
     for call in program.calls:
-        names = [name for argument in call.arguments if isinstance(argument, Stored) for name in _names(argument, own)]
+        names = [
+            name for argument in call.arguments if isinstance(argument, WeightTensor) for name in _names(argument, own)
+        ]
         if names:
             current = max(own[name][0] for name in names)
         if current is None:
@@ -69,28 +74,30 @@ def _calls_of_layers(
 
 
 def _as_of_kind(call: Call, own: _Own, layer: int) -> _LayerCall:
+    """Return a call in the form common to all layers of its kind."""
     operands = tuple(_operand(argument, own, layer) for argument in call.arguments)
-    if isinstance(call.key, ActivationSpec):  # which layer's inputs are let through is compiled in (Gemma 4)
+    if isinstance(call.key, ActivationSpec):  # the column of a layer's inputs is compiled in (Gemma 4)
         return _LayerCall(replace(call.key, gate_column=0), (*operands, call.key.gate_column))
     return _LayerCall(call.key, operands)
 
 
-def _names(stored: Stored, own: _Own) -> list[str]:
-    """The layers' tensors that were joined to a stored one; behind them it may say which of its arrays it is."""
+def _names(stored: WeightTensor, own: _Own) -> list[str]:
+    """Return the layers' tensors that are joined in a stored one; a suffix of its name for an array is ignored."""
     last = stored.name.split("+")[-1]
     joined = stored.name if last in own else stored.name.rpartition(".")[0]
     return [part for part in joined.split("+") if part in own]
 
 
 def _operand(argument: object, own: _Own, layer: int) -> object:
-    if not isinstance(argument, Stored) or not (names := _names(argument, own)):
+    """Return an argument in the form common to all layers; a tensor becomes its position in its layer."""
+    if not isinstance(argument, WeightTensor) or not (names := _names(argument, own)):
         return argument
     places = [(own[name][0] - layer, own[name][1]) for name in names]
     return argument.name.removeprefix("+".join(names)), *places
 
 
 def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:
-    """Raise unless kernels and arguments are those of the last of these layers; numbers say where rows of it are."""
+    """Raise unless kernels and arguments equal those of the last of these layers; numbers may be its row offsets."""
     first, last = min(calls), max(calls)
     wanted = [_without_numbers(each) for each in calls[last]]
     made = calls | {first: _found_among(calls[first], wanted)}
@@ -117,11 +124,12 @@ def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:
 
 
 def _found_among(calls: Sequence[_LayerCall], wanted: Sequence[tuple[object, ...]]) -> list[_LayerCall]:
-    """Those that are wanted, in order. The first layer also prepares what all use, without tensors of its own."""
+    """Return the wanted calls, in order. The first layer also prepares data for all, without tensors of its own."""
     rest = iter(calls)
     found = [next((each for each in rest if _without_numbers(each) == shape), None) for shape in wanted]
     return [each for each in found if each is not None]
 
 
 def _without_numbers(each: _LayerCall) -> tuple[object, ...]:
+    """Return a call without its numbers."""
     return each.key, *(None if isinstance(operand, int) else operand for operand in each.operands)

@@ -1,8 +1,7 @@
-"""How each tensor of a source is stored in the artifact: kept as it is, or rounded to fewer bits; and bytes that it
-takes.
+"""Choose the storage of each tensor of a source: unchanged or rounded to fewer bits; and count its bytes.
 
-Knows numbers, sizes and kinds; nothing of kernel layout and files. Also works on strips of tensors on all processors,
-and takes the results in order.
+Knows numbers, sizes and kinds; nothing of kernel layout and files. Also processes strips of tensors on all cores, and
+yields the results in order.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from .weights.quantization import GROUP, Float32, Mode, Weight, WeightPlanes, ke
 
 Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
 
-_STRIP_NUMBERS = 1 << 19  # of a matrix that are made into float32 at a time
+_STRIP_NUMBERS = 1 << 19  # numbers of a matrix that are converted to float32 at a time
 
-# One wrong bit in these costs most, and they are read once a token: as q4 they stay in 8 bits, as llama.cpp does.
+# An error in these costs most, and they are read once per token: with q4 they keep 8 bits, as in llama.cpp.
 _KEPT_IN_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class StoredWeights:
-    """The tensors of `source` as `quantize` stores them. Vectors are float32 in any case.
+    """The tensors of `source` as `quantize` stores them. Vectors are always float32.
 
     Attributes:
-        kinds: how each matrix is stored, by its checkpoint name.
+        kinds: storage kind of each matrix, by its checkpoint name.
         sorted_inputs: the names of the matrices whose inputs are not in the model's order.
 
     Raises:
-        UnsupportedTensor: those of a stack of matrices are not.
+        UnsupportedTensor: the inputs of a stack of matrices are sorted.
     """
 
     def __init__(self, source: Source, quantize: Quantize) -> None:
@@ -62,7 +61,7 @@ class StoredWeights:
                 f"{source.name}: {name} is of {stacks[name]}, and its inputs are sorted (act-order), which no kernel "
                 "computes; take a checkpoint without desc_act, or round it with --quantize q8"
             )
-        # Each matrix of a stack has an order of its own.
+        # Each matrix of a stack has its own order.
         self._from_floats = {name for name, mode in self._modes.items() if mode in ("f16", "f32") or name in is_sorted}
         first_rows = {name: self.read(name, slice(0, 1)) for name in matrices}
         self.kinds: dict[str, WeightKind] = {name: row.kind for name, row in first_rows.items()}
@@ -70,24 +69,25 @@ class StoredWeights:
         self.sorted_inputs = frozenset(name for name, row in first_rows.items() if row.input_order is not None)
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
-        """The numbers that the artifact holds for a tensor, or for the rows `[start, stop)` of a matrix."""
+        """Return the artifact's numbers of a tensor, or of rows `[start, stop)` of a matrix."""
         mode = self._modes.get(name)
         if mode is None:
             return self.source.read(name, rows)
-        if name in self._from_floats:  # not through what `Source.read` may round to
+        if name in self._from_floats:  # avoids the rounding of `Source.read`
             values = self.source.read_float32(name, rows)
             return requantize(values.reshape(-1, values.shape[-1]), mode)
         return requantize(self.source.read(name, rows), mode)
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
         return self.source.read_planes(name, rows) if name in self._kept else None
 
     def _keeps(self, name: str, mode: Mode) -> bool:
+        """Return whether a matrix that `mode` would round is stored so already."""
         return name not in self._from_floats and keeps(self.source.read(name, slice(0, 1)).kind, mode)
 
     def float32(self, name: str, rows: slice | None = None) -> Float32:
-        """The same as float32; a whole tensor has its shape: matrices of experts are read one below the other."""
+        """Return `read`'s numbers as float32. A whole tensor has its own shape; rows of experts are concatenated."""
         shape = self.source.tensors()[name].shape
         if name not in self.kinds:
             values = self.read(name, rows).dequantize()
@@ -95,33 +95,36 @@ class StoredWeights:
         start, stop, _ = (rows or slice(None)).indices(prod(shape[:-1]))
         values = np.empty((max(stop - start, 0), shape[-1]), np.float32)
         step = max(1, _STRIP_NUMBERS // shape[-1])
-        for first in range(start, stop, step):  # what is made on the way stays in a processor's cache
+        for first in range(start, stop, step):  # temporaries stay in the CPU's cache
             last = min(first + step, stop)
             values[first - start : last - start] = self.read(name, slice(first, last)).dequantize()
         return values.reshape(shape) if rows is None else values
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is multiplied with: a matrix, or a stack of them. Biases of experts are not."""
+    """Return whether a tensor is a matrix, or a stack of them. Biases of experts are not."""
     return len(shape) > 1 and not name.endswith("bias")
 
 
 def _mode(name: str, num_inputs: int, quantize: Quantize, *, is_exact: bool) -> Mode | None:
-    """What a matrix is rounded to; None keeps it."""
+    """Return the kind to which a matrix is rounded; None keeps it."""
     if quantize == "keep" or (is_exact and quantize in ("q4", "q8")):
         return None
     mode: Mode = "q8" if quantize == "q4" and name in _KEPT_IN_8_BITS else quantize
-    return "f16" if mode in ("q4", "q8") and num_inputs % GROUP else mode  # rows that are no multiple of a group
+    return "f16" if mode in ("q4", "q8") and num_inputs % GROUP else mode  # rows that are not a multiple of a group
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MAX_WORKERS = 8  # they bound the memory, with what each has at once
+_MAX_WORKERS = 8  # limits the memory, of which each worker needs some
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T]) -> Generator[tuple[T, R]]:
-    """Each item and what `work` makes of it, in threads (NumPy lets go of the lock), a few ahead of what is taken."""
+    """Yield each item and the result of `work`, computed a few items ahead in threads.
+
+    NumPy releases the interpreter's lock.
+    """
     num_workers = min(_MAX_WORKERS, default_num_threads())
     pool = ThreadPoolExecutor(num_workers)
     waiting = deque[tuple[T, Future[R]]]()
@@ -134,38 +137,38 @@ def in_order(work: Callable[[T], R], items: Iterable[T]) -> Generator[tuple[T, R
         while waiting:
             first, future = waiting.popleft()
             yield first, future.result()
-    finally:  # an interrupt does not wait for what has not begun
+    finally:  # an interrupt does not wait for items that have not begun
         pool.shutdown(cancel_futures=True)
 
 
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of a number in safetensors
+_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes of a number in safetensors
 
 
 def source_token_bytes(source: Source) -> int | None:
-    """What a decoded token reads of the source; None where scales are stored beside their tensors."""
+    """Return the bytes of the source that a decoded token reads; None if scales are stored in separate tensors."""
     sizes = {name: _stored_bytes(info.shape, info.type) for name, info in source.tensors().items()}
     known = {name: size for name, size in sizes.items() if size is not None}
     return _of_a_token(known, source.config) if len(known) == len(sizes) else None
 
 
 def artifact_token_bytes(weights: StoredWeights) -> int:
-    """What a decoded token reads of the artifact."""
+    """Return the bytes of the artifact that a decoded token reads."""
     return _of_a_token(_artifact_sizes(weights), weights.source.config)
 
 
 def token_weights(weights: StoredWeights) -> int:
-    """How many numbers of matrices a decoded token reads."""
+    """Return the number of matrix elements that a decoded token reads."""
     tensors = weights.source.tensors()
     return _of_a_token({name: prod(tensors[name].shape) for name in weights.kinds}, weights.source.config)
 
 
 def artifact_bytes(weights: StoredWeights) -> int:
-    """All of the artifact's weights."""
+    """Return the bytes of all of the artifact's weights."""
     return sum(_artifact_sizes(weights).values())
 
 
 def _shares_of_a_token(config: ModelConfig) -> dict[str, float]:
-    """How much of each tensor a decoded token reads."""
+    """Return the share of each tensor that a decoded token reads."""
     active = {each.num_experts: each.num_active for layer in config.all_layers if (each := layer.experts) is not None}
     decoder = decoder_of(config)
     tied = decoder.embed_tokens if config.tie_word_embeddings else None
@@ -173,19 +176,20 @@ def _shares_of_a_token(config: ModelConfig) -> dict[str, float]:
     def share(part: Part) -> float:
         if isinstance(part, ExpertLinear):
             return active[part.num_experts] / part.num_experts
-        # a tied embedding is the output matrix, too, which is read as a whole
+        # a tied embedding is also the output matrix, which is read whole
         return 1 / part.num_rows if isinstance(part, Embedding) and part != tied else 1.0
 
     return {name: share(part) for part in decoder.parts() for name in part.tensors}
 
 
 def _of_a_token(sizes: Mapping[str, int], config: ModelConfig) -> int:
+    """Return the bytes of all tensors that a decoded token reads."""
     shares = _shares_of_a_token(config)
     return round(sum(size * shares[name] for name, size in sizes.items()))
 
 
 def _stored_bytes(shape: tuple[int, ...], type_: str) -> int | None:
-    """Bytes of a tensor in its file; None for types whose scales are stored beside it."""
+    """Return the bytes of a tensor in its file; None for types with separate scales."""
     if type_ in _BYTES:
         return prod(shape) * _BYTES[type_]
     if type_ not in gguf.GGMLQuantizationType.__members__:
@@ -195,11 +199,12 @@ def _stored_bytes(shape: tuple[int, ...], type_: str) -> int | None:
 
 
 def _artifact_sizes(weights: StoredWeights) -> dict[str, int]:
+    """Return the artifact's bytes of each tensor."""
     return {name: _artifact_bytes(name, info.shape, weights) for name, info in weights.source.tensors().items()}
 
 
 def _artifact_bytes(name: str, shape: tuple[int, ...], weights: StoredWeights) -> int:
-    """Bytes of a tensor in kernel layout, as `WeightPlan` places it."""
+    """Return the bytes of a tensor in kernel layout, as in `WeightPlan`."""
     kind = weights.kinds.get(name)
     if kind is None:
         return round_up(round_up(prod(shape), ROW_BLOCK) * 4, ALIGNMENT)

@@ -1,6 +1,6 @@
-"""An artifact's tokenizer.json, and what is known of it. Imports no TVM.
+"""Prepare an artifact's tokenizer.json and its profile. Imports no TVM.
 
-Knows the document, not where it comes from.
+Knows the document, not its origin.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 
 from radixlm.tokenizer_fix import profile_tokenizer
 
-# Of a document, from which a process of its own pays: reading it takes more Python than starting one.
+# Size of a document from which a process of its own pays off: reading takes longer than starting Python.
 _LARGE_BYTES = 1 << 20
 _THIS = (sys.executable, "-P", "-m", "radixlm.compile.tokenizer_file")
 
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """The text of tokenizer.json as the artifact has it, and the fields of its `TokenizerProfile`."""
+    """The text of an artifact's tokenizer.json, and the fields of its `TokenizerProfile`."""
 
     text: str
     profile: dict[str, object]
 
 
 def tokenizer_file(tokenizer_json: str) -> TokenizerFile:
-    """Make the file of a source's `tokenizer_json`.
+    """Return the artifact's file for a source's `tokenizer_json`.
 
-    A large one is read by another process, so that a caller's other threads need not share the interpreter with it.
+    Another process reads a large one, so that a caller's other threads need not share the interpreter with it.
 
     Raises:
         InvalidTokenizer: the document does not parse.
@@ -40,14 +40,14 @@ def tokenizer_file(tokenizer_json: str) -> TokenizerFile:
             made = subprocess.run(_THIS, input=document, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             if made.returncode == 0:
                 return TokenizerFile(**json.loads(made.stdout))
-    return _read(tokenizer_json)  # which raises what is wrong with it
+    return _read(tokenizer_json)  # raises the error
 
 
 def compact_tokenizer(tokenizer_json: str) -> str:
-    """The document with each BPE merge as one text, `"a b"`, not a list of two; unchanged if a piece has a space.
+    """Return the document with each BPE merge as one text, `"a b"`, not a list; unchanged if a piece has a space.
 
-    Both are the library's own spellings. For Gemma 3's 513,511 merges reading takes a third less time, and at most
-    178 MB instead of 363 (tokenizers 0.23).
+    Both are the library's own forms. Reading Gemma 3's 513,511 merges takes a third less time, and at most 178 MB
+    instead of 363 (tokenizers 0.23).
 
     >>> compact_tokenizer('{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}')
     '{"model": {"type": "BPE", "vocab": {}, "merges": ["a b"]}}'
@@ -61,6 +61,7 @@ def compact_tokenizer(tokenizer_json: str) -> str:
 
 
 def _read(tokenizer_json: str) -> TokenizerFile:
+    """Return the file of a document, read in this process."""
     return TokenizerFile(compact_tokenizer(tokenizer_json), profile_tokenizer(tokenizer_json).to_dict())
 
 

@@ -1,8 +1,8 @@
-"""Compare a fresh artifact's logits with plain NumPy.
+"""Compare a new artifact's logits with plain NumPy.
 
-The weights themselves are compared in `written_weights.py`, all of them. Logits are compared after one layer of each
-kind: what is repeated makes the same calls (`repeated_layers.py`), and errors of many layers in a row grow until they
-show nothing. The module computes all layers in any case; those that are left out get weights of zeros, and add nothing.
+`written_weights.py` compares all weights themselves. Logits are compared after one layer of each kind. Repeated layers
+make the same calls (`repeated_layers.py`), and over many layers errors would grow until the comparison shows nothing.
+The module always computes all layers; layers that are left out get weights of zeros, and add nothing.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from radixlm.runtime.model.model_runner import ModelRunner
 from .families.registry import decoder_of
 from .ops.program import Program
 from .ops.reference_ops import ReferenceOps
-from .reference import Weights, draft_behind_last, evaluate, weights_of_layers
+from .reference import Weights, draft_after_last, evaluate, weights_of_layers
 from .repeated_layers import check_repeated
 from .stored_weights import StoredWeights
 from .weights.plan import WeightPlan
 
 NUM_TOKENS = 20  # two pages, the second partly filled
-NUM_DECODED = 3  # of them, one at a time
-MOST_TOKENS = 300  # where a window or chunk ends within so many
+NUM_DECODED = 3  # number of these that are decoded one at a time
+MOST_TOKENS = 300  # limit, if a window or chunk ends within as many
 SEED = 0
-_FEW_LAYERS = 4  # of a model with so many, all are compared at once
-_MOST_LAYERS = 8  # at once
-_MOST_LAYERS_WITH_EXPERTS = 2  # a router that is near a tie makes all that follows another computation
-_MANY_LOGITS = 8192  # of a vocabulary that is larger, some runs of tokens are compared
+_FEW_LAYERS = 4  # a model with at most this many is compared whole
+_MOST_LAYERS = 8  # compared at once
+_MOST_LAYERS_WITH_EXPERTS = 2  # with a router near a tie, everything after it is a different computation
+_MANY_LOGITS = 8192  # for a larger vocabulary, some runs of tokens are compared
 _RUNS, _RUN = 64, 64
 
-# Bounds of the difference's root mean square over the logits' deviation: of the median token; any may have 5 times it,
-# but where a router is so near to other experts (`NEAR_TIE`) that rounding may choose them.
-# Where inputs are rounded to 8 bits, a sum that ends on the other side of a tie moves everything after it: correct
-# artifacts have medians up to 0.13, and seven of eight planted bugs from 0.26 (bench/LOG.md). Of keys and values in
-# codes the same holds; with all else in floats Gemma 3 270M has 0.03.
+# Bounds of the difference's root mean square over the logits' deviation, for the median token. Any token may have 5
+# times it, unless rounding can change a router's choice (`NEAR_TIE`). If inputs are rounded to 8 bits, a sum that
+# rounds to the other side of a tie moves everything after it. Correct artifacts have medians up to 0.13, and seven of
+# eight planted bugs from 0.26 (bench/LOG.md). The same holds for KV in codes; with all else in floats Gemma 3 270M has
+# 0.03.
 _TOLERANCE_FLOAT = 2e-2
 _TOLERANCE_CODES = 0.1
 _TOLERANCE_ROUNDED = 0.2
@@ -51,16 +51,16 @@ _WORST_OVER_MEDIAN = 5
 
 @dataclass(frozen=True)
 class Verification:
-    """How far the artifact is from its source, and how much of it was compared.
+    """The distance of an artifact from its source, and the compared part of it.
 
     Attributes:
-        median_difference: root mean square of the logits' difference over their deviation, of the median token; where
-            layers were compared apart, the largest such.
-        worst_difference: the same of the worst token; those do not count for which a router is at a near tie.
-        tolerance: what `median_difference` may be.
-        num_tokens: whose logits were compared.
-        layers: which layers' results were compared; the others are of a kind with one of them.
-        num_rows: how many rows of weights were read back and compared by the source's own formula.
+        median_difference: root mean square of the logits' difference over their deviation, of the median token; if
+            layers were compared separately, the largest one.
+        worst_difference: the same of the worst token, except tokens for which a router is at a near tie.
+        tolerance: limit of `median_difference`.
+        num_tokens: number of tokens whose logits were compared.
+        layers: layers whose results were compared; the others are of a kind with one of them.
+        num_rows: number of rows of weights that were read back and compared by the source's own formula.
     """
 
     median_difference: float
@@ -82,11 +82,11 @@ def check_logits(
     """Compare logits of random tokens, prefilled and then decoded one by one.
 
     Args:
-        plan: where the weights are in their file.
+        plan: offsets of the weights in their file.
         weights: the numbers that the artifact stores.
-        program: what the artifact computes.
+        program: the kernel calls of the artifact.
         rounded_inputs: names of the matrices whose inputs the kernels round to 8 bits; the reference rounds them too.
-        done: called with the share that is done.
+        done: called with the finished share.
 
     Raises:
         VerificationFailed: they differ by more than rounding explains.
@@ -116,7 +116,7 @@ def check_logits(
 
 
 def _kinds(config: ModelConfig, weights: StoredWeights) -> list[list[int]]:
-    """The layers of each kind: with the same configuration, and tensors stored alike."""
+    """Return the layers of each kind: with the same configuration, and tensors stored alike."""
     kinds: dict[object, list[int]] = {}
     for index, layer in enumerate(decoder_of(config).layers):
         names = [name for part in layer.parts() for name in part.tensors]
@@ -126,9 +126,9 @@ def _kinds(config: ModelConfig, weights: StoredWeights) -> list[list[int]]:
 
 
 def _layers_apart(config: ModelConfig, kinds: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Layers of which every kind is among, in groups that are computed at once.
+    """Return layers that include every kind, in groups that are computed at once.
 
-    Of a kind it is the last one, whose weights are furthest from the beginning of the file.
+    The last layer of a kind is used, because its weights are furthest from the beginning of the file.
     """
     all_layers = tuple(range(config.num_hidden_layers))
     if len(all_layers) <= _FEW_LAYERS:
@@ -139,11 +139,12 @@ def _layers_apart(config: ModelConfig, kinds: Sequence[Sequence[int]]) -> list[t
 
 
 def _has_experts(config: ModelConfig) -> bool:
+    """Return whether any layer has experts."""
     return any(not isinstance(layer.ffn, Dense | None) for layer in config.layers)
 
 
 def _with_shared(config: ModelConfig, layers: Sequence[int]) -> tuple[int, ...]:
-    """Layers, and those whose keys and values they read."""
+    """Return the layers, and those whose KV they read."""
     mixers = [config.layers[index].mixer for index in layers]
     shared = {index for mixer in mixers if (index := getattr(mixer, "shared_kv", None)) is not None}
     return tuple(sorted({*layers, *shared}))
@@ -151,7 +152,7 @@ def _with_shared(config: ModelConfig, layers: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _LogitsCheck:
-    """Computes the logits of random tokens twice, after some layers."""
+    """A comparison of logits of random tokens, computed by artifact and reference, after some layers."""
 
     artifact: Artifact
     plan: WeightPlan
@@ -160,13 +161,15 @@ class _LogitsCheck:
     layers: tuple[int, ...]
 
     def differences(self, done: Callable[[float], None]) -> tuple[float, float, int]:
-        """Of the median token and of the worst, and of how many tokens; `done` gets the share that is done."""
+        """Return the median and the worst difference, and the number of tokens; `done` gets the finished share."""
         manifest = self.artifact.manifest
         config = manifest.model
         num_tokens = min(_num_tokens(config), manifest.context_length)
-        stops = _stops(num_tokens, manifest.module.max_num_logits)
+        stops: tuple[int, ...] = (num_tokens,)  # tokens that see those after them are computed together
+        if not config.is_bidirectional:
+            stops = _stops(num_tokens, manifest.module.max_num_logits)
         token_ids = np.random.default_rng(SEED).integers(0, config.vocab_size, num_tokens).astype(np.int32)
-        vocabulary = _vocabulary(config.vocab_size)
+        vocabulary = _vocabulary(config.num_outputs)
         counting = threading.Lock()
         num_read, to_read = 0, sum(1 for index in self.layers for _ in _names(config, index)) + 4
 
@@ -188,7 +191,7 @@ class _LogitsCheck:
         expected = evaluate(config, op, self.layers)
         near_ties = op.near_ties.copy()
         if config.mtp is not None:
-            expected = np.concatenate([expected, draft_behind_last(config, op)])
+            expected = np.concatenate([expected, draft_after_last(config, op)])
             near_ties = np.append(near_ties, op.near_ties[-1])
         self.weights.source.release()
         with weights_of_layers(self.artifact, self.plan, self.layers) as weights:
@@ -201,11 +204,12 @@ class _LogitsCheck:
 
 
 def _names(config: ModelConfig, index: int) -> Iterator[str]:
+    """Return the names of the tensors of layer `index`."""
     return (name for part in decoder_of(config).layers[index].parts() for name in part.tensors)
 
 
 def _vocabulary(size: int) -> list[slice] | None:
-    """Which logits are compared: runs of tokens, one in each part of a large vocabulary; None: all."""
+    """Return the compared logits: runs of tokens, one in each part of a large vocabulary; None for all."""
     if size <= _MANY_LOGITS:
         return None
     starts = np.random.default_rng(SEED).integers(0, size // _RUNS - _RUN, _RUNS) + np.arange(_RUNS) * (size // _RUNS)
@@ -213,13 +217,13 @@ def _vocabulary(size: int) -> list[slice] | None:
 
 
 def _num_tokens(config: ModelConfig) -> int:
-    """So many that tokens see a full window, and a second one or chunk begins, if that is within `MOST_TOKENS`."""
+    """Return a number of tokens that exceeds a window or chunk, if that is within `MOST_TOKENS`."""
     sizes = [size for each in config.attentions for size in (each.window, each.chunk) if size and size < MOST_TOKENS]
     return max(NUM_TOKENS, min(2 * max(sizes) + NUM_DECODED, MOST_TOKENS)) if sizes else NUM_TOKENS
 
 
 def _stops(num_tokens: int, most: int) -> tuple[int, ...]:
-    """How many tokens are computed after each step: all but the last few, `most` at a time, then one by one."""
+    """Return the number of computed tokens after each step: all but the last few, `most` at a time, then one by one."""
     prefilled = num_tokens - NUM_DECODED
     return (*range(most, prefilled, most), *range(prefilled, num_tokens + 1))
 
@@ -231,12 +235,14 @@ def _run(
     stops: tuple[int, ...],
     done: Callable[[float], None],
 ) -> npt.NDArray[np.float32]:
-    """Logits of every token, in steps that end at `stops`; `done` gets the share of them that is done. Behind them are
-    those of what an MTP head drafts."""
+    """Return logits of every token, in steps that end at `stops`, followed by those of an MTP head's draft.
+
+    `done` gets the finished share.
+    """
     num_tokens = len(token_ids)
     num_pages = -(-num_tokens // PAGE_SIZE)
     runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=2, weights=weights)
-    pages = np.arange(num_pages, dtype=np.int32)[::-1].copy()  # not in order: a page table is not the identity
+    pages = np.arange(num_pages, dtype=np.int32)[::-1].copy()  # reversed: a page table is not the identity
     start, logits = 0, []
     for stop in stops:
         positions = np.arange(start, stop, dtype=np.int32)
@@ -261,7 +267,7 @@ def _run(
 
 
 def _states(artifact: Artifact, state_in: int) -> dict[str, npt.NDArray[np.int32]]:
-    """The slots of a batch of one sequence, which keeps its state in the second."""
+    """Return the slots of a batch of one sequence, which stores its state in the second."""
     slots = {"state_in": np.array([state_in], np.int32), "state_out": np.ones(1, np.int32)}
     return slots if artifact.manifest.model.state_bytes else {}
 
@@ -269,7 +275,7 @@ def _states(artifact: Artifact, state_in: int) -> dict[str, npt.NDArray[np.int32
 def _check(
     median: float, worst: float, num_tokens: int, tolerance: float, layers: Sequence[int], config: ModelConfig
 ) -> None:
-    """Raise VerificationFailed where differences are too large; a NaN is no agreement."""
+    """Raise VerificationFailed if differences are too large, or NaN."""
     if not (median <= tolerance and worst <= _WORST_OVER_MEDIAN * tolerance):
         which = "" if len(layers) == config.num_hidden_layers else f" after layers {', '.join(map(str, layers))}"
         raise VerificationFailed(

@@ -1,7 +1,7 @@
-"""Weights from a source into `weights.safetensors`, in kernel layout, a strip of rows at a time.
+"""Write a source's weights into `weights.safetensors`, in kernel layout, a strip of rows at a time.
 
-The file has no holes (safetensors allows none): the header is padded with spaces and every tensor with zeros to
-multiples of 64 bytes, so that the mapped file can be used as it is.
+The file has no holes, because safetensors allows none. The header is padded with spaces, and every tensor with zeros,
+to multiples of 64 bytes. The mapped file can be used as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from radixlm.runtime.artifact.model_config import Rope
 from radixlm.runtime.errors import VerificationFailed
 
 from .ops.rope_frequencies import rope_frequencies
-from .ops.step_places import frequencies_name
+from .ops.step_buffers import frequencies_name
 from .stored_weights import StoredWeights, in_order
 from .weights.kinds import F32, WeightKind
 from .weights.layout import ALIGNMENT, ROW_BLOCK, round_up
@@ -33,14 +33,14 @@ from .weights.plan import Array, Matrix, Vector, WeightPlan
 from .weights.quantization import Float32, Weight, rounding_error
 
 _STRIP_NUMBERS = 1 << 21  # numbers of a matrix that a worker has in memory at once
-_MOST_ROUNDING = 0.5  # relative error of a matrix: 4 bits have 0.1, codes in another order 1.4
+_MOST_ROUNDING = 0.5  # relative error of a matrix: 4 bits have 0.1, codes in a wrong order 1.4
 _HUGE_PAGE = 2 << 20  # bytes
-_RELEASED_BYTES = 64 << 20  # after so many written ones, the pages of the source are let go
+_RELEASED_BYTES = 64 << 20  # after this many written bytes, the source's pages are released
 
 
 @dataclass
-class _Totals:
-    """Of one tensor: bytes, and the sums of squares that `rounding_error` gives, but for `exact` rows."""
+class _TensorTotals:
+    """Totals of one tensor: bytes, and `rounding_error`'s sums of squares, except for `exact` rows."""
 
     kind: WeightKind
     type: str
@@ -52,9 +52,9 @@ class _Totals:
 
 @dataclass(frozen=True)
 class RoundedTensor:
-    """A matrix whose numbers are not the source's: its type there, its kind here, and how far it is off.
+    """A matrix whose numbers differ from the source's: its type there, its kind here, and the rounding error.
 
-    `relative_error` is the root mean square of what rounding changed, over that of the source's numbers.
+    `relative_error` is the root mean square of the rounding errors, over that of the source's numbers.
     """
 
     name: str
@@ -73,14 +73,14 @@ class _Strip:
 
 
 @dataclass(frozen=True)
-class _Packed:
-    """A strip in kernel layout, and what `rounding_error` says of it; None if nothing was rounded."""
+class _PackedStrip:
+    """A strip in kernel layout, and its `rounding_error`; None if nothing was rounded."""
 
     weight: PackedWeight
     error_and_energy: tuple[float, float] | None
 
     def arrays(self) -> dict[Array, npt.NDArray[np.generic]]:
-        """The arrays that there are."""
+        """Return the arrays that are not None."""
         weight = self.weight
         found: dict[Array, npt.NDArray[np.generic] | None] = {
             "codes": weight.codes,
@@ -91,21 +91,22 @@ class _Packed:
 
 
 class WeightsWriter:
-    """Writes the weights that `plan` asks for; `kind_infos` afterwards says what each kind costs.
+    """A writer of the weights in `plan`; afterwards `kind_infos` returns the cost of each kind.
 
-    `ropes` are all rotary positions of the model, in the order of `ModelConfig.ropes`."""
+    `ropes` are all rotary positions of the model, in the order of `ModelConfig.ropes`.
+    """
 
     def __init__(self, weights: StoredWeights, plan: WeightPlan, ropes: Sequence[Rope]) -> None:
         self._weights, self._source, self._plan = weights, weights.source, plan
         self._ropes = {frequencies_name(index): rope for index, rope in enumerate(ropes)}
-        self._totals: dict[str, _Totals] = {}
+        self._totals: dict[str, _TensorTotals] = {}
 
     def write(self, file: int, progress: Callable[[int, int], None]) -> str:
-        """Write all bytes in order, each once, and return their sha256.
+        """Write all bytes in order, each once. Returns their sha256.
 
         Args:
-            file: a descriptor that is written from where it is: of a file, of memory, or of a pipe.
-            progress: called with how many of how many bytes are written.
+            file: a descriptor that is written from its position: of a file, of memory, or of a pipe.
+            progress: called with the written bytes and the total.
         """
         output, header, total = _HashedOutput(file), self._header(), self._plan.num_bytes
         output.write(header)
@@ -127,8 +128,8 @@ class WeightsWriter:
         return output.digest.hexdigest()
 
     def kind_infos(self) -> dict[str, TensorKindInfo]:
-        """For the manifest: bytes and rounding error of each kind of matrix."""
-        kinds = defaultdict[str, list[_Totals]](list)
+        """Return bytes and rounding error of each kind of matrix, for the manifest."""
+        kinds = defaultdict[str, list[_TensorTotals]](list)
         for totals in self._totals.values():
             kinds[totals.kind.label].append(totals)
         return {
@@ -142,7 +143,7 @@ class WeightsWriter:
         }
 
     def check_rounding(self) -> None:
-        """Raise VerificationFailed if a matrix lost what it says: it was misread, or its numbers fit no kind."""
+        """Raise VerificationFailed if a matrix lost its content: it was misread, or its numbers fit no kind."""
         for tensor in self.rounded():
             if not tensor.relative_error <= _MOST_ROUNDING:
                 raise VerificationFailed(
@@ -151,7 +152,7 @@ class WeightsWriter:
                 )
 
     def rounded(self) -> tuple[RoundedTensor, ...]:
-        """The matrices whose numbers are not the source's."""
+        """Return the matrices whose numbers differ from the source's."""
         return tuple(
             RoundedTensor(name, totals.type, totals.kind.label, _relative_error([totals]))
             for name, totals in self._totals.items()
@@ -159,6 +160,7 @@ class WeightsWriter:
         )
 
     def _header(self) -> bytes:
+        """Return the header of the safetensors file, padded."""
         entries = {
             name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
             for name, (begin, end) in self._plan.tensors().items()
@@ -168,6 +170,7 @@ class WeightsWriter:
         return struct.pack("<Q", length) + text.ljust(length)
 
     def _vector(self, vector: Vector) -> Float32:
+        """Return the numbers of a vector, with padding."""
         out = np.zeros(vector.size, np.float32)
         start = 0
         for name, size in vector.parts:
@@ -179,7 +182,7 @@ class WeightsWriter:
         return out
 
     def _strips(self) -> Iterator[_Strip]:
-        """All matrices, in the order of the plan; each strip is whole blocks of outputs, but for padding."""
+        """Yield all matrices in the order of the plan; each strip is whole blocks of outputs, except for padding."""
         for matrix in self._plan.matrices.values():
             size = max(ROW_BLOCK, _STRIP_NUMBERS // matrix.num_inputs // ROW_BLOCK * ROW_BLOCK)
             for (name, num_rows), expert in product(matrix.parts, range(matrix.num_experts)):
@@ -187,24 +190,26 @@ class WeightsWriter:
                 for start in range(before, before + num_rows, size):
                     yield _Strip(matrix, name, slice(start, min(start + size, before + num_rows)))
 
-    def _packed(self, strip: _Strip) -> _Packed:
+    def _packed(self, strip: _Strip) -> _PackedStrip:
+        """Return a strip in kernel layout, with its rounding error."""
         planes = self._weights.read_planes(strip.name, strip.rows)
         if planes is not None:
-            return _Packed(pack_planes(planes, strip.matrix.num_inputs), None)
+            return _PackedStrip(pack_planes(planes, strip.matrix.num_inputs), None)
         weight = self._weights.read(strip.name, strip.rows)
         if weight.is_exact:
-            return _Packed(pack(weight), None)
-        return _Packed(pack(weight), rounding_error(self._source.read_float32(strip.name, strip.rows), weight))
+            return _PackedStrip(pack(weight), None)
+        return _PackedStrip(pack(weight), rounding_error(self._source.read_float32(strip.name, strip.rows), weight))
 
-    def _tensors(self, packed: Iterator[tuple[_Strip, _Packed]]) -> Iterator[Iterator[npt.NDArray[np.generic]]]:
-        """The numbers of each tensor of the file, in their order, each to be taken before the next."""
+    def _tensors(self, packed: Iterator[tuple[_Strip, _PackedStrip]]) -> Iterator[Iterator[npt.NDArray[np.generic]]]:
+        """Yield the numbers of each tensor of the file, in order, each to be consumed before the next."""
         num_strips = Counter(strip.matrix.name for strip in self._strips())
         matrices = {
             f"{name}.{array}": (matrix, array)
             for name, matrix in self._plan.matrices.items()
             for array in matrix.array_bytes()
         }
-        behind: dict[str, list[npt.NDArray[np.generic]]] = defaultdict(list)  # of codes that are written already
+        # arrays that follow the codes, which are already written
+        behind: dict[str, list[npt.NDArray[np.generic]]] = defaultdict(list)
         for name in self._plan.tensors():
             if name in self._plan.vectors:
                 yield iter([self._vector(self._plan.vectors[name])])
@@ -218,9 +223,9 @@ class WeightsWriter:
                 yield iter(behind.pop(name))
 
     def _codes(
-        self, packed: Iterator[tuple[_Strip, _Packed]], behind: dict[str, list[npt.NDArray[np.generic]]]
+        self, packed: Iterator[tuple[_Strip, _PackedStrip]], behind: dict[str, list[npt.NDArray[np.generic]]]
     ) -> Iterator[npt.NDArray[np.generic]]:
-        """The codes of a matrix; its other arrays are put into `behind`, by the names of their tensors."""
+        """Yield the codes of a matrix; its other arrays are added to `behind`, by the names of their tensors."""
         for strip, found in packed:
             arrays = found.arrays()
             self._count(strip, found.error_and_energy, sum(numbers.nbytes for numbers in arrays.values()))
@@ -229,12 +234,14 @@ class WeightsWriter:
                 behind[f"{strip.matrix.name}.{array}"].append(numbers)
 
     def _order(self, matrix: Matrix) -> npt.NDArray[np.int32]:
+        """Return the input order of a matrix with sorted inputs."""
         order = self._weights.read(matrix.parts[0][0], slice(0, 1)).input_order
         assert order is not None
         return order
 
     def _count(self, strip: _Strip, error_and_energy: tuple[float, float] | None, num_bytes: int) -> None:
-        of_tensor = _Totals(strip.matrix.kind, self._source.tensors()[strip.name].type)
+        """Add a strip to the totals of its tensor."""
+        of_tensor = _TensorTotals(strip.matrix.kind, self._source.tensors()[strip.name].type)
         totals = self._totals.setdefault(strip.name, of_tensor)
         totals.num_bytes += num_bytes
         if error_and_energy is None:
@@ -244,7 +251,7 @@ class WeightsWriter:
             totals.energy += error_and_energy[1]
 
     def _measure_exact(self) -> None:
-        """Sum the squares of what is kept as it is, where something else of its kind is rounded."""
+        """Add the squares of unchanged rows, if others of their kind are rounded."""
         rounded = {totals.kind for totals in self._totals.values() if totals.error}
         for name, totals in self._totals.items():
             for rows in totals.exact if totals.kind in rounded else ():
@@ -253,9 +260,10 @@ class WeightsWriter:
 
 
 class _HashedOutput:
-    """Writes to a descriptor, and hashes what it writes.
+    """A descriptor's writer, which also hashes the bytes.
 
-    In whole huge pages: file systems with large folios keep them so in the page cache, from where they are mapped.
+    It writes whole huge pages: file systems with large folios keep them so in the page cache, from which they are
+    mapped.
     """
 
     def __init__(self, file: int) -> None:
@@ -264,7 +272,7 @@ class _HashedOutput:
         self._waiting = bytearray()
 
     def write(self, data: bytes | npt.NDArray[np.generic]) -> None:
-        """All of `data`, of which `flush` writes the end."""
+        """Write `data`; the end of it may wait for `flush`."""
         numbers = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else np.ascontiguousarray(data)
         view = memoryview(numbers.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # arrays are buffers
         self.digest.update(view)
@@ -277,13 +285,14 @@ class _HashedOutput:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the remaining bytes."""
         view = memoryview(self._waiting)
         while view:
             view = view[os.write(self._file, view) :]
         self._waiting = bytearray()
 
 
-def _relative_error(tensors: Sequence[_Totals]) -> float:
+def _relative_error(tensors: Sequence[_TensorTotals]) -> float:
+    """Return the relative error of tensors together."""
     energy = sum(totals.energy for totals in tensors)
     return math.sqrt(sum(totals.error for totals in tensors) / energy) if energy else 0.0

@@ -1,8 +1,9 @@
-"""Write a PrimFunc with TVMScript's builder: loops are `with` blocks, repetition is a Python `for`.
+"""Write a PrimFunc with TVMScript's builder: loops are `with` blocks, and repetition is a Python `for`.
 
-Straight Python rather than the parsed decorator, because a kernel is a family: what differs between kinds and targets
-is decided while building, with ordinary functions and ordinary `if`. Kernels take bare pointers and int64 sizes and
-return 0; `forward` calls them like C functions. Knows no arithmetic.
+Kernels are plain Python, not the parsed decorator, because each kernel is a family. Differences between weight kinds
+and targets are decided while building, with ordinary functions and `if`.
+
+Kernels take bare pointers and int64 sizes, and return 0. `forward` calls them like C functions. Knows no arithmetic.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from .vector import Expr
 
 SIZE = "size"
 CACHE_LINE = 64  # bytes
-_ANY_SIZE = 1 << 40  # a pointer's buffer has no size of its own
+_ANY_SIZE = 1 << 40  # the size of a pointer's buffer, which TVM demands and nothing uses
 
 
 @dataclass
 class Memory:
-    """A flat buffer: `memory[i]` reads, `memory[i] = value` emits a store; a ramp as index moves a vector."""
+    """A flat buffer: `memory[i]` reads, `memory[i] = value` emits a store. A ramp as the index moves a vector."""
 
     buffer: Any
 
@@ -35,12 +36,12 @@ class Memory:
         T.buffer_store(self.buffer, value, [index])
 
     def at(self, index: Expr) -> Expr:
-        """The address of an element."""
+        """Return the address of an element."""
         return T.address_of(self.buffer[index])
 
 
 class Kernel:
-    """The function being built: `with Kernel() as k:` then arguments, then the body; afterwards `k.function`.
+    """A context that builds one function: declare the arguments, then emit the body; then read `function`.
 
     >>> with Kernel() as k:
     ...     x, n = k.arguments(x="float32", n=SIZE)
@@ -67,8 +68,8 @@ class Kernel:
             self.function = self._builder.get()
 
     def arguments(self, **dtypes: str) -> tuple[Any, ...]:
-        """All arguments, in order: `name="float32"` is the address of such numbers, `name=SIZE` an int64."""
-        # the builder wants every argument before the first buffer is declared
+        """Declare all arguments, in order: `name="float32"` is the address of such numbers, `name=SIZE` an int64."""
+        # the builder requires every argument before the first declared buffer
         values = [
             (dtype, T.arg(name, T.int64() if dtype == SIZE else T.handle(dtype, "global")))
             for name, dtype in dtypes.items()
@@ -80,41 +81,45 @@ class Kernel:
 
 
 def registers(size: int, dtype: str) -> Memory:
-    """Scratch of `size` elements. Below 1024 bytes LLVM keeps it on the stack or in registers; above, TVM's
-    workspace pool of the thread gives it."""
+    """Return scratch memory of `size` elements.
+
+    Below 1024 bytes LLVM keeps it on the stack or in registers. Above, it comes from the thread's workspace pool of
+    TVM.
+    """
     return Memory(T.alloc_buffer((size,), dtype, layout=None))
 
 
 def bound(value: Expr) -> Expr:
-    """The value, computed here once, under a name: an expression is computed wherever it is used."""
+    """Bind `value` to a name, so that it is computed once; a bare expression is computed at each use."""
     return T.bind(value)
 
 
 def prefetch(memory: Memory, start: Expr, num_bytes: int, element_bytes: int) -> None:
-    """Ask for cache lines that will be read soon; an address beyond the memory does no harm.
+    """Prefetch cache lines that will be read soon; an address beyond the memory is harmless.
 
-    They go into the second level: what is asked for ahead, side by side, is more than the first holds.
+    The lines go into the L2 cache, because the concurrent prefetches of a kernel exceed the L1 cache.
     """
     for offset in range(0, num_bytes, CACHE_LINE):
         address = memory.at(start + offset // element_bytes)
-        # to read (0), into the second level (2), data (1)
+        # read access (0), L2 cache (2), data cache (1)
         T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", address, T.int32(0), T.int32(2), T.int32(1)))
 
 
 def _extent(stop: Expr) -> Expr:
+    """Return a loop bound as an int64."""
     return T.int64(stop) if isinstance(stop, int) else stop
 
 
 @contextmanager
 def serial(stop: Expr) -> Iterator[Expr]:
-    """A loop from 0 to `stop`."""
+    """Open a loop from 0 to `stop`; yields the index."""
     with T.serial(_extent(stop)) as i:
         yield i
 
 
 @contextmanager
 def parallel(stop: Expr) -> Iterator[Expr]:
-    """A loop from 0 to `stop` over the threads of `thread_pool.ll`, which take contiguous runs as they are free."""
+    """Open a parallel loop from 0 to `stop`: idle threads of `thread_pool.ll` take contiguous runs of indices."""
     T.evaluate(T.call_extern("int32", "parallel_items", _extent(stop)))
     with T.parallel(_extent(stop)) as i:
         yield i
@@ -122,20 +127,20 @@ def parallel(stop: Expr) -> Iterator[Expr]:
 
 @contextmanager
 def when(condition: Expr) -> Iterator[None]:
-    """Do the block if `condition` holds."""
+    """Open a block that runs only if `condition` holds."""
     with T.If(condition), T.Then():
         yield
 
 
 @contextmanager
 def either(condition: Expr) -> Iterator[tuple[Any, Any]]:
-    """Two branches: `with either(c) as (then, otherwise): with then: ...; with otherwise: ...`."""
+    """Open two branches: `with either(c) as (then, otherwise): with then: ...; with otherwise: ...`."""
     with T.If(condition):
         yield T.Then(), T.Else()
 
 
 def for_each_row(count: Expr, body: Callable[[Expr], None], serial_up_to: int = 8) -> None:
-    """Emit `body(row)` for each row: a few on the calling thread, many over the pool."""
+    """Emit `body(row)` for each row: up to `serial_up_to` on the calling thread, more on the thread pool."""
     with either(count <= serial_up_to) as (then, otherwise):
         with then, serial(count) as row:
             body(row)

@@ -17,7 +17,7 @@ _SHARED = 3  # e_type: ET_DYN
 
 
 class Kind(IntEnum):
-    """What a range of the file holds (sh_type)."""
+    """Content of a range of the file (sh_type)."""
 
     CONTENT = 1
     NAMES = 3
@@ -29,7 +29,7 @@ class Kind(IntEnum):
 
 
 class Use(IntEnum):
-    """How a range is used in memory (sh_flags)."""
+    """Memory access of a range (sh_flags)."""
 
     READ = 2
     WRITE = 3
@@ -37,7 +37,7 @@ class Use(IntEnum):
 
 
 class SegmentKind(IntEnum):
-    """What a segment is to the dynamic linker (p_type)."""
+    """Type of a segment, as the dynamic linker reads it (p_type)."""
 
     LOAD = 1
     DYNAMIC = 2
@@ -50,7 +50,10 @@ _ACCESS = {Use.READ: 4, Use.WRITE: 6, Use.EXECUTE: 5}  # p_flags
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes of the library that have a name in its section table. `link` names the range with its symbols or names."""
+    """Bytes of the library that have a name in its section table.
+
+    `link` names the range that holds its symbols or names.
+    """
 
     name: str
     begin: int
@@ -62,12 +65,13 @@ class Range:
 
     @property
     def end(self) -> int:
+        """The offset after the last byte."""
         return self.begin + self.size
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes `[begin, end)` of memory, of which the first `file_bytes` are in the file."""
+    """Bytes `[begin, end)` of memory; the first `file_bytes` of them are in the file."""
 
     kind: SegmentKind
     use: Use
@@ -78,7 +82,7 @@ class Segment:
 
 
 class Names:
-    """A table of names, each ended by a zero byte."""
+    """A string table: names, each ended by a zero byte."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._offsets: dict[str, int] = {}
@@ -90,12 +94,12 @@ class Names:
         self.content = bytes(content)
 
     def offset(self, name: str) -> int:
-        """Return where a name begins."""
+        """Return the offset at which a name begins."""
         return self._offsets[name]
 
 
 def hash_table(names: Sequence[str]) -> bytes:
-    """Return the table by which the dynamic linker finds symbols, with as many buckets as names."""
+    """Return the hash table of the dynamic linker for symbols, with as many buckets as names."""
     buckets, chain = [0] * len(names), [0] * len(names)
     for index in range(len(names) - 1, 0, -1):
         bucket = _hash(names[index]) % len(names)
@@ -105,7 +109,7 @@ def hash_table(names: Sequence[str]) -> bytes:
 
 
 def with_headers(content: bytes, machine: int, segments: Sequence[Segment], ranges: Sequence[Range]) -> bytes:
-    """Return `content` with the headers that it has room for, and with the section table after it."""
+    """Return `content` with headers in the room left for them, and with the section table appended."""
     names = Names([*(part.name for part in ranges), ".shstrtab"])
     index_of = {part.name: index for index, part in enumerate(ranges, 1)}
     file = bytearray(content)
@@ -134,6 +138,7 @@ def with_headers(content: bytes, machine: int, segments: Sequence[Segment], rang
 
 
 def _pad(file: bytearray) -> None:
+    """Append zeros up to a multiple of 8 bytes."""
     file += bytes(-len(file) % 8)
 
 

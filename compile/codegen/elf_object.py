@@ -1,7 +1,7 @@
 """Read a relocatable ELF object, as LLVM writes it: its sections, symbols and relocations.
 
-Only what is loaded into memory is read; debug information is left out. The format is in the System V ABI (gABI, "Object
-Files"), 64 bits and little-endian.
+Only content that is loaded into memory is read; debug information is left out. The format is in the System V ABI (gABI,
+"Object Files"), 64 bits and little-endian.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # sh_type: SHT_SYMTAB, SHT_RELA, SHT
 _WRITE, _ALLOCATE, _EXECUTE, _THREAD_LOCAL = 0x1, 0x2, 0x4, 0x400  # sh_flags
 _LOCAL, _WEAK = 0, 2  # binding of a symbol
 _SOURCE_FILE = 4  # type of a symbol
-_DEFAULT = 0  # visibility of a symbol: others are for the library alone
+_DEFAULT = 0  # visibility of a symbol; symbols of another visibility are hidden
 _ABSOLUTE, _COMMON = 0xFFF1, 0xFFF2  # special section indices
-_MAX_ALIGN, _MAX_BYTES = 4096, 1 << 28  # of a section
+_MAX_ALIGN, _MAX_BYTES = 4096, 1 << 28  # limits of a section
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -28,7 +28,7 @@ _RELOCATION = struct.Struct("<QIIq")
 
 @dataclass(frozen=True)
 class Relocation:
-    """A place in a section that depends on a symbol's address; `type` is the machine's number for the formula."""
+    """A position in a section that depends on a symbol's address; `type` is the machine's number of the formula."""
 
     offset: int
     type: int
@@ -38,7 +38,7 @@ class Relocation:
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """Bytes that are loaded; without `content` they are zeros (`.bss`)."""
+    """Bytes that are loaded into memory; zeros (`.bss`) if `content` is None."""
 
     name: str
     size: int
@@ -51,9 +51,9 @@ class Section:
 
 @dataclass(frozen=True, eq=False)
 class Symbol:
-    """A name for `value` bytes into a section; without a section the symbol is another object's.
+    """A name for the address `value` bytes into a section; another object defines it if `section` is None.
 
-    A hidden one is known in the library alone.
+    A hidden symbol is visible in the library alone.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class ElfObject:
-    """One object file: the machine it is for, and what it loads and defines."""
+    """One object file: its machine, and the sections and symbols that it defines."""
 
     machine: int
     sections: tuple[Section, ...]
@@ -76,7 +76,7 @@ class ElfObject:
 
     @classmethod
     def parse(cls, data: bytes) -> ElfObject:
-        """Read an object file. Raises CompileError if it is none, or has what kernels never have."""
+        """Read an object file. Raises CompileError if it is not one, or has features that kernels never use."""
         try:
             return _parse(data)
         except (struct.error, IndexError, ValueError, OverflowError) as error:
@@ -100,6 +100,7 @@ class _Row:
 
 
 def _parse(data: bytes) -> ElfObject:
+    """Read an object file. An invalid one raises CompileError, struct.error or ValueError."""
     ident, kind, machine, *_, num_sections, names_index = _HEADER.unpack_from(data)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != 1:
         raise CompileError("a compiled kernel is not a relocatable ELF object of 64 bits; clear the kernel cache")
@@ -119,6 +120,7 @@ def _parse(data: bytes) -> ElfObject:
 
 
 def _rows(data: bytes, num_sections: int, names_index: int) -> list[_Row]:
+    """Return the rows of the section table, with contents and names."""
     offset = _HEADER.unpack_from(data)[6]
     table = [_SECTION.unpack_from(data, offset + index * _SECTION.size) for index in range(num_sections)]
     names = data[table[names_index][4] :]
@@ -132,6 +134,7 @@ def _rows(data: bytes, num_sections: int, names_index: int) -> list[_Row]:
 
 
 def _section(row: _Row) -> Section:
+    """Return the section of a row. Raises CompileError for thread-local data, ValueError for invalid sizes."""
     if row.flags & _THREAD_LOCAL:
         raise CompileError(f"a compiled kernel has thread-local data ({row.name}), which cannot be linked")
     if row.align & (row.align - 1) or row.align > _MAX_ALIGN or row.size > _MAX_BYTES:
@@ -141,6 +144,7 @@ def _section(row: _Row) -> Section:
 
 
 def _symbol(row: tuple[int, ...], names: bytes, sections: dict[int, Section]) -> Symbol:
+    """Return the symbol of a row of the symbol table. Raises CompileError or ValueError if it is in no section."""
     name, info, other, index, value, size = row
     binding, kind, section = info >> 4, info & 15, sections.get(index)
     if index in (_ABSOLUTE, _COMMON) and kind != _SOURCE_FILE:
@@ -152,9 +156,11 @@ def _symbol(row: tuple[int, ...], names: bytes, sections: dict[int, Section]) ->
 
 
 def _relocations(content: bytes, symbols: list[Symbol]) -> Iterator[Relocation]:
+    """Yield the relocations in the content of a relocation section."""
     for offset, kind, symbol, addend in _RELOCATION.iter_unpack(content):
         yield Relocation(offset, kind, symbols[symbol], addend)
 
 
 def _text(names: bytes, offset: int) -> str:
+    """Return the zero-terminated text at `offset` of a string table."""
     return names[offset : names.index(0, offset)].decode()

@@ -1,4 +1,7 @@
-"""Keep compiled objects on disk, so that a kernel is compiled once per machine. Knows keys and bytes, not TVM."""
+"""Keep compiled objects on disk, so that a kernel is compiled once per machine.
+
+Knows keys and bytes, not TVM.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from pathlib import Path
 
 from radixlm.runtime.artifact import cache_dir
 
-_LIMIT_BYTES = 512 << 20  # some 25,000 kernels
+_LIMIT_BYTES = 512 << 20  # about 25,000 kernels
 _DIGEST_BYTES = 32
-_USED_AGAIN_S = 3600.0  # a file's time of last use is at most this old
-_ABANDONED_S = 3600.0  # a temporary file this old was left by a process that was killed
-_PRUNED_AGAIN_S = 3600.0  # an hour of compiling makes a few hundred megabytes at most
-_PRUNED = ".pruned"  # the file whose time says when the folder was pruned
+_USED_AGAIN_S = 3600.0  # the recorded time of last use is at most this old
+_ABANDONED_S = 3600.0  # a temporary file this old was left by a killed process
+_PRUNED_AGAIN_S = 3600.0  # an hour of compiling writes a few hundred megabytes at most
+_PRUNED = ".pruned"  # the file whose modification time is the time of the last prune
 _KEY = re.compile(r"[0-9a-f]{16,64}")
 _PREFIX = ".new-"  # of temporary files
 _TEMPORARY = re.compile(re.escape(_PREFIX) + ".*")
@@ -27,7 +30,7 @@ _TEMPORARY = re.compile(re.escape(_PREFIX) + ".*")
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Objects of a cache, and their bytes on disk."""
+    """Number of objects in a cache, and their bytes on disk."""
 
     num_objects: int
     num_bytes: int
@@ -35,10 +38,10 @@ class CacheStats:
 
 @dataclass(frozen=True)
 class KernelCache:
-    """A folder of objects by key that processes share without locks. Each file is written whole, then renamed.
+    """A folder of objects by key, shared between processes without locks.
 
-    A file holds the SHA-256 digest of an object, then the object. A damaged one counts as missing. Disk errors make the
-    cache slower, never wrong: `get` returns None and `put` does nothing.
+    Each file is written whole, then renamed. It holds the SHA-256 digest of an object, then the object. A damaged file
+    counts as missing. Disk errors make the cache slower, never wrong: `get` returns None and `put` does nothing.
 
     >>> import tempfile
     >>> cache = KernelCache(Path(tempfile.mkdtemp()))
@@ -47,7 +50,7 @@ class KernelCache:
     b'object'
 
     Attributes:
-        limit_bytes: what `prune` leaves at most.
+        limit_bytes: size to which `prune` shrinks the cache.
     """
 
     directory: Path
@@ -55,7 +58,7 @@ class KernelCache:
 
     @classmethod
     def of_user(cls) -> KernelCache:
-        """The user's cache: `$XDG_CACHE_HOME/radixlm/kernels`, or the folder that `$RADIXLM_KERNEL_CACHE` names."""
+        """Return the user's cache: `$RADIXLM_KERNEL_CACHE` if it is set, or `$XDG_CACHE_HOME/radixlm/kernels`."""
         return cls(Path(os.environ.get("RADIXLM_KERNEL_CACHE") or cache_dir() / "kernels"))
 
     def get(self, key: str) -> bytes | None:
@@ -74,7 +77,7 @@ class KernelCache:
         return content
 
     def put(self, key: str, content: bytes) -> None:
-        """Store an object; of two processes that store the same key, the later one wins."""
+        """Store an object; if two processes store the same key, the later one wins."""
         path = self._path(key)
         with contextlib.suppress(OSError):
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -88,12 +91,12 @@ class KernelCache:
                 raise
 
     def stats(self) -> CacheStats:
-        """Count objects and their bytes."""
+        """Return the number of objects and their bytes."""
         sizes = [size for _, _, size in self._files(_KEY)]
         return CacheStats(len(sizes), sum(sizes))
 
     def prune(self) -> CacheStats:
-        """Remove the least recently used objects beyond `limit_bytes`. Returns what was removed."""
+        """Remove the least recently used objects beyond `limit_bytes`. Returns the removed objects' statistics."""
         for written, path, _ in list(self._files(_TEMPORARY)):
             if written < time.time() - _ABANDONED_S:
                 _is_removed(path)
@@ -108,7 +111,7 @@ class KernelCache:
         return CacheStats(num_removed, num_bytes)
 
     def prune_hourly(self) -> CacheStats:
-        """Prune, unless a process did so within the hour: to list 20,000 objects takes a third of a second."""
+        """Prune unless a process did so within the hour, because listing 20,000 objects takes a third of a second."""
         stamp = self.directory / _PRUNED
         with contextlib.suppress(OSError):
             if 0 <= time.time() - stamp.stat().st_mtime < _PRUNED_AGAIN_S:
@@ -118,15 +121,19 @@ class KernelCache:
         return self.prune()
 
     def clear(self) -> CacheStats:
-        """Remove every object. Returns what was removed."""
+        """Remove every object. Returns the removed objects' statistics."""
         return KernelCache(self.directory, limit_bytes=0).prune()
 
     def _path(self, key: str) -> Path:
+        """Return the path of a key's file."""
         assert _KEY.fullmatch(key), f"{key!r} is no key"
         return self.directory / key
 
     def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[float, Path, int]]:
-        """Time of last use, path and bytes of the files whose names match. Other processes may remove some."""
+        """Yield time of last use, path and bytes of the files whose names match.
+
+        Other processes may remove some of them meanwhile.
+        """
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.directory):
                 with contextlib.suppress(OSError):
@@ -136,7 +143,7 @@ class KernelCache:
 
 
 def _is_removed(path: Path) -> bool:
-    """Remove a file. Returns whether this process did; another may, or the folder may be read-only."""
+    """Remove a file. Returns whether this process removed it; another may have, or the folder is read-only."""
     try:
         path.unlink()
     except OSError:

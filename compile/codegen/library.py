@@ -1,4 +1,4 @@
-"""From PrimFuncs to a shared library: an object for each function, from the kernel cache or compiled, then one link.
+"""Build a shared library from PrimFuncs: one object per function, cached or compiled, then one link.
 
 Kernels are private functions, called by the symbol that `kernel_symbol` gives. Functions with a `global_symbol` are the
 library's entry points. Each library has the threads of `thread_pool.ll` linked in. Knows no model.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from radixlm.runtime.artifact.cpu import default_num_threads
+from radixlm.runtime.artifact.cpu import architecture_of, default_num_threads
 from radixlm.runtime.errors import CompileError
 from tvm.ir.transform import Sequential
 from tvm.script.ir_builder import tirx as T
@@ -25,16 +26,17 @@ from tvm.tirx.build import tir_to_runtime
 
 from .kernel_cache import KernelCache
 from .linker import link
+from .macho_linker import link_for_macos
 from .targets import Target
 
 _CPU = 1  # DLPack's device type
 _SYMBOL = "global_symbol"
 _DISABLED_PASSES = [
-    # It narrows buffers to what is accessed, which kernels do themselves; it took eleven of attention's twelve seconds.
+    # It narrows buffers to their accesses, which kernels do themselves. It took 11 of the 12 s that attention compiles.
     "s_tir.CompactBufferAllocation",
-    # LLVM finds common subexpressions, too: a tenth sooner, and models compute the same bits in the same time.
+    # LLVM finds common subexpressions, too. Compiling takes 10 % less time; models compute the same bits as fast.
     "tirx.CommonSubexprElim",
-    # They find nothing to change in these kernels, most being for GPUs: libraries are the same bytes, a fifth sooner.
+    # They change nothing in these kernels, most being for GPUs. The libraries are the same bytes, 20 % sooner.
     "s_tir.HoistIfThenElse",
     "s_tir.InferFragment",
     "s_tir.InjectDoubleBuffer",
@@ -51,29 +53,35 @@ _DISABLED_PASSES = [
     "tirx.RemoveNoOp",
     "tirx.SplitHostDevice",
 ]
-_structural_hash = tvm.get_global_func("ffi.StructuralHash")  # of (function, map_free_vars, skip_tensor_content)
+_structural_hash = tvm.get_global_func("ffi.StructuralHash")  # arguments: function, map_free_vars, skip_tensor_content
 _load_ir = tvm.get_global_func("ffi.Module.load_from_file.ll")
-_structural_map = tvm.get_global_func("ffi.StructuralMap")  # of (root, [(type, callback)], [], order)
+_structural_map = tvm.get_global_func("ffi.StructuralMap")  # arguments: root, [(type, callback)], [], order
 _PRODUCT, _CHILDREN_FIRST = tvm.tirx.Mul.__tvm_ffi_type_info__.type_index, 1
 _THREAD_POOL = Path(__file__).with_name("thread_pool.ll")
-_MAKER = [2, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]  # 2: raised when this module changes
+_THREAD_POOL_ON_MACOS = Path(__file__).with_name("thread_pool_macos.ll")
+# the first number is raised when this module changes
+_MAKER = [2, version("apache-tvm"), version("apache-tvm-ffi"), _DISABLED_PASSES]
 
 
 @dataclass(frozen=True)
 class Library:
-    """Objects that link into one shared library: bytes of ELF files, each with one function."""
+    """The objects that link into one shared library, as bytes of ELF files, each with one function.
+
+    Objects for macOS are ELF files, too, with its calling conventions; their library is Mach-O.
+    """
 
     objects: tuple[bytes, ...]
+    is_for_macos: bool = False
 
     def export(self, path: Path) -> None:
-        """Link into `path`, replacing a library that is there.
+        """Link into `path`, replacing an existing library.
 
         Raises:
             CompileError: an object cannot be linked, or `path` cannot be written.
         """
-        library = link(self.objects)
+        library = (link_for_macos if self.is_for_macos else link)(self.objects)
         try:
-            path.unlink(missing_ok=True)  # a process may have the old one open
+            path.unlink(missing_ok=True)  # another process may have the old file open
             path.write_bytes(library)
         except OSError as error:
             raise CompileError(
@@ -82,20 +90,21 @@ class Library:
 
 
 def kernel_symbol(kernel: Any, target: Target) -> str:
-    """Return the symbol by which entry points call a kernel: equal kernels have equal symbols, in every process."""
+    """Return the symbol by which entry points call a kernel. Equal kernels have equal symbols in every process."""
     return f"kernel_{_key(kernel, target)}"
 
 
 def build_library(
     functions: Iterable[Any], target: Target, cache: KernelCache, report: Callable[[int, int], None] = lambda *_: None
 ) -> Library:
-    """Compile kernels and entry points, those that `cache` lacks on all processors, and store them there.
+    """Compile kernels and entry points to a library; those that `cache` lacks are compiled on all cores and stored.
 
     Args:
         functions: PrimFuncs; equal ones are compiled once.
-        report: called with the number of functions that were compiled, and of those that `cache` lacks.
+        report: called with the number of compiled functions, and the number that `cache` lacked.
     """
-    by_key = {_key(function, target): function for function in (_THREAD_POOL, *functions)}
+    system = (_THREAD_POOL_ON_MACOS.read_text(),) if target.is_for_macos else ()
+    by_key = {_key(function, target): function for function in (_thread_pool(target), *system, *functions)}
     objects = {key: cache.get(key) for key in by_key}
     missing = [key for key, found in objects.items() if found is None]
     report(0, len(missing))
@@ -106,29 +115,36 @@ def build_library(
             cache.put(key, content)
             objects[key] = content
             report(num_compiled, len(missing))
-    finally:  # an interrupt does not wait for what has not begun
+    finally:  # an interrupt does not wait for compiles that have not begun
         pool.shutdown(cancel_futures=True)
     if missing:
         cache.prune_hourly()
-    return Library(tuple(content for content in objects.values() if content is not None))
+    return Library(tuple(content for content in objects.values() if content is not None), target.is_for_macos)
+
+
+def _thread_pool(target: Target) -> str:
+    """Return the LLVM IR of the thread pool, preceded by the definitions that depend on the CPU."""
+    processor = Path(__file__).with_name(f"thread_pool_{architecture_of(target.triple)}.ll")
+    text = processor.read_text() + _THREAD_POOL.read_text()
+    return re.sub("^target triple = .*", f'target triple = "{target.triple}"', text, flags=re.MULTILINE)
 
 
 def _key(function: Any, target: Target) -> str:
-    """Hash all that decides the object: the function's TIR, the target, TVM's version and ours; or a file of LLVM's IR.
+    """Hash everything that decides the object: the TIR or LLVM IR, the target, and the versions of TVM and radixlm.
 
-    The names of an entry point's arguments are in its errors, and not in the structural hash.
+    The names of an entry point's arguments are hashed separately: its errors have them, the structural hash does not.
     """
-    if isinstance(function, Path):
-        return hashlib.sha256(json.dumps([function.read_text(), _MAKER]).encode()).hexdigest()[:32]
+    if isinstance(function, str):
+        return hashlib.sha256(json.dumps([function, _MAKER]).encode()).hexdigest()[:32]
     names = [parameter.name for parameter in function.params] if _SYMBOL in function.attrs else []
     decides = [_structural_hash(function, False, False), names, target.llvm_options, _MAKER]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
 
 def _compile(key: str, function: Any, target: Target) -> bytes:
-    """Compile one function, or a file of LLVM's IR, to an object file."""
-    if isinstance(function, Path):
-        return _object_file(_load_ir(str(function), "ll"))
+    """Compile one function, or LLVM IR, to an object file."""
+    if isinstance(function, str):
+        return _object_file(_loaded_ir(function))
     tvm_target = target.tvm_target()
     is_entry = _SYMBOL in function.attrs
     name = function.attrs[_SYMBOL] if is_entry else f"kernel_{key}"
@@ -138,7 +154,7 @@ def _compile(key: str, function: Any, target: Target) -> bytes:
     with tvm.transform.PassContext(disabled_pass=_DISABLED_PASSES):
         module = Sequential([_name_the_device()])(pipeline(module))
     module = finalize_host()(module)
-    if not is_entry:  # only now: with a symbol from the start it would take TVM's packed arguments
+    if not is_entry:  # only now: a function with a symbol from the start would take TVM's packed arguments
         [lowered] = module.functions.values()
         module = tvm.IRModule({name: lowered.with_attr(_SYMBOL, name)})
     if target.has_fma:
@@ -146,8 +162,16 @@ def _compile(key: str, function: Any, target: Target) -> bytes:
     return _object_file(tir_to_runtime(module, {}, tvm_target))
 
 
+def _loaded_ir(text: str) -> Any:
+    """Return the LLVM module of a text in LLVM's IR."""
+    with tempfile.TemporaryDirectory(prefix="radixlm-ir-") as folder:
+        path = Path(folder) / "text.ll"
+        path.write_text(text)
+        return _load_ir(str(path), "ll")
+
+
 def _object_file(library: Any) -> bytes:
-    """What LLVM makes of a module."""
+    """Return the object file that LLVM makes of a module."""
     with tempfile.TemporaryDirectory(prefix="radixlm-object-") as folder:
         path = Path(folder) / "function.o"
         library.write_to_file(str(path), "o")
@@ -155,10 +179,10 @@ def _object_file(library: Any) -> bytes:
 
 
 def _name_the_device() -> Any:
-    """Declare in each private function that scratch memory is the CPU's.
+    """Return a pass that declares, in each private function, that scratch memory is the CPU's.
 
-    Exported functions learn it from their arguments. A kernel cannot declare it while it is written: storage is
-    planned later, and moves allocations out of such a scope.
+    Exported functions learn it from their arguments. A kernel cannot declare it when it is written, because storage
+    planning comes later and moves allocations out of such a scope.
     """
 
     def name_the_device(function: Any, module: Any, context: Any) -> Any:
@@ -173,10 +197,10 @@ def _name_the_device() -> Any:
 
 
 def _round_products() -> Any:
-    """Round every float product before it is added to anything: only `fma` in a kernel fuses the two.
+    """Return a pass that rounds every float product before it is added: only `fma` in a kernel fuses the two.
 
-    TVM allows LLVM to make one instruction of any product and sum. It does so in one copy of an expression and not in
-    another, and a token's bits would depend on how many tokens are computed beside it.
+    TVM allows LLVM to fuse any product and sum. LLVM does so in one copy of an expression and not in another. A token's
+    bits would then depend on how many tokens are in its batch.
     """
 
     def fenced(product: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Compute relocations of x86-64 and AArch64: the bytes of an instruction or a word once all addresses are known.
+"""Compute relocations of x86-64 and AArch64: the bytes of an instruction or a word at its final address.
 
-The formulas are those of the two processors' ELF ABIs, with their letters: S, the symbol's address; A, the addend; P,
-the address of the place. Lists what LLVM emits for position-independent code; another type is an error.
+The formulas are those of the two CPUs' ELF ABIs, with their letters: S, the symbol's address; A, the addend; P, the
+relocated address. Lists the types that LLVM emits for position-independent code; another type is an error.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from radixlm.runtime.errors import CompileError
 
 from .elf_object import AARCH64, X86_64
 
-_PAGE = 4096  # of `adrp`, whatever pages the machine has
+_PAGE = 4096  # page size of `adrp`, independent of the machine's pages
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A type of relocation.
+    """The computation of one type of relocation.
 
     Attributes:
-        needs_entry: S is the address of the symbol's entry in the global offset table.
-        is_call: it may lead to a stub that jumps to a symbol of another library.
-        is_address: a whole address, which the dynamic linker adds the library's base to.
-        apply: returns the bytes of the place, from (bytes of the place on, S + A, P).
+        needs_entry: true if S is the address of the symbol's entry in the global offset table.
+        is_call: true if it may call a stub that jumps to a symbol of another library.
+        is_address: true for a whole address, to which the dynamic linker adds the library's base.
+        apply: returns the relocated bytes, from (bytes from P on, S + A, P).
     """
 
     apply: Callable[[bytes, int, int], bytes]
@@ -36,13 +36,13 @@ class Formula:
 
 @dataclass(frozen=True)
 class Machine:
-    """What linking needs to know of a processor.
+    """Linking rules of one CPU architecture.
 
     Attributes:
         formulas: by type of relocation.
         entry_type: the dynamic relocation that fills an entry of the global offset table with a symbol's address.
         base_type: the dynamic relocation that adds the library's base address.
-        page_bytes: the largest page of its systems; segments begin on pages.
+        page_bytes: the largest page size of its systems; segments begin on pages.
         stub: returns code that jumps to the address in an entry, from (address of the entry, address of the stub).
     """
 
@@ -54,14 +54,14 @@ class Machine:
 
 
 def machine_of(number: int) -> Machine:
-    """Return the processor of an object's `e_machine`. Raises CompileError if it is none of ours."""
+    """Return the architecture of an object's `e_machine`. Raises CompileError if it is unsupported."""
     if number not in _MACHINES:
         raise CompileError(f"objects for machine {number} of ELF cannot be linked; x86-64 and AArch64 can")
     return _MACHINES[number]
 
 
 def _word(layout: str, is_relative: bool) -> Callable[[bytes, int, int], bytes]:
-    """Store S + A, or S + A - P."""
+    """Return a formula that stores S + A, or S + A - P if relative."""
 
     def apply(place: bytes, value: int, address: int) -> bytes:
         try:
@@ -75,7 +75,7 @@ def _word(layout: str, is_relative: bool) -> Callable[[bytes, int, int], bytes]:
 def _instruction(
     bits: int, shift: int, of: Callable[[int, int], int], unit: int = 1
 ) -> Callable[[bytes, int, int], bytes]:
-    """Put `of(S + A, P) // unit` into `bits` bits of an AArch64 instruction, `shift` bits from its lowest."""
+    """Return a formula that puts `of(S + A, P) // unit` into `bits` bits of an AArch64 instruction, at bit `shift`."""
 
     def apply(place: bytes, value: int, address: int) -> bytes:
         number = of(value, address)
@@ -90,10 +90,12 @@ def _instruction(
 
 
 def _distance(value: int, address: int) -> int:
+    """Return the distance from the relocated address."""
     return value - address
 
 
 def _in_page(value: int, address: int) -> int:
+    """Return the offset within a page."""
     return value % _PAGE
 
 
@@ -107,17 +109,19 @@ def _page_distance(place: bytes, value: int, address: int) -> bytes:
 
 
 def _x86_stub(entry: int, address: int) -> bytes:
+    """Return x86-64 code that jumps to the address in `entry`."""
     return b"\xff\x25" + struct.pack("<i", entry - address - 6) + b"\xcc\xcc"  # jmp [rip + entry]
 
 
 def _aarch64_stub(entry: int, address: int) -> bytes:
+    """Return AArch64 code that jumps to the address in `entry`."""
     page = _page_distance(struct.pack("<I", 0x90000010), entry, address)  # adrp x16, entry
     load = _instruction(12, 10, _in_page, 8)(struct.pack("<I", 0xF9400211), entry, address)  # ldr x17, [x16, entry]
     return page + load + struct.pack("<II", 0xD61F0220, 0xD503201F)  # br x17; nop
 
 
 _RELATIVE32 = _word("<i", is_relative=True)
-_OFFSETS = {  # of loads and stores: the item's bytes by type
+_OFFSETS = {  # of loads and stores: bytes of the item by relocation type
     type: Formula(_instruction(12, 10, _in_page, size))
     for type, size in ((278, 1), (284, 2), (285, 4), (286, 8), (299, 16))
 }

@@ -5,11 +5,15 @@
 ; has not come by the end is not waited for. A task computes the same numbers whoever runs it.
 ;
 ; TVM compiles a parallel loop into a function `task(number, {unused, number of tasks}, data)` and a call of
-; __TVMBackendParallelLaunch, which its runtime would set to its own pool. Hidden here, the runtime does not find it.
+; __TVMBackendParallelLaunch, which its runtime would set to its own pool. Hidden here, the runtime does not find it. So it
+; is with __TVMBackendAllocWorkspace and __TVMBackendFreeWorkspace, by which kernels get scratch memory: a library with
+; these definitions needs nothing of TVM's runtime.
 
-target triple = "x86_64-linux-gnu"
+; What differs between processors is in a file of its own, which stands before this one: `thread_pool_aarch64.ll`.
 
 @__TVMBackendParallelLaunch = hidden global ptr @launch
+@__TVMBackendAllocWorkspace = hidden global ptr @allocate
+@__TVMBackendFreeWorkspace = hidden global ptr @release
 @kernel_launcher = alias ptr, ptr @__TVMBackendParallelLaunch  ; seen from outside, for measurements
 
 ; Limits, in the order in which they are met.
@@ -27,6 +31,7 @@ target triple = "x86_64-linux-gnu"
 @processor = internal global i32 0, align 64       ; the caller's
 @failure = internal global i32 0, align 64         ; what a task returned that was not 0
 @in_use = internal global i32 0, align 64          ; one caller has the pool; others meanwhile compute alone
+@kept = internal global [64 x [8 x ptr]] zeroinitializer, align 64  ; a thread's: scratch memory that it gave back
 
 ; Written by the caller while no task is left.
 @task = internal global ptr null, align 64
@@ -40,6 +45,8 @@ target triple = "x86_64-linux-gnu"
 @starter = internal global i32 0                   ; the thread that did
 @is_ending = internal global i32 0
 
+declare ptr @aligned_alloc(i64, i64)
+declare void @free(ptr)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(i64, ptr)
 declare i32 @sched_yield()
@@ -50,7 +57,85 @@ declare i32 @gettid()
 declare i32 @getpid()
 declare i32 @clock_gettime(i32, ptr)
 declare i64 @syscall(i64, ...)
-declare void @llvm.x86.sse2.pause()
+
+; Scratch memory of a task, in whole cache lines as TVM's code expects it; null if there is none. A task that computes a
+; row asks for it each time, so the last two blocks that a thread gave back are kept for it. Before each is a line with its
+; size. Threads are told apart by where their stacks are; two that share a place take turns, or find it empty.
+define internal ptr @allocate(i32 %device_type, i32 %device_id, i64 %num_bytes, i32 %dtype_code, i32 %dtype_bits) {
+entry:
+  %above = add i64 %num_bytes, 127
+  %wanted = and i64 %above, -64                      ; with the line before it
+  %first_place = call ptr @kept_blocks()
+  %first = call ptr @take(ptr %first_place, i64 %wanted)
+  %is_first = icmp ne ptr %first, null
+  br i1 %is_first, label %found, label %look
+look:
+  %second_place = getelementptr ptr, ptr %first_place, i64 1
+  %second = call ptr @take(ptr %second_place, i64 %wanted)
+  %is_second = icmp ne ptr %second, null
+  br i1 %is_second, label %found, label %make
+make:
+  %new = call ptr @aligned_alloc(i64 64, i64 %wanted)
+  %is_none = icmp eq ptr %new, null
+  br i1 %is_none, label %none, label %made
+made:
+  store i64 %wanted, ptr %new
+  br label %found
+found:
+  %block = phi ptr [ %first, %entry ], [ %second, %look ], [ %new, %made ]
+  %memory = getelementptr i8, ptr %block, i64 64
+  ret ptr %memory
+none:
+  ret ptr null
+}
+
+define internal i32 @release(i32 %device_type, i32 %device_id, ptr %memory) {
+entry:
+  %block = getelementptr i8, ptr %memory, i64 -64
+  %size = load i64, ptr %block
+  %is_kept = icmp ule i64 %size, 65536
+  br i1 %is_kept, label %keep, label %drop
+keep:
+  %first_place = call ptr @kept_blocks()
+  %older = atomicrmw xchg ptr %first_place, ptr %block acq_rel
+  %second_place = getelementptr ptr, ptr %first_place, i64 1
+  %oldest = atomicrmw xchg ptr %second_place, ptr %older acq_rel
+  br label %drop
+drop:
+  %unused = phi ptr [ %block, %entry ], [ %oldest, %keep ]
+  call void @free(ptr %unused)                       ; which may be null
+  ret i32 0
+}
+
+; The block that is kept in a place, if it is large enough; else null, and the place is empty.
+define internal ptr @take(ptr %place, i64 %wanted) {
+entry:
+  %block = atomicrmw xchg ptr %place, ptr null acq_rel
+  %is_none = icmp eq ptr %block, null
+  br i1 %is_none, label %none, label %some
+some:
+  %size = load i64, ptr %block
+  %is_enough = icmp uge i64 %size, %wanted
+  br i1 %is_enough, label %enough, label %small
+enough:
+  ret ptr %block
+small:
+  call void @free(ptr %block)
+  br label %none
+none:
+  ret ptr null
+}
+
+; The two places of the calling thread.
+define internal ptr @kept_blocks() {
+  %here = alloca i8
+  %address = ptrtoint ptr %here to i64
+  %stack = lshr i64 %address, 20
+  %hash = mul i64 %stack, -7046029254386353131       ; 2^64 by the golden ratio: its high bits differ for neighbours
+  %number = lshr i64 %hash, 58
+  %places = getelementptr [64 x [8 x ptr]], ptr @kept, i64 0, i64 %number
+  ret ptr %places
+}
 
 define internal i64 @now() {
   %time = alloca { i64, i64 }
@@ -64,12 +149,14 @@ define internal i64 @now() {
 }
 
 define internal void @sleep_while(ptr %word, i32 %value) {  ; or less long
-  call i64 (i64, ...) @syscall(i64 202, ptr %word, i32 128, i32 %value, ptr null)  ; FUTEX_WAIT_PRIVATE
+  %futex = load i64, ptr @futex
+  call i64 (i64, ...) @syscall(i64 %futex, ptr %word, i32 128, i32 %value, ptr null)  ; FUTEX_WAIT_PRIVATE
   ret void
 }
 
 define internal void @wake(ptr %word) {
-  call i64 (i64, ...) @syscall(i64 202, ptr %word, i32 129, i32 2147483647)  ; FUTEX_WAKE_PRIVATE
+  %futex = load i64, ptr @futex
+  call i64 (i64, ...) @syscall(i64 %futex, ptr %word, i32 129, i32 2147483647)  ; FUTEX_WAKE_PRIVATE
   ret void
 }
 
@@ -204,7 +291,7 @@ look:
   %is_new = icmp ne i32 %epoch, %last
   br i1 %is_new, label %begin, label %spin
 spin:
-  call void @llvm.x86.sse2.pause()
+  call void @pause()
   %now = call i64 @now()
   %waited = sub i64 %now, %start
   %limit = load i64, ptr @spin_ns
@@ -406,7 +493,7 @@ look:
   %is_over = icmp eq i32 %left, 0
   br i1 %is_over, label %over, label %spin
 spin:
-  call void @llvm.x86.sse2.pause()
+  call void @pause()
   %now = call i64 @now()
   %waited = sub i64 %now, %began
   %limit = load i64, ptr @wait_ns

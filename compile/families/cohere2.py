@@ -1,4 +1,4 @@
-"""Command R7B and what follows it (Cohere, 2024 and 2025): one LayerNorm without bias feeds both branches."""
+"""Command R7B and its successors (Cohere, 2024 and 2025): one LayerNorm without bias feeds both branches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .settings import Settings
 
 
 class Cohere2(Family):
-    """Three layers of four slide; the fourth has no rotary positions. Neighbours rotate."""
+    """Cohere 2: three layers of four have a sliding window, the fourth no rotary positions. Neighbours rotate."""
 
     title = "Command R7B and A (Cohere 2)"
     huggingface = {"Cohere2ForCausalLM": "cohere2"}
@@ -18,7 +18,7 @@ class Cohere2(Family):
     neighbouring_pairs = ("huggingface", "gguf")
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Both branches read the same norm."""
+        """Return layer `index`, whose two branches read the same norm."""
         c.refuse("use_qk_norm")
         slides = c.slides(index, full_every=4)
         bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
@@ -31,7 +31,7 @@ class Cohere2(Family):
         return LayerConfig(mixer=attention, ffn=c.dense(), norms="parallel")
 
     def config(self, c: Settings) -> ModelConfig:
-        """Logits are multiplied with `logit_scale`."""
+        """Return the model, whose logits are multiplied by `logit_scale`."""
         return c.model(
             self.layer,
             norm="layer",

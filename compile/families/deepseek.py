@@ -1,6 +1,6 @@
 """DeepSeek V2 and V3 (2024), GLM-4.7-Flash (Z.ai) and Mistral Small 4 (2026): latent attention and experts.
 
-llama.cpp calls all but Mistral's `deepseek2`; what of the four a file is, its scores of experts tell.
+llama.cpp calls all but Mistral's `deepseek2`; the scoring function of the experts tells them apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixlm.runtime.errors import UnsupportedArchitecture
 from ..layers.decoder import Decoder
 from ..layers.feed_forward import ExpertsFeedForward
 from ..ops.rope_frequencies import MAGNITUDE, yarn_magnitude
-from .family import Family, Format, Views, experts_gates_beside_up
+from .family import Family, Format, Views, fused_expert_gate_up
 from .mistral import temperature
 from .settings import Settings
 
@@ -30,7 +30,10 @@ _SIGMOID = 2  # `expert_gating_func` of GGUF
 
 
 class DeepSeekV3(Family):
-    """A sigmoid scores experts, of which groups are chosen first by their two best; a bias takes part in choosing."""
+    """DeepSeek V3: expert scores are sigmoids, and a bias affects the selection only.
+
+    Groups of experts are selected first, by the sum of their best two scores.
+    """
 
     title = "DeepSeek V3"
     huggingface = {"DeepseekV3ForCausalLM": "deepseek_v3"}
@@ -58,7 +61,7 @@ class DeepSeekV3(Family):
     has_extra_layers = True
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """The first layers are dense."""
+        """Return layer `index`; the first layers are dense."""
         mixer = latent_attention(c)
         if self.is_dense(c, index):
             return LayerConfig(mixer=mixer, ffn=c.dense())
@@ -67,11 +70,11 @@ class DeepSeekV3(Family):
         return LayerConfig(mixer=mixer, ffn=c.experts(router=self.router(c), shared=shared))
 
     def is_dense(self, c: Settings, index: int) -> bool:
-        """Whether a layer has no experts."""
+        """Return whether a layer has no experts."""
         return bool(index < c.number("first_k_dense_replace", 0))
 
     def router(self, c: Settings) -> Router:
-        """In GGUF a file of V2 has the same architecture, and another function of scores."""
+        """Return the router. In GGUF, a V2 file has the same architecture name and another scoring function."""
         if c.format == "gguf" and not _has_sigmoid(c):
             return _softmax_router(c)
         _expect(c, "scoring_func", "sigmoid")
@@ -80,7 +83,10 @@ class DeepSeekV3(Family):
 
 
 class DeepSeekV2(DeepSeekV3):
-    """A softmax scores experts, and groups by their best; weights are not made to add up to one."""
+    """DeepSeek V2: expert scores are a softmax, and weights are not normalized.
+
+    Groups of experts are ranked by their best score.
+    """
 
     title = "DeepSeek V2 (also Lite)"
     huggingface = {"DeepseekV2ForCausalLM": "deepseek_v2"}
@@ -96,7 +102,7 @@ class DeepSeekV2(DeepSeekV3):
     }
 
     def router(self, c: Settings) -> Router:
-        """Groups are chosen only by that method."""
+        """Return V2's router; groups are selected only with `topk_method` "group_limited_greedy"."""
         if c.format == "gguf":
             return super().router(c)
         _expect(c, "scoring_func", "softmax")
@@ -104,7 +110,7 @@ class DeepSeekV2(DeepSeekV3):
 
 
 class Glm4MoELite(DeepSeekV3):
-    """V3 with other numbers; a checkpoint may say of each layer whether it has experts."""
+    """GLM-4.7-Flash: V3 with other sizes; a checkpoint may list the layers that have experts."""
 
     title = "GLM-4.7-Flash"
     huggingface = {"Glm4MoeLiteForCausalLM": "glm4_moe_lite"}
@@ -123,14 +129,14 @@ class Glm4MoELite(DeepSeekV3):
     }
 
     def is_dense(self, c: Settings, index: int) -> bool:
-        """The first, unless the checkpoint says which."""
+        """Return whether a layer has no experts: the first ones, unless the checkpoint lists them."""
         if c("mlp_layer_types"):
             return c.layer_is("mlp_layer_types", index, {"dense": True, "sparse": False})
         return super().is_dense(c, index)
 
 
 class Mistral4(DeepSeekV3):
-    """A softmax scores experts; far away queries get a higher temperature."""
+    """Mistral Small 4: expert scores are a softmax; queries at far positions get a higher temperature."""
 
     title = "Mistral Small 4"
     huggingface = {"Mistral4ForCausalLM": "mistral4"}
@@ -149,21 +155,21 @@ class Mistral4(DeepSeekV3):
     has_extra_layers = False
 
     def router(self, c: Settings) -> Router:
-        """Groups by their two best."""
+        """Return the router, which ranks groups by the sum of their best two scores."""
         return grouped_router(c, scores="softmax")
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """llama.cpp's converter leaves each expert's rows of gates beside those of `up`."""
+        """Return views of experts: llama.cpp's converter stores each expert's rows of gates, then those of `up`."""
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             if format_ == "gguf" and isinstance(layer.mlp, ExpertsFeedForward):
                 stem = f"blk.{index}.ffn_"
-                found |= experts_gates_beside_up(f"{stem}gate_up_exps.weight", f"{stem}down_exps.weight", layer.mlp)
+                found |= fused_expert_gate_up(f"{stem}gate_up_exps.weight", f"{stem}down_exps.weight", layer.mlp)
         return found
 
 
 def latent_attention(c: Settings) -> LatentAttention:
-    """The attention that all of them have. Older GGUF files have sizes of heads under the usual keys."""
+    """Return the latent attention of all these families. Older GGUF files store head sizes under the usual keys."""
     rope = _rope(c)
     plain, value_dim = c("qk_nope_head_dim"), c("v_head_dim")
     if c.format == "gguf":
@@ -190,7 +196,7 @@ def latent_attention(c: Settings) -> LatentAttention:
 
 
 def _rope(c: Settings) -> Rope:
-    """A GGUF file has both `mscale`s as one number."""
+    """Return the rotary positions. A GGUF file combines both `mscale`s into one number."""
     rope = c.rope(rotary_dim=c.number("qk_rope_head_dim"))
     magnitude = c("rope.scaling.yarn_log_multiplier")
     if isinstance(rope.scaling, YarnScaling) and magnitude:
@@ -200,14 +206,14 @@ def _rope(c: Settings) -> Rope:
 
 
 def grouped_router(c: Settings, **changes: Any) -> Router:
-    """A router of experts in groups; keyword arguments replace its fields."""
+    """Return a router of experts in groups; keyword arguments replace its fields."""
     groups = {"num_groups": c("n_group", 1), "num_active_groups": c("topk_group", 1)}
     numbers = {"renormalise": bool(c("norm_topk_prob")), "scale": c("routed_scaling_factor", 1.0)}
     return Router(**(groups | numbers | changes))
 
 
 def _softmax_router(c: Settings) -> Router:
-    """V2's. Raises UnsupportedArchitecture for another."""
+    """Return V2's router. Raises UnsupportedArchitecture for another kind."""
     c.refuse("norm_topk_prob")
     router = grouped_router(c, scores="softmax", group_score="best", renormalise=False)
     if c.format == "gguf" or c("topk_method") == "group_limited_greedy":
@@ -217,11 +223,12 @@ def _softmax_router(c: Settings) -> Router:
 
 
 def _has_sigmoid(c: Settings) -> bool:
-    """Of a GGUF file: as it says, else if there is a bias to choose by."""
+    """Return whether experts are scored by sigmoid: as a GGUF file says, else if there is a selection bias."""
     said = c("expert_gating_func")
     return bool(said == _SIGMOID) if said else any(name.endswith("exp_probs_b.bias") for name in c.stored)
 
 
 def _expect(c: Settings, key: str, only: str) -> None:
+    """Raise UnsupportedArchitecture if a setting has another value than `only`."""
     if c(key, only) != only:
         raise UnsupportedArchitecture(f"{c.label}: {key} {c(key)!r} is not supported for {c.architecture}, only {only}")

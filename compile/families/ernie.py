@@ -1,4 +1,4 @@
-"""ERNIE 4.5 (Baidu, 2025), dense and with experts: Llama's shape where neighbours rotate."""
+"""ERNIE 4.5 (Baidu, 2025), dense and with experts: Llama's structure, with rotation of neighbours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .settings import Settings
 
 
 class Ernie(Family):
-    """With `use_bias`, all matrices but the output's have one."""
+    """ERNIE 4.5: with `use_bias`, all matrices but the output matrix have a bias."""
 
     title = "ERNIE 4.5"
     huggingface = {"Ernie4_5ForCausalLM": "ernie4_5"}
@@ -18,17 +18,17 @@ class Ernie(Family):
     neighbouring_pairs = ("huggingface", "gguf")
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Llama's."""
+        """Return Llama's layer."""
         bias = c.has_bias("attn_q", otherwise=bool(c("use_bias")))
         return LayerConfig(mixer=c.attention(bias=bias, output_bias=bias), ffn=self.ffn(c, index))
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Llama's."""
+        """Return Llama's feed-forward layer."""
         return c.dense(bias=c.has_bias("ffn_up", otherwise=bool(c("use_bias"))))
 
 
 class ErnieMoE(Ernie):
-    """The first layers are dense; a bias of experts chooses, and does not weigh."""
+    """ERNIE 4.5 with experts: the first layers are dense; a bias affects the selection of experts only."""
 
     title = "ERNIE 4.5 MoE"
     huggingface = {"Ernie4_5_MoeForCausalLM": "ernie4_5_moe"}
@@ -47,7 +47,7 @@ class ErnieMoE(Ernie):
     ignored = ("model.mtp_*",)
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Experts in every `moe_layer_interval`th layer between two."""
+        """Return experts in every `moe_layer_interval`th layer between two bounds, else Llama's feed-forward layer."""
         c.refuse("use_bias")
         first = c.number("moe_layer_start_index", c("first_k_dense_replace", 0))
         last = c("moe_layer_end_index", -1)

@@ -1,4 +1,4 @@
-"""EXAONE 4 (LG AI Research, 2025): norms behind the branches, and of each head's query and key."""
+"""EXAONE 4 (LG AI Research, 2025): norms after the branches, and of each head's query and key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .settings import Settings
 
 
 class Exaone4(Family):
-    """Of models with a window, every fourth layer sees everything and has no rotary positions."""
+    """EXAONE 4: in models with a window, every fourth layer has full attention and no rotary positions."""
 
     title = "EXAONE 4"
     huggingface = {"Exaone4ForCausalLM": "exaone4"}
@@ -17,7 +17,7 @@ class Exaone4(Family):
     defaults = {"rms_norm_eps": 1e-5}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Where no layer slides, all have rotary positions."""
+        """Return layer `index`; if no layer has a window, all have rotary positions."""
         window = c("sliding_window")
         is_full = window is not None and not c.slides(index, full_every=4)
         attention = c.attention(

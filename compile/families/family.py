@@ -1,6 +1,6 @@
-"""What a model family says: its names, where its numbers are, and which layers it is made of.
+"""The description of a model family: its names, the source of its numbers, and its layers.
 
-All that a family does not say is Llama's. Knows names and numbers, neither file formats nor kernels.
+Everything that a family does not define is Llama's. Knows names and numbers, neither file formats nor kernels.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d+)\.")
 
 
 class Family:
-    """One family; a subclass sets what differs and defines `config`.
+    """One family; a subclass sets what differs from Llama and defines `config`.
 
     Attributes:
-        title: what people call these models.
+        title: common name of these models.
         huggingface: names of its classes (`architectures` of config.json), with their `model_type`.
         gguf: llama.cpp's names of its architectures.
-        gguf_of_others: those whose files another family reads, and which these models have there, too.
-        defaults: what the class takes for keys that config.json lacks, where Llama takes something else.
-        names, gguf_names: what parts are called that are not called as in `part_names.py`, by role.
-        nested: model types of its language models inside models of a class that another family has.
+        gguf_of_others: llama.cpp's names that these models share with another family, which reads the files.
+        defaults: values of keys that config.json lacks, if the class's differ from Llama's.
+        names, gguf_names: names of parts by role, if they differ from `part_names.py`.
+        nested: model types of its language models inside multimodal models of a class of another family.
         ignored: patterns (`fnmatch`) of a checkpoint's tensors that the language model does not need.
-        has_extra_layers: files may have layers behind the last, which draft further tokens. The first of them is the
-            model's MTP head, if all that one needs is stored; others are left out.
-        mtp_names: of an MTP head, the parts of a checkpoint's names that are other than behind `model.layers.N.`.
-        transposed: patterns of a checkpoint's stacks whose rows are inputs; their names get `.weight`.
+        has_extra_layers: true if files may have layers after the last, which draft further tokens. The first of them is
+            the model's MTP head if all its tensors are stored; others are left out.
+        mtp_names: parts of an MTP head's names in a checkpoint, if they differ from those after `model.layers.N.`.
+        transposed: patterns of a checkpoint's stacks whose rows are inputs; `.weight` is appended to their names.
         flat: patterns of a checkpoint's matrices that are read as one vector.
         neighbouring_pairs: formats in which rows of queries and keys are stored so that neighbours rotate.
-        gains_minus_one: formats that store the gains of norms, but not of `plain_gains`, less one; some tools that
-            convert checkpoints add it.
+        gains_minus_one: formats that store gains of norms (except `plain_gains`) minus one; some tools that convert
+            checkpoints add it.
     """
 
     title: ClassVar[str]
@@ -67,17 +67,17 @@ class Family:
     plain_gains: ClassVar[tuple[str, ...]] = ()
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Layer `index`, by the settings of a source."""
+        """Return layer `index`, from the settings of a source."""
         return LayerConfig(mixer=c.attention(), ffn=c.dense())
 
     def config(self, c: Settings) -> ModelConfig:
-        """The model, by the settings of a source; their keys are config.json's, whatever the source."""
+        """Return the model, from the settings of a source; their keys are config.json's, whatever the source."""
         return c.model(self.layer, mtp=self.mtp(c))
 
     def mtp(self, c: Settings) -> LayerConfig | None:
-        """The layer of the MTP head; None: the source has none.
+        """Return the layer of the MTP head; None if the source has none.
 
-        A sequence's first token has none before it: no other token sees its row.
+        A sequence's first token has no previous token; no other token sees its row.
         """
         index = c.num_layers
         if not self.has_extra_layers or not self._has_head(c, index):
@@ -86,17 +86,18 @@ class Family:
         return structs.replace(layer, mixer=structs.replace(layer.mixer, skips_first=True))
 
     def mtp_layer(self, c: Settings, index: int) -> LayerConfig:
-        """The layer of the MTP head, as if it were the model's layer `index`."""
+        """Return the layer of the MTP head, from the settings of the model's layer `index`."""
         return self.layer(c, index)
 
     def _has_head(self, c: Settings, index: int) -> bool:
+        """Return whether a source stores all tensors that an MTP head needs."""
         names = PartNames(self.names, self.gguf_names)
         wanted = [names.layer(index, role) for role in ("attention_norm", *MTP_ROLES)]
         in_gguf, of_hub = names.gguf_of, (self._mtp_name(name, index) for name in wanted)
         return c.stored.issuperset((in_gguf[name] for name in wanted) if c.format == "gguf" else of_hub)
 
     def _mtp_name(self, name: str, index: int) -> str:
-        """A checkpoint's name of a tensor of the head."""
+        """Return a checkpoint's name of a tensor of the MTP head."""
         before = f"model.layers.{index}."
         if not self.mtp_names or not name.startswith(before):
             return name
@@ -104,15 +105,15 @@ class Family:
         return self.mtp_names.get(rest) or self.mtp_names[""] + rest
 
     def decoder(self, config: ModelConfig) -> Decoder:
-        """The model's parts, and how they are joined."""
+        """Return the model's parts, and how they are joined."""
         return Decoder(config, PartNames(self.names, self.gguf_names))
 
     def views(
         self, decoder: Decoder, format_: Format, stored: Container[str], *, whole_gains: bool = False
     ) -> dict[str, Views]:
-        """Where each tensor of the model is stored, by its name, in a source that has the names `stored`.
+        """Return the stored form of each tensor of the model, by name, in a source with the names `stored`.
 
-        With `whole_gains`, no gain of a norm lacks one.
+        With `whole_gains`, no gains are stored minus one.
         """
         forms = self.forms(decoder, format_)
         names = [name for part in decoder.parts() for name in part.tensors]
@@ -128,25 +129,25 @@ class Family:
         return views
 
     def forms(self, decoder: Decoder, format_: Format) -> list[dict[str, Views]]:
-        """The forms in which sources store tensors of the model, by its names: the usual one of each tensor first.
+        """Return the forms in which sources store the model's tensors, by name: each tensor's usual form first.
 
-        `fused` says how the family's own checkpoints do. Those of experts may be one by one, stacked, or stacked with
-        gates and `up` in one.
+        `fused` is the form of the family's own checkpoints. Experts may be stored one by one, stacked, or stacked with
+        gates and `up` joined.
         """
         plain = {name: self._plain_view(decoder, name, format_) for part in decoder.parts() for name in part.tensors}
         fused = {name: views for name, views in self.fused(decoder, format_).items() if name in plain}
         if format_ == "gguf":
             return [plain | fused]
-        forms = [fused, dict(_one_by_one(decoder)), plain, dict(_gates_beside_up_of_experts(decoder))]
+        forms = [fused, dict(_one_by_one(decoder)), plain, dict(_stacked_gate_up(decoder))]
         return [{name: self._of_head(decoder, views) for name, views in form.items()} for form in forms]
 
     def _of_head(self, decoder: Decoder, views: Views) -> Views:
-        """The views of a checkpoint's tensors, those of an MTP head by its own names."""
+        """Return the views of a checkpoint's tensors, with an MTP head's own names."""
         index = decoder.config.num_hidden_layers
         return tuple(replace(view, name=self._mtp_name(view.name, index)) for view in views)
 
     def checkpoint_rows(self, decoder: Decoder) -> dict[str, int]:
-        """The names that tensors may have in a checkpoint of the hub, and how many rows there are of each."""
+        """Return the possible names of tensors in a checkpoint of the hub, with their numbers of rows."""
         shapes = {name: shape for part in decoder.parts() for name, shape in part.tensors.items()}
         rows: dict[str, int] = {}
         for form in self.forms(decoder, "huggingface"):
@@ -158,25 +159,26 @@ class Family:
         return rows
 
     def ignores(self, name: str, config: ModelConfig) -> bool:
-        """Whether the language model does not need a stored tensor."""
+        """Return whether the language model does not need a stored tensor."""
         layer = _LAYER.match(name)
         is_extra = self.has_extra_layers and layer is not None and int(layer[1]) >= self.num_stored_layers(config)
         return is_extra or any(fnmatch(name, pattern) for pattern in self.ignored)
 
     def num_stored_layers(self, config: ModelConfig) -> int:
-        """How many layers a file counts."""
+        """Return the number of layers by a file's count."""
         return config.num_hidden_layers
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Views of tensors that are parts of larger ones, by the model's names."""
+        """Return views of tensors that are parts of larger ones, by the model's names."""
         return {}
 
     def _plain_view(self, decoder: Decoder, name: str, format_: Format) -> Views:
+        """Return the view of a tensor that is stored whole, under its own name."""
         return (View(decoder.names.gguf_of[name] if format_ == "gguf" else name),)
 
 
 def parts_of(stored: str, linears: Iterable[Linear]) -> Iterator[tuple[str, Views]]:
-    """Views of matrices and biases that lie one behind the other in the tensor `stored` and the bias beside it."""
+    """Yield views of matrices and biases that are concatenated in the tensor `stored` and in its bias."""
     start = 0
     for linear in linears:
         stop = start + linear.num_outputs
@@ -185,15 +187,18 @@ def parts_of(stored: str, linears: Iterable[Linear]) -> Iterator[tuple[str, View
         start = stop
 
 
-def gates_beside_up(decoder: Decoder) -> Iterator[tuple[str, Views]]:
-    """Views of what llama.cpp's converter leaves fused: `ffn_up` has the rows of gates, and then those of `up`."""
+def fused_gate_up(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    """Yield views of joined gates, as llama.cpp's converter leaves them: `ffn_up` has gates' rows before its own."""
     for index, layer in enumerate(decoder.layers):
         assert isinstance(layer.mlp, DenseFeedForward)
         yield from parts_of(f"blk.{index}.ffn_up.weight", layer.mlp.inputs)
 
 
-def experts_gates_beside_up(gate_up: str, down: str, mlp: object) -> Mapping[str, Views]:
-    """Views of experts that are stored as two stacks, one of which has each expert's rows of gates, then of `up`."""
+def fused_expert_gate_up(gate_up: str, down: str, mlp: object) -> Mapping[str, Views]:
+    """Return views of experts that are stored as two stacks.
+
+    One stack has each expert's rows of gates, then those of `up`; the other is `down`.
+    """
     assert isinstance(mlp, ExpertsFeedForward) and mlp.spec.gate is not None
     num_experts, size = mlp.spec.up.num_experts, mlp.spec.up.num_outputs
     starts = range(0, 2 * size * num_experts, 2 * size)
@@ -205,12 +210,12 @@ def experts_gates_beside_up(gate_up: str, down: str, mlp: object) -> Mapping[str
 
 
 def _most_stored(forms: Sequence[Views], stored: Container[str]) -> Views:
-    """The form of which most is stored; the first, where it is as much of several."""
+    """Return the form with the largest stored share; the first one on ties."""
     return max(forms, key=lambda views: sum(view.name in stored for view in views) / len(views))
 
 
 def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
-    """Experts whose matrices are stored one by one, `experts.3.up_proj.weight`."""
+    """Yield views of experts whose matrices are stored one by one, `experts.3.up_proj.weight`."""
     for part in decoder.parts():
         if isinstance(part, ExpertLinear):
             for name in part.tensors:
@@ -218,14 +223,15 @@ def _one_by_one(decoder: Decoder) -> Iterator[tuple[str, Views]]:
                 yield name, tuple(View(f"{before}.experts.{i}.{after}") for i in range(part.num_experts))
 
 
-def _gates_beside_up_of_experts(decoder: Decoder) -> Iterator[tuple[str, Views]]:
-    """Experts of each layer as two stacks, `experts.gate_up_proj.weight` and that of `down`."""
+def _stacked_gate_up(decoder: Decoder) -> Iterator[tuple[str, Views]]:
+    """Yield views of each layer's experts as two stacks, `experts.gate_up_proj.weight` and that of `down`."""
     for layer in decoder.all_layers:
         mlp = layer.mlp.experts if isinstance(layer.mlp, DenseAndExpertsFeedForward) else layer.mlp
         if isinstance(mlp, ExpertsFeedForward) and mlp.spec.gate is not None:
             stem = mlp.spec.gate.name.partition(".experts.")[0]
-            yield from experts_gates_beside_up(f"{stem}.experts.gate_up_proj.weight", mlp.spec.down.name, mlp).items()
+            yield from fused_expert_gate_up(f"{stem}.experts.gate_up_proj.weight", mlp.spec.down.name, mlp).items()
 
 
 def _gains(decoder: Decoder) -> Iterator[str]:
+    """Yield the names of all gains of norms."""
     yield from (part.name for part in decoder.parts() if isinstance(part, Norm) and part.has_gain)

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3 (Google, 2024 and 2025): norms around each branch, windows, and gains that are stored less one."""
+"""Gemma 2 and 3 (Google, 2024 and 2025): norms around each branch, windows, and gains that are stored minus one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig, QKNo
 from .family import Family
 from .settings import Settings
 
-_SIZES = {  # of the classes, for a config.json that leaves them out, as those of models that see do
+_SIZES = {  # defaults of the classes, for keys that config.json lacks, as in multimodal models
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 26,
@@ -21,7 +21,7 @@ _SIZES = {  # of the classes, for a config.json that leaves them out, as those o
 
 
 class Gemma2(Family):
-    """Every other layer slides; scores and logits are soft-capped."""
+    """Gemma 2: every other layer has a sliding window; scores and logits are soft-capped."""
 
     title = "Gemma 2"
     huggingface = {"Gemma2ForCausalLM": "gemma2"}
@@ -36,14 +36,16 @@ class Gemma2(Family):
     names = {"ffn_norm": "pre_feedforward_layernorm.weight"}
     gains_minus_one = ("huggingface",)
     full_every, layers_of_27b = 2, 46
+    may_be_bidirectional = False
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Sandwiched by norms."""
-        c.refuse("attention_bias", "use_bidirectional_attention")
+        """Return layer `index`, with norms before and after each branch."""
+        c.refuse("attention_bias", *(() if self.may_be_bidirectional else ("use_bidirectional_attention",)))
         slides = c.slides(index, full_every=self.full_every)
         attention = c.attention(
             rope=self.rope(c, slides=slides),
-            window=c("sliding_window") if slides else None,
+            window=self._window(c) if slides else None,
+            bidirectional=c("use_bidirectional_attention", False),
             scale=self._scaled_by(c) ** -0.5,
             soft_cap=c("attn_logit_softcapping"),
             qk_norm=self.qk_norm,
@@ -53,19 +55,27 @@ class Gemma2(Family):
     qk_norm: QKNorm | None = None
 
     def rope(self, c: Settings, *, slides: bool) -> Rope:
-        """The same in all layers."""
+        """Return the same rotary positions for all layers."""
         return c.rope()
 
     def config(self, c: Settings) -> ModelConfig:
-        """Embeddings are multiplied with the root of their width."""
+        """Return the model, whose embeddings are multiplied by the root of their width."""
         return c.model(
             self.layer,
             embedding_factor=c.number("hidden_size") ** 0.5,
             logits_soft_cap=c("final_logit_softcapping"),
         )
 
+    def _window(self, c: Settings) -> int | None:
+        """Both sides of a window that reaches to both have half of it, as transformers counts them."""
+        window: int | None = c("sliding_window")
+        return window // 2 + 1 if window is not None and c("use_bidirectional_attention") else window
+
     def _scaled_by(self, c: Settings) -> float:
-        """What scores are divided by the root of; GGUF has no key for it, and only that of 27B is no head's size."""
+        """Return the number by whose root scores are divided.
+
+        GGUF has no key for it; only that of 27B differs from the head size.
+        """
         if c.format == "huggingface":
             return float(c.number("query_pre_attn_scalar"))
         is_27b = c.num_layers == self.layers_of_27b
@@ -73,9 +83,13 @@ class Gemma2(Family):
 
 
 class Gemma3(Gemma2):
-    """Five layers of six slide, with rotary positions of their own; heads are normalized instead of soft-capped."""
+    """Gemma 3: five layers of six have a window and their own rotary positions; heads are normalized, not capped.
+
+    Tokens of EmbeddingGemma see those after them.
+    """
 
     title = "Gemma 3"
+    may_be_bidirectional = True
     huggingface = {"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"}
     gguf = ("gemma3",)
     defaults = {**_SIZES, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6}
@@ -83,7 +97,7 @@ class Gemma3(Gemma2):
     qk_norm = QKNorm()
 
     def rope(self, c: Settings, *, slides: bool) -> Rope:
-        """Those of windows turn faster, and are never stretched."""
+        """Return rotary positions: those of windows have a smaller base, and are never scaled."""
         if not slides:
             return c.rope()
         theta = c.rope_parameters("sliding_attention").get("rope_theta", c.number("rope_local_base_freq", 1e4))

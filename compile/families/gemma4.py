@@ -1,6 +1,7 @@
-"""Gemma 4 (Google, 2026), the language model of all sizes: layers of two shapes, some of which share keys and values.
+"""Gemma 4 (Google, 2026), the language model of all sizes: layers of two shapes, some of which share KV.
 
-E2B and E4B have embeddings for each layer, 26B-A4B experts beside each dense layer. What sees and hears is left out.
+E2B and E4B have embeddings for each layer; 26B-A4B has experts in parallel with dense layers. Image and audio encoders
+are left out.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 
 from ..layers.decoder import Decoder
 from ..layers.feed_forward import DenseAndExpertsFeedForward
-from .family import Family, Format, Views, experts_gates_beside_up
+from .family import Family, Format, Views, fused_expert_gate_up
 from .settings import PER_LAYER, Settings
 
-_NEVER = 1e20  # a frequency that is divided by so much does not turn
+_NEVER = 1e20  # a frequency divided by this number does not rotate
 _OF_KV = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.[kv]_(?:proj|norm)|attn_[kv](?:_norm)?)\.weight")
 
 
 class Gemma4(Family):
-    """Scores are not scaled; queries, keys and values of each head are normalized, values without gain."""
+    """Gemma 4: scores are not scaled; queries, keys and values of each head are normalized, values without gain."""
 
     title = "Gemma 4"
     huggingface = {
@@ -71,7 +72,7 @@ class Gemma4(Family):
     }
 
     def config(self, c: Settings) -> ModelConfig:
-        """Embeddings are multiplied with the root of their width."""
+        """Return the model, whose embeddings are multiplied by the root of their width."""
         if c("use_bidirectional_attention") == "all":
             raise UnsupportedArchitecture(f"{c.label}: tokens that see what follows them are not supported")
         c.refuse("attention_bias")
@@ -94,7 +95,7 @@ class Gemma4(Family):
         )
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Sandwiched by norms; its output is multiplied by a number of its own."""
+        """Return layer `index`, with norms around each branch; its output is multiplied by a number of its own."""
         dense = c.dense(intermediate_size=_intermediate_size(c, index), function=_function(c))
         ffn: Dense | DenseAndExperts = dense
         if c("enable_moe_block") or (c.format == "gguf" and c("num_experts")):
@@ -108,24 +109,24 @@ class Gemma4(Family):
         return LayerConfig(mixer=_attention(c, index), ffn=ffn, norms="sandwich", layer_scalar=True)
 
     def ignores(self, name: str, config: ModelConfig) -> bool:
-        """Layers that share keys and values may still have matrices for them."""
+        """Return whether a tensor is unneeded, such as KV matrices of layers that share KV."""
         of_kv = _OF_KV.fullmatch(name)
         index = int(of_kv[1]) if of_kv else 0
         is_shared = 0 < index < config.num_hidden_layers and config.attentions[index].shared_kv is not None
         return is_shared or super().ignores(name, config)
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """llama.cpp's converter leaves each expert's rows of gates beside those of `up`."""
+        """Return views of experts: llama.cpp's converter stores each expert's rows of gates, then those of `up`."""
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             if format_ == "gguf" and isinstance(layer.mlp, DenseAndExpertsFeedForward):
                 names = (f"blk.{index}.ffn_gate_up_exps.weight", f"blk.{index}.ffn_down_exps.weight")
-                found |= experts_gates_beside_up(*names, layer.mlp.experts)
+                found |= fused_expert_gate_up(*names, layer.mlp.experts)
         return found
 
 
 class Gemma4Unified(Gemma4):
-    """Without embeddings for each layer and without experts; a GGUF file calls it Gemma 4, too."""
+    """Gemma 4 without per-layer embeddings and experts; a GGUF file calls it Gemma 4, too."""
 
     title = "Gemma 4 (unified)"
     huggingface = {
@@ -143,6 +144,7 @@ class Gemma4Unified(Gemma4):
 
 
 def _attention(c: Settings, index: int) -> Attention:
+    """Return the attention of layer `index`."""
     slides, shared = _slides(c, index), _shared_kv(c, index)
     head_dim = _head_dim(c, slides=slides)
     num_kv_heads = c.of_layer("num_key_value_heads", index)
@@ -166,14 +168,15 @@ def _attention(c: Settings, index: int) -> Attention:
 
 
 def _slides(c: Settings, index: int) -> bool:
-    """The last layer sees everything, whatever the configuration says."""
+    """Return whether a layer has a window; the last has full attention, whatever the configuration says."""
     return c.slides(index, full_every=6) and index < c.num_layers - 1
 
 
 def _head_dim(c: Settings, *, slides: bool) -> int:
-    """config.json has that of layers that slide under the usual key, llama.cpp that of the others.
+    """Return the head size: config.json's usual key is for layers with a window, llama.cpp's for the others.
 
-    transformers 5 writes what is other in a layer as it does for all classes, and no key for those that do not slide.
+    transformers 5 lists the differences of single layers as for all classes, without a key for layers of full
+    attention.
     """
     if c.format == "gguf":
         return int(c.number("attention.key_length_swa" if slides else "head_dim"))
@@ -181,11 +184,12 @@ def _head_dim(c: Settings, *, slides: bool) -> int:
 
 
 def _is_by_layer(c: Settings) -> bool:
-    """Whether the source says of each layer what is other there."""
+    """Return whether the source lists the differences of each layer."""
     return PER_LAYER in c.values
 
 
 def _rope(c: Settings, head_dim: int, *, slides: bool) -> Rope:
+    """Return the rotary positions of a layer."""
     if c.format == "huggingface":
         return c.rope("sliding_attention" if slides else "full_attention", rotary_dim=head_dim)
     if slides:
@@ -194,7 +198,10 @@ def _rope(c: Settings, head_dim: int, *, slides: bool) -> Rope:
 
 
 def _turning(c: Settings) -> ProportionalScaling | None:
-    """Which pairs turn, by the divisors of frequencies that a GGUF file stores: 1, and for the rest a huge number."""
+    """Return the pairs that rotate, from the divisors of frequencies in a GGUF file.
+
+    They are 1, and a huge number for pairs that do not rotate.
+    """
     factors = c.rope_factors.get("rope_freqs")
     if factors is None:
         return None
@@ -205,7 +212,7 @@ def _turning(c: Settings) -> ProportionalScaling | None:
 
 
 def _shared_kv(c: Settings, index: int) -> int | None:
-    """The layer whose keys and values are read: of those that have their own, the last that sees as much."""
+    """Return the layer whose KV is read: the last with its own KV that has the same attention type."""
     num_own = c.num_layers - int(c.number("num_kv_shared_layers", 0))
     if index < num_own:
         return None
@@ -216,11 +223,12 @@ def _shared_kv(c: Settings, index: int) -> int | None:
 
 
 def _intermediate_size(c: Settings, index: int) -> Any:
-    """Layers that share keys and values may be twice as wide; a GGUF file says how wide each is."""
+    """Return the feed-forward size. Layers that share KV may be twice as wide; a GGUF file lists each size."""
     size = c.of_layer("intermediate_size", index)
     is_wide = c("use_double_wide_mlp") and _shared_kv(c, index) is not None
     return 2 * size if is_wide else size
 
 
 def _function(c: Settings) -> Any:
+    """Return the activation function."""
     return c.function("gelu_pytorch_tanh")

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from radixlm.runtime.artifact.model_config import LayerConfig, QKNorm, Router, SharedExpert
 
 from ..layers.decoder import Decoder
-from .family import Family, Format, Views, gates_beside_up
+from .family import Family, Format, Views, fused_gate_up
 from .settings import Settings
 
 
 class Glm4(Family):
-    """Neighbours rotate; norms are around each branch; gates and `up` are one matrix."""
+    """GLM-4-0414: neighbours rotate; norms are around each branch; gates and `up` are one matrix."""
 
     title = "GLM-4"
     huggingface = {"Glm4ForCausalLM": "glm4"}
@@ -25,17 +25,17 @@ class Glm4(Family):
     neighbouring_pairs = ("huggingface", "gguf")
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Queries, keys and values have biases where the model says so."""
+        """Return layer `index`; queries, keys and values have biases if the model says so."""
         bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
         return LayerConfig(mixer=c.attention(bias=bias), ffn=c.dense(), norms="sandwich")
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Sources separate what checkpoints fuse; llama.cpp's converter leaves it together."""
-        return dict(gates_beside_up(decoder)) if format_ == "gguf" else {}
+        """Return views of gates and `up`, which llama.cpp's files join; the source splits those of checkpoints."""
+        return dict(fused_gate_up(decoder)) if format_ == "gguf" else {}
 
 
 class Glm4MoE(Family):
-    """The first layers are dense; layers behind the last guess further tokens, and are left out."""
+    """GLM-4.5 to 4.7: the first layers are dense; layers after the last draft further tokens, and are left out."""
 
     title = "GLM-4.5 to 4.7 (MoE)"
     huggingface = {"Glm4MoeForCausalLM": "glm4_moe"}
@@ -56,7 +56,7 @@ class Glm4MoE(Family):
     has_extra_layers = True
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """DeepSeek V3's router, with groups of experts."""
+        """Return layer `index`, with DeepSeek V3's router and groups of experts."""
         has_norms = "blk.0.attn_q_norm.weight" in c.stored or bool(c("use_qk_norm"))
         attention = c.attention(
             bias=c.has_bias("attn_q", otherwise=bool(c("attention_bias"))), qk_norm=QKNorm() if has_norms else None

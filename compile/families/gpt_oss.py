@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI, 2025): experts with biases, every other layer slides, and each head has a sink."""
+"""gpt-oss (OpenAI, 2025): experts with biases, a window in every other layer, and a sink for each head."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..weights.view import View
 from .family import Family, Format, Views
 from .settings import Settings
 
-_LIMIT, _SLOPE = 7.0, 1.702  # of `swiglu_clamped`
+_LIMIT, _SLOPE = 7.0, 1.702  # limit and slope of `swiglu_clamped`
 
 
 class GptOss(Family):
-    """A checkpoint's gates and `up` take turns; MXFP4 keeps rows of outputs, bfloat16 rows of inputs."""
+    """gpt-oss: a checkpoint interleaves gates and `up`; rows are outputs in MXFP4, and inputs in bfloat16."""
 
     title = "gpt-oss"
     huggingface = {"GptOssForCausalLM": "gpt_oss"}
@@ -41,7 +41,7 @@ class GptOss(Family):
     flat = ("*.experts.gate_up_proj_bias",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """The best experts' logits get a softmax of their own."""
+        """Return layer `index`; weights of experts are a softmax of the selected logits."""
         if (c("swiglu_limit", _LIMIT), c("swiglu_alpha", _SLOPE)) != (_LIMIT, _SLOPE):
             raise UnsupportedArchitecture(
                 f"{c.label}: swiglu_limit {c('swiglu_limit')} and swiglu_alpha {c('swiglu_alpha')} are not supported, "
@@ -63,7 +63,7 @@ class GptOss(Family):
         return LayerConfig(mixer=attention, ffn=experts)
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Gates and `up` are every other row."""
+        """Return views of gates and `up`, which are every other row."""
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             assert isinstance(layer.mlp, ExpertsFeedForward) and layer.mlp.spec.gate is not None
@@ -80,7 +80,7 @@ class GptOss(Family):
 
 
 def _rope(c: Settings) -> Rope:
-    """A GGUF file does not say that the limits of YaRN are not rounded."""
+    """Return the rotary positions. A GGUF file does not say that YaRN's limits are not rounded."""
     rope = c.rope()
     if c.format == "gguf" and isinstance(rope.scaling, YarnScaling):
         rope = replace(rope, scaling=replace(rope.scaling, truncate=False))

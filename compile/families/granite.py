@@ -1,4 +1,4 @@
-"""Granite 3 and 4.1 (IBM, 2024 to 2026), dense and with experts: Llama's shape with four multipliers."""
+"""Granite 3 and 4.1 (IBM, 2024 to 2026), dense and with experts: Llama's structure with four multipliers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig, Router
 
 from ..layers.decoder import Decoder
-from .family import Family, Format, Views, experts_gates_beside_up
+from .family import Family, Format, Views, fused_expert_gate_up
 from .settings import Settings
 
 
 class Granite(Family):
-    """Of embeddings, scores, branches and logits; those are divided by theirs."""
+    """Granite, with multipliers of embeddings, scores and branches; logits are divided by theirs."""
 
     title = "Granite (dense)"
     huggingface = {"GraniteForCausalLM": "granite"}
@@ -21,7 +21,7 @@ class Granite(Family):
     neighbouring_pairs = ("gguf",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Llama's; a GGUF file may say that there are no rotary positions."""
+        """Return Llama's layer; a GGUF file may say that there are no rotary positions."""
         c.refuse("mlp_bias")
         scale = c.number("attention_multiplier", 1.0 if c.format == "huggingface" else c.head_dim**-0.5)
         rope = None if c("rope.scaling.finetuned", True) is False else c.rope()
@@ -34,7 +34,7 @@ class Granite(Family):
         return LayerConfig(mixer=attention, ffn=c.dense())
 
     def config(self, c: Settings) -> ModelConfig:
-        """With the other three multipliers."""
+        """Return the model, with multipliers of embeddings, branches and logits."""
         return c.model(
             self.layer,
             embedding_factor=c.number("embedding_multiplier", 1.0),
@@ -44,7 +44,7 @@ class Granite(Family):
 
 
 class GraniteMoE(Granite):
-    """All layers have experts. A checkpoint keeps those of a layer as one, gates before `up`."""
+    """Granite with experts in all layers. A checkpoint stores a layer's experts as one, gates before `up`."""
 
     title = "Granite MoE"
     huggingface = {"GraniteMoeForCausalLM": "granitemoe"}
@@ -57,17 +57,17 @@ class GraniteMoE(Granite):
     }
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """The best experts' logits get a softmax of their own."""
+        """Return layer `index`; weights of experts are a softmax of the selected logits."""
         router = Router(scores="softmax_of_chosen")
         experts = c.experts(intermediate_size=c.number("intermediate_size"), router=router)
         return replace(super().layer(c, index), ffn=experts)
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Of each expert, the rows of gates, and then those of `up`."""
+        """Return views of experts: each has its rows of gates, then those of `up`."""
         if format_ == "gguf":
             return {}
         found: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             stem = f"model.layers.{index}.block_sparse_moe."
-            found |= experts_gates_beside_up(f"{stem}input_linear.weight", f"{stem}output_linear.weight", layer.mlp)
+            found |= fused_expert_gate_up(f"{stem}input_linear.weight", f"{stem}output_linear.weight", layer.mlp)
         return found

@@ -16,7 +16,7 @@ from .settings import Settings
 
 
 class HunyuanDense(Family):
-    """The base of rotary positions is stretched by `alpha`; llama.cpp's converter stores the stretched one."""
+    """Hunyuan: `alpha` scales the base of rotary positions; llama.cpp's converter stores the scaled base."""
 
     title = "Hunyuan (dense)"
     huggingface = {"HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense"}
@@ -25,21 +25,21 @@ class HunyuanDense(Family):
     names = {"q_norm": "self_attn.query_layernorm.weight", "k_norm": "self_attn.key_layernorm.weight"}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Llama's, with norms of heads behind the rotation."""
+        """Return Llama's layer, with norms of heads after the rotation."""
         c.refuse("attention_bias", "use_cla")
         return LayerConfig(mixer=self.attention(c), ffn=self.ffn(c, index))
 
     def attention(self, c: Settings) -> Attention:
-        """The same in all layers."""
+        """Return the attention, which is the same in all layers."""
         return c.attention(qk_norm=QKNorm(after_rope=True))
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Llama's."""
+        """Return Llama's feed-forward layer."""
         return c.dense()
 
 
 class HunyuanMoE(HunyuanDense):
-    """Each layer has experts and one that every token passes, all of the same size."""
+    """Hunyuan with experts: each layer has some, and one that every token passes, all of the same size."""
 
     title = "Hunyuan MoE"
     huggingface = {"HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe"}
@@ -53,7 +53,7 @@ class HunyuanMoE(HunyuanDense):
     }
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Checkpoints may say how many experts a token gets for each layer."""
+        """Return the experts of layer `index`; checkpoints may list each layer's number of experts per token."""
         size = c.of_layer("moe_intermediate_size", index, c("intermediate_size"))
         shared = c.of_layer("shared_expert_intermediate_size", index)
         shared = shared or size * c.of_layer("num_shared_expert", index, 1)

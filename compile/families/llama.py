@@ -1,4 +1,4 @@
-"""Llama (Touvron et al., 2023) and what follows its shape: Llama 2 and 3, Mistral, TinyLlama, SmolLM2, SmolLM3."""
+"""Llama (Touvron et al., 2023) and models of its structure: Llama 2 and 3, Mistral, TinyLlama, SmolLM2, SmolLM3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .settings import Settings
 
 
 class Llama(Family):
-    """Only Mistral's `sliding_window` is used. llama.cpp's converter reorders the rows of q and k."""
+    """Llama. Only Mistral's `sliding_window` is used. llama.cpp's converter reorders the rows of q and k."""
 
     title = "Llama 1, 2 and 3 (also SmolLM2, TinyLlama, Mistral)"
     huggingface = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral"}
@@ -17,7 +17,10 @@ class Llama(Family):
     neighbouring_pairs = ("gguf",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Biases are refused, except where a GGUF file has them. In GGUF, Mixtral is a Llama with experts."""
+        """Return layer `index`.
+
+        Biases are refused, except in a GGUF file that stores them. In GGUF, Mixtral is a Llama with experts.
+        """
         has_experts = c.format == "gguf" and c("num_local_experts")
         c.refuse("attention_bias", "mlp_bias", *(() if has_experts else ("num_local_experts",)))
         has_window = c.format == "gguf" or c.class_name == "MistralForCausalLM"
@@ -26,7 +29,7 @@ class Llama(Family):
 
 
 class SmolLM3(Family):
-    """Every fourth layer knows no positions (Hugging Face, 2025); GGUF has no key for that."""
+    """SmolLM3 (Hugging Face, 2025): every fourth layer has no positions; GGUF has no key for that."""
 
     title = "SmolLM3"
     huggingface = {"SmolLM3ForCausalLM": "smollm3"}
@@ -35,7 +38,7 @@ class SmolLM3(Family):
     neighbouring_pairs = ("gguf",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Only layers without positions may slide."""
+        """Return layer `index`; only layers without positions may have a window."""
         c.refuse("attention_bias", "mlp_bias")
         has_rope = bool((index + 1) % c.number("no_rope_layer_interval", 4))
         if c("no_rope_layers"):

@@ -1,6 +1,7 @@
-"""Llama 4, its text, and Muse Glimmer (Meta, 2025 and 2026): layers that see a part take turns with ones without RoPE.
+"""The language model of Llama 4, and Muse Glimmer (Meta, 2025 and 2026): local layers, and layers without RoPE.
 
-Llama 4's see chunks, and have experts; Muse Glimmer's see windows, with norms around each branch, and gate attention.
+Local layers of Llama 4 see chunks, and have experts. Those of Muse Glimmer see windows, with norms around each branch,
+and gate attention.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 from .family import Family
 from .settings import Settings
 
-_MOST_POSITIONS = 1 << 22  # as manifests have them
+_MOST_POSITIONS = 1 << 22  # limit of manifests
 _PARTS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 
 
 class Llama4(Family):
-    """Neighbours rotate. An expert's score multiplies its input; every token passes a shared expert, too.
+    """Llama 4: neighbours rotate. An expert's score multiplies its input; every token passes a shared expert, too.
 
-    Rows of a checkpoint's stacks of experts are inputs. A GGUF file has no keys for chunks,
-    temperatures and layers without positions, which are those of the released models there.
+    Rows of a checkpoint's stacks of experts are inputs. A GGUF file has no keys for chunks, temperatures and layers
+    without positions; those of the released models are assumed.
     """
 
     title = "Llama 4 (text)"
@@ -45,12 +46,12 @@ class Llama4(Family):
     neighbouring_pairs = ("huggingface", "gguf")
 
     def config(self, c: Settings) -> ModelConfig:
-        """Scout says 10,485,760 positions; the most that are compiled are 4,194,304."""
+        """Return the model. Scout declares 10,485,760 positions; at most 4,194,304 are compiled."""
         length = min(c.number("max_position_embeddings"), _MOST_POSITIONS)
         return c.model(self.layer, max_position_embeddings=length)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Every `interleave_moe_layer_step`th layer has experts, unless `moe_layers` lists them."""
+        """Return layer `index`; every `interleave_moe_layer_step`th has experts, unless `moe_layers` lists them."""
         of_experts = c("moe_layers")
         has_experts = not (index + 1) % _step(c) if of_experts is None else index in of_experts
         if not has_experts:
@@ -70,6 +71,7 @@ class Llama4(Family):
 
 
 def _step(c: Settings) -> int:
+    """Return the interval of layers with experts. Raises CorruptSource if it is below 1."""
     step = c.number("interleave_moe_layer_step", 1)
     if step < 1:
         raise CorruptSource(f"{c.label}: interleave_moe_layer_step is {step}, must be 1 or more")
@@ -77,7 +79,10 @@ def _step(c: Settings) -> int:
 
 
 def _attention(c: Settings, index: int) -> Attention:
-    """Heads are normalized behind the rotation; queries without positions get a temperature that grows with them."""
+    """Return the attention of layer `index`, with heads normalized after the rotation.
+
+    Queries without positions get a temperature that grows with their position.
+    """
     if c("attention.sliding_window") == 0:
         raise UnsupportedArchitecture(f"{c.label}: a llama4 without chunks is not supported; take another model")
     has_rope = bool((index + 1) % c.number("no_rope_layer_interval", 4))
@@ -86,7 +91,7 @@ def _attention(c: Settings, index: int) -> Attention:
     sees_chunk = has_rope
     if c("layer_types"):
         sees_chunk = c.layer_is("layer_types", index, {"chunked_attention": True, "full_attention": False})
-    # llama.cpp knows by the number of experts that Maverick has no such norms
+    # llama.cpp detects by the number of experts that Maverick has no such norms
     has_norm = c("use_qk_norm", not (c.format == "gguf" and c("num_local_experts") == 128))
     temperature = None
     if not has_rope and c("attn_temperature_tuning", True):
@@ -102,14 +107,15 @@ def _attention(c: Settings, index: int) -> Attention:
     )
 
 
-# Of the released Muse Glimmer, where a file does not say it.
+# values of the released Muse Glimmer, for files that lack them
 _QUERY_FACTOR, _LOGITS_FACTOR, _SOFT_CAP, _POST_NORM_EPS = 3.87, 0.19611613513818404, 20.0, 1e-8
 
 
 class MuseGlimmer(Family):
-    """Counted from the last, every fourth layer sees everything. The last norm's gains are stored as they are.
+    """Muse Glimmer: counted from the last, every fourth layer has full attention.
 
-    A GGUF file gives the norms of heads gains, those of queries with their factor; rotated layers are those that slide.
+    The last norm's gains are stored unchanged. In a GGUF file, the norms of heads have gains, and those of queries
+    include their factor; rotated layers are those with a window.
     """
 
     title = "Muse Glimmer"
@@ -125,7 +131,7 @@ class MuseGlimmer(Family):
     plain_gains = ("model.norm.weight",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Heads are normalized without gain; queries are multiplied with `qk_scale_factor` then."""
+        """Return layer `index`: heads are normalized without gain, then queries are multiplied by `qk_scale_factor`."""
         c.refuse("attention_bias")
         is_fourth = (c.num_layers - 1 - index) % 4 == 0
         is_declared = c("layer_types") or c("sliding_window_pattern") is not None
@@ -145,7 +151,7 @@ class MuseGlimmer(Family):
         )
 
     def config(self, c: Settings) -> ModelConfig:
-        """Embeddings are normalized, logits multiplied and soft-capped."""
+        """Return the model: embeddings are normalized, logits multiplied and soft-capped."""
         return c.model(
             self.layer,
             embedding_norm=True,

@@ -1,4 +1,4 @@
-"""Ministral 3 and Mixtral (Mistral AI, 2025 and 2024), and MiniMax M2 (2025), which has Mixtral's names."""
+"""Ministral 3 and Mixtral (Mistral AI, 2025 and 2024), and MiniMax M2 (2025), which uses Mixtral's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .settings import Settings
 
 
 class Mistral3(Family):
-    """Far away queries get a higher temperature; llama.cpp's converter reorders the rows of q and k."""
+    """Ministral 3: queries at far positions get a higher temperature; llama.cpp reorders rows of q and k."""
 
     title = "Ministral 3 (also Mistral Small 3)"
     huggingface = {
@@ -24,13 +24,13 @@ class Mistral3(Family):
     neighbouring_pairs = ("gguf",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Llama's, at a temperature."""
+        """Return Llama's layer, with a temperature of queries."""
         attention = c.attention(rope=_rope(c), window=c("sliding_window"), temperature=temperature(c))
         return LayerConfig(mixer=attention, ffn=c.dense())
 
 
 def _rope(c: Settings) -> Rope:
-    """A GGUF file has both `mscale`s as one, which then cancel each other."""
+    """Return the rotary positions. A GGUF file combines both `mscale`s into one, which then cancel each other."""
     rope = c.rope()
     if isinstance(rope.scaling, YarnScaling) and c("rope.scaling.yarn_log_multiplier"):
         rope = replace(rope, scaling=replace(rope.scaling, attention_factor=1.0))
@@ -38,7 +38,7 @@ def _rope(c: Settings) -> Rope:
 
 
 def temperature(c: Settings) -> Temperature | None:
-    """Of queries that are far from the beginning, where the model has one."""
+    """Return the temperature of queries at far positions; None if the model has none."""
     declared = c.rope_parameters()
     beta = declared.get("llama_4_scaling_beta") or c("attention.temperature_scale")
     if not beta:
@@ -48,7 +48,7 @@ def temperature(c: Settings) -> Temperature | None:
 
 
 class Mixtral(Family):
-    """Matrices have the names of Mistral's own format. In GGUF it is a Llama, and read as such."""
+    """Mixtral: matrices have the names of Mistral's own format. A GGUF file is read as Llama."""
 
     title = "Mixtral"
     huggingface = {"MixtralForCausalLM": "mixtral"}
@@ -62,12 +62,12 @@ class Mixtral(Family):
     }
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Mistral's, with experts."""
+        """Return Mistral's layer, with experts."""
         return LayerConfig(mixer=c.attention(window=c("sliding_window")), ffn=c.experts())
 
 
 class MiniMaxM2(Mixtral):
-    """All heads are normalized together; a bias of experts chooses, and does not weigh."""
+    """MiniMax M2: all heads are normalized together; a bias affects the selection of experts only."""
 
     title = "MiniMax M2"
     huggingface = {"MiniMaxM2ForCausalLM": "minimax_m2"}
@@ -78,9 +78,9 @@ class MiniMaxM2(Mixtral):
     has_extra_layers = True
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Of `rotary_dim` values of a head."""
+        """Return layer `index`, which rotates `rotary_dim` elements of a head."""
         router = Router(scores="sigmoid", selection_bias=True)
-        # in GGUF, feed_forward_length may be another number
+        # in GGUF, feed_forward_length may be a different number
         size = c.number("moe_intermediate_size", c("intermediate_size"))
         experts = c.experts(intermediate_size=size, router=router)
         return LayerConfig(mixer=c.attention(qk_norm=QKNorm(over="width")), ffn=experts)

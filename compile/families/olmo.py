@@ -1,4 +1,4 @@
-"""OLMo 2, 3 and OLMoE (Ai2, 2024 and 2025): norms behind the branches, and of all heads' queries and keys together."""
+"""OLMo 2, 3 and OLMoE (Ai2, 2024 and 2025): norms after the branches, and of all heads' queries and keys together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .settings import Settings
 
 
 class Olmo2(Family):
-    """llama.cpp's converter calls OLMo 3 so, too: a file with a window is one."""
+    """OLMo 2. llama.cpp's converter uses this name for OLMo 3, too: a file with a window is OLMo 3."""
 
     title = "OLMo 2"
     huggingface = {"Olmo2ForCausalLM": "olmo2"}
@@ -19,7 +19,7 @@ class Olmo2(Family):
     defaults = {"rms_norm_eps": 1e-5}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Where layers slide, only those that do not have stretched rotary positions."""
+        """Return layer `index`; in models with windows, only layers without scaled rotary positions have one."""
         c.refuse("attention_bias")
         window = c("sliding_window") if self.can_slide(c) and c.slides(index, full_every=4) else None
         attention = c.attention(
@@ -30,12 +30,12 @@ class Olmo2(Family):
         return LayerConfig(mixer=attention, ffn=c.dense(), norms="post")
 
     def can_slide(self, c: Settings) -> bool:
-        """Whether some layers see a window only."""
+        """Return whether some layers have a window."""
         return c.format == "gguf" and c("sliding_window") is not None
 
 
 class Olmo3(Olmo2):
-    """Three layers of four slide."""
+    """OLMo 3: three layers of four have a window."""
 
     title = "OLMo 3"
     huggingface = {"Olmo3ForCausalLM": "olmo3"}
@@ -44,12 +44,12 @@ class Olmo3(Olmo2):
     defaults = {**Olmo2.defaults, "rope_theta": 500000.0, "sliding_window": 4096}
 
     def can_slide(self, c: Settings) -> bool:
-        """They all do."""
+        """Return True: every OLMo 3 has layers with a window."""
         return True
 
 
 class Olmoe(Family):
-    """With experts; its norms stand before the branches."""
+    """OLMoE: OLMo with experts; its norms are before the branches."""
 
     title = "OLMoE"
     huggingface = {"OlmoeForCausalLM": "olmoe"}
@@ -57,7 +57,7 @@ class Olmoe(Family):
     defaults = {"rms_norm_eps": 1e-5}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Weights of experts are those of all, and do not add up to one."""
+        """Return layer `index`; expert weights come from a softmax over all experts, and are not normalized."""
         c.refuse("attention_bias", "clip_qkv")
         router = Router(renormalise=c("norm_topk_prob", False))
         experts = c.experts(intermediate_size=c.number("intermediate_size"), router=router)

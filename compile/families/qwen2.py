@@ -9,21 +9,21 @@ from .settings import Settings
 
 
 class Qwen2(Family):
-    """The bias is part of the class and no key; `use_sliding_window` switches the window."""
+    """Qwen2: the bias is part of the class, without a key; `use_sliding_window` enables the window."""
 
     title = "Qwen2"
     huggingface = {"Qwen2ForCausalLM": "qwen2"}
     gguf = ("qwen2",)
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Llama's, with biases."""
+        """Return Llama's layer, with biases."""
         c.refuse("mlp_bias", "num_local_experts")
         bias = c.has_bias("attn_q", otherwise=True)
         return LayerConfig(mixer=c.attention(window=window(c, index), bias=bias), ffn=c.dense())
 
 
 def window(c: Settings, index: int) -> int | None:
-    """What a layer sees; by `layer_types`, or all from layer `max_window_layers` on have the window."""
+    """Return a layer's window, by `layer_types`, or for all layers from `max_window_layers` on; None if it has none."""
     if c.format == "gguf":
         declared: int | None = c("sliding_window")
         return declared
@@ -34,7 +34,7 @@ def window(c: Settings, index: int) -> int | None:
 
 
 class SeedOss(Family):
-    """Its heads are wider than the model's width shared by them."""
+    """Seed-OSS: heads are wider than the model's width divided by their number."""
 
     title = "Seed-OSS"
     huggingface = {"SeedOssForCausalLM": "seed_oss"}
@@ -43,7 +43,7 @@ class SeedOss(Family):
     gguf_names = {"ffn_norm": "post_attention_norm.weight"}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Llama's, with biases where the model says so."""
+        """Return Llama's layer, with biases if the model says so."""
         attention = c.attention(
             bias=c.has_bias("attn_q", otherwise=bool(c("attention_bias"))),
             output_bias=c.has_bias("attn_output", otherwise=bool(c("attention_out_bias"))),

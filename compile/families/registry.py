@@ -1,4 +1,4 @@
-"""The model families that can be read. A new one is a file here and a line in `FAMILIES`."""
+"""The supported model families. A new one is a file here and a line in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .qwen3 import Qwen3, Qwen3MoE
 from .settings import Settings
 from .stablelm import StableLM
 
-# By `ModelConfig.architecture`.
+# Families by `ModelConfig.architecture`.
 FAMILIES: dict[str, Family] = {
     "llama": Llama(),
     "qwen2": Qwen2(),
@@ -71,7 +71,7 @@ FAMILIES: dict[str, Family] = {
     "minimax_m2": MiniMaxM2(),
     "deepseek_v2": DeepSeekV2(),
     "glm4_moe_lite": Glm4MoELite(),
-    "deepseek_v3": DeepSeekV3(),  # the last of those that are `deepseek2` in GGUF: its files are read as this one
+    "deepseek_v3": DeepSeekV3(),  # the last of those that are `deepseek2` in GGUF, which reads their files
     "mistral4": Mistral4(),
     "llama4": Llama4(),
     "qwen3_next": Qwen3Next(),
@@ -84,16 +84,17 @@ FAMILIES: dict[str, Family] = {
     "lfm2_moe": Lfm2MoE(),
 }
 
-_NEAR = 0.65  # of letters in common, to be more than a name
-_WRONG = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)  # what a value of a wrong kind leads to
+_NEAR = 0.65  # least similarity of a name to be suggested
+# errors that values of a wrong type cause
+_WRONG = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 
 
 def model_config(settings: Settings) -> ModelConfig:
-    """The model that a source describes.
+    """Return the model that a source describes.
 
     Raises:
-        CorruptSource: a value of the description is none that such a model can have, or two disagree.
-        UnsupportedArchitecture: the model has something that is not supported.
+        CorruptSource: a value of the description is impossible for such a model, or two disagree.
+        UnsupportedArchitecture: the model has an unsupported feature.
     """
     family = FAMILIES[settings.architecture]
     try:
@@ -105,7 +106,7 @@ def model_config(settings: Settings) -> ModelConfig:
 
 
 def _wrong_keys(family: Family, settings: Settings) -> Iterator[str]:
-    """The keys without any one of which a configuration makes sense."""
+    """Yield the keys without any one of which the configuration is valid."""
     for key in settings.values:
         rest = {other: value for other, value in settings.values.items() if other != key}
         with suppress(SourceError, *_WRONG):
@@ -114,7 +115,10 @@ def _wrong_keys(family: Family, settings: Settings) -> Iterator[str]:
 
 
 def unsupported(label: str, name: object) -> UnsupportedArchitecture:
-    """The error for an architecture that no family has: it names the nearest, by class, type and llama.cpp's name."""
+    """Return the error for an architecture of no family.
+
+    It names the nearest one, by class, model type or llama.cpp's name.
+    """
     titles = {
         _stem(known): family.title
         for family in FAMILIES.values()
@@ -131,14 +135,15 @@ def unsupported(label: str, name: object) -> UnsupportedArchitecture:
 
 
 def _stem(name: str) -> str:
+    """Return the name of an architecture without the usual suffixes, for comparison."""
     return name.lower().removesuffix("forcausallm").removesuffix("forconditionalgeneration")
 
 
 def decoder_of(config: ModelConfig) -> Decoder:
-    """The parts of a model, and how they are joined."""
+    """Return the parts of a model, and how they are joined."""
     return FAMILIES[config.architecture].decoder(config)
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of all weights of a model; matrices are `[out, in]`, stacks `[experts, out, in]`."""
+    """Return names and shapes of all weights of a model; matrices are `[out, in]`, stacks `[experts, out, in]`."""
     return {name: shape for part in decoder_of(config).parts() for name, shape in part.tensors.items()}

@@ -1,4 +1,4 @@
-"""`rope_scaling` of a source as a configuration. Knows the keys of each kind, and what stands for a missing one."""
+"""Read `rope_scaling` of a source into a configuration. Knows the keys of each kind, and their defaults."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def rope_scaling(
     max_position_embeddings: int,
     original: int | None,
 ) -> RopeScaling | None:
-    """How frequencies are stretched.
+    """Return the scaling of RoPE frequencies, or None.
 
     Args:
         rope: `rope_scaling` or `rope_parameters`.
         factors: divisors that a GGUF file stores: `rope_freqs`, or `rope_factors_short` and `rope_factors_long`.
-        original: the length that the model was made for, where it is said outside of `rope`.
+        original: the context length of the original training, if it is stored outside of `rope`.
 
     Raises:
-        UnsupportedArchitecture: the kind is not known.
+        UnsupportedArchitecture: the kind is unknown.
     """
     if "rope_freqs" in factors:
         return FactorsScaling(factors=factors["rope_freqs"])
@@ -57,12 +57,13 @@ def rope_scaling(
 
 
 class _UnknownKind(Exception):
-    pass
+    """The kind of `rope_scaling` is unknown."""
 
 
 def _scaling(
     kind: object, rope: Mapping[str, Any], original: int, max_positions: int, rotary_dim: int
 ) -> RopeScaling | None:
+    """Return the scaling of a kind. Raises _UnknownKind."""
     match kind:
         case "default" | "none" | "mrope":
             return None
@@ -88,10 +89,11 @@ def _scaling(
         case "proportional":
             share = rope.get("partial_rotary_factor", 1.0)
             return ProportionalScaling(num_pairs=int(share * rotary_dim // 2), factor=rope.get("factor") or 1.0)
-        case "dynamic":  # without alpha it begins beyond the length that the model was made for
+        case "dynamic":  # without alpha it begins beyond the original context length
             return DynamicScaling(alpha=rope["alpha"]) if rope.get("alpha") else None
     raise _UnknownKind
 
 
 def _longrope_factor(factor: float, original: int) -> float:
+    """Return LongRoPE's factor of attention for a context that is `factor` times as long."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

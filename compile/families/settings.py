@@ -1,6 +1,6 @@
-"""The settings of a source under Hugging Face's keys, and the configurations that follow from them.
+"""The settings of a source under Hugging Face's keys, and the configurations built from them.
 
-A family reads both config.json and GGUF's metadata by it. Knows keys and defaults, not files.
+A family reads both config.json and GGUF's metadata with it. Knows keys and defaults, not files.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 from ..layers.number_checks import check_numbers
 from .rope_scaling import rope_scaling
 
-LayerType = Literal["full_attention", "sliding_attention"]  # as transformers calls them
+LayerType = Literal["full_attention", "sliding_attention"]  # transformers' names
 
-PER_LAYER = "per_layer_config"  # by the layer's number, what is other there: of transformers 5
-_MOST_LAYERS = 1024  # as manifests have them
-_ROPE_THETA = 10000.0  # what all classes take where the configuration has none
+PER_LAYER = "per_layer_config"  # transformers 5's key of the differences of single layers, by number
+_MOST_LAYERS = 1024  # limit of manifests
+_ROPE_THETA = 10000.0  # default of all classes
 _FUNCTIONS: Mapping[str, Function] = {
     "silu": "silu_mul",
     "swish": "silu_mul",
@@ -41,13 +41,13 @@ _FUNCTIONS: Mapping[str, Function] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a source says of its model.
+    """The settings of one model, as its source declares them.
 
     Attributes:
-        label: the source, in messages.
-        format: whose names tensors have.
-        architecture: the family's key in the registry; `class_name`: what the source calls it.
-        values: by Hugging Face's keys; a value of a key that a GGUF file has per layer is a list.
+        label: the source's name in messages.
+        format: the format of tensor names.
+        architecture: the family's key in the registry; `class_name`: the source's name for it.
+        values: by Hugging Face's keys; the value of a key that a GGUF file has per layer is a list.
         stored: names of all tensors, as the source has them.
         rope_factors: divisors of frequencies that are stored as a tensor.
     """
@@ -61,15 +61,15 @@ class Settings:
     rope_factors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or the default where it is missing or null."""
+        """Return the value of a key, or the default if it is missing or null."""
         value = self.values.get(key)
         return default if value is None else value
 
     def at(self, index: int) -> Settings:
-        """The settings of one layer, where transformers 5 says that some are not those of all.
+        """Return the settings of one layer, with the differences that transformers 5 lists.
 
         Raises:
-            CorruptSource: it says so of a layer that there is not.
+            CorruptSource: a listed layer does not exist.
             UnsupportedArchitecture: a layer leaves parts out.
         """
         own = self._per_layer.get(index)
@@ -83,6 +83,7 @@ class Settings:
 
     @property
     def _per_layer(self) -> Mapping[int, Mapping[str, Any]]:
+        """The differences of single layers, by number. Raises CorruptSource if they are invalid."""
         declared = self(PER_LAYER, {})
         layers = {int(key): own for key, own in declared.items()}
         wrong = next((key for key in layers if not 0 <= key < int(self.number("num_hidden_layers"))), None)
@@ -91,10 +92,10 @@ class Settings:
         return layers
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The same, which must be a number.
+        """Return the value of a key, which must be a number, or the default.
 
         Raises:
-            CorruptSource: it is none, or missing without a default.
+            CorruptSource: it is not a number, or missing without a default.
         """
         value = self(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -104,10 +105,10 @@ class Settings:
         return value
 
     def of_layer(self, key: str, index: int, default: Any = None) -> Any:
-        """The value of a key that may have one for each layer.
+        """Return the value of a key for one layer; the key may have one value for all layers.
 
         Raises:
-            CorruptSource: it has some, and none for this layer.
+            CorruptSource: it has per-layer values, and none for this layer.
         """
         value = self(key, default)
         if not isinstance(value, list):
@@ -118,14 +119,15 @@ class Settings:
         return value[index]
 
     def layer_is(self, key: str, index: int, kinds: Mapping[str, bool]) -> bool:
-        """What `kinds` says of the word that a key, such as `layer_types`, has for a layer.
+        """Return the entry of `kinds` for the word that a key, such as `layer_types`, has for a layer.
 
         Raises:
-            UnsupportedArchitecture: it is another word.
+            UnsupportedArchitecture: the word is not in `kinds`.
         """
-        return self._said(f"{key} of layer {index}", self.of_layer(key, index), kinds)
+        return self._entry_for(f"{key} of layer {index}", self.of_layer(key, index), kinds)
 
-    def _said(self, what: str, word: Any, kinds: Mapping[str, bool]) -> bool:
+    def _entry_for(self, what: str, word: Any, kinds: Mapping[str, bool]) -> bool:
+        """Return the entry of `kinds` for a word. Raises UnsupportedArchitecture if there is none."""
         if word in kinds:
             return kinds[word]
         only = f"only {' and '.join(kinds)}"
@@ -134,12 +136,12 @@ class Settings:
         )
 
     def slides(self, index: int, *, full_every: int) -> bool:
-        """Whether a layer sees a window only: as declared, else all layers but each `full_every`th."""
+        """Return whether a layer has a sliding window: as declared, else all layers but each `full_every`th."""
         if self("layer_types"):
             return self.layer_is("layer_types", index, {"sliding_attention": True, "full_attention": False})
         pattern = self("sliding_window_pattern", full_every)
         if isinstance(pattern, str):  # such as LLLG, for local and global
-            return self._said(
+            return self._entry_for(
                 "a part of sliding_window_pattern", pattern[index % len(pattern)], {"L": True, "G": False}
             )
         if isinstance(pattern, bool | list):
@@ -153,12 +155,12 @@ class Settings:
                 raise UnsupportedArchitecture(f"{self.label}: {key} is not supported for {self.architecture}")
 
     def has_bias(self, gguf_part: str, *, otherwise: bool) -> bool:
-        """Whether a part has a bias: in a GGUF file as stored in layer 0, of other sources `otherwise`."""
+        """Return whether a part has a bias: in a GGUF file if layer 0 stores one, for other sources `otherwise`."""
         return f"blk.0.{gguf_part}.bias" in self.stored if self.format == "gguf" else otherwise
 
     @property
     def num_layers(self) -> int:
-        """`num_hidden_layers`; llama.cpp counts those that guess further tokens, too.
+        """Number of layers, without those that draft further tokens, which llama.cpp counts, too.
 
         Raises:
             CorruptSource: there are none, or more than any model has.
@@ -171,7 +173,7 @@ class Settings:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head: as declared, or the model's width shared by the heads."""
+        """Size of a head: as declared, or the model's width divided by the number of heads."""
         declared = self("head_dim")
         if declared is not None:
             return int(self.number("head_dim"))
@@ -181,7 +183,7 @@ class Settings:
         return int(hidden_size // num_heads)
 
     def function(self, default: str = "silu") -> Function:
-        """The gated function that `hidden_act` names."""
+        """Return the gated function that `hidden_act` names."""
         name = self("hidden_activation", self("hidden_act", default))
         if name not in _FUNCTIONS:
             known = ", ".join(_FUNCTIONS)
@@ -196,10 +198,10 @@ class Settings:
         rotary_dim: int | None = None,
         **changes: Any,
     ) -> Rope:
-        """Rotary positions as the source declares them; arguments replace parts, `scaling=None` takes it away.
+        """Return the declared rotary positions; arguments replace fields, `scaling=None` removes the scaling.
 
         Args:
-            of: the layers that they are of, where these differ.
+            of: the type of layers, if types differ.
         """
         declared = self.rope_parameters(of)
         if theta is None:
@@ -211,9 +213,9 @@ class Settings:
         return Rope(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
 
     def rope_parameters(self, of: LayerType = "full_attention") -> Mapping[str, Any]:
-        """`rope_parameters` of newer files holds all; `rope_scaling` of older ones lies beside `rope_theta`.
+        """Return `rope_parameters` of newer files, or `rope_scaling` and `rope_theta` of older ones.
 
-        Where layers differ, newer files have one for each type; what is not by type is of full attention.
+        If layer types differ, newer files have one for each; values outside of them are of full attention.
         """
         rope = self("rope_parameters") or self("rope_scaling") or {}
         if not isinstance(rope, Mapping):
@@ -225,7 +227,7 @@ class Settings:
         return rope
 
     def rope_scaling(self, rotary_dim: int | None = None, of: LayerType = "full_attention") -> RopeScaling | None:
-        """How frequencies are stretched. Raises UnsupportedArchitecture for a kind that is not known."""
+        """Return the scaling of RoPE frequencies, or None. Raises UnsupportedArchitecture for an unknown kind."""
         return rope_scaling(
             self.label,
             self.rope_parameters(of),
@@ -236,7 +238,7 @@ class Settings:
         )
 
     def attention(self, **changes: Any) -> Attention:
-        """Llama's attention of these sizes; keyword arguments replace its fields."""
+        """Return Llama's attention of these sizes; keyword arguments replace its fields."""
         num_heads, head_dim = self.number("num_attention_heads"), changes.get("head_dim", self.head_dim)
         fields = {
             "num_heads": num_heads,
@@ -251,7 +253,7 @@ class Settings:
         return Attention(**(fields | changes))
 
     def dense(self, **changes: Any) -> Dense:
-        """Llama's feed-forward layer of these sizes; keyword arguments replace its fields."""
+        """Return Llama's feed-forward layer of these sizes; keyword arguments replace its fields."""
         fields: dict[str, Any] = {}
         if "intermediate_size" not in changes:
             fields["intermediate_size"] = self.number("intermediate_size")
@@ -260,7 +262,7 @@ class Settings:
         return Dense(**(fields | changes))
 
     def experts(self, **changes: Any) -> Experts:
-        """Mixtral's experts of these sizes; keyword arguments replace its fields."""
+        """Return Mixtral's experts of these sizes; keyword arguments replace its fields."""
         counts = (self(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
         fields = {
             "num_experts": next((count for count in counts if count is not None), None),
@@ -276,7 +278,7 @@ class Settings:
         return Experts(**fields)
 
     def model(self, layer: Callable[[Settings, int], LayerConfig], **changes: Any) -> ModelConfig:
-        """The model whose layers `layer` makes of their settings and numbers; keyword arguments replace its fields.
+        """Return the model with the layers that `layer(settings, index)` returns; keyword arguments replace its fields.
 
         Every number is checked.
 

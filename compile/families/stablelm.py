@@ -14,7 +14,7 @@ from .settings import Settings
 
 
 class StableLM(Family):
-    """12B has parallel layers, and a LayerNorm without bias for each head."""
+    """StableLM 2: the 12B model has parallel branches, and a LayerNorm without bias for each head."""
 
     title = "StableLM 2"
     huggingface = {"StableLmForCausalLM": "stablelm"}
@@ -23,10 +23,10 @@ class StableLM(Family):
     names = {"q_norm": "self_attn.q_layernorm.weight", "k_norm": "self_attn.k_layernorm.weight"}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """A GGUF file has norms of heads where it stores them, and parallel layers where it has no second norm.
+        """Return layer `index`; in a GGUF file, stored tensors decide about norms of heads and parallel branches.
 
-        llama.cpp's converter says `use_parallel_residual` of every model whose config.json does not, so that its graph
-        looks at the norm, too.
+        Branches are parallel if there is no second norm. llama.cpp's converter sets `use_parallel_residual` for every
+        model whose config.json does not, so that its graph checks the norm, too.
         """
         has_norms = "blk.0.attn_q_norm.weight" in c.stored or bool(c("qk_layernorm"))
         attention = c.attention(
@@ -39,11 +39,11 @@ class StableLM(Family):
         return LayerConfig(mixer=attention, ffn=c.dense(), norms="parallel" if is_parallel else "pre")
 
     def config(self, c: Settings) -> ModelConfig:
-        """With LayerNorm."""
+        """Return the model, with LayerNorm."""
         return c.model(self.layer, norm="layer_bias", norm_eps=c("layer_norm_eps", 1e-5))
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """A checkpoint has the gains of each head as a tensor."""
+        """Return views of norms: a checkpoint has the gains of each head as a tensor."""
         if format_ == "gguf":
             return {}
         found: dict[str, Views] = {}

@@ -1,4 +1,4 @@
-"""What stands between two linears: a row is normalized or gated, and then rounded if the next linear takes codes."""
+"""Kernels between two matrix products: normalize or gate a row, then quantize it if the next matrix takes codes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from ..codegen.elementwise import (
 )
 from ..codegen.lane_reductions import reduce_each
 from ..codegen.targets import Target
-from ..codegen.vector import LANES, Expr, const, lanes, splat
+from ..codegen.vector import LANES, Expr, const, lanes, nearest_integer, splat
 from ..weights.layout import CHUNKS, GROUP, ROW_BLOCK, round_up
+from .experts.entries import ExpertLimits, ExpertLists
 from .quantized_rows import QuantizedRows
 from .row_norms import inverse_rms, mean_and_inverse_deviation
 
@@ -50,18 +51,22 @@ _UNGATED: dict[Function, Unary] = {
     "identity": identity,
 }
 _GATES: dict[Gate, Unary] = {"sigmoid": sigmoid, "softplus": softplus, "silu": silu, "identity": identity}
-BATCH = 8  # groups that are computed side by side
+BATCH = 8  # groups that are computed together
 _SUMS = 4
-_LEAST = 1e-30  # the largest magnitude of a group counts as this at least
+_LEAST = 1e-30  # minimum of a group's largest magnitude, so that its inverse is finite
 
 
 @dataclass(frozen=True)
 class ActivationSpec:
-    """`width` numbers of rows `[rows, x_stride]`; a gated function has its gate at column 0, its factor at `up_column`.
+    """An activation kernel's function and row layout: `width` results of rows `[rows, x_stride]`.
 
-    `has_gain`, `has_bias`: a norm's; the bias stands behind the gain, at `round_up(width, 16)` (at 0 if there is none).
-    `gate`: the result times this function of other rows, `[rows, gate_stride]`. Element `i` is gated by column
-    `gate_column + i // gate_width`: 1 is elementwise, a head's size is one number a head, `width` one a row.
+    A gated function has its gate at column 0 and its factor at `up_column`.
+
+    `has_gain`, `has_bias`: parameters of a norm; the bias follows the gain, at `round_up(width, 16)` (at 0 without
+    gain).
+    `gate`: the result is multiplied by this function of other rows, `[rows, gate_stride]`. Column `gate_column + i //
+    gate_width` gates element `i`: a width of 1 is elementwise, a head's size is one gate a head, `width` one a row.
+    `experts`: rows are entries of experts, in the order of their places.
     """
 
     function: Function
@@ -79,26 +84,28 @@ class ActivationSpec:
     gate_stride: int = 0
     gate_column: int = 0
     gate_width: int = 1
+    experts: ExpertLimits | None = None
 
     @property
     def is_gated(self) -> bool:
-        """Whether a row holds two numbers for each result."""
+        """True if a row holds two numbers for each result."""
         return self.function in get_args(Gated)
 
 
 def activation(spec: ActivationSpec, target: Target) -> Any:
-    """A PrimFunc `(x, gain, gates, y, codes, scales, sums, num_rows) -> 0`.
+    """Return the PrimFunc `(x, gain, gates[, lists], y, codes, scales, sums, num_rows) -> 0`.
 
-    Writes float32 `y` `[num_rows, y_stride]` if `spec.keep_float`, and the codes if `spec.quantize`, as
-    `quantized_rows.py` lays them out. Eight groups of a row are computed side by side in registers: one by
-    one they would be chains of instructions that wait for each other.
+    With `spec.experts`, `lists` is the output of `find_slabs`. Writes float32 `y` `[num_rows, y_stride]` if
+    `spec.keep_float`, and codes if `spec.quantize`, in the layout of `quantized_rows.py`. Eight groups of a row are
+    computed together in registers; one by one they would be chains of dependent instructions.
     """
     num_groups = round_up(spec.width, GROUP) // GROUP
     with Kernel() as k:
-        x, gain, gates, y, codes, scales, sums, num_rows = k.arguments(
+        x, gain, gates, *lists, y, codes, scales, sums, num_rows = k.arguments(
             x="float32",
             gain="float32",
             gates="float32",
+            **({"lists": "int32"} if spec.experts else {}),
             y="float32",
             codes="int32",
             scales="float32",
@@ -108,6 +115,8 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
         rows = QuantizedRows(codes, scales, sums, num_groups, spec.wide)
 
         def row(m: Expr) -> None:
+            if spec.experts:
+                m = bound(ExpertLists(lists[0], spec.experts).place(m))
             function = _Function(spec, target, x, gain, gates, m)
 
             def batch(first: Expr, width: int) -> None:
@@ -130,7 +139,7 @@ def activation(spec: ActivationSpec, target: Target) -> Any:
 
 
 class _Function:
-    """Emits the function of row `m`, some elements at a time."""
+    """An emitter of the function of row `m`, some elements at a time."""
 
     def __init__(self, spec: ActivationSpec, target: Target, x: Memory, gain: Memory, gates: Memory, m: Expr) -> None:
         self.spec, self.has_fma, self.x, self.gain, self.gates = spec, target.has_fma, x, gain, gates
@@ -141,7 +150,7 @@ class _Function:
             self.mean, self.scale = mean_and_inverse_deviation(spec.width, spec.eps, x, self.start, self.has_fma)
 
     def compute(self, values: Memory, first: Expr, width: int) -> None:
-        """Elements `first..first+width` into `values`, and zeros behind them up to a whole group."""
+        """Write elements `first..first+width` to `values`, and zeros up to a whole group."""
         whole = width // LANES * LANES
         if self._is_short:
             for i in range(0, whole, LANES):
@@ -152,21 +161,22 @@ class _Function:
         for i in range(whole, round_up(width, GROUP), LANES):
             values[lanes(i)] = const(0) if i >= width else self._some(first + i, width - i)
             for j in range(width, i + LANES):
-                values[j] = T.float32(0)  # what padding must not leave undefined
+                values[j] = T.float32(0)  # padding must not be undefined
 
     @property
     def _is_short(self) -> bool:
-        """Whether all vectors of a batch are computed side by side; with longer functions LLVM takes half a minute."""
+        """True if all vectors of a batch are computed together; for longer functions LLVM would take half a minute."""
         return self.spec.gate is None and self.spec.function in ("rms_norm", "silu_mul", "identity")
 
     def _some(self, i: Expr, n: int) -> Expr:
-        """A vector of the elements from `i` on; only the first `n` of its lanes mean something."""
+        """Return a vector of the elements from `i` on; only its first `n` lanes are defined."""
         value = self._function(i, n)
         if self.spec.gate is None:
             return value
         return value * _GATES[self.spec.gate](self._gates_of(i, n), self.has_fma)
 
     def _gates_of(self, i: Expr, n: int) -> Expr:
+        """Return the gates of the elements from `i` on."""
         width, start = self.spec.gate_width, self.gate_start
         if width == 1:
             return _vector(self.gates, start + i, n)
@@ -179,6 +189,7 @@ class _Function:
         return vector[lanes(0)]
 
     def _function(self, i: Expr, n: int) -> Expr:
+        """Return the function of the elements from `i` on, before gates."""
         spec, x = self.spec, _vector(self.x, self.start + i, n)
         if spec.function == "rms_norm" or spec.function == "layer_norm":
             return self._normalized(x, i, n)
@@ -187,6 +198,7 @@ class _Function:
         return _GATED[spec.function](x, _vector(self.x, self.start + spec.up_column + i, n), self.has_fma)
 
     def _normalized(self, x: Expr, i: Expr, n: int) -> Expr:
+        """Return elements normalized, with gain and bias."""
         if self.spec.function == "layer_norm":
             x = x - splat(self.mean)
         x = x * splat(self.scale)
@@ -199,7 +211,7 @@ class _Function:
 
 
 def _vector(memory: Memory, start: Expr, n: int) -> Expr:
-    """16 neighbours, or `n` of them and zeros."""
+    """Return 16 neighbours, or `n` of them and zeros."""
     if n == LANES:
         return memory[lanes(start)]
     vector = registers(LANES, "float32")
@@ -210,6 +222,7 @@ def _vector(memory: Memory, start: Expr, n: int) -> Expr:
 
 
 def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:
+    """Store the floats of `width` elements."""
     for i in range(0, width // LANES * LANES, LANES):
         y[lanes(start + i)] = values[lanes(i)]
     for i in range(width // LANES * LANES, width):
@@ -217,15 +230,15 @@ def _copy(values: Memory, y: Memory, start: Expr, width: int) -> None:
 
 
 def _round_groups(values: Memory, count: int, rows: QuantizedRows, first: Expr, m: Expr) -> None:
-    """Round `count` groups of row `m`, 1 to 8, from group `first` on; `values` holds their floats.
+    """Quantize `count` (1 to 8) groups of row `m` from group `first` on; `values` holds their floats.
 
-    Codes are int8 (scale = max |x| / 127) or int16 (max |x| / 32512, so that both bytes fit int8). A group that holds a
-    NaN or an infinity gets such a scale, so that the outputs show it.
+    Codes are int8 (scale = max |x| / 127) or int16 (max |x| / 32512, so that both bytes fit int8). The scale of a group
+    with a NaN or an infinity is not finite, so that the outputs show it.
     """
     limit = 127 * 256 if rows.wide else 127
     halves = [bound(values[lanes(i)]) for i in range(0, count * GROUP, LANES)]
     magnitudes = [T.bitwise_and(T.reinterpret("int32x16", half), splat(T.int32(0x7FFFFFFF))) for half in halves]
-    # as integers, in whose order infinity and NaN come last
+    # compared as integers, in whose order infinity and NaN come last
     largest = reduce_each([T.max(*magnitudes[2 * g : 2 * g + 2]) for g in range(count)], T.max)
     n = largest.num_lanes
     bits = T.max(largest.vector, splat(T.reinterpret("int32", T.float32(_LEAST)), n))
@@ -235,13 +248,13 @@ def _round_groups(values: Memory, count: int, rows: QuantizedRows, first: Expr, 
     codes = []
     for i, half in enumerate(halves):
         inverse = splat(inverses[largest.lane_of[i // 2]])
-        codes.append(bound(T.Cast("int32x16", T.nearbyint(half * inverse))))
+        codes.append(bound(nearest_integer(bound(half * inverse))))
         _store_codes(codes[i], rows, first + i // 2, m, i % 2)
     sums = reduce_each(codes, lambda a, b: a + b)
     for g in range(count):
         pair = list(sums.lane_of[2 * g : 2 * g + 2])
         rows.sums[lanes(rows.pair(first + g, m), 2)] = tvm.tirx.Shuffle([sums.vector], pair)
-    # scales beside scales times sums
+    # scales, interleaved with scales times sums
     of_lane = {lane: g for g, lane in enumerate(largest.lane_of)}
     order = [of_lane.get(lane, 0) for lane in range(n)]
     total = T.Cast(
@@ -255,21 +268,25 @@ def _round_groups(values: Memory, count: int, rows: QuantizedRows, first: Expr, 
 
 
 def _store_codes(rounded: Expr, rows: QuantizedRows, g: Expr, m: Expr, half: int) -> None:
+    """Store 16 codes of a group, in one byte or two."""
     where = rows.first_chunk(g, m) + half * 4
     if rows.wide:
         high = T.shift_right(rounded + splat(T.int32(128)), splat(T.int32(8)))
         rows.codes[lanes(where, 4)] = _as_bytes(high)
-        where = where + CHUNKS  # of `rounded - 256 * high`, the low byte is that of `rounded`
+        where = where + CHUNKS  # the low byte of `rounded - 256 * high` is that of `rounded`
     rows.codes[lanes(where, 4)] = _as_bytes(rounded)
 
 
 def _as_bytes(integers: Expr) -> Expr:
-    """The low bytes of 16 int32, as 4 int32."""
+    """Return the low bytes of 16 int32, as 4 int32."""
     return T.reinterpret("int32x4", T.Cast("int8x16", integers))
 
 
 def gather_rows(width: int) -> Any:
-    """A PrimFunc `(x, indices, y, num_rows) -> 0`: `y[r] = x[indices[r]]`, rows of `width` float32, multiple of 16."""
+    """Return the PrimFunc `(x, indices, y, num_rows) -> 0`: `y[r] = x[indices[r]]`.
+
+    Rows have `width` float32, a multiple of 16.
+    """
     with Kernel() as k:
         x, indices, y, num_rows = k.arguments(x="float32", indices="int32", y="float32", num_rows=SIZE)
         with serial(num_rows) as r, serial(width // LANES) as i:

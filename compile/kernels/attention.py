@@ -1,6 +1,6 @@
 """Attention of each token over its sequence's pages: a tile of tokens at a time, or one span of a single token.
 
-Both add up the same numbers of a row (a query head of a token) in the same order, so a token's output has the same
+Both add the same numbers of a row (a query head of a token) in the same order. A token's output therefore has the same
 bits in every batch.
 """
 
@@ -25,14 +25,16 @@ from .micro_tiles import MicroTile, each_micro_tile
 
 
 def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> Any:
-    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], units, slots[, sinks], y, normalizers,
-    first_item, num_pages, table_stride) -> 0`.
+    """Return the attention PrimFunc, with the arguments below, which returns 0.
 
-    `q` float32 `[M, num_heads * key_dim]`, `y` `[M, y_stride]`; token m sees rows `[starts[m], kv_lengths[m])` of the
-    pages in row `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` is what `find_units` wrote for the
-    same tokens, `slots` is scratch of `slots_floats`, `sinks` float32 `[num_heads]`. `normalizers` float32 `[M,
-    num_heads, 2]` get what `attention_mass` needs. `shape.scores` says whether there are `starts` and `sinks`. The
-    layer's keys and values lie behind `first_item` items of a page.
+    `(q, pool, page_table, row_of_token, kv_lengths[, starts], units, slots[, sinks], y, normalizers, first_item,
+    num_pages, table_stride)`
+
+    `q` is float32 `[M, num_heads * key_dim]`, `y` `[M, y_stride]`. Token m sees rows `[starts[m], kv_lengths[m])` of
+    the pages in row `row_of_token[m]` of `page_table` int32 `[B, table_stride]`. `units` is the output of `find_units`
+    for the same tokens, `slots` is scratch of `slots_floats`, `sinks` float32 `[num_heads]`. `normalizers` float32 `[M,
+    num_heads, 2]` is written for `attention_mass`. `shape.scores` decides whether there are `starts` and `sinks`. The
+    layer's KV begins after `first_item` items of a page.
     """
     layout = shape.layout
     with Kernel() as k:
@@ -83,13 +85,13 @@ def attention(shape: AttentionShape, y_stride: int, limits: AttentionLimits) -> 
 
 
 def slots_floats(shape: AttentionShape, limits: AttentionLimits) -> int:
-    """How many float32 all slots take; each holds the state of one token's query heads after one span."""
+    """Return the number of float32 in all slots; each holds the state of a token's query heads after one span."""
     nothing = Memory(None)
     state = rows_of(shape, nothing, nothing, 0, nothing).state(1, nothing)
     return limits.num_slots * shape.layout.num_kv_heads * state.floats
 
 
-# A tile: each span is converted once for all of its tokens.
+# A tile: each span is converted to float32 once for all of its tokens.
 
 
 def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr) -> None:
@@ -123,15 +125,15 @@ def _attend_tile(rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, h
     rows.store(scratch, unit.first, unit.num_tokens, head, MAX_TILE)
 
 
-# A single token: all its spans on one thread, or span by span on several threads, then merged.
+# A single token: one thread does all its spans, or several threads one span each, which are then merged.
 
 
 def _attend_token(
     rows: QueryRows, sequences: KVSequences, unit: AttentionUnit, head: Expr, after: StoredSpan, slots: Memory
 ) -> None:
-    """Attend to one span and store its state in a slot, or to all and store the token's row of `y`.
+    """Attend to one span and store its state in a slot, or to all spans and store the token's row of `y`.
 
-    `after` is what the same thread reads next.
+    `after` is the span that the same thread reads next.
     """
     shape, layout = rows.shape, rows.shape.layout
     scratch = rows.scratch(1, 0 if shape.reads_in_place else LoadedSpan.floats(layout))
@@ -179,7 +181,7 @@ def _attend_token(
 
 
 def _merge_token(rows: QueryRows, m: Expr, num_spans: Expr, first_slot: Expr, head: Expr, slots: Memory) -> None:
-    """Join the spans of token m, which are in slots, and store its row of `y`."""
+    """Merge the spans of token m from their slots, and store its row of `y`."""
     shape, scratch = rows.shape, rows.scratch(1)
     steps, n = steps_of(shape, scratch), shape.n
     rows.load(scratch, m, 1, head, 1)
@@ -200,11 +202,12 @@ def _merge_token(rows: QueryRows, m: Expr, num_spans: Expr, first_slot: Expr, he
 
 
 def _slot_state(rows: QueryRows, slots: Memory, slot: Expr, head: Expr) -> RowState:
-    """The state in a slot: one token's query heads of one KV head, after one span."""
+    """Return the state in a slot: a token's query heads of one KV head after one span."""
     state = rows.state(1, slots)
     return replace(state, base=bound((slot * rows.shape.layout.num_kv_heads + head) * state.floats))
 
 
 def _either_span(condition: Expr, a: StoredSpan, b: StoredSpan) -> StoredSpan:
+    """Return one of two spans of the same pool, by a condition."""
     names = ("first", "last", "head")
     return replace(a, **{name: bound(T.Select(condition, getattr(a, name), getattr(b, name))) for name in names})

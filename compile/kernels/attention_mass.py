@@ -1,9 +1,10 @@
-"""How much weight attention puts on each KV row of the pool, added up over the rows (query heads of tokens) of a step.
+"""Sum attention weights on each KV row of the pool over the rows (query heads of tokens) of a step.
 
-Scores are computed a second time, after `attention.py` has found each row's normalizers: of all tokens, or of a few,
-which takes as much less time. Sequences of a step may share pages. So every page belongs to one of a few shards, and
-one thread adds up all of a shard, sequence by sequence, from their last tokens on: sums are the same whatever the
-number of threads.
+Scores are computed again, after `attention.py` has found each row's normalizers: for all tokens, or for a sample, which
+takes proportionally less time.
+
+Sequences of a step can share pages. Each page therefore belongs to one of a few shards. One thread sums a whole shard,
+sequence by sequence, from their last tokens on. Sums do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,21 +26,25 @@ from .kv_pool import KV_DTYPES, PagedPool
 from .kv_spans import BLOCK_PAGES, KVPage, KVSequences, LoadedSpan, StoredPage
 from .micro_tiles import MicroTile, each_micro_tile
 
-_SHARDS = 4  # of the pages, by their ids; a power of two
-_NEAR = 16  # rows: near tokens of a sample some rows would get far more attention than others, by chance (bench/LOG.md)
+_SHARDS = 4  # number of shards of the pages, by page id; a power of two
+# rows excluded just before a sampled token; by chance, they would get far more attention than others (bench/LOG.md)
+_NEAR = 16
 
 
 def attention_mass(shape: AttentionShape) -> Any:
-    """A PrimFunc `(q, pool, page_table, row_of_token, kv_lengths[, starts], normalizers, mass, counts, layer,
-    num_tokens, num_pages, table_stride, stride) -> 0`.
+    """Return the attention mass PrimFunc, with the arguments below, which returns 0.
 
-    The arguments before `mass` are those and the results of `attention`. For each KV row of the layer, it adds to
-    `mass` float32 `[layers, kv_heads, num_pages, PAGE_SIZE]` the softmax weights that the step's tokens and the query
-    heads of the KV head's group have on it. With a `stride` above 1 it takes one of so many tokens of each sequence,
-    counted from its last, and none of a sequence that has only one; of the rows that such a token sees the last
-    `_NEAR` do not count, of which its own is one. In the first layer it adds to `counts` int32 `[num_pages, PAGE_SIZE]`
-    how many tokens have added to a row. Rows to which none has keep their bits. All layers are alike: this one is
-    behind `layer` others.
+    `(q, pool, page_table, row_of_token, kv_lengths[, starts], normalizers, mass, counts, layer, num_tokens, num_pages,
+    table_stride, stride)`
+
+    The arguments before `mass` are arguments and results of `attention`. For each KV row of the layer, the softmax
+    weights of the step's tokens are added to `mass`, float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`. They are
+    summed over the query heads of the KV head's group. The first layer adds the number of contributing tokens to
+    `counts` int32 `[num_pages, PAGE_SIZE]`. Rows without contributions keep their bits.
+
+    A `stride` above 1 samples every `stride`-th token of each sequence, counted from its last, and skips sequences with
+    only one token. A sampled token does not contribute to its last `_NEAR` rows, which include its own. All layers have
+    one shape; `layer` is the index of this one.
     """
     layout = shape.layout
     with Kernel() as k:
@@ -74,8 +79,7 @@ def attention_mass(shape: AttentionShape) -> Any:
 
 
 def _each_tile(row_of_token: Memory, num_tokens: Expr, stride: Expr, emit: Callable[[AttentionUnit], None]) -> None:
-    """Call `emit` with the tokens that are taken of each sequence, the last ones first, so many at a time as fit a
-    tile."""
+    """Call `emit` with tiles of each sequence's sampled tokens, the last ones first."""
     first = registers(1, "int64")
     first[0] = T.int64(0)
     with serial(num_tokens) as m:
@@ -90,8 +94,10 @@ def _each_tile(row_of_token: Memory, num_tokens: Expr, stride: Expr, emit: Calla
 
 
 def keep_queries(width: int, max_num_tokens: int) -> Any:
-    """A PrimFunc `(q, queries, layer, num_rows) -> 0`: copy `q` `[M, width]` to its layer of `queries` `[layers,
-    max_num_tokens, width]`, float32, so that the caller can rank keys by them."""
+    """Return the PrimFunc `(q, queries, layer, num_rows) -> 0`, which copies queries for ranking keys.
+
+    It copies `q` `[M, width]` to its layer of `queries` `[layers, max_num_tokens, width]`, float32.
+    """
     with Kernel() as k:
         q, queries, layer, num_rows = k.arguments(q="float32", queries="float32", layer=SIZE, num_rows=SIZE)
         with serial(num_rows * width) as i:
@@ -101,25 +107,25 @@ def keep_queries(width: int, max_num_tokens: int) -> Any:
 
 @dataclass(frozen=True)
 class _SeenRows:
-    """The rows of `sequences` that count for a token: all that it sees but the last `num_near`."""
+    """The rows of `sequences` to which a token contributes: all that it sees but the last `num_near`."""
 
     sequences: KVSequences
     num_near: Expr
 
     def rows(self, m: Expr) -> tuple[Expr, ...]:
-        """As `KVSequences.rows`."""
+        """Return the rows as `KVSequences.rows` does."""
         end, *start = self.sequences.rows(m)
         return (T.max(end - self.num_near, T.int64(0)), *start)
 
 
 class _Counts:
-    """Adds to `counts` for how many tokens of a unit the rows of a page count, where `is_first` says so."""
+    """A counter that adds, for each row of a page, the number of contributing tokens to `counts` if `is_first`."""
 
     def __init__(self, seen: _SeenRows, counts: Memory, is_first: Expr) -> None:
         self.seen, self.counts, self.is_first = seen, counts, is_first
 
     def add(self, unit: AttentionUnit, page: Expr, number: Expr) -> None:
-        """Count for page `page` of the pool, which is page `number` of the unit's sequence."""
+        """Count contributions to page `page` of the pool, which is page `number` of the unit's sequence."""
         one, none = (splat(T.int32(n)) for n in (1, 0))
         with when(self.is_first), serial(unit.num_tokens) as i:
             end, *hidden = (bound(row) for row in self.seen.rows(unit.token(i)))
@@ -129,7 +135,7 @@ class _Counts:
 
 
 class _UnitMass:
-    """Adds the weights of a unit's rows to `mass`; the pages of this layer and head begin at page `first_page`."""
+    """A sum of a unit's attention weights in `mass`; the pages of this layer and head begin at page `first_page`."""
 
     def __init__(
         self, rows: QueryRows, seen: _SeenRows, head: Expr, mass: Memory, first_page: Expr, counts: _Counts
@@ -143,11 +149,11 @@ class _UnitMass:
         self.normalizers = self.scratch.floats + span_floats
         self.loaded = LoadedSpan(layout, self.scratch.memory, self.scratch.floats)
         self.steps = steps_of(rows.shape, self.scratch)
-        # those that are loaded, the first token of each, and where its keys lie
+        # the loaded pages, the first token of each, and the index of its keys
         self.pages = registers(3 * BLOCK_PAGES, "int64")
 
     def add(self, unit: AttentionUnit, shard: Expr) -> None:
-        """Add the weights on those pages that are in a shard: a few pages at once, what is left one by one."""
+        """Add the weights on the unit's pages that are in a shard: several pages at once, the rest one by one."""
         sequences, num_loaded = self.sequences, registers(1, "int64")
         num_loaded[0] = T.int64(0)
         start, end = unit.rows(sequences)
@@ -182,7 +188,7 @@ class _UnitMass:
             self.mass[where] = self.mass[where] + totals[lanes(k * LANES)]
 
     def _add_tile(self, tile: MicroTile, pages: Sequence[Expr], totals: Memory) -> None:
-        """Add the weights of a few rows; their `seen` counts from the sequence's start, and keys beyond may be NaN."""
+        """Add the weights of a micro-tile; `seen` counts from the sequence's start, and keys beyond may be NaN."""
         if len(pages) == 1:
             self.steps.scores_of(tile, [self._page(pages[0])], [0])
         else:
@@ -203,7 +209,7 @@ class _UnitMass:
                     totals[where] = totals[where] + T.Select(visible, weights, const(0))
 
     def _page(self, i: Expr) -> KVPage:
-        """A page that was loaded; codes stay where they lie."""
+        """Return a loaded page; codes are read from the pool."""
         if not self.rows.shape.layout.has_codes:
             return self.loaded.page(i)
         keys = bound(self.pages[2 * BLOCK_PAGES + i])

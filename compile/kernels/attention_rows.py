@@ -1,7 +1,7 @@
-"""The rows that attention works on: what is kept of each, queries in and outputs out.
+"""Rows of attention: their state, and loading of queries and storing of outputs.
 
-A row is one query head of one token. The rows of the query heads that share a KV head are computed together. A few
-rows whose sums fit the target's registers form a micro-tile. Knows nothing of pages, nor of threads.
+A row is one query head of one token. The rows of the query heads that share a KV head are computed together. Rows whose
+sums fit the target's registers form a micro-tile. Knows nothing of pages or threads.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..codegen.vector import LANES, Expr, const, lanes, splat
 from .attention_shape import AttentionShape
 from .kv_spans import SPAN
 
-LOWEST = -1e30  # below every score, and finite: it may be subtracted from itself
+LOWEST = -1e30  # below every score, and finite, so that subtracting it from itself gives 0
 
 
 @dataclass(frozen=True)
 class RowState:
-    """What rows have seen so far, from `memory[base]` on.
+    """The running softmax state of rows, from `memory[base]` on.
 
-    `[rows, value_dim]` outputs that are not yet divided, `[rows, 16]` sums of weights, lane by lane, and
-    `[micro-tiles, 16]` maxima, all float32.
+    It is `[rows, value_dim]` undivided outputs, `[rows, 16]` sums of weights, lane by lane, and `[micro-tiles, 16]`
+    maxima, all float32.
     """
 
     value_dim: int
@@ -37,30 +37,30 @@ class RowState:
     base: Expr = 0
 
     def output(self, row: Expr) -> Expr:
-        """Index of a row's output."""
+        """Return the index of a row's output."""
         return self.base + row * self.value_dim
 
     def sums(self, row: Expr) -> Expr:
-        """Index of a row's 16 sums."""
+        """Return the index of a row's 16 sums."""
         return self.base + self.num_rows * self.value_dim + row * LANES
 
     def maxima(self, micro: Expr) -> Expr:
-        """Index of the maxima of up to 16 rows of a micro-tile."""
+        """Return the index of the maxima of up to 16 rows of a micro-tile."""
         return self.base + self.num_rows * (self.value_dim + LANES) + micro * LANES
 
     @property
     def floats(self) -> int:
-        """How many float32 it takes."""
+        """Number of float32 in the state."""
         return self.num_rows * (self.value_dim + LANES) + self.num_micros * LANES
 
 
 @dataclass(frozen=True)
 class RowScratch:
-    """The state, and behind it what is needed within one span.
+    """Scratch of attention: the state, followed by the memory of one span.
 
-    `[rows, key_dim]` queries, `[rows, SPAN]` weights (first scores), `[rows, 16]` sums and `[micro-tiles, 16]` maxima
-    of the span. It is one piece of memory, because each that TVM's pool gives takes as long as a hundred
-    multiplications.
+    The latter is `[rows, key_dim]` queries, `[rows, SPAN]` weights (at first scores), and `[rows, 16]` sums and
+    `[micro-tiles, 16]` maxima of the span. It is one allocation, because each from TVM's pool takes as long as a
+    hundred multiplications.
     """
 
     state: RowState
@@ -68,34 +68,38 @@ class RowScratch:
 
     @property
     def memory(self) -> Memory:
+        """The memory of the state and of the scratch."""
         return self.state.memory
 
     def query(self, row: Expr) -> Expr:
-        """Index of a row's query."""
+        """Return the index of a row's query."""
         return self.state.floats + row * self.key_dim
 
     def weights(self, row: Expr) -> Expr:
-        """Index of a row's weights."""
+        """Return the index of a row's weights."""
         return self.state.floats + self.state.num_rows * self.key_dim + row * SPAN
 
     def span_sums(self, row: Expr) -> Expr:
-        """Index of the 16 sums of a row's weights."""
+        """Return the index of the 16 sums of a row's weights."""
         return self.weights(self.state.num_rows) + row * LANES
 
     def span_maxima(self, micro: Expr) -> Expr:
-        """Index of the maxima of up to 16 rows of a micro-tile."""
+        """Return the index of the maxima of up to 16 rows of a micro-tile."""
         return self.span_sums(self.state.num_rows) + micro * LANES
 
     @property
     def floats(self) -> int:
-        """How many float32 it takes."""
+        """Number of float32 in the scratch."""
         return int(self.span_maxima(self.state.num_micros))
 
 
 @dataclass(frozen=True)
 class QueryRows:
-    """`q` float32 `[M, num_heads * key_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`, `sinks`
-    `[num_heads]`."""
+    """Arguments of attention by token: queries, outputs and normalizers.
+
+    `q` is float32 `[M, num_heads * key_dim]`, `y` `[M, y_stride]`, `normalizers` `[M, num_heads, 2]`, `sinks`
+    `[num_heads]`.
+    """
 
     shape: AttentionShape
     q: Memory
@@ -105,27 +109,29 @@ class QueryRows:
     sinks: Memory | None = None
 
     def scratch(self, num_tokens: int, more_floats: int = 0) -> RowScratch:
-        """Memory for `num_tokens` tokens, and `more_floats` float32 behind it."""
+        """Return scratch for `num_tokens` tokens, followed by `more_floats` float32."""
         key_dim = self.shape.layout.key_dim
         size = RowScratch(self.state(num_tokens, Memory(None)), key_dim).floats
         return RowScratch(self.state(num_tokens, registers(size + more_floats, "float32")), key_dim)
 
     def state(self, num_tokens: int, memory: Memory) -> RowState:
-        """The state of `num_tokens` tokens, at the beginning of `memory`."""
+        """Return the state of `num_tokens` tokens, at the beginning of `memory`."""
         num_micros = self.num_micros(num_tokens) * self.shape.heads.number
         return RowState(self.shape.layout.value_dim, num_tokens * self.shape.group, num_micros, memory)
 
     def num_micros(self, num_tokens: int) -> int:
-        """The most micro-tiles that a part of the heads can need: whole ones, then single tokens."""
+        """Return the largest number of micro-tiles of a part of the heads: whole ones, then single tokens."""
         return num_tokens // self.shape.tokens + self.shape.tokens - 1 if num_tokens > 1 else 1
 
     def first_row(self, start: Expr, size: int, token: Expr, num_tokens: int) -> Expr:
-        """The row of a token's first head in a part of the group. Rows are ordered by part, and in a part by token."""
+        """Return the row of a token's first head in a part of the group. Rows are ordered by part, then by token."""
         return start * num_tokens + token * size
 
     def load(self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int) -> None:
-        """Load the queries of tokens `[first, first + count)`, scaled so that weights are powers of two, and clear the
-        state."""
+        """Load the queries of tokens `[first, first + count)`, and clear the state.
+
+        Queries are scaled so that weights are powers of two.
+        """
         state, memory, n, size = scratch.state, scratch.memory, self.shape.n, self.shape.layout.value_dim
 
         def row(m: Expr, g: Expr, to: Expr, _: Expr) -> None:
@@ -150,7 +156,7 @@ class QueryRows:
     ) -> None:
         """Load the queries of the tokens `token(0)` to `token(count - 1)` after attention, without a state.
 
-        The two normalizers of each row go to the scratch, from index `normalizers` on.
+        The two normalizers of each row are stored in the scratch, from index `normalizers` on.
         """
 
         def row(j: Expr, g: Expr, to: Expr, _: Expr) -> None:
@@ -163,7 +169,7 @@ class QueryRows:
         self._each_row(T.int64(0), count, num_tokens, row)
 
     def store(self, scratch: RowScratch, first: Expr, count: Expr, head: Expr, num_tokens: int) -> None:
-        """Store outputs divided by their sums of weights.
+        """Store outputs divided by their sums of weights, and the normalizers.
 
         The normalizers are the largest score and one over the sum.
         """
@@ -186,7 +192,7 @@ class QueryRows:
         self._each_row(first, count, num_tokens, row)
 
     def _with_sink(self, head: Expr, largest: Expr, total: Expr) -> tuple[Expr, Expr, Expr]:
-        """A row's largest score, one over its sum, and the factor of its output, all with the sink of its head."""
+        """Return a row's largest score, one over its sum, and its output's factor, all including its head's sink."""
         assert self.sinks is not None
         sink, before = bound(self.sinks[head] * T.float32(1 / math.log(2))), bound(largest)
         after = bound(T.max(before, sink))
@@ -197,10 +203,11 @@ class QueryRows:
         return after, share, bound(powers[0] * share)
 
     def _normalizer(self, m: Expr, head: Expr, g: Expr) -> Expr:
-        """Index of the first of a row's two normalizers."""
+        """Return the index of the first of a row's two normalizers."""
         return (m * self.shape.num_heads + head * self.shape.group + g) * 2
 
     def _load_query(self, scratch: RowScratch, m: Expr, head: Expr, g: Expr, to: Expr) -> None:
+        """Load a row's query, scaled, to row `to` of the scratch."""
         n, size = self.shape.n, self.shape.layout.key_dim
         source = bound((m * self.shape.num_heads + head * self.shape.group + g) * size)
         query = bound(scratch.query(to))
@@ -212,7 +219,7 @@ class QueryRows:
     def _each_row(
         self, first: Expr, count: Expr, num_tokens: int, emit: Callable[[Expr, Expr, Expr, Expr], None]
     ) -> None:
-        """Call `emit(token, head of the group, row, its place among the maxima)` for every row."""
+        """Call `emit(token, head of the group, row, index of its maximum)` for every row."""
         with serial(count) as j:
 
             def part(index: Expr, start: Expr, size: int) -> None:
@@ -224,7 +231,7 @@ class QueryRows:
             self.shape.heads.each(part)
 
     def _micro(self, token: Expr, count: Expr, size: int) -> tuple[Expr, Expr]:
-        """The micro-tile of a part of the heads that a token is in, and where the token's rows begin there."""
+        """Return the micro-tile of a part of the heads that has a token, and the offset of the token's rows in it."""
         tokens = self.shape.tokens
         whole = count // tokens
         is_left = token >= whole * tokens

@@ -1,8 +1,8 @@
 """Attention of a micro-tile of rows to one span of KV, all sums in registers: scores, weights, weighted values.
 
-A row's result depends on the row and the span alone, whatever rows are computed beside it: a score adds along the
-head's elements, an output along the span's tokens, one after another. Spans join in order, by the rescaling of flash
-attention (Dao et al., 2022).
+A row's result depends on the row and the span alone, whatever other rows are computed with it. A score is added along
+the head's elements, an output along the span's tokens, one after another. Spans are joined in order, by the rescaling
+of flash attention (Dao et al., 2022).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .micro_tiles import MicroTile
 
 
 class AttentionSteps:
-    """Emits the steps; `scratch` holds the queries times the scale of scores over ln 2."""
+    """An emitter of attention's steps; `scratch` holds the queries times the scale of scores over ln 2."""
 
     def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
         self.shape, self.scratch, self.memory, self.has_fma = shape, scratch, scratch.memory, shape.has_fma
@@ -34,10 +34,10 @@ class AttentionSteps:
         self.n = shape.n
 
     def scores(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Multiply queries and keys, in whole pages, as far as any row sees."""
+        """Multiply queries and keys, in whole pages, up to the last row that any query sees."""
         skipped = tile.first_page
         pages = bound((reduce(T.max, tile.seen) + (PAGE_SIZE - 1)) // PAGE_SIZE - skipped)
-        if len(tile.seen) == 1:  # too few chains of additions in one page: rather compute the last page again
+        if len(tile.seen) == 1:  # one page has too few chains of additions, so the last page is computed again instead
             with serial((pages + (BLOCK_PAGES - 1)) // BLOCK_PAGES) as block:
                 self._scores_of_block(tile, kv, block * BLOCK_PAGES + skipped, pages + skipped - 1)
         else:
@@ -48,17 +48,19 @@ class AttentionSteps:
                 self.scores_of(tile, [kv.page(p)], [p])
 
     def _scores_of_block(self, tile: MicroTile, kv: KVSpan, first_page: Expr, last: Expr | None) -> None:
+        """Multiply queries and the keys of a block of pages, the last of which is at most `last`."""
+
         def part(index: Expr, start: Expr, size: int) -> None:
             first = bound(first_page + start)
             pages = [first + i for i in range(size)]
             there = pages if last is None else [T.min(p, last) for p in pages]
-            # from a first page on, blocks would reach beyond the span: there the last page is written again, too
+            # some blocks would exceed the span; these end with its last page, which is written again
             self.scores_of(tile, [kv.page(p) for p in there], there if tile.hidden else pages)
 
         self.shape.chunks(tile.num_rows, BLOCK_PAGES).each(part)
 
     def scores_of(self, tile: MicroTile, pages: Sequence[KVPage], numbers: Sequence[Expr]) -> None:
-        """Multiply queries and the keys of `pages`; `numbers` are their places among the weights."""
+        """Multiply queries and the keys of `pages`; `numbers` are their positions among the weights."""
         acc = [registers(len(pages) * LANES, "float32") for _ in range(tile.num_rows)]
         queries = bound(self.scratch.query(tile.first))
         for sums in acc:
@@ -80,24 +82,25 @@ class AttentionSteps:
                 self.memory[self._weights(tile, r, p)] = self._capped(sums[lanes(i * LANES)])
 
     def _capped(self, score: Expr) -> Expr:
-        """A score as a power of two; with a cap, `score` is the share of it before the hyperbolic tangent."""
+        """Return a score as an exponent of two; with a cap, `score` is its argument before the hyperbolic tangent."""
         cap = self.shape.scores.soft_cap
         return score if cap is None else const(cap / math.log(2)) * tanh(bound(score), self.has_fma)
 
     def _weights(self, tile: MicroTile, r: int, p: Expr) -> Expr:
-        """Index of the weights of a page's tokens."""
+        """Return the index of the weights of a page's tokens."""
         return lanes(self.scratch.weights(tile.first + r) + p * PAGE_SIZE)
 
     def weights_below(self, tile: MicroTile, r: int, p: Expr, largest: Expr) -> Expr:
-        """The weights of a page's tokens, where that of the score `largest` is 1; unseen tokens have some."""
+        """Return the weights of a page's tokens relative to the score `largest`; unseen tokens have arbitrary ones."""
         return exp2(self.memory[self._weights(tile, r, p)] - splat(largest), self.has_fma)
 
     def weigh(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Turn scores into weights `2 ** (score - the row's maximum)`, in place; unseen tokens of a page weigh 0."""
+        """Turn scores into weights `2 ** (score - the row's maximum)`, in place; unseen tokens of a page get 0."""
         for token in range(len(tile.seen)):
             self._weigh_token(tile, token)
 
     def _weigh_token(self, tile: MicroTile, token: int) -> None:
+        """Turn the scores of a token's rows into weights."""
         rows = tile.rows_of(token)
         vectors = registers(tile.heads * LANES, "float32")
         each_seen_page = tile.each_page(token)
@@ -136,7 +139,7 @@ class AttentionSteps:
             self.memory[lanes(self.scratch.span_sums(tile.first + r))] = vectors[lanes(i * LANES)]
 
     def join(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Add up the weighted values, and join the span to the state."""
+        """Sum the weighted values, and join the span to the state."""
         state = self.scratch.state
         factors = self.factors(tile.index, self.memory[lanes(self.scratch.span_maxima(tile.index))])
 
@@ -159,7 +162,7 @@ class AttentionSteps:
         self._each_row_that_sees(tile, sums)
 
     def factors(self, micro: Expr, span_maxima: Expr) -> Memory:
-        """The factors of the state's and of the span's outputs, 16 rows each; the state gets the new maxima."""
+        """Return the factors of the state's and of the span's outputs, 16 rows each; the state gets the new maxima."""
         where = bound(self.scratch.state.maxima(micro))
         old, new = bound(self.memory[lanes(where)]), bound(span_maxima)
         largest = bound(T.max(old, new))
@@ -175,7 +178,7 @@ class AttentionSteps:
         self.memory[lanes(where, n)] = fma(self.memory[lanes(where, n)], splat(factors[r], n), added, self.has_fma, n)
 
     def _each_row_that_sees(self, tile: MicroTile, emit: Any) -> None:
-        """Skip tokens that see nothing of the span: even adding 0 would turn -0 into 0."""
+        """Emit code for each row whose token sees the span: for others, even adding 0 would turn -0 into 0."""
         for token, seen in enumerate(tile.seen):
             if len(tile.seen) == 1 and not tile.hidden:
                 for r in tile.rows_of(token):
@@ -186,7 +189,7 @@ class AttentionSteps:
                         emit(r)
 
     def _values_of(self, tile: MicroTile, kv: KVSpan, start: Expr, size: int) -> list[Memory]:
-        """Vectors `[start, start + size)` of the weighted sums.
+        """Return vectors `[start, start + size)` of the weighted sums.
 
         Unseen values are left out, not multiplied by 0, because they may be NaN.
         """
@@ -209,13 +212,13 @@ class AttentionSteps:
                     sums[where] = total
 
         def some(first: Expr, count: Expr) -> None:
-            """Tokens that not all rows see."""
+            """Add tokens that not all rows see."""
             with serial(count) as i:
                 p = bound((first + i) // PAGE_SIZE)
                 token(kv.page(p), p, (first + i) % PAGE_SIZE, True)
 
         def whole(p: Expr, first: Expr, count: Expr) -> None:
-            """Tokens of a page that all rows see."""
+            """Add tokens of a page that all rows see."""
             page = kv.page(p)
             with serial(count) as t:
                 page.fetch_next_key(first + t)

@@ -1,7 +1,7 @@
-"""What one thread does at a time in attention: a tile of a sequence's tokens, or one span of a single token.
+"""Units of attention, which one thread computes at a time: a tile of a sequence's tokens, or a token's span.
 
-The units are found once in a forward, from the rows that tokens belong to and the lengths that they see. They decide
-which thread computes what, and change no bit of a result.
+The units are found once per forward, from the sequences of tokens and the lengths that they see. They decide which
+thread computes what, and change no bit of a result.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..codegen.vector import Expr
 from .kv_spans import SPAN, KVSequences
 
 MAX_TILE = 32  # tokens
-SINGLE_TOKENS = 8  # up to so many tokens in a step are units of their own
-_TILES = 8  # as many at least are made of the tokens of a larger step
-_SHARE = 16  # a token whose spans are more than one of 16 of the step's is split into them
+SINGLE_TOKENS = 8  # a step of at most this many tokens makes each a unit of its own
+_TILES = 8  # minimum number of tiles of a larger step
+_SHARE = 16  # a token with more than 1/16 of the step's spans is split into them
 _MOST_ROWS = (1 << 31) - 1
-_HEADER, _UNIT, _MERGE = 2, 4, 3  # numbers of each
+_HEADER, _UNIT, _MERGE = 2, 4, 3  # number of int32 of each
 
 
 @dataclass(frozen=True)
@@ -33,43 +33,45 @@ class AttentionLimits:
 
     @property
     def num_slots(self) -> int:
-        """How many results of one token after one span are kept at a time."""
+        """Number of slots; each holds one token's result after one span."""
         return SINGLE_TOKENS * -(-self.context_length // SPAN)
 
     @property
     def num_units(self) -> int:
-        """The most units of a step: one for each token, and one for each slot."""
+        """Largest number of units of a step: one for each token, and one for each slot."""
         return self.num_tokens + self.num_slots
 
 
 @dataclass(frozen=True)
 class AttentionUnit:
-    """The tokens `[first, first + num_tokens)`, or as many that lie `stride` apart; a single token may be cut into
-    spans, whose results go to slots."""
+    """A tile of tokens `[first, first + num_tokens)`, or of as many that are `stride` apart.
+
+    A single token may be split into spans, whose results are stored in slots.
+    """
 
     first: Expr
     num_tokens: Expr
-    span: Expr  # -1: all of them
+    span: Expr  # -1 for all spans
     slot: Expr
     stride: Expr = 1
 
     def token(self, i: Expr) -> Expr:
-        """The i-th token."""
+        """Return the i-th token."""
         return self.first + i * self.stride
 
     @property
     def is_whole(self) -> Expr:
-        """Whether the unit is all spans of its tokens."""
+        """True if the unit is all spans of its tokens."""
         return self.span < 0
 
     def first_span(self, sequences: KVSequences) -> Expr:
-        """The unit's one span, or the first that its token sees."""
+        """Return the unit's one span, or the first that its token sees."""
         if sequences.starts is None:
             return T.max(self.span, T.int64(0))
         return T.Select(self.is_whole, sequences.first_span(self.first), self.span)
 
     def rows(self, sequences: KVSequences) -> tuple[Expr, Expr]:
-        """Where the rows that any of the unit's tokens sees begin and end."""
+        """Return the first and the end of the rows that any of the unit's tokens sees."""
         longest = registers(1, "int64")
         longest[0] = T.int64(0)
         with serial(self.num_tokens) as j:
@@ -87,8 +89,8 @@ class AttentionUnit:
 class AttentionUnits:
     """The units of a step, int32.
 
-    In memory: how many units and merges there are, the units as `AttentionUnit`, the order of work, and the merges.
-    A merge is a token, the number of spans that it was split into, and the first of its slots.
+    Layout: the numbers of units and merges, the units as `AttentionUnit`, the order of work, and the merges. A merge is
+    a token, the number of spans that it was split into, and the first of its slots.
     """
 
     memory: Memory
@@ -96,30 +98,30 @@ class AttentionUnits:
 
     @property
     def num_ints(self) -> int:
-        """How many int32 it takes."""
+        """Number of int32 in the units' memory."""
         return int(self._merge(self.limits.num_tokens))
 
     @property
     def num_units(self) -> Expr:
-        """How many units this step has."""
+        """Number of units of this step."""
         return T.Cast("int64", self.memory[0])
 
     @property
     def num_merges(self) -> Expr:
-        """How many tokens of this step are split into spans."""
+        """Number of tokens of this step that are split into spans."""
         return T.Cast("int64", self.memory[1])
 
     def unit(self, i: Expr) -> AttentionUnit:
-        """The i-th unit in the order of work."""
+        """Return the i-th unit in the order of work."""
         return self.found(self.memory[self._order(i)])
 
     def found(self, i: Expr) -> AttentionUnit:
-        """The i-th unit in the order of tokens."""
+        """Return the i-th unit in the order of tokens."""
         start = bound(self._unit(i))
         return AttentionUnit(*(bound(T.Cast("int64", self.memory[start + j])) for j in range(_UNIT)))
 
     def merge(self, i: Expr) -> tuple[Expr, Expr, Expr]:
-        """Token, number of spans and first slot of the i-th merge."""
+        """Return token, number of spans and first slot of the i-th merge."""
         start = self._merge(i)
         token, num_spans, slot = (bound(T.Cast("int64", self.memory[start + j])) for j in range(_MERGE))
         return token, num_spans, slot
@@ -142,10 +144,10 @@ class AttentionUnits:
         self.write(bound(self._merge(i)), token, num_spans, slot)
 
     def write_order(self, num_units: Expr, cost: Callable[[Expr], Expr]) -> None:
-        """Write an order in which every run of neighbours costs about as much as it is long: a thread takes such a run.
+        """Write an order of work in which every run of units costs about its share; each thread takes a run.
 
-        Later tiles of a prompt cost more, so units are taken from both ends: each time the one that brings the costs so
-        far closer to their share.
+        Later tiles of a prompt cost more, so units are taken from both ends. Each time, the end is chosen that brings
+        the running total closer to its share.
         """
         state = registers(4, "int64")
         low, high, so_far, total = range(4)
@@ -154,7 +156,8 @@ class AttentionUnits:
             state[total] = state[total] + cost(i)
         with serial(num_units) as i:
             costs = {end: bound(cost(state[end])) for end in (low, high)}
-            missing = bound((i + 1) * state[total] - state[so_far] * num_units)  # times the number of units
+            # the missing cost, times the number of units
+            missing = bound((i + 1) * state[total] - state[so_far] * num_units)
             off = {end: bound(T.abs(missing - costs[end] * num_units)) for end in (low, high)}
             with either(off[low] < off[high]) as (from_low, from_high):
                 for branch, end, step in ((from_low, low, 1), (from_high, high, -1)):
@@ -164,20 +167,24 @@ class AttentionUnits:
                         state[end] = state[end] + step
 
     def _unit(self, i: Expr) -> Expr:
+        """Return the index of the i-th unit."""
         return _HEADER + i * _UNIT
 
     def _order(self, i: Expr) -> Expr:
+        """Return the index of the i-th place in the order of work."""
         return _HEADER + self.limits.num_units * _UNIT + i
 
     def _merge(self, i: Expr) -> Expr:
+        """Return the index of the i-th merge."""
         return _HEADER + self.limits.num_units * (_UNIT + 1) + i * _MERGE
 
 
 def find_starts(*, window: int | None = None, chunk: int | None = None, skips_first: bool = False) -> Any:
-    """A PrimFunc `(kv_lengths, starts, num_rows) -> 0`: the first row that each token sees, int32.
+    """Return the PrimFunc `(kv_lengths, starts, num_rows) -> 0`, which finds the first row that each token sees.
 
-    A token sees the last `window` rows up to its own (Beltagy et al., 2020), or those of its own chunk: chunks begin at
-    multiples of `chunk` (Llama 4, 2025); or with `skips_first` all but the first. Rows count, not positions.
+    With a `window`, a token sees the last `window` rows up to its own (Beltagy et al., 2020). With a `chunk`, it sees
+    the rows of its own chunk, which begins at a multiple of `chunk` (Llama 4, 2025). With `skips_first`, it sees all
+    but the first. Rows count, not positions.
     """
     assert (window is not None) + (chunk is not None) + skips_first == 1, "one says where a token's rows begin"
     with Kernel() as k:
@@ -192,16 +199,35 @@ def find_starts(*, window: int | None = None, chunk: int | None = None, skips_fi
     return k.function
 
 
+def find_ends(*, window: int | None = None) -> Any:
+    """A PrimFunc `(row_of_token, kv_lengths, ends, num_rows) -> 0`: the row behind the last that each token sees.
+
+    A token sees all rows of its sequence that there are after the step, or `window` of them from its own on.
+    """
+    with Kernel() as k:
+        row_of_token, kv_lengths, ends, num_rows = k.arguments(
+            row_of_token="int32", kv_lengths="int32", ends="int32", num_rows=SIZE
+        )
+        last = registers(1, "int32")
+        with serial(num_rows) as i:
+            m = bound(num_rows - 1 - i)
+            after = bound(T.min(m + 1, num_rows - 1))
+            is_last = T.Or(i == 0, row_of_token[after] != row_of_token[m])
+            last[0] = T.Select(is_last, kv_lengths[m], last[0])
+            ends[m] = last[0] if window is None else T.min(last[0], kv_lengths[m] + T.int32(window - 1))
+    return k.function
+
+
 def units_ints(limits: AttentionLimits) -> int:
-    """How many int32 `find_units` writes at the most."""
+    """Return the largest number of int32 that `find_units` writes."""
     return AttentionUnits(Memory(None), limits).num_ints
 
 
 def find_units(limits: AttentionLimits, micro_tokens: int, *, has_starts: bool = False) -> Any:
-    """A PrimFunc `(row_of_token, kv_lengths[, starts], units, num_rows) -> 0`, where `units` has room for `num_ints`.
+    """Return the PrimFunc `(row_of_token, kv_lengths[, starts], units, num_rows) -> 0`.
 
-    A tile is of tokens that follow each other in one row. Their number is a multiple of `micro_tokens`, except for the
-    last tile of a row.
+    `units` has room for `num_ints`. A tile has consecutive tokens of one sequence. Their number is a multiple of
+    `micro_tokens`, except for the last tile of a sequence.
     """
     with Kernel() as k:
         row_of_token, kv_lengths, *starts, memory, num_rows = k.arguments(
@@ -224,7 +250,7 @@ def find_units(limits: AttentionLimits, micro_tokens: int, *, has_starts: bool =
             return (T.Cast("int64", kv_lengths[m]) + (SPAN - 1)) // SPAN - start(m) // SPAN
 
         def cost(i: Expr) -> Expr:
-            """The i-th unit's products of queries and keys; those of a single token take twice as long."""
+            """Return the i-th unit's products of queries and keys; those of a single token count twice."""
             first, num_tokens, span = (bound(T.Cast("int64", memory[units._unit(i) + j])) for j in range(3))
             length = T.Cast("int64", kv_lengths[first + num_tokens - 1])
             seen = T.Select(span < 0, length - start(first), T.int64(SPAN))

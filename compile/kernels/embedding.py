@@ -1,4 +1,4 @@
-"""Rows of the embedding, from the same packed weights that the output matrix may share; and inputs in another order.
+"""Rows of the embedding, from the same packed weights that a tied output matrix uses; and reordered inputs.
 
 The latter is for a matrix whose format sorts its inputs by their groups.
 """
@@ -18,13 +18,13 @@ from ..weights.packing import padded_inputs
 from ..weights.scales import WeightScales, scale_dtypes
 from .float_linear import DTYPES
 
-_NEIGHBOURS = 4  # inputs of a token that lie side by side
+_NEIGHBOURS = 4  # inputs of a token that are adjacent in memory
 
 
 def embedding(kind: WeightKind, hidden_size: int, y_stride: int, factor: float = 1.0) -> Any:
-    """A PrimFunc `(token_ids, codes, scales, offsets, y, num_rows) -> 0`; `y` float32 `[num_rows, y_stride]`.
+    """Return the PrimFunc `(token_ids, codes, scales, offsets, y, num_rows) -> 0`.
 
-    Numbers are multiplied with `factor`. Columns past `hidden_size` become zero.
+    `y` is float32 `[num_rows, y_stride]`. Numbers are multiplied by `factor`. Columns past `hidden_size` become zero.
     """
     inputs = padded_inputs(kind, hidden_size)
     with Kernel() as k:
@@ -65,7 +65,7 @@ def embedding(kind: WeightKind, hidden_size: int, y_stride: int, factor: float =
 
 
 def _dequantized(codes: Memory, stored: WeightScales, block: Expr, lane: Expr, i: Expr, n: int) -> Expr:
-    """Elements `[i, i + n)` of row `lane` of a block: one, or all of a chunk."""
+    """Return elements `[i, i + n)` of row `lane` of a block: one, or all of a chunk."""
     kind, inputs = stored.kind, stored.num_inputs
     span, chunk, byte = block * (inputs // GROUP) + i // GROUP, i % GROUP // 4, lane * 4 + i % 4
     level, group = CODES[kind.codes].some(codes, span, chunk, byte, n), i // kind.group
@@ -82,7 +82,7 @@ def _dequantized(codes: Memory, stored: WeightScales, block: Expr, lane: Expr, i
 
 
 def gather_columns(width: int, x_stride: int, y_stride: int) -> Any:
-    """A PrimFunc `(x, order, y, num_rows) -> 0`: `y[r, i] = x[r, order[i]]` for `i` below `width`, float32 rows."""
+    """Return the PrimFunc `(x, order, y, num_rows) -> 0`: `y[r, i] = x[r, order[i]]` for `i < width`, float32 rows."""
     with Kernel() as k:
         x, order, y, num_rows = k.arguments(x="float32", order="int32", y="float32", num_rows=SIZE)
 

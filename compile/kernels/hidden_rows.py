@@ -1,7 +1,7 @@
-"""Rows of the model's width in the KV pool: what an MTP head reads of the token before its own.
+"""Hidden states in the KV pool, which an MTP head reads for the token before its own.
 
-A row is kept as the keys of some heads, in the layer behind `first_item` items of a page. Knows neither what rows are
-made of, nor what reads them.
+A hidden state is stored as the keys of some heads, in the layer after `first_item` items of a page. Knows neither how
+it is computed nor what reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from .kv_pool import KV_DTYPES, KVRow, PagedPool
 
 
 def keep_hidden(layout: LayerLayout, stride: int) -> Any:
-    """A PrimFunc `(x, slots, pool, first_item, num_pages, num_rows) -> 0`; `x` float32 `[num_rows, stride]`."""
+    """Return the PrimFunc `(x, slots, pool, first_item, num_pages, num_rows) -> 0`, which stores hidden states.
+
+    `x` is float32 `[num_rows, stride]`.
+    """
     size = layout.key_dim
     n = next(n for n in (LANES, 8, 4, 2) if size % n == 0)
     with Kernel() as k:
@@ -38,12 +41,13 @@ def keep_hidden(layout: LayerLayout, stride: int) -> Any:
     return k.function
 
 
-def beside_previous(layout: LayerLayout, width: int, x_stride: int, y_stride: int) -> Any:
-    """A PrimFunc `(x, page_table, row_of_token, kv_lengths, pool, first_item, num_pages, table_stride, y, num_rows)
-    -> 0`.
+def concat_previous(layout: LayerLayout, width: int, x_stride: int, y_stride: int) -> Any:
+    """Return the PrimFunc that concatenates each token's row with the stored row of the token before; it returns 0.
 
-    Rows of `y`, float32 `[num_rows, y_stride]`, are those of `x` `[num_rows, x_stride]` and beside them the row that
-    is kept of the token before, or zeros of the first token. Both have `width` numbers; what is behind them is zero.
+    `(x, page_table, row_of_token, kv_lengths, pool, first_item, num_pages, table_stride, y, num_rows)`
+
+    Rows of `y`, float32 `[num_rows, y_stride]`, are those of `x` `[num_rows, x_stride]`, followed by the previous
+    token's stored row, or by zeros for a first token. Both have `width` numbers; columns after them are zero.
     """
     size = layout.key_dim
     with Kernel() as k:
@@ -84,7 +88,7 @@ def beside_previous(layout: LayerLayout, width: int, x_stride: int, y_stride: in
 
 
 def _kept(paged: PagedPool, keys: Expr, token: Expr, i: Expr) -> Expr:
-    """Number `i` of a token's row, among those that begin at index `keys`."""
+    """Return element `i` of a token's row, whose keys begin at index `keys`."""
     pool, layout = paged.pool, paged.layout
     if not layout.has_codes:
         return to_f32(pool[keys + i * PAGE_SIZE + token], KV_DTYPES[layout.dtype], 1)

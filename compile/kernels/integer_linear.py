@@ -1,7 +1,7 @@
 """y = W x for weights in integer codes and activations in 8 bits: integers inside a group, floats across groups.
 
-One row (decode) streams the weights; more rows share them in tiles. All add the same numbers in the same order,
-groups along K one after another, so a row's result does not depend on the rows beside it.
+One row (decode) streams the weights; more rows share them in tiles. All add the same numbers in the same order, groups
+along K one after another. A row's result therefore does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from ..weights.scales import WeightScales, scale_dtypes
 from .experts.entries import ExpertLists, ExpertRows
 from .integer_dot import dot_of
 from .integer_tile import SUPER_SPANS, TILINGS, UNPACKED_TILES, OneOutput, Tile, TileArithmetic
-from .linear import LinearSpec, Neighbours, Slabs, Spans, TileRows
+from .linear import ConsecutiveRows, LinearSpec, Slabs, Spans, TileRows
 from .quantized_rows import QuantizedRows
 
-UNPACKED = CHUNKS * CHUNK  # bytes of a group of a block, one for each code
-SLAB_ROWS = 128  # that a thread multiplies with a span of weights before it goes on to the next
-MANY_SPANS = 32  # of which each of 16 threads gets two or more; fewer are cut into blocks
-PANEL = 14  # groups that are unpacked at a time: 7 KiB; with fewer, sums are stored more often
+Fetch = Callable[[Tile, Expr], None]  # prefetches for a tile while it adds one of its groups
+UNPACKED = CHUNKS * CHUNK  # bytes of an unpacked group of a block, one per code
+SLAB_ROWS = 128  # rows that a thread multiplies with one span of weights before the next span
+LONG_ROW = 6144  # inputs; longer rows do not stay in the L1 cache while a block's weights pass through it
+MANY_SPANS = 32  # number of spans that gives each of 16 threads two or more; fewer are divided into blocks
+LEAD = 4096  # bytes; hardware prefetch stops at a page
+PANEL = 14  # groups unpacked at a time: 7 KiB; with fewer, sums are stored more often
 
 
 def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None = None) -> Any:
-    """A PrimFunc `(codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, num_rows) -> 0`.
+    """Return the PrimFunc `(codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, num_rows) -> 0`.
 
-    With `experts` the weights are those of all experts, one after another, each of `spec.num_outputs` outputs; what
-    `find_slabs` wrote is the last argument, in place of `num_rows`, and rows of `y` are entries.
+    Weights have the layout of `weights/layout.py`; `offsets` and `bias` are read only if the spec has them. Activations
+    have the layout of `quantized_rows.py`. Writes (or adds to, if `spec.add_to_output`) columns `[column, column + N)`
+    of `y`, float32 `[num_rows, y_stride]`.
 
-    Weights lie as `weights/layout.py` says; `offsets` and `bias` are read only if the spec has them. Activations lie as
-    `quantized_rows.py` says. Writes (or adds to, if `spec.add_to_output`) columns `[column, column + N)` of `y`,
-    float32 `[num_rows, y_stride]`.
+    With `experts`, the weights are those of all experts, one after another, each of `spec.num_outputs` outputs. The
+    output of `find_slabs` then replaces `num_rows` as the last argument, and rows of `y` are entries.
     """
     with Kernel() as k:
         codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, rows = k.arguments(
@@ -64,10 +67,10 @@ def integer_linear(spec: LinearSpec, target: Target, experts: ExpertRows | None 
 
 
 def integer_candidates(spec: LinearSpec, count: int, target: Target) -> Any:
-    """A PrimFunc `(codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, candidates, num_rows) -> 0`.
+    """Return the PrimFunc `(codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, candidates, num_rows) -> 0`.
 
-    Computes `count` outputs of each row, those of int32 `candidates` `[num_rows, count]`, and writes them over what is
-    in `y`. They have the bits that `integer_linear` gives them. A candidate may stand twice.
+    It computes `count` outputs of each row, those of int32 `candidates` `[num_rows, count]`, and overwrites them in
+    `y`. They have the bits of `integer_linear`. A candidate may occur twice.
     """
     with Kernel() as k:
         codes, scales, offsets, bias, x_codes, x_scales, x_sums, y, candidates, num_rows = k.arguments(
@@ -90,37 +93,48 @@ def integer_candidates(spec: LinearSpec, count: int, target: Target) -> Any:
 
 
 class _IntegerMatrix:
-    """Emits the loops over one weight matrix."""
+    """An emitter of the loops over one weight matrix."""
 
     def __init__(self, arithmetic: TileArithmetic, target: Target, codes: Memory, *, of_experts: bool = False) -> None:
-        self.arithmetic, self.codes, self.shuffled = arithmetic, codes, target.shuffled_bytes
+        self.arithmetic, self.codes, self.lookups = arithmetic, codes, target.byte_lookups
         self.dot, self.kind = arithmetic.dot, arithmetic.kind
         self.format = CODES[self.kind.codes]
         self.groups = arithmetic.spec.num_inputs // GROUP
         self.blocks = arithmetic.spec.num_outputs // ROW_BLOCK
         self.tiling = TILINGS[self.dot.instruction]
-        is_narrow = not of_experts and self.blocks < MANY_SPANS * self.tiling.blocks
-        self.spans = Spans(self.blocks, 1 if is_narrow else self.tiling.blocks)
-        # where halves of a group are scaled apart, that takes the free slots
+        has_spans = arithmetic.spec.num_inputs >= LONG_ROW and (
+            of_experts or self.blocks >= MANY_SPANS * self.tiling.blocks
+        )
+        self.spans = Spans(self.blocks, self.tiling.blocks if has_spans else 1)
+        # scaling the halves of a group separately takes the free slots
         self.unpacks = self.tiling.unpacks or len(arithmetic.halves) > 1
 
     def times_rows(self, num_rows: Expr) -> None:
-        """Slab by slab of rows: a thread keeps to its rows, from kernel to kernel."""
+        """Multiply slab by slab of rows: a thread keeps its rows from kernel to kernel. One row has its own loop."""
+        with either(num_rows == 1) as (one, more):
+            with one, parallel(self.spans.count) as span:
+                row = ConsecutiveRows(T.int64(0), T.int64(1))
+                self._times_one(span, row, lambda block, width: Tile(self.arithmetic, block, 1, width))
+            with more:
+                self._times_slabs(num_rows)
+
+    def _times_slabs(self, num_rows: Expr) -> None:
+        """Multiply rows slab by slab, each with all spans of weights."""
         many, count = self.tiling.many, self.spans.count
         slabs = Slabs((num_rows + (many - 1)) // many, SLAB_ROWS // many)
         with parallel(count * slabs.count) as item:
             slab, span = bound(item // count), bound(item % count)
             first = bound(slabs.first_tile(slab) * many)
             rows_of_slab = bound(T.min(slabs.first_tile(slab + 1) * many, num_rows) - first)
-            self._times_span(
+            self._times_many(
                 span,
                 rows_of_slab,
-                lambda start, _: Neighbours(first + start, num_rows),
+                lambda start, _: ConsecutiveRows(first + start, num_rows),
                 lambda block, rows, width: Tile(self.arithmetic, block, rows, width),
             )
 
     def times_entries(self, lists: ExpertLists, experts: ExpertRows) -> None:
-        """The same by slabs of entries: a thread goes through an expert's weights, and on to the next expert's."""
+        """Multiply slab by slab of entries: a thread reads an expert's weights, then the next expert's."""
         count = self.spans.count
         with parallel(lists.num_slabs * count) as item:
             slab, span = lists.slab(item // count), bound(item % count)
@@ -132,47 +146,41 @@ class _IntegerMatrix:
                 following = bound(T.if_then_else(end == self.blocks, next_expert, expert + end))
                 return Tile(self.arithmetic, expert + block, rows, width, expert, following)
 
-            self._times_span(span, slab.count, lambda start, rows: experts.rows(lists, slab, start, rows), tile)
+            with either(slab.count == 1) as (one, more):
+                with one:
+                    entry = experts.rows(lists, slab, T.int64(0), 1)
+                    self._times_one(span, entry, lambda block, width: tile(block, 1, width))
+                with more:
+                    self._times_many(span, slab.count, lambda start, rows: experts.rows(lists, slab, start, rows), tile)
 
-    def _times_span(
+    def _times_one(self, span: Expr, row: TileRows, tile_of: Callable[[Expr, int], Tile]) -> None:
+        """Multiply a span of blocks with a row; `tile_of` returns a tile from its first block and number of blocks."""
+        first = bound(span * self.spans.width)
+        self.spans.each_width(span, lambda width: self._times(tile_of(first, width), row, self._lead))
+
+    def _times_many(
         self,
         span: Expr,
         num_rows: Expr,
         rows_of: Callable[[Expr, int], TileRows],
         tile_of: Callable[[Expr, int, int], Tile],
     ) -> None:
-        """Multiply a span of blocks with a slab of rows.
+        """Multiply a span of blocks with a slab of rows: whole tiles, then a lower one for the remaining rows.
+
+        Tiles have an even number of rows, of which the last may be padding. That halves the number of compiled kinds.
 
         Args:
-            rows_of: the rows of a tile, by the first of them in the slab and their number.
-            tile_of: a tile, by its first block, its rows and its blocks.
+            rows_of: returns the rows of a tile, from the first one in the slab and their number.
+            tile_of: returns a tile, from its first block, its rows and its blocks.
         """
         first = bound(span * self.spans.width)
-
-        with either(num_rows == 1) as (one, more):
-            with one:
-                self.spans.each_width(span, lambda width: self._times(tile_of(first, 1, width), rows_of(T.int64(0), 1)))
-            with more:
-                self._times_many(first, num_rows, rows_of, tile_of)
-
-    def _times_many(
-        self,
-        first: Expr,
-        num_rows: Expr,
-        rows_of: Callable[[Expr, int], TileRows],
-        tile_of: Callable[[Expr, int, int], Tile],
-    ) -> None:
-        """Block by block: whole tiles, and a lower one for the rest of the rows.
-
-        Tiles have an even number of rows, of which the last may be one too many: half as many kinds are compiled.
-        """
         many, even = self.tiling.many, bound((num_rows + 1) // 2 * 2)
         tiles, rest = bound(even // many), bound(even % many)
 
         def times_tiles(block: Expr) -> None:
             tile = tile_of(block, many, 1)
             with serial(tiles) as t:
-                self._times(tile, rows_of(t * many, many), t)
+                self._times(tile, rows_of(t * many, many), self._first(t))
 
         with serial(T.min(T.int64(self.spans.width), self.blocks - first)) as n:
             block = bound(first + n)
@@ -186,23 +194,22 @@ class _IntegerMatrix:
                 times_tiles(block)
             for rows in range(2, many, 2):
                 with when(rest == rows):
-                    self._times(tile_of(block, rows, 1), rows_of(tiles * many, rows), tiles)
+                    self._times(tile_of(block, rows, 1), rows_of(tiles * many, rows), self._first(tiles))
 
     def times_candidates(self, candidates: Memory, count: int, num_rows: Expr) -> None:
-        """One output of one row after another; the block of the next one is asked for meanwhile."""
+        """Multiply one output of one row at a time; the next one's block is prefetched meanwhile."""
         with parallel(num_rows * count) as item:
             row = bound(item // count)
             output = bound(T.Cast("int64", candidates[item]))
             after = bound(T.Cast("int64", candidates[T.min(item + 1, num_rows * count - 1)]))
             tile = OneOutput(self.arithmetic, output, after)
-            self._times(tile, Neighbours(row, row + 1))
+            self._times(tile, ConsecutiveRows(row, row + 1), self._fetch_ahead)
 
-    def _times(self, tile: Tile, rows: TileRows, before: Expr = 0) -> None:
-        """Multiply a tile, with weights as they are stored; `before` counts tiles of the same blocks."""
+    def _times(self, tile: Tile, rows: TileRows, fetch: Fetch) -> None:
+        """Multiply a tile, with weights as they are stored; `fetch` prefetches weights that are needed later."""
 
         def add(g: Expr) -> None:
-            with when(before == 0):  # the first tile asks for all that follows
-                self._fetch_ahead(tile, g)
+            fetch(tile, g)
             tile.add_group(g, rows, lambda n, chunk, piece: self._stored(tile.first_block + n, g, chunk, piece))
 
         tile.clear()
@@ -218,7 +225,7 @@ class _IntegerMatrix:
         tile.finish(rows)
 
     def _times_unpacked(self, tile: Tile, num_tiles: Expr, rows_of: Callable[[Expr], TileRows]) -> None:
-        """Multiply tiles of a block, panel by panel of groups: what is unpacked stays in the first level."""
+        """Multiply tiles of a block in panels of groups, whose unpacked weights stay in the L1 cache."""
         panel = SUPER_SPANS if self.kind.is_nested else min(PANEL, self.groups)
         num_panels = -(-self.groups // panel)
         unpacked = registers(panel * UNPACKED, "uint8")
@@ -237,13 +244,12 @@ class _IntegerMatrix:
                 self._unpack(unpacked, tile, p * panel + g, g)
             with serial(num_tiles) as t:
                 rows = rows_of(t)
-                if self.kind.is_nested:  # the sums take no registers while groups are added
+                if self.kind.is_nested:  # while groups are added, the sums use no registers
                     tile.clear_super()
                 else:
                     begin(p, t)
                 with serial(count) as g:
-                    with when(t == 0):
-                        self._fetch_ahead(tile, p * panel + g)
+                    self._first(t)(tile, p * panel + g)
                     tile.add_group(p * panel + g, rows, lambda n, *part: unpacked[self._loose(g, *part)])
                 if self.kind.is_nested:
                     begin(p, t)
@@ -254,23 +260,41 @@ class _IntegerMatrix:
                     with earlier:
                         tile.store(sums, t)
 
-    def _fetch_ahead(self, tile: Tile, g: Expr) -> None:
-        """Ask for what the next blocks will read, as many groups of it as group `g` of this tile has.
+    def _first(self, before: Expr) -> Fetch:
+        """Return a prefetch of the next blocks by the first tile of its blocks only; `before` counts tiles."""
 
-        A thread's blocks are neighbours, but a tile reads several side by side, which no hardware follows.
+        def fetch(tile: Tile, g: Expr) -> None:
+            with when(before == 0):
+                self._fetch_ahead(tile, g)
+
+        return fetch
+
+    def _lead(self, tile: Tile, g: Expr) -> None:
+        """Prefetch one line of the page after each block's group `g`, so that the hardware prefetcher continues there.
+
+        The hardware prefetches blocks of one row at full speed, except at the beginning of each page. Prefetching all
+        lines would displace its own requests.
         """
+        for n in range(tile.width):
+            group = (tile.first_block + n) * self.groups + g
+            prefetch(self.codes, group * self.format.group_bytes + LEAD, 1, 1)
+
+    def _fetch_ahead(self, tile: Tile, g: Expr) -> None:
+        """Prefetch as many groups of the next blocks as group `g` of this tile has."""
         first, size = tile.next_block * self.groups + g * tile.width, tile.width * self.format.group_bytes
         prefetch(self.codes, first * self.format.group_bytes, size, 1)
         self.arithmetic.scales.fetch(first, tile.width)
 
     def _stored(self, block: Expr, g: Expr, chunk: int, piece: int) -> Expr:
         start, size = (block * self.groups + g) * self.format.group_bytes, self.dot.piece_bytes
-        return self.format.piece(self.codes, start, chunk, piece * size, size, self.shuffled)
+        return self.format.piece(self.codes, start, chunk, piece * size, size, self.lookups)
 
     def _loose(self, g: Expr, chunk: int, piece: int) -> Expr:
+        """Return the index of a piece of an unpacked chunk."""
         size = self.dot.piece_bytes
         return lanes(g * UNPACKED + chunk * CHUNK + piece * size, size)
 
     def _unpack(self, unpacked: Memory, tile: Tile, g: Expr, at: Expr) -> None:
+        """Unpack group `g` of a tile's block to group `at` of a panel."""
         for chunk, piece in product(range(CHUNKS), range(self.dot.num_pieces)):
             unpacked[self._loose(at, chunk, piece)] = self._stored(tile.first_block, g, chunk, piece)

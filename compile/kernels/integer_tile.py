@@ -1,6 +1,6 @@
-"""A register tile of an integer matrix: outputs of some rows times some blocks, while groups are added one by one.
+"""A register tile of an integer matrix: outputs of some rows times some blocks, added group by group.
 
-Integers inside a group, floats across groups. Knows the arithmetic, not how work is cut for threads.
+Integers inside a group, floats across groups. Knows the arithmetic, not how work is divided between threads.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ SUPER_SPANS = SUPER_GROUP // GROUP  # spans of `GROUP` inputs whose nested scale
 class Tiling:
     """Register tiles of a kernel: one row times `blocks` blocks, or up to `many` rows times one block.
 
-    One row waits for memory, which is read most quickly from several blocks side by side. Many rows use a weight as
-    often as there are registers for sums; what is left of them makes a lower tile. With `unpacks`, three tiles or more
-    share weights that are unpacked once. Without, each tile unpacks them in slots that its products leave free.
+    One row waits for memory, which is fastest block by block. A long row would come from the L2 cache for each block,
+    so several blocks share it. Many rows use a weight as often as there are registers for sums; the remaining rows form
+    a lower tile. With `unpacks`, three tiles or more share weights that are unpacked once. Otherwise each tile unpacks
+    them in slots that its products leave free.
     """
 
     blocks: int
@@ -38,7 +39,7 @@ class Tiling:
 
 
 UNPACKED_TILES = 3
-# With 512 bits, of 32 registers: 3 integer and 3 float sums, or of many rows 8 and 8, and 8 where scales are nested.
+# 512 bits, 32 registers: 3 integer and 3 float sums; or of many rows 8 and 8, and 8 more if scales are nested.
 TILINGS: dict[Instruction, Tiling] = {
     "vnni512": Tiling(3, 8, unpacks=False),
     "vnni256": Tiling(1, 4),
@@ -47,11 +48,15 @@ TILINGS: dict[Instruction, Tiling] = {
     "pairs512": Tiling(2, 4),
     "pairs256": Tiling(1, 2),
     "portable": Tiling(1, 2),
+    "usdot": Tiling(2, 2),
+    "sdot": Tiling(2, 2),
+    "smull": Tiling(1, 2),
+    "smlal": Tiling(1, 2),
 }
 
 
 class TileArithmetic:
-    """What all tiles of a matrix share: its spec, its scales, the rows, and how products are computed."""
+    """State that all tiles of a matrix share: its spec, scales and rows, and the integer product."""
 
     def __init__(
         self,
@@ -65,12 +70,12 @@ class TileArithmetic:
     ) -> None:
         self.spec, self.kind, self.dot, self.scales = spec, spec.kind, dot, scales
         self.x, self.bias, self.y, self.has_fma = x, bias, y, has_fma
-        self.num_bytes = 2 if spec.wide else 1  # of an activation's code
-        # with a scale per 16 inputs the two halves of a group are scaled apart
+        self.num_bytes = 2 if spec.wide else 1  # bytes of an activation's code
+        # with a scale per 16 inputs, the two halves of a group are scaled separately
         self.halves: tuple[int | None, ...] = (0, 1) if spec.kind.group < GROUP else (None,)
 
     def clear(self, acc: Memory, accumulators: int) -> None:
-        """Zeros in so many accumulators."""
+        """Set this many accumulators to zero."""
         size = self.dot.piece_lanes
         for i in range(accumulators * self.dot.num_pieces):
             acc[lanes(i * size, size)] = splat(T.int32(0), size)
@@ -82,15 +87,18 @@ class TileArithmetic:
         acc[where] = self.dot.accumulate(acc[where], weights, x)
 
     def outputs(self, acc: Memory, i: int) -> Expr:
-        """The 16 sums in accumulator `i`."""
+        """Return the 16 sums in accumulator `i`."""
         size, base = self.dot.piece_lanes, i * self.dot.accumulator_lanes
         return self.dot.outputs([acc[lanes(base + piece * size, size)] for piece in range(self.dot.num_pieces)])
 
     def scaled(self, facc: Expr, total: Expr, block: Expr, g: Expr, row: Expr, half: int | None) -> Expr:
-        """`facc + scale * x_scale * (total - zero * sum) + minimum * x_scale * sum`; nested minima come later."""
-        kind, group = self.kind, self.group_of(g, half)
-        if kind.zero:
-            total = total - splat(self.x.sum(g, row, half)) * splat(T.int32(kind.zero))
+        """Return `facc + scale * x_scale * (total - zero * sum) + minimum * x_scale * sum`.
+
+        Nested minima are added later.
+        """
+        kind, group, zero = self.kind, self.group_of(g, half), self.kind.zero - self.dot.zero
+        if zero:
+            total = total - splat(self.x.sum(g, row, half)) * splat(T.int32(zero))
         stored = self.scales.scale(block, group)
         scale = stored * splat(self.x.scale(g, row))
         facc = fma(T.Cast("float32x16", total), scale, facc, self.has_fma)
@@ -103,17 +111,17 @@ class TileArithmetic:
         return facc
 
     def group_of(self, g: Expr, half: int | None) -> Expr:
-        """Which of a row's groups holds span `g` of `GROUP` inputs, or half of it."""
+        """Return the index of a row's group with span `g` of `GROUP` inputs, or with half of it."""
         if half is not None:
             return g * 2 + half
         return g if self.kind.group == GROUP else g // (self.kind.group // GROUP)
 
 
 class Tile:
-    """Outputs of `rows` rows times `width` blocks, in registers while groups are added one after another.
+    """Outputs of `rows` rows times `width` blocks, kept in registers while groups are added one after another.
 
-    Where scales are nested, `add_group` adds up a super-group, and `add_super` adds that to the sums.
-    `first_of_expert` is the first block of the expert's matrix, `next_block` the one that the thread reads afterwards.
+    If scales are nested, `add_group` adds up a super-group, and `add_super` adds that to the sums. `first_of_expert` is
+    the first block of the expert's matrix, `next_block` the one that the thread reads next.
     """
 
     def __init__(
@@ -134,23 +142,23 @@ class Tile:
         self.integers = registers(len(self.cells) * matrix.dot.accumulator_lanes, "int32")
         self.sums = registers(self.size, "float32") if matrix.kind.is_nested else self.floats
         dot, chunks = matrix.dot, CHUNKS // len(matrix.halves)
-        # pairs hold few products: what does not fit is kept in 32 bits
-        self.run = min(chunks, dot.pair_chunks) if dot.in_pairs else chunks
-        self.keeps_totals = dot.in_pairs and (matrix.num_bytes == 2 or self.run < chunks)
+        # int16 hold few products, so overflow is moved to 32 bits
+        self.run = min(chunks, dot.short_chunks) if dot.is_short else chunks
+        self.keeps_totals = dot.is_short and (matrix.num_bytes == 2 or self.run < chunks)
         if self.keeps_totals:
             self.totals = registers(self.size, "int32")
 
     def clear(self) -> None:
-        """Begin with zeros."""
+        """Set the sums to zero."""
         self._clear(self.sums)
 
     def load(self, memory: Memory, index: Expr) -> None:
-        """Go on from what `store` left."""
+        """Load the sums that `store` saved."""
         for i in range(len(self.cells)):
             self.sums[lanes(i * ROW_BLOCK)] = memory[lanes(index * self.size + i * ROW_BLOCK)]
 
     def store(self, memory: Memory, index: Expr) -> None:
-        """Leave the sums so far."""
+        """Save the sums so far."""
         for i in range(len(self.cells)):
             memory[lanes(index * self.size + i * ROW_BLOCK)] = self.sums[lanes(i * ROW_BLOCK)]
 
@@ -159,7 +167,7 @@ class Tile:
         self._clear(self.floats)
 
     def add_super(self, s: Expr, rows: TileRows) -> None:
-        """Add super-group `s`, whose groups were added, to the sums, and then its minima."""
+        """Add the finished super-group `s` to the sums, and then its minima."""
         matrix, first = self.matrix, s * (SUPER_GROUP // self.matrix.kind.group)
         self._add_product(lambda block: matrix.scales.super_scale(block, first))
         if not matrix.kind.has_minimum:
@@ -197,7 +205,7 @@ class Tile:
                 self.floats[where] = matrix.scaled(self.floats[where], total, block, g, rows.x(m), half)
 
     def finish(self, rows: TileRows) -> None:
-        """Write the outputs of rows that are wanted."""
+        """Write the outputs of rows that are not padding."""
         matrix = self.matrix
         for m in range(self.rows):
             with when(rows.is_wanted(m)):
@@ -207,10 +215,12 @@ class Tile:
                     finish(matrix.spec, value, matrix.bias, matrix.y, rows.y(m), of_expert, block)
 
     def _clear(self, floats: Memory) -> None:
+        """Set the floats of all cells to zero."""
         for i in range(len(self.cells)):
             floats[lanes(i * ROW_BLOCK)] = const(0)
 
     def _add_product(self, factor: Callable[[Expr], Expr]) -> None:
+        """Add the integer sums times `factor(block)` to the float sums."""
         for i, (_, n) in enumerate(self.cells):
             where = lanes(i * ROW_BLOCK)
             super_scale = factor(self.first_block + n)
@@ -219,13 +229,14 @@ class Tile:
     def _accumulate(
         self, g: Expr, rows: TileRows, chunks: range, byte: int, weights: Callable[[int, int, int], Expr]
     ) -> None:
+        """Add the integer products of some chunks of span `g`."""
         matrix = self.matrix
         for chunk, (i, (m, n)), piece in product(chunks, enumerate(self.cells), range(matrix.dot.num_pieces)):
             x = matrix.x.chunk(g, rows.x(m), chunk, byte)
             matrix.accumulate(self.integers, i, piece, weights(n, chunk, piece), x)
 
     def _keep(self, is_first: bool, shifted: bool) -> None:
-        """Add what pairs hold to the totals, and empty them; `shifted` makes room for low bytes."""
+        """Add the int16 pairs to the totals and clear them; `shifted` makes room for low bytes."""
         for i in range(len(self.cells)):
             where, total = lanes(i * ROW_BLOCK), self.matrix.outputs(self.integers, i)
             if not is_first:
@@ -234,7 +245,7 @@ class Tile:
         self.matrix.clear(self.integers, len(self.cells))
 
     def _shift(self) -> None:
-        """From sums of high bytes to what low bytes are added to: 32 * 255 * 32512 still fits an int32."""
+        """Shift sums of high bytes so that low bytes can be added: 32 * 255 * 32512 still fits an int32."""
         dot = self.matrix.dot
         for i in range(len(self.cells) * dot.num_pieces):
             where = lanes(i * dot.piece_lanes, dot.piece_lanes)
@@ -242,7 +253,7 @@ class Tile:
 
 
 class OneOutput(Tile):
-    """One output of one row. Its block's others are computed beside it, and dropped."""
+    """One output of one row. The other outputs of its block are computed with it, and dropped."""
 
     def __init__(self, matrix: TileArithmetic, output: Expr, next_output: Expr) -> None:
         block = bound(output // ROW_BLOCK)

@@ -1,4 +1,4 @@
-"""Where keys and values lie in the KV pool, how a row is rounded on its way in, and how rows and pages are moved.
+"""Layout of the KV pool, rounding of rows that are stored, and copying of rows and pages.
 
 Knows how numbers are stored, not where they come from.
 """
@@ -14,20 +14,19 @@ from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, parallel, registers, serial
 from ..codegen.lane_reductions import max_of_lanes
-from ..codegen.vector import LANES, Expr, const, lanes, splat, to_f32, vector_type
+from ..codegen.vector import LANES, ROUNDING, Expr, const, lanes, splat, to_f32, vector_type
 from ..weights.layout import round_up
 
 KV_DTYPES = {"f16": "float16", "f32": "float32", "k12v8": "int8"}
 KEY_LIMIT = 2047  # codes of keys are in -KEY_LIMIT..KEY_LIMIT
-_VALUE_LIMIT = 127  # and of values
-TOKENS_AT_ONCE = 4  # of values in codes, which one instruction multiplies
-_LEAST = 1e-30  # the largest magnitude of a row counts as this at least, so that its inverse is finite
-ROUNDING = 1.5 * 2**23  # a float32 plus this has the nearest integer (of ties the even one) in its low bits
+_VALUE_LIMIT = 127  # likewise of values
+TOKENS_AT_ONCE = 4  # tokens of coded values that one instruction multiplies
+_LEAST = 1e-30  # minimum of a row's largest magnitude, so that its inverse is finite
 
 
 @dataclass(frozen=True)
 class PagedPool:
-    """One layer of the pool, which lies as `layout` says, behind `first_item * num_pages` items of other layers."""
+    """One layer of the pool in the format `layout`, after `first_item * num_pages` items of other layers."""
 
     layout: LayerLayout
     pool: Memory
@@ -35,48 +34,50 @@ class PagedPool:
     num_pages: Expr
 
     def keys(self, page: Expr, head: Expr) -> Expr:
-        """Index of the first key of a head: `[key_dim, PAGE_SIZE]`."""
+        """Return the index of the first key of a head: `[key_dim, PAGE_SIZE]`."""
         return self._page(page) + head * self.layout.key_items + self.layout.num_scale_items
 
     def values(self, page: Expr, head: Expr) -> Expr:
-        """Index of the first value of a head: `[PAGE_SIZE, value_dim]`; of one that is a part of the keys, theirs."""
+        """Return the index of the first value of a head: `[PAGE_SIZE, value_dim]`, or of its keys if these hold it."""
         if self.layout.values_in_keys:
             return self.keys(page, head)
         before = self.layout.num_kv_heads * self.layout.key_items
         return self._page(page) + before + head * self.layout.value_items + self.layout.num_scale_items
 
     def key(self, keys: Expr, d: Expr) -> Expr:
-        """Element `d` of 16 keys that begin at index `keys`, as float32. Not of codes."""
+        """Return element `d` of 16 keys that begin at index `keys`, as float32. Not for codes."""
         return to_f32(self.pool[lanes(keys + d * PAGE_SIZE)], KV_DTYPES[self.layout.dtype])
 
     def value(self, values: Expr, t: Expr, column: Expr, n: int) -> Expr:
-        """Columns `[column, column + n)` of token `t` of the values that begin at index `values`, as float32. Not of
-        codes, nor of values that are a part of the keys, which lie across."""
+        """Return columns `[column, column + n)` of token `t`'s value, as float32; values begin at index `values`.
+
+        Not for codes, nor for values that are a part of the keys, which are transposed.
+        """
         assert not self.layout.values_in_keys, "such values are read as keys"
         where = values + t * self.layout.value_dim + column
         return to_f32(self.pool[lanes(where, n)], KV_DTYPES[self.layout.dtype], n)
 
     def scales(self, start: Expr) -> Expr:
-        """The scales of the 16 rows whose codes begin at index `start`."""
+        """Return the scales of the 16 rows whose codes begin at index `start`."""
         return T.reinterpret(vector_type("float32"), self.pool[lanes(self.scale(start, 0), LANES * SCALE_BYTES)])
 
     def scale(self, start: Expr, token: Expr) -> Expr:
-        """Index of the first of the bytes of a token's scale."""
+        """Return the index of the first byte of a token's scale."""
         return start - self.layout.num_scale_items + token * SCALE_BYTES
 
     def value_code(self, values: Expr, token: Expr, column: Expr) -> Expr:
-        """Index of a number of a token's value, of the codes that begin at index `values`."""
+        """Return the index of a number of a token's value, whose codes begin at index `values`."""
         group = token // TOKENS_AT_ONCE * self.layout.value_columns
         return values + (group + column) * TOKENS_AT_ONCE + token % TOKENS_AT_ONCE
 
     def _page(self, page: Expr) -> Expr:
-        """Index of the first item of a page."""
+        """Return the index of the first item of a page."""
         return self.first_item * self.num_pages + page * self.layout.page_items
 
 
 @dataclass(frozen=True)
 class KVRow:
-    """A token's key or value of one head, among those of its page that begin at index `start`.
+    """A token's key or value of one head; those of its page begin at index `start`.
 
     It is stored as float32, or rounded to float16, or to codes with a scale.
     """
@@ -90,18 +91,18 @@ class KVRow:
 
     @classmethod
     def of_key(cls, paged: PagedPool, start: Expr, token: Expr) -> Self:
-        """A row among the keys that begin at index `start`."""
+        """Return a row of the keys that begin at index `start`."""
         size = paged.layout.key_dim
         return cls(paged, start, token, size, True, _scratch(paged, size))
 
     @classmethod
     def of_value(cls, paged: PagedPool, start: Expr, token: Expr) -> Self:
-        """A row among the values that begin at index `start`."""
+        """Return a row of the values that begin at index `start`."""
         size = paged.layout.value_dim
         return cls(paged, start, token, size, False, _scratch(paged, size))
 
     def put(self, i: int, value: Expr, n: int) -> None:
-        """Put elements `[i, i + n)`, float32."""
+        """Set elements `[i, i + n)`, float32."""
         if self.floats is not None:
             self.floats[lanes(i, n)] = value
             return
@@ -111,10 +112,10 @@ class KVRow:
         self.paged.pool[T.ramp(where, step, n) if n > 1 else where] = stored
 
     def finish(self) -> None:
-        """Store the row, once all its elements are put.
+        """Store the row, after all its elements are set.
 
-        The scale is the largest magnitude over 2047, or of values over 127. A row that holds a NaN or an infinity gets
-        such a scale, so that every token that sees the row gets NaN.
+        The scale is the largest magnitude over 2047, or for values over 127. With a NaN or an infinity the scale is not
+        finite, so that every token that sees the row gets NaN.
         """
         if self.floats is None:
             return
@@ -137,13 +138,14 @@ class KVRow:
                 pool[self.paged.value_code(self.start, self.token, j)] = codes[j]
 
     def _at(self, i: Expr) -> Expr:
+        """Return the index of element `i` of the row."""
         if self.transposed:
             return self.start + i * PAGE_SIZE + self.token
         return self.start + self.token * self.size + i
 
 
 def _scratch(paged: PagedPool, row_size: int) -> Memory | None:
-    """Memory for a row until its largest magnitude is known, with zeros behind it."""
+    """Return memory for a row until its largest magnitude is known, padded with zeros."""
     if not paged.layout.has_codes:
         return None
     size = round_up(row_size, LANES)
@@ -153,7 +155,7 @@ def _scratch(paged: PagedPool, row_size: int) -> Memory | None:
 
 
 def largest_magnitude(floats: Memory, size: int, start: Expr = 0) -> Expr:
-    """The largest magnitude of `size` numbers from `floats[start]` on, in whole vectors.
+    """Return the largest magnitude of `size` numbers from `floats[start]` on, in whole vectors.
 
     Magnitudes are compared as integers: in that order infinity and NaN come last.
     """
@@ -166,9 +168,9 @@ def largest_magnitude(floats: Memory, size: int, start: Expr = 0) -> Expr:
 
 
 def copy_rows(layout: KVLayout) -> Any:
-    """A PrimFunc `(pool, source, destination, num_rows, num_pages, num_copies) -> 0`.
+    """Return the PrimFunc `(pool, source, destination, num_rows, num_pages, num_copies) -> 0`.
 
-    Copies the first `num_rows[i]` tokens of page `source[i]` to page `destination[i]`, in all layers.
+    It copies the first `num_rows[i]` tokens of page `source[i]` to page `destination[i]`, in all layers.
     """
     dtype = KV_DTYPES[layout.dtype]
     with Kernel() as k:
@@ -187,18 +189,18 @@ def copy_rows(layout: KVLayout) -> Any:
 
 
 def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr) -> None:
-    """Copy the keys and values of a head; rows of other tokens are stored as they were.
+    """Copy the KV of a head; rows of other tokens are rewritten unchanged.
 
-    Loops over the tokens alone would be unrolled, and take LLVM up to a second.
+    A loop over the tokens alone would be unrolled, and take LLVM up to a second.
     """
     pool, layout = paged.pool, paged.layout
     old_keys, new_keys = bound(paged.keys(old, head)), bound(paged.keys(new, head))
     old_values, new_values = bound(paged.values(old, head)), bound(paged.values(new, head))
-    size = 4 if layout.has_codes else 1  # items that a token has side by side
+    size = 4 if layout.has_codes else 1  # adjacent items of a token
     of_tokens = T.ramp(T.int32(0), 1, PAGE_SIZE) < T.broadcast(T.Cast("int32", tokens), PAGE_SIZE)
 
     def copy(source: Expr, destination: Expr) -> None:
-        """One number of each token's, or four bytes."""
+        """Copy one number of each token, or four bytes."""
         there, here = (_words(pool, start, size) for start in (source, destination))
         pool[lanes(destination, PAGE_SIZE * size)] = _items(T.Select(of_tokens, there, here), size)
 
@@ -218,20 +220,20 @@ def _copy_head(paged: PagedPool, old: Expr, new: Expr, head: Expr, tokens: Expr)
 
 
 def _words(pool: Memory, start: Expr, size: int) -> Expr:
-    """A vector of items, or of four bytes as an int32 each."""
+    """Return a vector of items, or of int32 with four bytes each."""
     items = pool[lanes(start, PAGE_SIZE * size)]
     return items if size == 1 else T.reinterpret(vector_type("int32", PAGE_SIZE), items)
 
 
 def _items(words: Expr, size: int) -> Expr:
-    """What `_words` made a vector of."""
+    """Return the items of a vector made by `_words`."""
     return words if size == 1 else T.reinterpret(vector_type("int8", PAGE_SIZE * size), words)
 
 
 def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:
-    """A PrimFunc `(pool, pages, buffer, num_pages, num_moved) -> 0`.
+    """Return the PrimFunc `(pool, pages, buffer, num_pages, num_moved) -> 0`.
 
-    Copies pages of the pool to `buffer`, or back if `into_pool`. `buffer` holds whole pages, `[num_moved,
+    It copies pages of the pool to `buffer`, or back if `into_pool`. `buffer` holds whole pages, `[num_moved,
     page_items]`, layer by layer.
     """
     dtype = KV_DTYPES[layout.dtype]
@@ -256,7 +258,7 @@ def move_pages(layout: KVLayout, *, into_pool: bool) -> Any:
 
 @dataclass(frozen=True)
 class _AlikeLayers:
-    """Neighbouring layers of one shape, behind `first_item` items of a page."""
+    """Neighbouring layers of one shape, after `first_item` items of a page."""
 
     layout: LayerLayout
     num_layers: int
@@ -264,7 +266,7 @@ class _AlikeLayers:
 
 
 def _alike(layout: KVLayout) -> list[_AlikeLayers]:
-    """All layers, in as few runs as their shapes allow: one, if they are uniform."""
+    """Return all layers in the fewest runs of one shape: one run if they are uniform."""
     runs = list[_AlikeLayers]()
     for _, layers in groupby(range(layout.num_layers), lambda layer: layout.layers[layer]):
         first, *others = layers

@@ -1,7 +1,7 @@
-"""The KV rows that each token of a step sees, cut into spans of 128 tokens that are read page by page.
+"""The KV rows that each token of a step sees, divided into spans of 128 tokens that are read page by page.
 
-A span gives its vectors straight from the pool (`StoredSpan`), or from a float32 copy that many queries share
-(`LoadedSpan`). Both give the same vectors. Knows the pool and the page table, not what attention makes of the rows.
+A span reads its vectors directly from the pool (`StoredSpan`), or from a float32 copy that many queries share
+(`LoadedSpan`). Both give the same vectors. Knows the pool and the page table, not what attention computes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ BLOCK_PAGES = 4  # pages whose scores are computed at once
 
 @dataclass(frozen=True)
 class KVSequences:
-    """Token m sees `kv_lengths[m]` rows of the pages in row `row_of_token[m]` of `table` int32 `[B, table_stride]`.
+    """The KV rows of each token: `kv_lengths[m]` rows of its sequence's pages.
 
-    With `starts` it sees those from `starts[m]` on, at least one.
+    Pages of token m are in row `row_of_token[m]` of `table` int32 `[B, table_stride]`. With `starts`, it sees at least
+    one row, from row `starts[m]` on.
     """
 
     pool: PagedPool
@@ -36,54 +37,54 @@ class KVSequences:
     starts: Memory | None = None
 
     def length(self, m: Expr) -> Expr:
-        """Where the rows that token m sees end."""
+        """Return the end of the rows that token m sees."""
         return T.Cast("int64", self.kv_lengths[m])
 
     def start(self, m: Expr) -> Expr:
-        """Where they begin."""
+        """Return the first of the rows that token m sees."""
         return 0 if self.starts is None else T.Cast("int64", self.starts[m])
 
     def first_span(self, m: Expr) -> Expr:
-        """The first span that has one of them."""
+        """Return the first span with a row that token m sees."""
         return self.start(m) // SPAN
 
     def num_spans(self, m: Expr) -> Expr:
-        """How many spans have any; the last may be cut short, and so may the first."""
+        """Return the number of spans with rows that token m sees; the first and the last may be partial."""
         return (self.length(m) + (SPAN - 1)) // SPAN - self.first_span(m)
 
     def rows(self, m: Expr) -> tuple[Expr, ...]:
-        """The end of the rows that token m sees, and their beginning if that may be another than 0."""
+        """Return the end of the rows that token m sees, and their first if it can differ from 0."""
         return (self.length(m),) if self.starts is None else (self.length(m), self.start(m))
 
     def seen(self, m: Expr, span: Expr) -> tuple[Expr, ...]:
-        """As `rows`, but counted within a span, 0 to SPAN."""
+        """Return the rows that token m sees as `rows` does, but counted within a span, 0 to SPAN."""
         return tuple(T.max(T.int64(0), T.min(T.int64(SPAN), row - span * SPAN)) for row in self.rows(m))
 
     def span(self, m: Expr, head: Expr, span: Expr) -> StoredSpan:
-        """A span of token m's sequence."""
+        """Return a span of token m's sequence."""
         return self.pages(m, head, span * SPAN_PAGES)
 
     def pages(self, m: Expr, head: Expr, page: Expr) -> StoredSpan:
-        """As `span`, but from any page of the sequence on."""
+        """Return a span as `span` does, but from any page of the sequence on."""
         row = bound(T.Cast("int64", self.row_of_token[m]) * self.table_stride)
         first, last = bound(row + page), bound(row + self.table_stride - 1)
         return StoredSpan(self.pool, self.table, first, last, head)
 
 
 class KVPage(Protocol):
-    """Vectors of one page, float32."""
+    """A page whose vectors are read as float32."""
 
     @property
     def elements_in_line(self) -> int:
-        """Elements of 16 keys that a cache line holds."""
+        """Number of elements of 16 keys that a cache line holds."""
         ...
 
     def key(self, d: Expr) -> Expr:
-        """Element `d` of the keys of 16 tokens."""
+        """Return element `d` of the keys of 16 tokens."""
         ...
 
     def value(self, t: Expr, column: Expr, n: int) -> Expr:
-        """Columns `[column, column + n)` of the value of token `t`."""
+        """Return columns `[column, column + n)` of the value of token `t`."""
         ...
 
     def fetch_value(self, d: Expr) -> None:
@@ -96,15 +97,18 @@ class KVPage(Protocol):
 
 
 class KVSpan(Protocol):
-    """Pages by their place in the span."""
+    """A span whose pages are found by their position in it."""
 
     def page(self, p: Expr) -> KVPage: ...
 
 
 @dataclass(frozen=True)
 class StoredSpan:
-    """A span in the pool. `first` and `last` index the page table: the span's first page, the sequence's last.
-    `following` is what the same thread reads next."""
+    """A span in the pool.
+
+    `first` and `last` are indices of the page table: the span's first page, and the sequence's last. `following` is the
+    span that the same thread reads next.
+    """
 
     pool: PagedPool
     table: Memory
@@ -114,6 +118,7 @@ class StoredSpan:
     following: StoredSpan | None = None
 
     def page(self, p: Expr) -> StoredPage:
+        """Return page `p` of the span."""
         page = bound(T.Cast("int64", self.table[self.first + p]))
         keys, values = bound(self.pool.keys(page, self.head)), bound(self.pool.values(page, self.head))
         stored = StoredPage(self.pool, keys, values, self.following and bound(self.following._keys_soon(p)))
@@ -122,17 +127,17 @@ class StoredSpan:
         return stored
 
     def next(self) -> StoredSpan:
-        """The span after this one."""
+        """Return the span after this one."""
         return replace(self, first=self.first + SPAN_PAGES)
 
     def _keys_soon(self, p: Expr) -> Expr:
-        """Index of the keys of page `p`, which may lie beyond the span: they are prefetched, never used."""
+        """Return the index of the keys of page `p`, which may be beyond the span: they are only prefetched."""
         return self.pool.keys(T.Cast("int64", self.table[T.min(self.first + p, self.last)]), self.head)
 
 
 @dataclass(frozen=True)
 class StoredPage:
-    """A page in the pool, by the indices of its keys, its values and the keys that are wanted next."""
+    """A page in the pool, given by the indices of its keys, its values and the keys to prefetch next."""
 
     pool: PagedPool
     keys: Expr
@@ -150,11 +155,11 @@ class StoredPage:
         return self.pool.value(self.values, t, column, n)
 
     def key_scales(self) -> Expr:
-        """The scales of 16 keys in codes."""
+        """Return the scales of 16 keys in codes."""
         return self.pool.scales(self.keys)
 
     def value_scales(self) -> Expr:
-        """The scales of 16 values in codes."""
+        """Return the scales of 16 values in codes."""
         return self.pool.scales(self.values)
 
     def fetch_value(self, d: Expr) -> None:
@@ -167,18 +172,19 @@ class StoredPage:
             self._fetch(self.next_keys + t * size, size)
 
     def fetch_scales(self) -> None:
-        """Prefetch the scales of the values and of the next keys; that saves a twentieth of decoding's time."""
+        """Prefetch the scales of the values and of the next keys, which saves 5 % of decoding time."""
         if self.next_keys is not None:
             for start in (self.values, self.next_keys):
                 self._fetch(self.pool.scale(start, 0), self.pool.layout.num_scale_items)
 
     def _fetch(self, start: Expr, size: int) -> None:
+        """Prefetch `size` items of the pool."""
         prefetch(self.pool.pool, start, size * self.pool.layout.itemsize, self.pool.layout.itemsize)
 
 
 @dataclass(frozen=True)
 class LoadedSpan:
-    """A span converted to float32, from `memory[base]` on: first its keys, then its values in the same place."""
+    """A span converted to float32, from `memory[base]` on: first its keys, then its values in the same memory."""
 
     layout: LayerLayout
     memory: Memory
@@ -186,7 +192,7 @@ class LoadedSpan:
 
     @staticmethod
     def floats(layout: LayerLayout) -> int:
-        """How many float32 it takes."""
+        """Return the number of float32 that a span takes."""
         return SPAN * max(layout.key_dim, layout.value_dim)
 
     def load_keys(self, stored: StoredSpan, num_pages: Expr, first_page: Expr = 0) -> None:
@@ -214,19 +220,21 @@ class LoadedSpan:
                     self.memory[lanes(values + t * size + i * n, n)] = page.value(t, i * n, n)
 
     def page(self, p: Expr) -> LoadedPage:
+        """Return page `p` of the span."""
         return LoadedPage(self.layout.value_dim, self.memory, bound(self._keys(p)), bound(self._values(p)))
 
     def _keys(self, p: Expr) -> Expr:
-        """`[blocks, key_dim, 4 pages, 16 tokens]`, so that a block of scores reads one stream."""
+        """Return the keys' index in `[blocks, key_dim, 4 pages, 16 tokens]`: a block of scores reads one stream."""
         return self.base + p // BLOCK_PAGES * (BLOCK_PAGES * LANES * self.layout.key_dim) + p % BLOCK_PAGES * LANES
 
     def _values(self, p: Expr) -> Expr:
+        """Return the index of a page's values."""
         return self.base + p * (PAGE_SIZE * self.layout.value_dim)
 
 
 @dataclass(frozen=True)
 class LoadedPage:
-    """A page of a `LoadedSpan`. Prefetching does nothing: the span is in the cache."""
+    """A page of a `LoadedSpan`. Prefetching does nothing, because the span is in the cache."""
 
     value_dim: int
     memory: Memory

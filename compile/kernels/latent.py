@@ -1,7 +1,7 @@
-"""What becomes of a token's queries and its latent vector before latent attention (DeepSeek-V2, 2024).
+"""Prepare a token's queries and its latent vector for latent attention (DeepSeek-V2, 2024).
 
-The row that a token keeps is its latent vector, normalized, and behind it the rotated key. Knows neither the matrices
-of heads nor attention.
+The KV row of a token is its normalized latent vector, followed by the rotated key. Knows neither the matrices of heads
+nor attention.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .kv_pool import KV_DTYPES, KVRow, PagedPool
 class LatentShape:
     """Sizes of a layer's heads and rows.
 
-    A head's query is `plain_dim` numbers and `rotary_dim` that rotate, as `queries_stride` numbers a token; the row's
-    `latent_dim` and `rotary_dim` numbers begin at `column` of `latent_stride`.
+    A head's query is `plain_dim` numbers and `rotary_dim` rotated ones, in rows of `queries_stride`. The KV row's
+    `latent_dim` and `rotary_dim` numbers begin at `column`, in rows of `latent_stride`.
     """
 
     num_heads: int
@@ -39,12 +39,12 @@ class LatentShape:
 
     @property
     def row_dim(self) -> int:
-        """Numbers of a row of the pool, and of a query that meets it."""
+        """Number of elements of a KV row, and of its query."""
         return self.latent_dim + self.rotary_dim
 
 
 def every_head(num_heads: int) -> Any:
-    """A PrimFunc `(heads, num_rows) -> 0`: int32 `[num_rows, num_heads]`, in each row all heads in order."""
+    """Return the PrimFunc `(heads, num_rows) -> 0`: int32 `[num_rows, num_heads]`, in each row all heads in order."""
     with Kernel() as k:
         heads, num_rows = k.arguments(heads="int32", num_rows=SIZE)
         with serial(num_rows) as m, serial(num_heads) as h:
@@ -53,13 +53,14 @@ def every_head(num_heads: int) -> Any:
 
 
 def latent_append(layout: LayerLayout, shape: LatentShape) -> Any:
-    """A PrimFunc `(queries, latent, angles, gain[, temperatures], slots, q, pool, first_item, num_pages, num_rows)
-    -> 0`.
+    """Return the PrimFunc that stores each token's KV row and completes its queries; it returns 0.
 
-    Reads `queries` and `latent`, float32 `[num_rows, stride]`. Writes the row that each token keeps to row `slots[m]`
-    of the pool, in the layer behind `first_item` items of a page. In `q`, float32 `[num_rows, num_heads, row_dim]`,
-    the first `latent_dim` numbers of a head are there already; behind them go those of its query that rotate, and all
-    are multiplied by the token's temperature if there are any.
+    `(queries, latent, angles, gain[, temperatures], slots, q, pool, first_item, num_pages, num_rows)`
+
+    Reads `queries` and `latent`, float32 `[num_rows, stride]`. Writes the KV row of token m to row `slots[m]` of the
+    pool, in the layer after `first_item` items of a page. `q`, float32 `[num_rows, num_heads, row_dim]`, already has
+    the first `latent_dim` numbers of each head. The rotated numbers of its query are written after them, and all are
+    multiplied by the token's temperature if there are any.
     """
     with Kernel() as k:
         queries, latent, angles, gain, *temperatures, slots, q, pool, first_item, num_pages, num_rows = k.arguments(
@@ -104,7 +105,7 @@ def latent_append(layout: LayerLayout, shape: LatentShape) -> Any:
 
 
 def _rotated(x: Memory, start: Expr, angles: Memory, m: Expr, dim: int) -> Iterator[tuple[int, int, Expr]]:
-    """`dim` numbers from `start` on, rotated by row m of `angles`: elements `[i, i + n)` as `i`, `n` and a vector."""
+    """Yield `dim` numbers from `start` on, rotated by row m of `angles`: elements `[i, i + n)` as `i`, `n`, vector."""
     half = dim // 2
     n = next(n for n in (LANES, 8, 4, 2, 1) if half % n == 0)
     for i in range(0, half, n):
@@ -115,7 +116,7 @@ def _rotated(x: Memory, start: Expr, angles: Memory, m: Expr, dim: int) -> Itera
 
 
 def _inverse_root(x: Memory, start: Expr, count: int, eps: float) -> Expr:
-    """One over the root mean square of `count` numbers, a multiple of LANES (Zhang and Sennrich, 2019)."""
+    """Return one over the root mean square of `count` numbers, a multiple of LANES (Zhang and Sennrich, 2019)."""
     sums = registers(LANES, "float32")
     sums[lanes(0)] = const(0)
     with serial(count // LANES) as i:

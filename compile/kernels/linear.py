@@ -1,7 +1,7 @@
-"""What the kernels of all matrices share: their spec, how the work is cut for threads, and how an output ends.
+"""Code that the kernels of all matrices share: their spec, the division of work, and the storing of outputs.
 
-A thread takes a span of blocks of outputs, and of many rows a slab of tiles. Knows nothing of how
-products are computed.
+A thread takes a span of blocks of outputs and, with many rows, a slab of tiles. Knows nothing of how products are
+computed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..weights.layout import ROW_BLOCK
 
 @dataclass(frozen=True)
 class LinearSpec:
-    """All that a linear kernel is specialized to. Sizes are padded; `column` and `y_stride` place the output.
+    """The parameters of a linear kernel. Sizes are padded; `column` and `y_stride` locate the output.
 
-    `wide` tells an integer kernel that activations come in 16 bits (see `quantized_rows.py`). `factor` multiplies an
-    output with its bias, before what is there is added.
+    `wide` tells an integer kernel that activations have 16 bits (see `quantized_rows.py`). `factor` multiplies an
+    output with its bias, before it is added to `y`.
     """
 
     kind: WeightKind
@@ -37,14 +37,14 @@ class LinearSpec:
 
 @dataclass(frozen=True)
 class Spans:
-    """`num_blocks` blocks in spans of `width`; the last one may be narrower."""
+    """A division of `num_blocks` blocks into spans of `width`; the last one may be narrower."""
 
     num_blocks: int
     width: int
 
     @property
     def count(self) -> int:
-        """How many spans."""
+        """Number of spans."""
         return -(-self.num_blocks // self.width)
 
     def each_width(self, span: Expr, emit: Callable[[int], None]) -> None:
@@ -64,65 +64,65 @@ class Spans:
 
 @dataclass(frozen=True)
 class Slabs:
-    """`num_tiles` tiles of rows in the fewest slabs of at most `most` tiles, all of about the same size."""
+    """A division of `num_tiles` tiles of rows into the fewest slabs of at most `most` tiles, all about as large."""
 
     num_tiles: Expr
     most: int
 
     @property
     def count(self) -> Expr:
-        """How many slabs."""
+        """Number of slabs."""
         return (self.num_tiles + (self.most - 1)) // self.most
 
     def first_tile(self, slab: Expr) -> Expr:
-        """The first tile of a slab; its tiles end where those of the next slab begin."""
+        """Return the first tile of a slab; its tiles end at the first tile of the next slab."""
         return slab * self.num_tiles // self.count
 
     def tiles(self, slab: Expr) -> Expr:
-        """How many tiles a slab has."""
+        """Return the number of tiles of a slab."""
         return self.first_tile(slab + 1) - self.first_tile(slab)
 
 
 class TileRows(Protocol):
-    """The rows of a tile: where the m-th one lies in what is read and in what is written, and whether to write it."""
+    """The rows of a tile: their positions in the input and the output, and whether they are stored."""
 
     def x(self, m: int) -> Expr:
-        """Its row of activations."""
+        """Return the input row of tile row `m`."""
         ...
 
     def y(self, m: int) -> Expr:
-        """Its row of outputs."""
+        """Return the output row of tile row `m`."""
         ...
 
     def is_wanted(self, m: int) -> Expr:
-        """Whether it is a row of its own, and no filling of the last tile."""
+        """Return whether tile row `m` is stored, and not padding of the last tile."""
         ...
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """Rows from `first` on, as far as there are any before `stop`."""
+class ConsecutiveRows:
+    """Consecutive rows from `first` on; rows from `stop` on are padding."""
 
     first: Expr
     stop: Expr
 
     def x(self, m: int) -> Expr:
-        """See `TileRows`."""
+        """Return the input row of tile row `m`."""
         return self.first + m
 
     def y(self, m: int) -> Expr:
-        """See `TileRows`."""
+        """Return the output row of tile row `m`."""
         return self.first + m
 
     def is_wanted(self, m: int) -> Expr:
-        """See `TileRows`."""
+        """Return whether tile row `m` is stored."""
         return self.first + m < self.stop
 
 
 def finish(spec: LinearSpec, value: Expr, bias: Memory, y: Memory, row: Expr, block: Expr, stored_block: Expr) -> None:
-    """Store a block of outputs of a row, with the bias, the factor and what is in `y` as the spec says.
+    """Store a block of outputs of a row, with the bias, the factor and the addition to `y` that the spec says.
 
-    `stored_block` is the block's number among those of all experts; without experts it is `block`.
+    `stored_block` is the block's index among those of all experts; without experts it is `block`.
     """
     where = lanes(row * spec.y_stride + spec.column + block * ROW_BLOCK)
     if spec.has_bias:

@@ -1,4 +1,7 @@
-"""A few rows whose sums fit the registers, and which tokens of a span each sees. Knows neither keys nor values."""
+"""Micro-tiles: a few rows whose sums fit the registers, with the tokens of a span that each sees.
+
+Knows neither keys nor values.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .attention_units import MAX_TILE, AttentionUnit
 
 @dataclass(frozen=True)
 class MicroTile:
-    """Rows `[first, first + heads * len(seen))`: `heads` query heads of each of a few tokens.
+    """A micro-tile of rows `[first, first + heads * len(seen))`: `heads` query heads of each of a few tokens.
 
     Token j sees the span's tokens `[hidden[j], seen[j])`, both 0 to SPAN; without `hidden`, from the first on. `index`
     counts the micro-tiles.
@@ -31,6 +34,7 @@ class MicroTile:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows."""
         return self.heads * len(self.seen)
 
     @property
@@ -39,23 +43,25 @@ class MicroTile:
         return bound(reduce(T.min, self.hidden) // PAGE_SIZE) if self.hidden else 0
 
     def sees(self, t: Expr, token: int) -> Expr:
-        """Whether a token sees token `t` of the span."""
+        """Return whether a token sees token `t` of the span."""
         before = t < self.seen[token]
         return T.And(before, t >= self.hidden[token]) if self.hidden else before
 
     def visible(self, token: int, first: Expr) -> Expr:
-        """Which of the 16 tokens from `first` on a token sees."""
+        """Return a mask of the 16 tokens from `first` on that a token sees."""
         if self.hidden:
             return _between(self.hidden[token], self.seen[token], first)
         return T.ramp(T.int64(0), T.int64(1), LANES) < splat(bound(self.seen[token] - first))
 
     def rows_of(self, token: int) -> range:
-        """The token's rows, counted from `first`."""
+        """Return the token's rows, counted from `first`."""
         return range(token * self.heads, (token + 1) * self.heads)
 
     def each_page(self, token: int) -> Callable[[Callable[[Expr, Expr | None], None]], None]:
-        """A function that calls its argument with each page of which the token sees something, and with a mask of its
-        tokens; a page that is surely seen as a whole has no mask.
+        """Return a function that emits code for each page that a token sees.
+
+        It calls its argument with the page and a mask of its seen tokens. The mask is None for a page that is always
+        seen whole.
         """
         if self.hidden:
             return _pages_from(self.hidden[token], self.seen[token])
@@ -63,7 +69,10 @@ class MicroTile:
 
 
 def _pages_up_to(seen: Expr) -> Callable[[Callable[[Expr, Expr | None], None]], None]:
-    """Calls `emit(page, mask)` for each page of a span's first `seen` tokens; whole pages have no mask."""
+    """Return a function that calls `emit(page, mask)` for each page of a span's first `seen` tokens.
+
+    Whole pages have no mask.
+    """
     full, rest = bound(seen // PAGE_SIZE), bound(seen % PAGE_SIZE)
     visible = T.ramp(T.int64(0), T.int64(1), LANES) < splat(rest)
 
@@ -77,7 +86,7 @@ def _pages_up_to(seen: Expr) -> Callable[[Callable[[Expr, Expr | None], None]], 
 
 
 def _pages_from(hidden: Expr, seen: Expr) -> Callable[[Callable[[Expr, Expr | None], None]], None]:
-    """As `_pages_up_to`, of tokens `[hidden, seen)`; each page has a mask."""
+    """Return the same as `_pages_up_to` for tokens `[hidden, seen)`; each page has a mask."""
 
     def each(emit: Callable[[Expr, Expr | None], None]) -> None:
         with serial((seen + (PAGE_SIZE - 1)) // PAGE_SIZE - hidden // PAGE_SIZE) as i:
@@ -88,7 +97,7 @@ def _pages_from(hidden: Expr, seen: Expr) -> Callable[[Callable[[Expr, Expr | No
 
 
 def _between(start: Expr, stop: Expr, first: Expr) -> Expr:
-    """Which of the 16 tokens from `first` on lie in `[start, stop)`."""
+    """Return a mask of the 16 tokens from `first` on that are in `[start, stop)`."""
     tokens = T.ramp(T.int32(0), T.int32(1), LANES)
     after, before = (splat(T.Cast("int32", end - first)) for end in (start, stop))
     return T.And(tokens >= after, tokens < before)
@@ -97,9 +106,9 @@ def _between(start: Expr, stop: Expr, first: Expr) -> Expr:
 def each_micro_tile(
     rows: QueryRows, unit: AttentionUnit, sees: Callable[[Expr], tuple[Expr, ...]], emit: Callable[[MicroTile], None]
 ) -> None:
-    """Call `emit` for the unit's whole micro-tiles, then for the tokens that are left, one by one.
+    """Call `emit` for the unit's whole micro-tiles, then for the remaining tokens, one by one.
 
-    `sees(m)` is the end of the keys that token m sees, and also where they begin unless that is 0.
+    `sees(m)` is the end of the keys that token m sees, and their first if that can differ from 0.
     """
     tokens = rows.shape.tokens
 

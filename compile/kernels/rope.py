@@ -1,5 +1,4 @@
-"""Rotary position embedding (Su et al., 2021; halves rotated, as Hugging Face's Llama), and what else becomes of a
-token's heads before they are queries and rows of the pool."""
+"""Rotary position embedding of halves (Su et al., 2021), and other changes of heads before attention."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE, LayerLayout
 from tvm.script.ir_builder import tirx as T
 
 from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_row, registers, serial
+from ..codegen.float64 import cosines_and_sines, logarithm
 from ..codegen.lane_reductions import sum_of_lanes
 from ..codegen.vector import LANES, Expr, const, lanes, splat
 from .kv_pool import KV_DTYPES, KVRow, PagedPool
@@ -20,10 +20,11 @@ _SUMS = 4
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """Queries and keys over their root mean square (as Henry et al., 2020), times a gain if there is one.
+    """A norm of queries and keys (as Henry et al., 2020), times a gain if there is one.
 
-    Of each head by itself, with one gain for all heads or one for `each_head`, or `over` the whole width of all heads;
-    before rotation, or for single heads after it. Of `kind` "layer", single heads lose their mean first.
+    The root mean square is `over` a "head", with one gain for all heads, or over "each_head", with a gain for each. It
+    can also be over the "width" of all heads. The norm comes before rotation, or for single heads after it. With `kind`
+    "layer", the mean of a single head is subtracted first.
     """
 
     eps: float
@@ -39,11 +40,11 @@ class HeadNorm:
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """What becomes of a token's heads.
+    """Changes of a token's heads before attention.
 
-    The first `rotary_dim` elements of queries and keys are rotated; all without a number. `value_eps`: values are
-    divided by the root mean square of their head. `has_temperatures`: a token's queries are multiplied by a number of
-    its own. Without `writes_kv` there are only queries: the layer reads what another layer wrote.
+    The first `rotary_dim` elements of queries and keys are rotated; all if None. `value_eps`: values are divided by the
+    root mean square of their head. `has_temperatures`: a token's queries are multiplied by a number of its own. Without
+    `writes_kv` there are only queries, and the layer reads another layer's KV.
     """
 
     rotary_dim: int | None = None
@@ -54,15 +55,16 @@ class HeadSpec:
 
 
 def rope_angles(rotary_dim: int, attention_factor: float = 1.0) -> Any:
-    """A PrimFunc `(positions, inverse_frequencies, angles, num_rows) -> 0`.
+    """Return the PrimFunc `(positions, inverse_frequencies, angles, num_rows) -> 0`.
 
     `angles` float32 `[num_rows, rotary_dim]`: cosines of `position * inverse_frequency` (float32, as Transformers
     rounds it), then sines, both times `attention_factor`.
     """
     half = rotary_dim // 2
+    n = _vector_size(half)
 
     def scaled(x: Expr) -> Expr:
-        return x if attention_factor == 1 else x * T.float32(attention_factor)
+        return x if attention_factor == 1 else x * const(attention_factor, n)
 
     with Kernel() as k:
         positions, frequencies, angles, num_rows = k.arguments(
@@ -70,23 +72,27 @@ def rope_angles(rotary_dim: int, attention_factor: float = 1.0) -> Any:
         )
 
         def row(m: Expr) -> None:
-            with serial(half) as i:
-                angle = T.Cast("float32", positions[m]) * frequencies[i]
-                angles[m * rotary_dim + i] = scaled(T.cos(angle))
-                angles[m * rotary_dim + half + i] = scaled(T.sin(angle))
+            position = bound(T.Cast("float32", positions[m]))
+            with serial(half // n) as i:
+                start = m * rotary_dim + i * n
+                cosines, sines = cosines_and_sines(splat(position, n) * frequencies[lanes(i * n, n)], n)
+                angles[lanes(start, n)], angles[lanes(start + half, n)] = scaled(cosines), scaled(sines)
 
         for_each_row(num_rows, row)
     return k.function
 
 
 def query_temperatures(beta: float, original: int, offset: int = 0) -> Any:
-    """A PrimFunc `(positions, temperatures, num_rows) -> 0`: float32 `1 + beta * ln(1 + floor((position + offset) /
-    original))`, by which queries far behind what a model was first trained for are multiplied (Llama 4, 2025)."""
+    """Return the PrimFunc `(positions, temperatures, num_rows) -> 0`, which computes factors of queries.
+
+    A temperature is float32 `1 + beta * ln(1 + floor((position + offset) / original))`. It applies to queries beyond
+    the context length of the model's first training (Llama 4, 2025).
+    """
     with Kernel() as k:
         positions, temperatures, num_rows = k.arguments(positions="int32", temperatures="float32", num_rows=SIZE)
         with serial(num_rows) as m:
-            beyond = T.Cast("float32", (positions[m] + T.int32(offset)) // T.int32(original))
-            temperatures[m] = T.float32(1) + T.float32(beta) * T.log(T.float32(1) + beyond)
+            beyond = (positions[m] + T.int32(offset)) // T.int32(original)
+            temperatures[m] = T.float32(1) + T.float32(beta) * logarithm(T.int32(1) + beyond)
     return k.function
 
 
@@ -99,14 +105,15 @@ def rope_append(
     stride: int,
     spec: HeadSpec | None = None,
 ) -> Any:
-    """A PrimFunc `(qkv[, angles][, q_gain[, k_gain]][, temperatures][, slots], q[, pool, first_item, num_pages],
-    num_rows) -> 0`.
+    """Return the PrimFunc that rotates queries and keys and stores the KV rows; it returns 0.
 
-    Reads rows of `qkv` float32 `[num_rows, stride]`; writes rotated queries to `q` float32 `[num_rows, num_heads *
-    head_dim]`, and rotated keys and the values to row `slots[m]` of the pool, in the layer behind `first_item` items
-    of a page. Keys and values may be the same columns. Gains have the length of what is normalized together, or of
-    all heads where each has its own. `spec` says which arguments there are: `angles` `[num_rows, rotary_dim]` unless
-    `rotary_dim` is 0, `temperatures` `[num_rows]`; no `k_gain`, `slots` nor pool without `writes_kv`.
+    `(qkv[, angles][, q_gain[, k_gain]][, temperatures][, slots], q[, pool, first_item, num_pages], num_rows)`
+
+    Reads rows of `qkv` float32 `[num_rows, stride]`. Writes rotated queries to `q` float32 `[num_rows, num_heads *
+    head_dim]`, and rotated keys and the values to row `slots[m]` of the pool. The layer's rows begin after `first_item`
+    items of a page. Keys and values may be the same columns. A gain has the length that is normalized together, or that
+    of all heads if each has its own. `spec` decides which arguments there are: `angles` `[num_rows, rotary_dim]` unless
+    `rotary_dim` is 0; `temperatures` `[num_rows]`; no `k_gain`, `slots` or pool without `writes_kv`.
     """
     spec = spec or HeadSpec()
     has_gain = spec.qk_norm is not None and spec.qk_norm.has_gain
@@ -163,7 +170,7 @@ Elements = Iterator[tuple[int, int, Expr]]  # elements `[i, i + n)` of a head, a
 
 @dataclass(frozen=True)
 class _Heads:
-    """The heads of rows of `qkv`, normalized and rotated, a vector at a time. The order of sums is a head's own."""
+    """The heads of rows of `qkv`, normalized and rotated; the order of a head's sums depends on the head alone."""
 
     spec: HeadSpec
     head_dim: int
@@ -172,10 +179,10 @@ class _Heads:
     angles: Memory | None
 
     def of_row(self, m: Expr, column: int, num_heads: int, gain: Memory | None) -> Callable[[Expr], Elements]:
-        """A function of the head, for the queries or the keys of row `m`, which begin at `column`."""
+        """Return a function of the head for the queries or keys of row `m`, which begin at `column`."""
         norm = self.spec.qk_norm
         if norm is not None and norm.over == "width":
-            total = _Sum()
+            total = _VectorSum()
             with serial(num_heads) as h:
                 total.add(_squares(self._plain(m, column + h * self.head_dim)))
             inverse = total.inverse_root(num_heads * self.head_dim, norm.eps)
@@ -194,29 +201,30 @@ class _Heads:
         return head
 
     def values(self, m: Expr, column: Expr) -> Elements:
-        """A head's values, which begin at `column`."""
+        """Yield a head's values, which begin at `column`."""
         if self.spec.value_eps is None:
             return self._plain(m, column)
         scale = self._scale(lambda: self._plain(m, column), HeadNorm(self.spec.value_eps), None, 0)
         return ((i, n, scale.apply(i, n, x)) for i, n, x in self._plain(m, column))
 
     def _scale(self, elements: Callable[[], Elements], norm: HeadNorm, gain: Memory | None, first: Expr) -> _Scale:
-        """What normalizes a head, whose gains begin at `gain[first]`."""
+        """Return the normalization of a head, whose gains begin at `gain[first]`."""
         mean = None
         if norm.kind == "layer":
-            sum_ = _Sum()
+            sum_ = _VectorSum()
             sum_.add(elements())
             mean = sum_.mean(self.head_dim)
-        total = _Sum()
+        total = _VectorSum()
         total.add(_squares(elements(), mean))
         return _Scale(total.inverse_root(self.head_dim, norm.eps), gain, first, mean)
 
     def _plain(self, m: Expr, column: Expr) -> Elements:
+        """Yield the elements of a head, unchanged."""
         n = _vector_size(self.head_dim)
         return ((i, n, self._stored(m, column, i, n)) for i in range(0, self.head_dim, n))
 
     def _rotated(self, m: Expr, column: Expr, scale: _Scale | None) -> Elements:
-        """The rotated elements, in pairs of a first and a second half; then those that are not."""
+        """Yield the rotated elements, in pairs of a first and a second half; then the others."""
         dim = self.head_dim if self.spec.rotary_dim is None else self.spec.rotary_dim
 
         def stored(i: int, n: int) -> Expr:
@@ -241,7 +249,7 @@ class _Heads:
 
 @dataclass(frozen=True)
 class _Scale:
-    """A factor of a head's elements, less their mean if there is one, and their gain from `gain[start]` on."""
+    """A factor of a head's elements, minus their mean if there is one, and their gain from `gain[start]` on."""
 
     factor: Expr
     gain: Memory | None
@@ -249,12 +257,13 @@ class _Scale:
     mean: Expr | None = None
 
     def apply(self, i: int, n: int, x: Expr) -> Expr:
+        """Return elements from `i` on, normalized, times their gain."""
         scaled = (x if self.mean is None else x - splat(self.mean, n)) * splat(self.factor, n)
         return scaled if self.gain is None else scaled * self.gain[lanes(self.start + i, n)]
 
 
-class _Sum:
-    """Adds vectors in turn to four sums, for each addition waits for the one before it."""
+class _VectorSum:
+    """A sum of vectors, added in turn to four sums, because each addition waits for the one before it."""
 
     def __init__(self) -> None:
         self._sums = registers(_SUMS * LANES, "float32")
@@ -262,25 +271,28 @@ class _Sum:
             self._sums[lanes(i * LANES)] = const(0)
 
     def add(self, elements: Elements) -> None:
+        """Add vectors to the sums."""
         for number, (_, n, vector) in enumerate(elements):
             where = lanes(number % _SUMS * LANES, n)
             self._sums[where] = self._sums[where] + vector
 
     def mean(self, count: int) -> Expr:
+        """Return the sum of all lanes over `count`."""
         a, b, c, d = (self._sums[lanes(i * LANES)] for i in range(_SUMS))
         return bound(sum_of_lanes((a + b) + (c + d)) / T.float32(count))
 
     def inverse_root(self, count: int, eps: float) -> Expr:
-        """1 / sqrt(mean + eps): of squares, what makes a root mean square 1 (Zhang and Sennrich, 2019)."""
+        """Return 1 / sqrt(mean + eps): for squares, one over the root mean square (Zhang and Sennrich, 2019)."""
         return bound(T.float32(1) / T.sqrt(self.mean(count) + T.float32(eps)))
 
 
 def _squares(elements: Elements, mean: Expr | None = None) -> Elements:
+    """Yield the squares of elements, minus `mean` if there is one."""
     for i, n, vector in elements:
         x = bound(vector if mean is None else vector - splat(mean, n))
         yield i, n, x * x
 
 
 def _vector_size(count: int) -> int:
-    """Lanes of a vector: the most that divide `count`."""
+    """Return the number of lanes of a vector: the largest that divides `count`."""
     return next(n for n in (LANES, 8, 4, 2, 1) if count % n == 0)

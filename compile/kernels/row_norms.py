@@ -1,7 +1,7 @@
-"""Statistics of a row, and the kernels that normalize or bound whole rows in place.
+"""Statistics of a row, and the kernels that normalize, scale or cap whole rows in place.
 
-Sums run in an order that the width alone decides: vectors are added in turn to four sums, for each addition waits for
-the one before it, and then lanes by halves.
+Sums run in an order that depends on the width alone. Vectors are added in turn to four sums, because each addition
+waits for the one before it. Then lanes are added by halves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMNS = 4096  # of a row of logits that a thread takes at a time
 
 
 def inverse_rms(width: int, eps: float, x: Memory, start: Expr, has_fma: bool) -> Expr:
-    """1 / sqrt(mean of squares + eps) (Zhang and Sennrich, 2019) of `x[start..start + width)`, a float32."""
+    """Return 1 / sqrt(mean of squares + eps) of `x[start..start + width)`, a float32 (Zhang and Sennrich, 2019)."""
     total = _sum(
         width,
         lambda i, so_far: fma(x[lanes(start + i)], x[lanes(start + i)], so_far, has_fma),
@@ -33,7 +33,7 @@ def inverse_rms(width: int, eps: float, x: Memory, start: Expr, has_fma: bool) -
 
 
 def mean_and_inverse_deviation(width: int, eps: float, x: Memory, start: Expr, has_fma: bool) -> tuple[Expr, Expr]:
-    """The mean, and 1 / sqrt(variance + eps) (Ba et al., 2016): first one pass for the mean, then one for squares."""
+    """Return the mean, and 1 / sqrt(variance + eps) (Ba et al., 2016): one pass for the mean, then one for squares."""
     mean = _sum(width, lambda i, so_far: so_far + x[lanes(start + i)], lambda i: x[start + i])
     mean[0] = mean[0] / T.float32(width)
 
@@ -47,7 +47,10 @@ def mean_and_inverse_deviation(width: int, eps: float, x: Memory, start: Expr, h
 
 
 def _sum(width: int, add: Callable[[Expr, Expr], Expr], single: Callable[[Expr], Expr]) -> Memory:
-    """One float32: the sum over a row; `add(i, so_far)` takes 16 neighbours from `i` on, `single(i)` is one."""
+    """Return the sum over a row, one float32.
+
+    `add(i, so_far)` adds 16 neighbours from `i` on; `single(i)` is one element.
+    """
     sums, total = registers(_SUMS * LANES, "float32"), registers(1, "float32")
     for i in range(_SUMS):
         sums[lanes(i * LANES)] = const(0)
@@ -68,7 +71,7 @@ def _sum(width: int, add: Callable[[Expr, Expr], Expr], single: Callable[[Expr],
 
 @dataclass(frozen=True)
 class AddNormSpec:
-    """A branch enters the residual: `x += factor * norm(y) * gain`; `normalize` off adds the branch as it is."""
+    """A branch's addition to the residual: `x += factor * norm(y) * gain`; without `normalize` there is no norm."""
 
     width: int
     x_stride: int
@@ -80,7 +83,10 @@ class AddNormSpec:
 
 
 def add_norm(spec: AddNormSpec, target: Target) -> Any:
-    """A PrimFunc `(y, gain, x, num_rows) -> 0`; `x` float32 `[num_rows, x_stride]`, `y` `[num_rows, y_stride]`."""
+    """Return the PrimFunc `(y, gain, x, num_rows) -> 0`, which adds `y` to `x` as the spec says.
+
+    `x` is float32 `[num_rows, x_stride]`, `y` `[num_rows, y_stride]`.
+    """
     has_gain = spec.normalize and spec.has_gain
     with Kernel() as k:
         y, gain, x, num_rows = k.arguments(y="float32", gain="float32", x="float32", num_rows=SIZE)
@@ -109,7 +115,7 @@ def add_norm(spec: AddNormSpec, target: Target) -> Any:
 
 
 def normalize_rows(width: int, stride: int, eps: float, target: Target, *, has_gain: bool = False) -> Any:
-    """A PrimFunc `(x, gain, num_rows) -> 0`: `x / rms(x)` in place, times the gain if there is one."""
+    """Return the PrimFunc `(x, gain, num_rows) -> 0`: `x / rms(x)` in place, times the gain if there is one."""
     with Kernel() as k:
         x, gain, num_rows = k.arguments(x="float32", gain="float32", num_rows=SIZE)
 
@@ -128,15 +134,15 @@ def normalize_rows(width: int, stride: int, eps: float, target: Target, *, has_g
     return k.function
 
 
-def scale_rows(width: int, stride: int, *, by_row: bool = False) -> Any:
-    """A PrimFunc `(x, factor, num_rows) -> 0`: `x *= factor[0]` in place, or each row by its own factor."""
+def scale_rows(width: int, stride: int) -> Any:
+    """Return the PrimFunc `(x, factor, num_rows) -> 0`: `x *= factor[0]` in place."""
     with Kernel() as k:
         x, factor, num_rows = k.arguments(x="float32", factor="float32", num_rows=SIZE)
 
         def row(m: Expr) -> None:
             def some(i: Expr, n: int) -> None:
                 where = lanes(m * stride + i, n)
-                x[where] = x[where] * splat(factor[m] if by_row else factor[0], n)
+                x[where] = x[where] * splat(factor[0], n)
 
             _each(width, some)
 
@@ -145,6 +151,7 @@ def scale_rows(width: int, stride: int, *, by_row: bool = False) -> Any:
 
 
 def _each(width: int, some: Callable[[Expr, int], None]) -> None:
+    """Emit `some(i, n)` for all elements of a row: whole vectors, then single ones."""
     with serial(width // LANES) as i:
         some(i * LANES, LANES)
     for i in range(width // LANES * LANES, width):
@@ -152,9 +159,9 @@ def _each(width: int, some: Callable[[Expr, int], None]) -> None:
 
 
 def bound_rows(stride: int, factor: float, soft_cap: float | None, target: Target) -> Any:
-    """A PrimFunc `(x, num_rows) -> 0`: `x *= factor`, then `soft_cap * tanh(x / soft_cap)`, in place.
+    """Return the PrimFunc `(x, num_rows) -> 0`: `x *= factor`, then `soft_cap * tanh(x / soft_cap)`, in place.
 
-    Rows of `stride` float32, a multiple of 16: those of the logits, which are long, so that threads take parts of them.
+    Rows of logits have `stride` float32, a multiple of 16. They are long, so threads take parts of them.
     """
     chunks = -(-stride // _COLUMNS)
     with Kernel() as k:

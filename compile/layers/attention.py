@@ -1,4 +1,4 @@
-"""Grouped-query attention and multi-head latent attention, by the checkpoint's names."""
+"""Grouped-query attention and multi-head latent attention, with the checkpoint's names of tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from radixlm.runtime.artifact.model_config import Attention, LatentAttention, Mo
 
 from ..ops.layers import HeadLinear, Linear, Norm, Part, Vector
 from ..ops.operations import AttentionSpec, LatentSpec, Operations
-from ..weights.view import Pairs
+from ..weights.view import RotaryPairs
 from .part_names import PartNames
 
 R = TypeVar("R")
@@ -17,7 +17,7 @@ A = TypeVar("A")
 
 
 class SelfAttention:
-    """Attention of layer `index`; its output still has to pass `o_proj`."""
+    """Attention of layer `index`; `add` or `finish` applies `o_proj` to its output."""
 
     def __init__(self, config: ModelConfig, attention: Attention, index: int, names: PartNames) -> None:
         self.attention = attention
@@ -25,7 +25,7 @@ class SelfAttention:
         keys = attention.num_kv_heads * attention.head_dim
 
         def linear(role: str, num_outputs: int, *, bias: bool) -> Linear:
-            # Of the error of 8 bits a quarter is of what enters values, for a thirtieth of the work (bench/LOG.md).
+            # A quarter of the error of 8 bits is due to inputs of values, for 1/30 of the work (bench/LOG.md).
             gives_values = role == "v" or (role == "k" and attention.keys_are_values)
             return Linear(names.layer(index, role), num_outputs, hidden, bias, sensitive=gives_values)
 
@@ -58,15 +58,17 @@ class SelfAttention:
         )
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         yield from self.inputs
         yield self.o_proj
         yield from (part for part in (self.spec.q_norm, self.spec.k_norm, self.spec.sinks) if part is not None)
 
-    def pairs(self) -> Iterator[tuple[str, Pairs]]:
-        """What makes queries and keys: matrices, biases and gains, with the order of a head's rows."""
+    def pairs(self) -> Iterator[tuple[str, RotaryPairs]]:
+        """Yield the tensors of queries and keys (matrices, biases, gains), with the order of a head's rows."""
         attention = self.attention
-        pairs = Pairs(attention.head_dim, attention.head_dim if attention.rope is None else attention.rope.rotary_dim)
+        pairs = RotaryPairs(
+            attention.head_dim, attention.head_dim if attention.rope is None else attention.rope.rotary_dim
+        )
         for linear in (self.q_proj, self.k_proj):
             if linear is not None:
                 yield from ((name, pairs) for name in (linear.name, linear.bias_name))
@@ -76,32 +78,32 @@ class SelfAttention:
 
     @property
     def inputs(self) -> list[Linear]:
-        """The matrices that the layer's input enters, side by side."""
+        """The matrices that take the layer's input, side by side."""
         joined = (self.q_proj, self.k_proj, self.v_proj, self.gate_proj)
         return [linear for linear in joined if linear is not None]
 
     def forward(self, op: Operations[R, A], x: A) -> A:
-        """What attention gathers, before `o_proj`."""
+        """Return the output of attention, before `o_proj`."""
         return op.attention(op.linear(x, *self.inputs), self.spec)
 
     def keep(self, op: Operations[R, A], x: A) -> None:
-        """Have the pool get the keys and values of the step's tokens, and nothing else."""
+        """Append the KV of the step's tokens to the pool, and compute nothing else."""
         op.keep(op.linear(x, *self.inputs), self.spec)
 
     def add(self, op: Operations[R, A], x: R, gathered: A, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add_linear(x, gathered, self.o_proj, factor=factor)
 
     def finish(self, op: Operations[R, A], gathered: A) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return op.linear(gathered, self.o_proj)
 
 
-_LATENT_EPS = 1e-6  # of the norms of latent vectors in all classes of transformers, whatever their `rms_norm_eps`
+_LATENT_EPS = 1e-6  # eps of the latent norms in all classes of transformers, whatever their `rms_norm_eps`
 
 
 class LatentSelfAttention:
-    """Latent attention of layer `index`; its output still has to pass `o_proj`."""
+    """Latent attention of layer `index`; `add` or `finish` applies `o_proj` to its output."""
 
     def __init__(self, config: ModelConfig, attention: LatentAttention, index: int, names: PartNames) -> None:
         self.attention, hidden, narrow = attention, config.hidden_size, attention.query_dim
@@ -128,37 +130,37 @@ class LatentSelfAttention:
         )
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         narrow = (part for part in (self.q_a_proj, self.q_a_norm) if part is not None)
         yield from narrow
         yield from (self.q_proj, self.kv_a_proj, self.spec.latent_norm, self.spec.keys, self.spec.values, self.o_proj)
 
-    def pairs(self) -> Iterator[tuple[str, Pairs]]:
-        """What makes queries and keys, with the order of the rows that rotate, which are the last."""
+    def pairs(self) -> Iterator[tuple[str, RotaryPairs]]:
+        """Yield the tensors of queries and keys, with the order of the rotated rows, which are the last."""
         attention, turning = self.attention, self.attention.rope.rotary_dim
         if attention.neighbours:
             for linear, size in ((self.q_proj, attention.query_size), (self.kv_a_proj, attention.head_dim)):
-                pairs = Pairs(size, turning, size - turning)
+                pairs = RotaryPairs(size, turning, size - turning)
                 yield from ((name, pairs) for name in (linear.name, linear.bias_name))
 
     def forward(self, op: Operations[R, A], x: A) -> A:
-        """What heads make of what they gather, before `o_proj`."""
+        """Return the output of all heads, before `o_proj`."""
         return op.latent_attention(*self._entering(op, x), self.spec)
 
     def keep(self, op: Operations[R, A], x: A) -> None:
-        """Have the pool get what the step's tokens keep, and nothing else."""
+        """Append the latent KV of the step's tokens to the pool, and compute nothing else."""
         op.keep_latent(*self._entering(op, x), self.spec)
 
     def add(self, op: Operations[R, A], x: R, gathered: A, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add_linear(x, gathered, self.o_proj, factor=factor)
 
     def finish(self, op: Operations[R, A], gathered: A) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return op.linear(gathered, self.o_proj)
 
     def _entering(self, op: Operations[R, A], x: A) -> tuple[R, R]:
-        """Queries, and the latent vectors with the keys that rotate."""
+        """Return queries, and the latent vectors with the keys that rotate."""
         if self.q_a_proj is None or self.q_a_norm is None:
             return op.linear(x, self.q_proj), op.linear(x, self.kv_a_proj)
         joined = op.linear(x, self.q_a_proj, self.kv_a_proj)

@@ -1,7 +1,7 @@
-"""A decoder: embedding, layers of two branches beside a residual, the last norm, the output matrix.
+"""A decoder: embedding, layers of two residual branches, the last norm, the output matrix.
 
-Layers may get numbers of a second embedding beside their rows (Gemma 4), and a head may draft tokens. Tensors are named
-as checkpoints do.
+Layers may get inputs from a second embedding (Gemma 4), and a head may draft tokens. Tensors have the checkpoint's
+names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A = TypeVar("A")
 
 
 class Decoder:
-    """Tokens to logits."""
+    """The whole model, from tokens to logits, or to hidden states, as the configuration says."""
 
     def __init__(self, config: ModelConfig, names: PartNames) -> None:
         self.config, self.names = config, names
@@ -33,29 +33,34 @@ class Decoder:
         self.norm = model_norm(config, names.model("norm"), config.norm_eps)
         head = self.embed_tokens.name if config.tie_word_embeddings else names.model("head")
         self.lm_head = Linear(head, config.vocab_size, config.hidden_size, config.output_bias)
+        widths = (config.hidden_size, *(each.size for each in config.dense))
+        self.dense = [
+            Linear(names.dense(index), each.size, widths[index], each.bias) for index, each in enumerate(config.dense)
+        ]
         self.embedding_norm = Norm("", config.hidden_size, config.norm_eps, has_gain=False)
         self.mtp = None if config.mtp is None else MTPHead(config, names)
 
     @property
     def all_layers(self) -> list[DecoderLayer]:
-        """The layers, and behind them that of an MTP head."""
+        """The layers, followed by that of an MTP head."""
         return self.layers if self.mtp is None else [*self.layers, self.mtp.layer]
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors; a tied output matrix is the embedding."""
+        """Yield everything that has tensors; a tied output matrix is the embedding."""
         yield self.embed_tokens
         if self.layer_inputs is not None:
             yield from self.layer_inputs.parts()
         for layer in self.layers:
             yield from layer.parts()
         yield self.norm
-        if not self.config.tie_word_embeddings:
+        if self.config.output == "logits" and not self.config.tie_word_embeddings:
             yield self.lm_head
+        yield from self.dense
         if self.mtp is not None:
             yield from self.mtp.parts()
 
     def forward(self, op: Operations[R, A]) -> R:
-        """The whole model."""
+        """Return the logits of the whole model."""
         config = self.config
         x = op.embed(self.embed_tokens, factor=config.embedding_factor)
         if config.embedding_norm:
@@ -63,21 +68,23 @@ class Decoder:
         inputs = None if self.layer_inputs is None else self.layer_inputs.forward(op, x)
         for layer in self.layers:
             x = layer.forward(op, x, inputs)
+        if config.output == "hidden":
+            return op.hidden(x, self.norm, *self.dense)
         logits = op.logits(x, self.norm, self.lm_head, factor=config.logits_factor, soft_cap=config.logits_soft_cap)
         if self.mtp is not None:
             self.mtp.keep(op, x, self.norm, self.embed_tokens)
         return logits
 
     def draft(self, op: Operations[R, A]) -> R:
-        """The MTP head alone, on tokens that are not computed yet or were just; the model must have one."""
+        """Return the logits of the MTP head alone, for new or just computed tokens; the model must have one."""
         assert self.mtp is not None
         return self.mtp.draft(op, self.embed_tokens, self.lm_head)
 
 
 class AllLayerInputs:
-    """The numbers of all layers, side by side: `(embedding * sqrt(size) + normalized projection) / sqrt(2)`.
+    """The per-layer inputs of all layers, side by side: `(embedding * sqrt(size) + projection) / sqrt(2)`.
 
-    What is projected is the token's row before the first layer; each layer's part is normalized by itself.
+    The projection is of the token's row before the first layer; each layer's part of it is normalized by itself.
     """
 
     def __init__(self, config: ModelConfig, inputs: LayerInputs, names: PartNames) -> None:
@@ -85,15 +92,15 @@ class AllLayerInputs:
         self.inputs, self.num_layers, self.hidden_size = inputs, config.num_hidden_layers, hidden
         self.embedding = Embedding(names.model("inputs_embedding"), inputs.vocab_size, width)
         self.projection = Linear(names.model("inputs_projection"), width, hidden)
-        # the projection is over the root of its inputs; beside a norm that only makes its eps another
+        # the projection is divided by the root of its inputs; before a norm, that only changes its eps
         self.norm = Norm(names.model("inputs_norm"), inputs.size, config.norm_eps * hidden)
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         yield from (self.embedding, self.projection, self.norm)
 
     def forward(self, op: Operations[R, A], x: R) -> R:
-        """Rows of all layers' numbers, for the embedded tokens `x`."""
+        """Return rows of all layers' inputs, for the embedded tokens `x`."""
         half = 0.5**0.5
         inputs = op.embed(self.embedding, factor=self.inputs.size**0.5 * half)
         projected = op.linear(op.plain(x, self.hidden_size), self.projection)

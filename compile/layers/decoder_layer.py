@@ -1,6 +1,6 @@
-"""A layer of a decoder: a mixer and a feed-forward layer beside a residual, their norms, and what it adds at its end.
+"""A layer of a decoder: a mixer and a feed-forward layer with residuals, their norms, and an optional last term.
 
-Tensors are named as checkpoints do.
+Tensors have the checkpoint's names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DecoderLayer:
         self.scalar = Vector(names.layer(index, "layer_scalar"), 1) if layer.layer_scalar else None
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         norms = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
         yield from (part for part in (*norms, self.scalar) if part is not None)
         yield from self.self_attn.parts()
@@ -69,7 +69,7 @@ class DecoderLayer:
             yield from self.input.parts()
 
     def forward(self, op: Operations[R, A], x: R, inputs: R | None) -> R:
-        """x after this layer; `inputs` are what all layers get beside it."""
+        """Return `x` after this layer; `inputs` are the per-layer inputs of all layers."""
         if self.layer.norms in ("parallel", "parallel_two"):
             x = self._parallel(op, x)
         else:
@@ -81,12 +81,12 @@ class DecoderLayer:
         return x if self.scalar is None else op.scale(x, self.scalar)
 
     def keep(self, op: Operations[R, A], x: R) -> None:
-        """Have the pool get what the layer's attention keeps of x, and compute nothing else."""
+        """Append the KV of the layer's attention for `x` to the pool, and compute nothing else."""
         assert isinstance(self.self_attn, SelfAttention | LatentSelfAttention)
         self.self_attn.keep(op, self._entering(op, x, self.attention_norm))
 
     def _mix(self, op: Operations[R, A], x: R) -> R:
-        """The mixer, and what is beside it; neither is added before both have read x."""
+        """Return `x` plus the mixer and its parallel branch; neither is added before both have read x."""
         entering = self._entering(op, x, self.attention_norm)
         mixed = self.self_attn.forward(op, entering)
         beside = None if self.beside is None else self.beside.forward(op, entering)
@@ -94,13 +94,16 @@ class DecoderLayer:
         return x if beside is None else self._branch(op, x, self.beside, beside, None, self.layer.beside_factor)
 
     def _feed(self, op: Operations[R, A], x: R) -> Any:
+        """Return the output of the feed-forward layer before its last matrix."""
         assert self.mlp is not None
         return self.mlp.forward(op, self._entering(op, x, self.ffn_norm), x)
 
     def _entering(self, op: Operations[R, A], x: R, norm: Norm | None) -> A:
+        """Return `x` as the input of a branch, normalized if there is a norm."""
         return op.plain(x, self.hidden_size) if norm is None else op.norm(x, norm)
 
     def _branch(self, op: Operations[R, A], x: R, branch: Any, value: Any, post_norm: Norm | None, factor: float) -> R:
+        """Return `x` plus the branch's output, after its norm if there is one."""
         factor *= self.factor
         if post_norm is None:
             added: R = branch.add(op, x, value, factor)
@@ -108,7 +111,7 @@ class DecoderLayer:
         return op.add_norm(x, branch.finish(op, value), post_norm, factor=factor)
 
     def _parallel(self, op: Operations[R, A], x: R) -> R:
-        """Both branches read the same x; neither is added before both have read it."""
+        """Return `x` plus both branches, which read the same x; neither is added before both have read it."""
         assert self.mlp is not None and self.attention_norm is not None
         normed = op.norm(x, self.attention_norm)
         gathered = self.self_attn.forward(op, normed)
@@ -119,7 +122,7 @@ class DecoderLayer:
 
 
 def model_norm(config: ModelConfig, name: str, eps: float) -> Norm:
-    """A norm over the model's width, of the model's kind."""
+    """Return a norm over the model's width, of the model's kind."""
     return Norm(
         name, config.hidden_size, eps, "rms" if config.norm == "rms" else "layer", has_bias=config.norm == "layer_bias"
     )
@@ -129,6 +132,7 @@ TokenMixer = SelfAttention | LatentSelfAttention | ShortConvolutionMixer | Gated
 
 
 def _mixer(config: ModelConfig, mixer: Mixer, index: int, names: PartNames) -> TokenMixer:
+    """Return the mixer of layer `index`."""
     match mixer:
         case Mamba2() as mamba:
             return Mamba2Mixer(config, mamba, index, names)
@@ -146,6 +150,7 @@ FeedForward = DenseFeedForward | ExpertsFeedForward | DenseAndExpertsFeedForward
 
 
 def _feed_forward(config: ModelConfig, index: int, names: PartNames) -> FeedForward | None:
+    """Return the feed-forward layer of layer `index`; None if it has none."""
     match config.all_layers[index].ffn:
         case Dense() as dense:
             return DenseFeedForward(config, dense, index, names)
@@ -157,7 +162,7 @@ def _feed_forward(config: ModelConfig, index: int, names: PartNames) -> FeedForw
 
 
 class OneLayerInput:
-    """The end of layer `index`: `x + normalized projection of (function(gate x) * the layer's numbers)`."""
+    """The last term of layer `index`: `x + normalized projection of (function(gate x) * the layer's inputs)`."""
 
     def __init__(self, config: ModelConfig, inputs: LayerInputs, index: int, names: PartNames) -> None:
         size, hidden = inputs.size, config.hidden_size
@@ -167,11 +172,11 @@ class OneLayerInput:
         self.norm = Norm(names.layer(index, "input_post_norm"), hidden, config.norm_eps)
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         yield from (self.gate, self.projection, self.norm)
 
     def forward(self, op: Operations[R, A], x: R, inputs: R) -> R:
-        """x after it; `inputs` are those of all layers."""
+        """Return `x` plus this term; `inputs` are those of all layers."""
         gate = op.linear(op.plain(x, self.hidden_size), self.gate)
         through = op.activate(gate, self.function, self.size, by=inputs, column=self.column)
         return op.add_norm(x, op.linear(through, self.projection), self.norm)

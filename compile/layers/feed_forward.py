@@ -1,4 +1,4 @@
-"""Feed-forward layers, by the checkpoint's names: dense ones with and without a gate, and experts."""
+"""Feed-forward layers with the checkpoint's names of tensors: dense ones with and without a gate, and experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A = TypeVar("A")
 
 
 class DenseFeedForward:
-    """Up, a function, and down; `roles` are those of the gate, up and down."""
+    """A dense feed-forward layer: up, a function, and down; `roles` are those of the gate, up and down."""
 
     def __init__(
         self,
@@ -34,30 +34,30 @@ class DenseFeedForward:
         self.down_proj = Linear(down, hidden, inner, bias)
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         yield from self.inputs
         yield self.down_proj
 
     @property
     def inputs(self) -> list[Linear]:
-        """The matrices that the layer's input enters, side by side."""
+        """The matrices that take the layer's input, side by side."""
         return [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
 
     def forward(self, op: Operations[R, A], x: A, unnormed: R) -> A:
-        """What the gate lets through, before `down_proj`."""
+        """Return the gated activation, before `down_proj`."""
         return op.activate(op.linear(x, *self.inputs), self.dense.function, self.dense.intermediate_size)
 
     def add(self, op: Operations[R, A], x: R, gated: A, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add_linear(x, gated, self.down_proj, factor=factor)
 
     def finish(self, op: Operations[R, A], gated: A) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return op.linear(gated, self.down_proj)
 
 
 class ExpertsFeedForward:
-    """Routed experts, and one that every token passes."""
+    """Routed experts, and shared ones that every token passes."""
 
     def __init__(self, config: ModelConfig, experts: Experts, index: int, names: PartNames) -> None:
         hidden, inner, count = config.hidden_size, experts.intermediate_size, experts.num_experts
@@ -88,7 +88,7 @@ class ExpertsFeedForward:
                 self.shared_gate = Linear(names.layer(index, "shared_weight"), 1, hidden)
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         spec = self.spec
         vectors = (spec.selection_bias, spec.expert_scale, spec.router_scale)
         parts = (spec.router, spec.gate, spec.up, spec.down, *vectors, self.shared_gate)
@@ -97,7 +97,7 @@ class ExpertsFeedForward:
             yield from self.shared.parts()
 
     def forward(self, op: Operations[R, A], x: A, unnormed: R) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         y = op.experts(x, unnormed, self.spec)
         if self.shared is None:
             return y
@@ -107,16 +107,16 @@ class ExpertsFeedForward:
         return self.shared.add(op, y, through, 1.0)
 
     def add(self, op: Operations[R, A], x: R, y: R, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add(x, y, factor=factor)
 
     def finish(self, op: Operations[R, A], y: R) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return y
 
 
 class DenseAndExpertsFeedForward:
-    """A dense layer and experts, which read the same row behind norms of their own."""
+    """A dense layer and experts, which read the same row after norms of their own."""
 
     def __init__(self, config: ModelConfig, both: DenseAndExperts, index: int, names: PartNames) -> None:
         def norm(role: str) -> Norm:
@@ -128,21 +128,21 @@ class DenseAndExpertsFeedForward:
         self.experts_post_norm = norm("experts_post_norm")
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         yield from (self.dense_post_norm, self.experts_norm, self.experts_post_norm)
         yield from self.dense.parts()
         yield from self.experts.parts()
 
     def forward(self, op: Operations[R, A], x: A, unnormed: R) -> R:
-        """The sum of both outputs, each normalized; `x` is the dense layer's input."""
+        """Return the sum of both outputs, each normalized; `x` is the dense layer's input."""
         y = op.normalize(self.dense.finish(op, self.dense.forward(op, x, unnormed)), self.dense_post_norm)
         of_experts = self.experts.forward(op, op.norm(unnormed, self.experts_norm), unnormed)
         return op.add_norm(y, of_experts, self.experts_post_norm)
 
     def add(self, op: Operations[R, A], x: R, y: R, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add(x, y, factor=factor)
 
     def finish(self, op: Operations[R, A], y: R) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return y

@@ -1,6 +1,6 @@
-"""Whether the numbers of a model's configuration agree with each other: heads, groups, experts, factors of RoPE.
+"""Check that the numbers of a model's configuration agree: heads, groups, experts, factors of RoPE.
 
-Each alone is in its range, which the types of `model_config` say. Knows no source's keys and no tensors.
+The types of `model_config` check each number's own range. Knows no source's keys and no tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from radixlm.runtime.errors import CorruptSource
 
 
 def check_numbers(label: str, config: ModelConfig) -> None:
-    """Raise CorruptSource, with the two that disagree, where heads, experts or factors do not fit each other."""
+    """Raise CorruptSource, with the two values that disagree, if heads, experts or factors do not match."""
     for mixer in dict.fromkeys(mixer for layer in config.all_layers for mixer in (layer.mixer, layer.beside)):
         _check_shares(label, mixer)
     for attention in dict.fromkeys(config.attentions):
@@ -31,6 +31,7 @@ def check_numbers(label: str, config: ModelConfig) -> None:
 
 
 def _check_shares(label: str, mixer: Mixer | None) -> None:
+    """Raise CorruptSource if key and value heads, or groups, do not divide."""
     if isinstance(mixer, GatedDelta) and mixer.num_value_heads % mixer.num_key_heads:
         heads = f"{mixer.num_value_heads} value heads cannot share {mixer.num_key_heads} key heads"
         raise CorruptSource(f"{label}: {heads}")
@@ -39,6 +40,7 @@ def _check_shares(label: str, mixer: Mixer | None) -> None:
 
 
 def _check_heads(label: str, attention: AnyAttention) -> None:
+    """Raise CorruptSource if query and KV heads do not divide, or RoPE does not fit a head."""
     if attention.num_heads % attention.num_kv_heads:
         raise CorruptSource(
             f"{label}: {attention.num_heads} attention heads cannot share {attention.num_kv_heads} key-value heads"
@@ -48,6 +50,7 @@ def _check_heads(label: str, attention: AnyAttention) -> None:
 
 
 def _check_rope(label: str, rope: Rope, head_dim: int) -> None:
+    """Raise CorruptSource if the rotated elements do not fit the head, or RoPE's factors these."""
     if rope.rotary_dim % 2:
         raise CorruptSource(f"{label}: a head of {rope.rotary_dim} values cannot be rotated in pairs")
     if rope.rotary_dim > head_dim:
@@ -66,6 +69,7 @@ def _check_rope(label: str, rope: Rope, head_dim: int) -> None:
 
 
 def _check_experts(label: str, experts: Experts) -> None:
+    """Raise CorruptSource if groups and numbers of experts do not match."""
     count, active, router = experts.num_experts, experts.num_active, experts.router
     if count % router.num_groups or router.num_active_groups > router.num_groups:
         raise CorruptSource(

@@ -1,7 +1,7 @@
-"""What the parts of a decoder are called in a checkpoint and in a GGUF file, by their role in a layer.
+"""Names of a decoder's parts in a checkpoint and in a GGUF file, by their role in a layer.
 
-A model's tensors have the checkpoint's names throughout the compiler. Tools that convert checkpoints of the hub call
-them otherwise: a name is only taken for another if the model has a place for that. Knows names, not sizes.
+A model's tensors have the checkpoint's names throughout the compiler. Tools that convert checkpoints of the hub use
+other names. Such a name is accepted only if the model has a part for it. Knows names, not sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..ops.layers import bias_of
 
-# Of a layer, by role; what most checkpoints of the hub call them.
+# Parts of a layer, by role; the names are those of most checkpoints of the hub.
 HUGGINGFACE: Mapping[str, str] = {
     "attention_norm": "input_layernorm.weight",
     "attention_post_norm": "post_attention_layernorm.weight",
@@ -150,13 +150,14 @@ GGUF: Mapping[str, str] = {
     "mtp_projection": "nextn.eh_proj.weight",
     "mtp_norm": "nextn.shared_head_norm.weight",
 }
-MTP_ROLES = ("mtp_embedding_norm", "mtp_hidden_norm", "mtp_projection", "mtp_norm")  # around an MTP head's layer
-# Of a layer with latent attention, what a file may have in place of `k_b` and `v_b`: both, head by head.
+# parts of an MTP head outside its layer
+MTP_ROLES = ("mtp_embedding_norm", "mtp_hidden_norm", "mtp_projection", "mtp_norm")
+# In layers with latent attention, a file may have one tensor in place of `k_b` and `v_b`, head by head.
 KEYS_AND_VALUES: Mapping[str, str] = {
     "huggingface": "model.layers.{}.self_attn.kv_b_proj.weight",
-    "gguf": "blk.{}.attn_kv_b.weight",  # as llama.cpp's converter wrote it before April 2025
+    "gguf": "blk.{}.attn_kv_b.weight",  # name used by llama.cpp's converter before April 2025
 }
-# Of the whole model.
+# Parts of the whole model.
 HUGGINGFACE_MODEL: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -180,7 +181,7 @@ class PartNames:
     """Names of one family's parts: `huggingface` and `gguf` replace the usual ones of some roles.
 
     Attributes:
-        gguf_of: the GGUF file's name of each tensor whose name was asked for, and of its bias.
+        gguf_of: the GGUF file's name of each tensor whose name was requested, and of its bias.
     """
 
     huggingface: Mapping[str, str] = field(default_factory=dict)
@@ -188,32 +189,39 @@ class PartNames:
     gguf_of: dict[str, str] = field(default_factory=dict)
 
     def model(self, role: str) -> str:
-        """The checkpoint's name of a part of the whole model."""
+        """Return the checkpoint's name of a part of the whole model."""
         name = self.huggingface.get(role, HUGGINGFACE_MODEL[role])
         return self._remember(name, self.gguf.get(role, GGUF_MODEL[role]))
 
+    def dense(self, index: int) -> str:
+        """The name of a linear layer behind the last norm; in a GGUF file they count from 2, as their folders do."""
+        return self._remember(f"dense.{index}.weight", f"dense_{index + 2}.weight")
+
     def layer(self, index: int, role: str) -> str:
-        """The checkpoint's name of a part of a layer."""
+        """Return the checkpoint's name of a part of a layer."""
         name = f"model.layers.{index}.{self.huggingface.get(role, HUGGINGFACE[role])}"
         return self._remember(name, f"blk.{index}.{self.gguf.get(role, GGUF[role])}")
 
     def _remember(self, name: str, gguf: str) -> str:
+        """Record the GGUF names of a tensor and its bias. Returns the tensor's name."""
         self.gguf_of[name], self.gguf_of[bias_of(name)] = gguf, bias_of(gguf)
         return name
 
 
-# What names begin with that were saved of a model inside a wrapper of PyTorch.
+# Prefixes of names that were saved from a model inside a wrapper of PyTorch.
 _WRAPPERS = ("_orig_mod.", "module.")
-# Beginnings of names in checkpoints that hold more than a language model, and what they are here.
+# Prefixes of names in checkpoints that hold more than a language model, and their replacements.
 _NESTED: Mapping[str, str] = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "language_model.": "model.",  # of a class without an output matrix
 }
 _USUAL: Mapping[str, str] = {**_NESTED, "backbone.": "model."}
 _OUTPUT = "lm_head."
-_HEAD = "mtp."  # of a head that drafts, beside a model inside another
-# Matrices that some checkpoints, and mlc-llm of all, keep as one, whose rows lie one below the other.
+_HEAD = "mtp."  # prefix of a head that drafts, in a multimodal model
+_BARE = "layers.0."  # begins names that were saved of a model without its output matrix, as embedding models are
+# Matrices that some checkpoints (and mlc-llm always) store as one, concatenated by rows.
 _QUERIES_KEYS_VALUES = ("q_proj", "k_proj", "v_proj")
 _JOINED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": _QUERIES_KEYS_VALUES,
@@ -223,7 +231,7 @@ _JOINED: Mapping[str, tuple[str, ...]] = {
 _RENAMED = [
     (re.compile(pattern), name)
     for pattern, name in (
-        # mlc-llm's, by their order in python/mlc_llm/model
+        # of mlc-llm, in the order of python/mlc_llm/model
         (r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),
         (r"\.w_u([kv])$", r".\1_b_proj.weight"),
         (r"\.router\.router\.", ".router."),
@@ -238,12 +246,12 @@ _RENAMED = [
         (r"^transformer\.h\.", "model.layers."),
         (r"\.moe_(gate_up|down)_proj\.", r".experts.\1_proj."),
         (r"\.conv1d_weight$", ".conv1d.weight"),
-        # those of models in memory, in transformers 5
+        # of models in memory, in transformers 5
         (r"\.experts\.(gate_up|down)_proj$", r".experts.\1_proj.weight"),
         (r"\.mlp\.", ".block_sparse_moe."),
         (r"\.mlp\.gate\.moe_statics\.", ".mlp.moe_statics."),
         (r"\.router\.weight$", ".router.layer.weight"),
-        # mlx-lm's
+        # of mlx-lm
         (r"\.switch_mlp\.", ".experts."),
         (r"\.switch_glu\.", "."),
         (r"\.embed_q\.", ".k_b_proj."),
@@ -258,38 +266,44 @@ _RENAMED = [
 
 
 def language_names(names: Iterable[str]) -> dict[str, str]:
-    """The usual names of the language model's tensors, by those that a checkpoint has.
+    """Return the usual names of the language model's tensors, by the names that a checkpoint has.
 
-    Where some begin as in a class that holds more, all that do not are of what sees and hears.
+    If some have a multimodal model's prefix, all others belong to its encoders and are left out.
 
     >>> language_names(["model.language_model.norm.weight", "lm_head.weight", "model.vision_adapter.fc1.weight"])
     {'model.language_model.norm.weight': 'model.norm.weight', 'lm_head.weight': 'lm_head.weight'}
+    >>> language_names(["layers.0.mlp.up_proj.weight", "norm.weight"])
+    {'layers.0.mlp.up_proj.weight': 'model.layers.0.mlp.up_proj.weight', 'norm.weight': 'model.norm.weight'}
     """
     bare = {name: _unwrapped(name) for name in names}
+    if any(name.startswith(_BARE) for name in bare.values()):
+        return {name: each if each.startswith((_OUTPUT, _HEAD)) else f"model.{each}" for name, each in bare.items()}
     is_nested = any(name.startswith(tuple(_NESTED)) for name in bare.values())
     kept = (*_NESTED, _OUTPUT, _HEAD) if is_nested else ("",)
     return {name: _with_usual_prefix(each) for name, each in bare.items() if each.startswith(kept)}
 
 
 def _unwrapped(name: str) -> str:
+    """Return a name without the prefixes of PyTorch's wrappers."""
     while wrapper := next((wrapper for wrapper in _WRAPPERS if name.startswith(wrapper)), ""):
         name = name.removeprefix(wrapper)
     return name
 
 
 def _with_usual_prefix(name: str) -> str:
+    """Return a name with the usual prefix of language models."""
     prefix = next((prefix for prefix in _USUAL if name.startswith(prefix)), "")
     return _USUAL.get(prefix, "") + name.removeprefix(prefix)
 
 
 def hub_name(name: str, known: Container[str]) -> str:
-    """A tensor's name of those that are `known`, by one renaming after the other; its own where none leads there.
+    """Return the `known` name of a tensor, found by one renaming after the other; its own name if none is found.
 
     >>> hub_name("transformer.h.0.mixer.qkv_proj.weight", {f"model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"})
     'model.layers.0.self_attn.qkv_proj.weight'
     """
     names = [name]
-    for each in names:  # which grows
+    for each in names:  # `names` grows during the loop
         if each in known or all(part in known for part in parts_of(each)):
             return each
         others = (pattern.sub(new, each) for pattern, new in _RENAMED)
@@ -298,6 +312,6 @@ def hub_name(name: str, known: Container[str]) -> str:
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of the matrices, or biases, that a tensor of this name is made of: of most its own alone."""
+    """Return the names of the matrices, or biases, that a tensor joins; for most tensors only its own name."""
     whole = next((whole for whole in _JOINED if f".{whole}." in name), None)
     return [name] if whole is None else [name.replace(f".{whole}.", f".{part}.") for part in _JOINED[whole]]

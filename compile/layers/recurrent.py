@@ -1,6 +1,6 @@
-"""Layers with a state in place of attention, or beside it: Mamba-2, gated short convolutions and the gated delta rule.
+"""Layers with a recurrent state instead of, or in addition to, attention, with the checkpoint's names of tensors.
 
-By the checkpoint's names.
+Mamba-2, gated short convolutions and the gated delta rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from radixlm.runtime.artifact.model_config import GatedDelta, Mamba2, ModelConfi
 
 from ..ops.layers import Linear, Norm, Part, Vector, bias_of
 from ..ops.operations import ConvolutionSpec, DeltaSpec, MambaSpec, Operations
-from ..weights.view import Pairs
+from ..weights.view import RotaryPairs
 from .part_names import PartNames
 
 R = TypeVar("R")
@@ -20,7 +20,7 @@ A = TypeVar("A")
 
 
 class Mamba2Mixer:
-    """Mamba-2 of layer `index`; its output still has to pass `out_proj`."""
+    """Mamba-2 of layer `index`; `add` or `finish` applies `out_proj` to its output."""
 
     def __init__(self, config: ModelConfig, mamba: Mamba2, index: int, names: PartNames) -> None:
         hidden, width = config.hidden_size, mamba.values_width
@@ -56,7 +56,7 @@ class Mamba2Mixer:
         )
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         spec = self.spec
         yield from (*self.stored, self.out_proj)
         vectors = (spec.taps, spec.bias, spec.rate, spec.dt_bias, spec.skip, spec.norm)
@@ -64,28 +64,28 @@ class Mamba2Mixer:
 
     @property
     def stored(self) -> list[Linear]:
-        """The matrices that the layer's input enters, in the order in which files have them, as one."""
+        """The matrices that take the layer's input, joined in the order of files."""
         return [self.gate_proj, *self.convolved, self.dt_proj]
 
-    def pairs(self) -> Iterator[tuple[str, Pairs]]:
-        """Nothing rotates."""
+    def pairs(self) -> Iterator[tuple[str, RotaryPairs]]:
+        """Yield nothing, because nothing rotates."""
         yield from ()
 
     def forward(self, op: Operations[R, A], x: A) -> A:
-        """What heads give, before `out_proj`."""
+        """Return the output of heads, before `out_proj`."""
         return op.mamba2(op.linear(x, *self.convolved, self.gate_proj, self.dt_proj), self.spec)
 
     def add(self, op: Operations[R, A], x: R, given: A, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add_linear(x, given, self.out_proj, factor=factor)
 
     def finish(self, op: Operations[R, A], given: A) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return op.linear(given, self.out_proj)
 
 
 class ShortConvolutionMixer:
-    """The convolution of layer `index`; its output still has to pass `out_proj`."""
+    """The convolution of layer `index`; `add` or `finish` applies `out_proj` to its output."""
 
     def __init__(self, config: ModelConfig, convolution: ShortConvolution, index: int, names: PartNames) -> None:
         width, bias = config.hidden_size, convolution.bias
@@ -101,34 +101,34 @@ class ShortConvolutionMixer:
         )
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         yield from (part for part in (self.in_proj, self.spec.taps, self.spec.bias, self.out_proj) if part is not None)
 
-    def pairs(self) -> Iterator[tuple[str, Pairs]]:
-        """Nothing rotates."""
+    def pairs(self) -> Iterator[tuple[str, RotaryPairs]]:
+        """Yield nothing, because nothing rotates."""
         yield from ()
 
     def forward(self, op: Operations[R, A], x: A) -> A:
-        """What the convolution gives, before `out_proj`."""
+        """Return the output of the convolution, before `out_proj`."""
         return op.short_convolution(op.linear(x, self.in_proj), self.spec)
 
     def add(self, op: Operations[R, A], x: R, mixed: A, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add_linear(x, mixed, self.out_proj, factor=factor)
 
     def finish(self, op: Operations[R, A], mixed: A) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return op.linear(mixed, self.out_proj)
 
 
 class GatedDeltaMixer:
-    """The delta rule of layer `index`; its output still has to pass `out_proj`."""
+    """The delta rule of layer `index`; `add` or `finish` applies `out_proj` to its output."""
 
     def __init__(self, config: ModelConfig, delta: GatedDelta, index: int, names: PartNames) -> None:
         hidden, heads = config.hidden_size, delta.num_value_heads
 
         def linear(role: str, num_outputs: int, *, exact: bool = False) -> Linear:
-            # two numbers of each head are few, and what they say is kept for all tokens to come
+            # there are only two numbers per head, and their effect persists for all later tokens
             return Linear(names.layer(index, role), num_outputs, hidden, sensitive=exact, exact=exact)
 
         self.delta = delta
@@ -146,29 +146,29 @@ class GatedDeltaMixer:
         )
 
     def parts(self) -> Iterator[Part]:
-        """Everything that has tensors."""
+        """Yield everything that has tensors."""
         spec = self.spec
         yield from self.inputs
         yield from (spec.taps, spec.rate, spec.dt_bias, spec.norm)
         yield self.out_proj
 
-    def pairs(self) -> Iterator[tuple[str, Pairs]]:
-        """Nothing rotates."""
+    def pairs(self) -> Iterator[tuple[str, RotaryPairs]]:
+        """Yield nothing, because nothing rotates."""
         yield from ()
 
     @property
     def inputs(self) -> list[Linear]:
-        """The matrices that the layer's input enters, side by side."""
+        """The matrices that take the layer's input, side by side."""
         return [self.qkv_proj, self.gate_proj, self.b_proj, self.a_proj]
 
     def forward(self, op: Operations[R, A], x: A) -> A:
-        """What heads give, before `out_proj`."""
+        """Return the output of heads, before `out_proj`."""
         return op.gated_delta(op.linear(x, *self.inputs), self.spec)
 
     def add(self, op: Operations[R, A], x: R, given: A, factor: float) -> R:
-        """`x` and the branch's output."""
+        """Return `x` plus `factor` times the branch's output."""
         return op.add_linear(x, given, self.out_proj, factor=factor)
 
     def finish(self, op: Operations[R, A], given: A) -> R:
-        """The branch's output."""
+        """Return the branch's output."""
         return op.linear(given, self.out_proj)

@@ -5,56 +5,80 @@ Knows rows of tokens and of entries (a token and a rank); not which layers have 
 
 from __future__ import annotations
 
-from radixlm.runtime.artifact.model_config import Experts
+from dataclasses import replace
 
 from ..codegen.targets import Target
-from ..kernels.experts.entries import CombineSpec, ExpertLimits, ExpertRows, combine, find_slabs
+from ..kernels.experts.entries import CombineSpec, ExpertLimits, combine, find_slabs, spread_rows, weigh_rows
 from ..kernels.experts.router import RouterSpec, route
-from ..kernels.row_norms import scale_rows
-from ..weights.layout import ROW_BLOCK, round_up
+from ..weights.layout import GROUP, ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .layers import Vector
 from .linear import LinearOps
 from .operations import ExpertsSpec
-from .program import Activation, Argument, Limits, Place, Program, Rows, Size, Stored
+from .program import Activation, Argument, EntryPlaces, Limits, Program, RowBuffer, Scratch, Size, WeightTensor
 
 
 class ExpertOps:
-    """Appends to `program`, and vectors to `plan`."""
+    """The expert operations of `program`; `plan` gets the vectors that they read."""
 
     def __init__(self, program: Program, plan: WeightPlan, limits: Limits, target: Target, linear: LinearOps) -> None:
         self._program, self._plan, self._limits = program, plan, limits
         self._target, self._linear = target, linear
 
-    def experts(self, x: Activation, unnormed: Rows, spec: ExpertsSpec) -> Rows:
-        """The weighted sum of the experts that each row is routed to."""
+    def experts(self, x: Activation, unnormed: RowBuffer, spec: ExpertsSpec) -> RowBuffer:
+        """Return the weighted sum of the experts to which each row is routed."""
         experts = spec.experts
         limits = ExpertLimits(experts.num_experts, experts.num_active, self._limits.num_tokens)
         chosen, weights = self._route(self._logits(x, unnormed, spec), spec)
-        lists = self._program.place(("lists", limits), limits.num_ints * 4)
-        self._program.call(("find_slabs", limits), lambda: find_slabs(limits), chosen, lists, Size("num_tokens"))
+        places = EntryPlaces(self._program.scratch(("lists", limits), limits.num_ints * 4), limits)
+        self._program.call(
+            ("find_slabs", limits), lambda: find_slabs(limits), chosen, places.memory, Size("num_tokens")
+        )
         inner = round_up(experts.intermediate_size, ROW_BLOCK)
         stacks = [stack for stack in (spec.gate, spec.up) if stack is not None]
-        entering = self._entries("entering", len(stacks) * inner, tuple(range(0, len(stacks) * inner, inner)), experts)
+        entering = self._entries("entering", len(stacks) * inner, tuple(range(0, len(stacks) * inner, inner)), places)
+        spread: Activation | None = None
         for stack, column in zip(stacks, entering.columns, strict=True):
-            part = Rows(entering.memory, entering.stride, (column,), entering.num_rows, entering.max_rows)
-            self._linear.multiply_experts(x, stack, part, lists, ExpertRows(limits, are_tokens=True))
+            is_quantized = self._plan.kinds[stack.name].is_quantized
+            if is_quantized and spread is None:
+                spread = self._spread(x, places)
+            given = spread if is_quantized and spread is not None else x
+            self._linear.multiply_experts(given, stack, replace(entering, columns=(column,)), places)
         if experts.input_scaled:
             assert not experts.bias, "a bias would be weighed, too"
             self._program.call(
-                ("scale_entries", entering.stride),
-                lambda: scale_rows(entering.stride, entering.stride, by_row=True),
+                ("weigh_rows", entering.stride, limits),
+                lambda: weigh_rows(entering.stride, entering.stride, limits),
                 entering.memory,
                 weights,
+                places.memory,
                 entering.num_rows,
             )
         gated = Activation(experts.function, entering, experts.intermediate_size, 0, 0.0, role="experts")
-        leaving = self._entries("leaving", spec.down.num_outputs, (0,), experts)
-        self._linear.multiply_experts(gated, spec.down, leaving, lists, ExpertRows(limits, are_tokens=False))
-        return self._combined(leaving, weights, experts, spec.down.num_outputs)
+        leaving = self._entries("leaving", spec.down.num_outputs, (0,), places)
+        self._linear.multiply_experts(gated, spec.down, leaving, places)
+        return self._combined(leaving, weights, spec.down.num_outputs, is_weighted=not experts.input_scaled)
 
-    def _logits(self, x: Activation, unnormed: Rows, spec: ExpertsSpec) -> Rows:
-        rows = Rows.of_tokens(self._program, self._limits, "router", spec.router.num_outputs)
+    def _spread(self, x: Activation, places: EntryPlaces) -> Activation:
+        """Copy the codes of tokens' rows for each of their experts, because tiles read adjacent rows."""
+        limits = places.limits
+        rows = replace(x.rows, num_rows=Size("num_tokens", limits.top_k), max_rows=limits.num_places, places=places)
+        spread = replace(x, rows=rows, role=(x.role, "spread"), floats=None, codes={})
+        spread.codes[False] = self._linear.place_codes(spread, False)
+        num_groups = round_up(x.width, GROUP) // GROUP
+        self._program.call(
+            ("spread_rows", num_groups, limits),
+            lambda: spread_rows(num_groups, limits),
+            *self._linear.quantized(x, False),
+            places.memory,
+            *spread.codes[False],
+            rows.num_rows,
+        )
+        return spread
+
+    def _logits(self, x: Activation, unnormed: RowBuffer, spec: ExpertsSpec) -> RowBuffer:
+        """Return the router's logits."""
+        rows = RowBuffer.of_tokens(self._program, self._limits, "router", spec.router.num_outputs)
         factor = 1.0
         if spec.router_norm is not None:
             norm = spec.router_norm
@@ -65,8 +89,8 @@ class ExpertOps:
         self._linear.multiply(x, (spec.router,), rows, factor=factor)
         return rows
 
-    def _route(self, logits: Rows, spec: ExpertsSpec) -> tuple[Place, Place]:
-        """Where the experts of each token are written, and their weights."""
+    def _route(self, logits: RowBuffer, spec: ExpertsSpec) -> tuple[Scratch, Scratch]:
+        """Append the router. Returns the memory of each token's experts, and of their weights."""
         experts, router = spec.experts, spec.experts.router
         of_chosen = router.scores in ("softmax_of_chosen", "sigmoid_of_chosen")
         kernel_spec = RouterSpec(
@@ -84,7 +108,7 @@ class ExpertOps:
             router.expert_scale,
         )
         size = self._limits.num_tokens * experts.num_active * 4
-        chosen, weights = (self._program.place((role, size), size) for role in ("chosen experts", "expert weights"))
+        chosen, weights = (self._program.scratch((role, size), size) for role in ("chosen experts", "expert weights"))
         self._program.call(
             kernel_spec,
             lambda: route(kernel_spec, self._target),
@@ -97,17 +121,22 @@ class ExpertOps:
         )
         return chosen, weights
 
-    def _combined(self, y: Rows, weights: Place, experts: Experts, width: int) -> Rows:
-        x = Rows.of_tokens(self._program, self._limits, "experts", width)
-        spec = CombineSpec(width, experts.num_active, x.stride, y.stride, not experts.input_scaled)
-        self._program.call(spec, lambda: combine(spec, self._target), y.memory, weights, x.memory, x.num_rows)
+    def _combined(self, y: RowBuffer, weights: Scratch, width: int, *, is_weighted: bool) -> RowBuffer:
+        """Return the weighted sum of the entries' outputs for each token."""
+        assert y.places is not None
+        x = RowBuffer.of_tokens(self._program, self._limits, "experts", width)
+        spec = CombineSpec(y.places.limits, width, x.stride, y.stride, is_weighted)
+        self._program.call(
+            spec, lambda: combine(spec, self._target), y.memory, weights, y.places.memory, x.memory, x.num_rows
+        )
         return x
 
-    def _entries(self, role: str, width: int, columns: tuple[int, ...], experts: Experts) -> Rows:
-        """A row for each entry of the step."""
-        stride, most = round_up(width, ROW_BLOCK), self._limits.num_tokens * experts.num_active
-        place = self._program.place((role, stride, most), most * stride * 4)
-        return Rows(place, stride, columns, Size("num_tokens", experts.num_active), most)
+    def _entries(self, role: str, width: int, columns: tuple[int, ...], places: EntryPlaces) -> RowBuffer:
+        """Return a row for each entry of the step, at its place."""
+        stride, most = round_up(width, ROW_BLOCK), places.limits.num_places
+        memory = self._program.scratch((role, stride, most), most * stride * 4)
+        return RowBuffer(memory, stride, columns, Size("num_tokens", places.limits.top_k), most, places)
 
     def _stored(self, vector: Vector | None) -> Argument:
-        return 0 if vector is None else Stored(self._plan.vector(((vector.name, vector.size),)).name)
+        """Return a vector as an argument, 0 for None."""
+        return 0 if vector is None else WeightTensor(self._plan.vector(((vector.name, vector.size),)).name)

@@ -1,6 +1,4 @@
-"""The functions of single rows in plain NumPy: norms, what stands between the matrices of a feed-forward layer, and
-which experts a row is routed to.
-"""
+"""Functions of single rows in plain NumPy: norms, activation functions, and expert selection."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def normalized(x: Array, eps: float, kind: str) -> Array:
-    """Rows over their root mean square; of kind `layer`, after their mean was taken away."""
+    """Return rows divided by their root mean square; for kind `layer`, after subtracting their mean."""
     if kind == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
     mean_square = np.mean(x * x, axis=-1, keepdims=True) + x.dtype.type(eps)
@@ -28,46 +26,46 @@ def normalized(x: Array, eps: float, kind: str) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """`1 / (1 + exp(-x))`."""
-    with np.errstate(over="ignore"):  # exp(-x) may become inf, and 1 / inf is the right 0
+    """Return `1 / (1 + exp(-x))`."""
+    with np.errstate(over="ignore"):  # exp(-x) can become inf; 1 / inf is the right 0
         result: Array = 1 / (1 + np.exp(-x))
     return result
 
 
 def silu(x: Array) -> Array:
-    """`x * sigmoid(x)`."""
+    """Return `x * sigmoid(x)`."""
     with np.errstate(over="ignore"):
         result: Array = x / (1 + np.exp(-x))
     return result
 
 
 def gelu(x: Array) -> Array:
-    """`x` times the normal distribution function."""
+    """Return `x` times the normal distribution function."""
     result: Array = x * (0.5 * (1 + _erf(x / math.sqrt(2)))).astype(x.dtype)
     return result
 
 
 def gelu_tanh(x: Array) -> Array:
-    """`gelu` by tanh (Hendrycks and Gimpel, 2016)."""
+    """Return `gelu` computed by tanh (Hendrycks and Gimpel, 2016)."""
     inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x * x * x)
     result: Array = x.dtype.type(0.5) * x * (1 + np.tanh(inner))
     return result
 
 
 def relu2(x: Array) -> Array:
-    """The square of what is positive."""
+    """Return the square of `max(x, 0)`."""
     result: Array = np.square(np.maximum(x, 0))
     return result
 
 
 def softplus(x: Array) -> Array:
-    """`ln(1 + exp(x))`."""
+    """Return `ln(1 + exp(x))`."""
     result: Array = np.logaddexp(x, x.dtype.type(0))
     return result
 
 
 def swiglu_clamped(gate: Array, up: Array) -> Array:
-    """`(up + 1) * gate * sigmoid(1.702 gate)`, the gate at most 7, `up` within 7 of 0 (gpt-oss)."""
+    """Return `(up + 1) * gate * sigmoid(1.702 gate)`, with gate <= 7 and `up` within 7 of 0 (gpt-oss)."""
     gate, up = np.minimum(gate, gate.dtype.type(_CLAMP)), np.clip(up, -_CLAMP, _CLAMP)
     return (up + 1) * gate * sigmoid(gate * gate.dtype.type(_SLOPE))
 
@@ -95,7 +93,7 @@ BoolArray = npt.NDArray[np.bool_]
 def expert_weights(
     logits: Array, experts: Experts, selection_bias: Array | None, expert_scale: Array | None
 ) -> tuple[Int64Array, Array]:
-    """The experts of each row and their weights, both `[rows, num_active]`, best first; of ties the lower id first."""
+    """Return the experts of each row and their weights, both `[rows, num_active]`, best first; ties to the lower id."""
     router, num_active = experts.router, experts.num_active
     of_chosen = router.scores in ("softmax_of_chosen", "sigmoid_of_chosen")
     scores = _scores(logits, router)
@@ -112,9 +110,9 @@ def expert_weights(
 
 
 def changes_experts(logits: Array, experts: Experts, selection_bias: Array | None, margin: float) -> BoolArray:
-    """Of each row, whether other experts are chosen if logits change by `margin` of their deviation.
+    """Return, for each row, whether its experts change if logits change by `margin` of their deviation.
 
-    As far as a change of two of them shows: the last one that is chosen falls, and any other one rises.
+    Only changes of two logits are considered: the last selected one falls, and any other one rises.
     """
     router, rows = experts.router, np.arange(len(logits))
     change = (margin * logits.std(axis=-1, keepdims=True)).astype(logits.dtype)
@@ -133,14 +131,14 @@ def changes_experts(logits: Array, experts: Experts, selection_bias: Array | Non
 
 
 def _scores(logits: Array, router: Router) -> Array:
-    """What experts are ranked by, without a bias that only selects."""
+    """Return the scores that rank experts, without a bias that only selects."""
     if router.scores in ("softmax_of_chosen", "sigmoid_of_chosen"):
         return logits
     return sigmoid(logits) if router.scores == "sigmoid" else _softmax(logits)
 
 
 def _in_best_groups(ranking: Array, router: Router) -> Array:
-    """The same with -inf outside of the groups that may be chosen from."""
+    """Return the ranking with -inf outside of the best groups."""
     if router.num_groups == 1:
         return ranking
     groups = ranking.reshape(len(ranking), router.num_groups, -1)
@@ -152,12 +150,13 @@ def _in_best_groups(ranking: Array, router: Router) -> Array:
 
 
 def _best(scores: Array, count: int) -> Int64Array:
-    """The columns of the largest scores of each row, largest first; of ties the first column."""
+    """Return the columns of the largest scores of each row, largest first; ties to the first column."""
     order: Int64Array = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
     return order
 
 
 def _softmax(logits: Array) -> Array:
+    """Return the softmax of each row."""
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     result: Array = weights / weights.sum(axis=-1, keepdims=True)
     return result

@@ -1,6 +1,7 @@
-"""Which features of a configuration have kernels. The one place that refuses a model for what its layers compute.
+"""Check that kernels exist for all features of a configuration.
 
-Whoever adds a kernel deletes its line here. NumPy (`ReferenceOps`) computes all of them.
+Only this module refuses a model because of the operations of its layers. To add a kernel, delete its line here. NumPy
+(`ReferenceOps`) computes all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ ATTENTION: dict[str, Callable[[Attention], bool]] = {
     "a LayerNorm of all heads together, or a norm of them after rotation": lambda a: (
         a.qk_norm is not None and a.qk_norm.over == "width" and (a.qk_norm.kind == "layer" or a.qk_norm.after_rope)
     ),
+    "chunks whose tokens see those after them": lambda a: a.bidirectional and (a.chunk is not None or a.skips_first),
     "a window and chunks in one layer": lambda a: a.window is not None and a.chunk is not None,
 }
 LAYER: dict[str, Callable[[LayerConfig], bool]] = {
@@ -49,6 +51,7 @@ MODEL: dict[str, Callable[[ModelConfig], bool]] = {
         model.norm != "rms"
         and any(layer.norms in ("post", "sandwich") or isinstance(layer.ffn, DenseAndExperts) for layer in model.layers)
     ),
+    "LayerNorm of hidden states": lambda model: model.output == "hidden" and model.norm != "rms",
     "numbers of layers that are no multiple of 16": lambda model: (
         model.layer_inputs is not None and model.layer_inputs.size % 16 != 0
     ),
@@ -56,7 +59,7 @@ MODEL: dict[str, Callable[[ModelConfig], bool]] = {
 
 
 def check_implemented(label: str, config: ModelConfig) -> None:
-    """Raise UnsupportedArchitecture that names what no kernel computes yet."""
+    """Raise UnsupportedArchitecture that names the features without a kernel, if there are any."""
     missing = list(dict.fromkeys(_missing(config)))
     if missing:
         needs = f"{config.architecture} needs {', '.join(missing)}"
@@ -64,18 +67,19 @@ def check_implemented(label: str, config: ModelConfig) -> None:
 
 
 def _has_odd_sizes(mixer: LatentAttention) -> bool:
-    """Rows of a head's numbers lie side by side, without anything between tokens."""
+    """Return whether a head's sizes do not fit vectors: rows have no padding between tokens."""
     sizes = (mixer.latent_dim, mixer.value_dim, mixer.num_heads * mixer.query_size)
     return any(size % ROW_BLOCK for size in sizes)
 
 
 def _has_odd_parts(mamba: Mamba2) -> bool:
-    """What is convolved lies side by side, also where it leaves several matrices."""
+    """Return whether a part's size does not fit vectors: convolved parts have no padding."""
     sizes = (mamba.head_dim, mamba.convolved_width if mamba.is_convolved_alike else mamba.keys_width)
     return any(size % ROW_BLOCK for size in sizes)
 
 
 def _missing(config: ModelConfig) -> Iterator[str]:
+    """Yield the names of features that no kernel supports."""
     yield from (name for name, needs in MODEL.items() if needs(config))
     for layer in config.all_layers:
         if isinstance(layer.mixer, Attention):

@@ -8,10 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Linear:
-    """`y = factor * (W x (+ b))`; `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`.
+    """A linear layer, `y = factor * (W x (+ b))`.
 
-    Rounding the inputs of a `sensitive` one shows in the text. Where its weights are integers, its activations get 16
-    bits instead of 8. The weights of an `exact` one are not rounded to integers.
+    `name` is the checkpoint's, such as `model.layers.0.mlp.up_proj.weight`. Rounding the inputs of a `sensitive` one
+    visibly changes the text, so with integer weights its activations get 16 bits instead of 8. The weights of an
+    `exact` one are not rounded to integers.
     """
 
     name: str
@@ -73,9 +74,10 @@ class HeadLinear:
 
 @dataclass(frozen=True)
 class Norm:
-    """`(x - its mean, of kind "layer") / root mean square * gain (+ bias)` of rows of `size` numbers.
+    """A norm of rows of `size` numbers: `x / root mean square * gain (+ bias)`.
 
-    Mean and root mean square are of the whole row, or of each `group` numbers of it.
+    With `kind` "layer", the mean is subtracted first. Mean and root mean square are of the whole row, or of each
+    `group` of its numbers.
     """
 
     name: str
@@ -100,7 +102,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Vector:
-    """`size` float32 numbers."""
+    """A vector of `size` float32 numbers."""
 
     name: str
     size: int
@@ -113,7 +115,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Embedding:
-    """A row of `size` for each of `num_rows` tokens."""
+    """An embedding: a row of `size` numbers for each of `num_rows` tokens."""
 
     name: str
     num_rows: int
@@ -129,5 +131,5 @@ Part = Linear | ExpertLinear | HeadLinear | Norm | Vector | Embedding
 
 
 def bias_of(name: str) -> str:
-    """The checkpoint's name of the bias beside a weight."""
+    """Return the checkpoint's name of the bias of a weight."""
     return name.removesuffix("weight") + "bias" if name.endswith(".weight") else name + "_bias"

@@ -1,6 +1,6 @@
-"""Append the kernels of matrices, chosen by how their weights are stored, and of the activations that enter them.
+"""Append the kernels of matrices, selected by the storage of their weights, and of the activations that enter them.
 
-Knows weights and rows; not what a model makes of them.
+Knows weights and rows; not what a model computes with them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..weights.kinds import WeightKind
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import Matrix, WeightPlan
 from .layers import ExpertLinear, HeadLinear, Linear
-from .program import Activation, Argument, Place, Program, Rows, Stored
+from .program import Activation, Argument, EntryPlaces, Program, RowBuffer, Scratch, WeightTensor
 
 
 class LinearOps:
-    """Appends to `program`, and to `plan` the matrices that are multiplied with.
+    """The matrix operations of `program`; `plan` gets the matrices.
 
     Attributes:
         rounded_inputs: matrices whose inputs are rounded to 8 bits.
@@ -38,16 +38,16 @@ class LinearOps:
         self.rounded_inputs: set[str] = set()
 
     def multiply(
-        self, x: Activation, layers: Sequence[Linear], y: Rows, *, add: bool = False, factor: float = 1.0
+        self, x: Activation, layers: Sequence[Linear], y: RowBuffer, *, add: bool = False, factor: float = 1.0
     ) -> None:
-        """Write `factor` times the outputs of all layers side by side into `y`, or add them to what is there."""
+        """Write `factor` times the outputs of all layers side by side into `y`, or add them to it."""
         column = 0
         for run in _runs_of_one_kind(layers, self._plan):
             matrix = self._plan.matrix(tuple((layer.name, layer.num_outputs) for layer in run), x.width)
             bias: Argument = 0
             if run[0].has_bias:
                 parts = tuple((layer.bias_name, layer.num_outputs) for layer in run)
-                bias = Stored(self._plan.vector(parts).name)
+                bias = WeightTensor(self._plan.vector(parts).name)
             entering = self._sorted(x, matrix) if matrix.is_sorted else x
             spec = LinearSpec(
                 matrix.kind,
@@ -71,7 +71,7 @@ class LinearOps:
                     scales,
                     offsets,
                     bias,
-                    *self._quantized(entering, spec.wide),
+                    *self.quantized(entering, spec.wide),
                     y.memory,
                     y.num_rows,
                 )
@@ -88,10 +88,10 @@ class LinearOps:
                 )
             column += matrix.num_outputs
 
-    def refine(self, x: Activation, head: Linear, y: Rows) -> None:
-        """Write the largest outputs of each row of `y` once more, from activations in 16 bits.
+    def refine(self, x: Activation, head: Linear, y: RowBuffer) -> None:
+        """Recompute the largest outputs of each row of `y` from activations in 16 bits.
 
-        Which ones these are depends on the row's own outputs in 8 bits. Plain weights have nothing to refine.
+        The selection depends on the row's own outputs from 8 bits. Plain weights have nothing to refine.
         """
         matrix = self._plan.matrix(((head.name, head.num_outputs),), x.width)
         if not matrix.kind.is_quantized:
@@ -99,7 +99,7 @@ class LinearOps:
         most, count, num_rows = y.max_rows, TOP_LOGITS, y.num_rows
         sizes = {"maxima": num_maxima(head.num_outputs), "largest": count, "ids": count, "is_finite": 1}
         maxima, largest, ids, is_finite = (
-            self._program.place(("candidates", role), most * size * 4) for role, size in sizes.items()
+            self._program.scratch(("candidates", role), most * size * 4) for role, size in sizes.items()
         )
         self._program.call(
             ("top_k", count),
@@ -109,7 +109,7 @@ class LinearOps:
         )
         bias: Argument = 0
         if head.has_bias:
-            bias = Stored(self._plan.vector(((head.bias_name, head.num_outputs),)).name)
+            bias = WeightTensor(self._plan.vector(((head.bias_name, head.num_outputs),)).name)
         entering = self._sorted(x, matrix) if matrix.is_sorted else x
         spec = LinearSpec(
             matrix.kind, matrix.num_outputs, matrix.padded_inputs, y.stride, has_bias=head.has_bias, wide=True
@@ -119,22 +119,26 @@ class LinearOps:
             lambda: integer_candidates(spec, count, self._target),
             *arrays(matrix.name, matrix.kind),
             bias,
-            *self._quantized(entering, True),
+            *self.quantized(entering, True),
             y.memory,
             ids,
             num_rows,
         )
 
-    def multiply_experts(self, x: Activation, layer: ExpertLinear, y: Rows, lists: Place, rows: ExpertRows) -> None:
-        """Write the outputs of each entry's expert into its row of `y`, or of those columns that `y` names."""
+    def multiply_experts(self, x: Activation, layer: ExpertLinear, y: RowBuffer, places: EntryPlaces) -> None:
+        """Write the outputs of each entry's expert into its row of `y`, in the columns that `y` names.
+
+        Rows of `x` are those of tokens, or are at the places of entries.
+        """
         matrix = self._plan.matrix(((layer.name, layer.num_outputs),), x.width, layer.num_experts)
+        rows = ExpertRows(places.limits, "tokens" if x.rows.places is None else "places", "places")
         biases: Argument = 0
         if layer.has_bias:
-            biases = Stored(self._plan.vector(((layer.bias_name, layer.num_outputs),), layer.num_experts).name)
-        self._multiply_stack(x, matrix, y, lists, rows, biases)
+            biases = WeightTensor(self._plan.vector(((layer.bias_name, layer.num_outputs),), layer.num_experts).name)
+        self._multiply_stack(x, matrix, y, places.memory, rows, biases)
 
-    def multiply_heads(self, x: Activation, layer: HeadLinear, y: Rows, lists: Place, rows: ExpertRows) -> None:
-        """The same, where each head is an expert that every token has."""
+    def multiply_heads(self, x: Activation, layer: HeadLinear, y: RowBuffer, lists: Scratch, rows: ExpertRows) -> None:
+        """Multiply the matrices of heads, as those of experts that every token has."""
         matrix = self._plan.matrix(((layer.name, layer.num_outputs),), x.width, layer.num_heads)
         self._multiply_stack(x, matrix, y, lists, rows, is_sensitive=True)
 
@@ -142,13 +146,14 @@ class LinearOps:
         self,
         x: Activation,
         matrix: Matrix,
-        y: Rows,
-        lists: Place,
+        y: RowBuffer,
+        lists: Scratch,
         rows: ExpertRows,
         biases: Argument = 0,
         *,
         is_sensitive: bool = False,
     ) -> None:
+        """Append the product of a stack of matrices with the rows of `x`, by the lists of slabs."""
         kind, x_stride, arrays_ = matrix.kind, x.float_stride, arrays(matrix.name, matrix.kind)
         spec = LinearSpec(
             kind,
@@ -167,7 +172,7 @@ class LinearOps:
                 lambda: integer_linear(spec, self._target, rows),
                 *arrays_,
                 biases,
-                *self._quantized(x, spec.wide),
+                *self.quantized(x, spec.wide),
                 y.memory,
                 lists,
             )
@@ -182,45 +187,52 @@ class LinearOps:
                 lists,
             )
 
-    def _quantized(self, x: Activation, wide: bool) -> tuple[Place, Place, Place]:
+    def quantized(self, x: Activation, wide: bool) -> tuple[Scratch, Scratch, Scratch]:
+        """Return codes, scales and sums of its rows, which are computed once."""
         if wide not in x.codes:
-            most, role = x.rows.max_rows, x.role
-            codes, scales, sums = quantized_bytes(most, x.width, wide)
-            x.codes[wide] = (
-                self._program.place((role, "codes", x.width, most, wide), codes),
-                self._program.place((role, "scales", x.width, most, wide), scales),
-                self._program.place((role, "sums", x.width, most, wide), sums),
-            )
+            x.codes[wide] = self.place_codes(x, wide)
             self._activate(x, None, x.codes[wide], wide)
         return x.codes[wide]
 
+    def place_codes(self, x: Activation, wide: bool) -> tuple[Scratch, Scratch, Scratch]:
+        """Allocate scratch memory for codes, scales and sums of its rows."""
+        most, role = x.rows.max_rows, x.role
+        codes, scales, sums = quantized_bytes(most, x.width, wide)
+        return (
+            self._program.scratch((role, "codes", x.width, most, wide), codes),
+            self._program.scratch((role, "scales", x.width, most, wide), scales),
+            self._program.scratch((role, "sums", x.width, most, wide), sums),
+        )
+
     def _sorted(self, x: Activation, matrix: Matrix) -> Activation:
-        """The inputs in the order in which the matrix has them; its own codes, beside those of `x`."""
+        """Return the inputs in the order of the matrix; its codes are separate from those of `x`."""
         stride = round_up(x.width, ROW_BLOCK)
-        place = self._program.place(("sorted", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
+        place = self._program.scratch(("sorted", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
         self._program.call(
             ("gather_columns", x.width, x.float_stride),
             lambda: gather_columns(x.width, x.float_stride, stride),
             self._floats(x),
-            Stored(f"{matrix.name}.order"),
+            WeightTensor(f"{matrix.name}.order"),
             place,
             x.rows.num_rows,
         )
-        rows = Rows(place, stride, (0,), x.rows.num_rows, x.rows.max_rows)
+        rows = RowBuffer(place, stride, (0,), x.rows.num_rows, x.rows.max_rows)
         return Activation("identity", rows, x.width, 0, 0.0, role="sorted")
 
     def _floats(self, x: Activation) -> Argument:
+        """Return the activation as floats, computing it at its first use."""
         if x.is_rows:
             return x.rows.memory
         if x.floats is None:
             stride = round_up(x.width, ROW_BLOCK)
-            x.floats = self._program.place((x.role, "floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
+            x.floats = self._program.scratch((x.role, "floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
             self._activate(x, x.floats, None, False)
         return x.floats
 
     def _activate(
-        self, x: Activation, floats: Place | None, codes: tuple[Place, Place, Place] | None, wide: bool
+        self, x: Activation, floats: Scratch | None, codes: tuple[Scratch, Scratch, Scratch] | None, wide: bool
     ) -> None:
+        """Append the kernel that computes an activation as floats, codes, or both."""
         spec = ActivationSpec(
             x.function,
             x.width,
@@ -242,12 +254,16 @@ class LinearOps:
                 gate_column=x.gates.column,
                 gate_width=x.gates.width,
             )
+        places = x.rows.places
+        if places is not None:
+            spec = replace(spec, experts=places.limits)
         self._program.call(
             spec,
             lambda: activation(spec, self._target),
             x.rows.memory,
             x.gain,
             0 if x.gates is None else x.gates.rows.memory,
+            *(() if places is None else (places.memory,)),
             0 if floats is None else floats,
             *(codes or (0, 0, 0)),
             x.rows.num_rows,
@@ -255,18 +271,18 @@ class LinearOps:
 
 
 def arrays(name: str, kind: WeightKind) -> tuple[Argument, Argument, Argument]:
-    """A stored matrix as kernels take it: codes, scales and offsets, with 0 for those that its kind lacks."""
+    """Return the arguments of a stored matrix: codes, scales and offsets, 0 for those that its kind lacks."""
     return (
-        Stored(f"{name}.codes"),
-        Stored(f"{name}.scales") if kind.is_quantized else 0,
-        Stored(f"{name}.offsets") if kind.has_minimum or kind.has_zeros else 0,
+        WeightTensor(f"{name}.codes"),
+        WeightTensor(f"{name}.scales") if kind.is_quantized else 0,
+        WeightTensor(f"{name}.offsets") if kind.has_minimum or kind.has_zeros else 0,
     )
 
 
 def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[Linear]]:
-    """The layers in runs of neighbours that are stored alike; each run becomes one matrix.
+    """Divide layers into runs of neighbours that are stored alike; each run becomes one matrix.
 
-    A layer whose inputs are sorted stands alone: another's are in another order.
+    A layer with sorted inputs is a run of its own, because another layer's order is different.
     """
     runs: list[list[Linear]] = []
     for layer in layers:
@@ -280,4 +296,5 @@ def _runs_of_one_kind(layers: Sequence[Linear], plan: WeightPlan) -> list[list[L
 
 
 def _alike(a: Linear, b: Linear) -> bool:
+    """Return whether two layers can be joined in one matrix."""
     return (a.has_bias, a.sensitive, a.factor) == (b.has_bias, b.sensitive, b.factor)

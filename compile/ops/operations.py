@@ -1,6 +1,6 @@
-"""The operations that a model file is written in, and what they are told. Knows neither kernels nor numbers.
+"""The operations that model files are written in, and their specs. Knows neither kernels nor numbers.
 
-`Ops` appends kernels for them, `ReferenceOps` computes them in NumPy: a model file is evaluated by both.
+`Ops` appends kernels for them, and `ReferenceOps` computes them in NumPy: both evaluate a model file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .layers import Embedding, ExpertLinear, HeadLinear, Linear, Norm, Vector
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One layer's attention: its numbers, its part of the KV pool, and its vectors.
+    """One layer's attention: its configuration, its part of the KV pool, and its vectors.
 
     Attributes:
-        kv_layer: counts the layers that keep keys and values; of a layer that shares them, the other's.
-        value_norm: has no gain.
+        kv_layer: index among the layers that store KV; of a layer that shares KV, that of the other layer.
+        value_norm: a norm without gain.
     """
 
     attention: Attention
@@ -40,12 +40,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """One layer's latent attention: its numbers, its part of the KV pool, its norm and the matrices of its heads.
+    """One layer's latent attention: its configuration, its part of the KV pool, its norm and its heads' matrices.
 
     Attributes:
-        latent_norm: of the latent vectors.
-        keys: make of a head's query, but for what rotates, one that meets latent vectors; `values`: of what it
-            gathers of these, its output.
+        latent_norm: norm of the latent vectors.
+        keys: matrices that map the unrotated part of a head's query to one for latent vectors.
+        values: matrices that map a head's weighted sum of latent vectors to its output.
     """
 
     attention: LatentAttention
@@ -57,10 +57,10 @@ class LatentSpec:
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """One layer's convolution: its numbers, its part of a state, and its vectors.
+    """One layer's convolution: its configuration, its part of a state, and its vectors.
 
     Attributes:
-        width: numbers of a row, each with a convolution of its own.
+        width: number of columns of a row, each with a convolution of its own.
         first: numbers of a state before the layer's.
         taps: `[width, kernel_size]`, that of the oldest token first.
     """
@@ -74,13 +74,13 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True)
 class DeltaSpec:
-    """One layer's gated delta rule: its numbers, its part of a state, and its vectors.
+    """One layer's gated delta rule: its configuration, its part of a state, and its vectors.
 
     Attributes:
         first: numbers of a state before the layer's.
         taps: `[convolved_width, kernel_size]`, that of the oldest token first.
-        rate: of each value head, negative: it fades by `exp(rate * softplus(a + dt_bias))`.
-        norm: of what each value head gives.
+        rate: of each value head, negative; its decay is `exp(rate * softplus(a + dt_bias))`.
+        norm: norm of each value head's output.
     """
 
     delta: GatedDelta
@@ -93,14 +93,14 @@ class DeltaSpec:
 
 @dataclass(frozen=True)
 class MambaSpec:
-    """One layer's Mamba-2: its numbers, its part of a state, and its vectors.
+    """One layer's Mamba-2: its configuration, its part of a state, and its vectors.
 
     Attributes:
         first: numbers of a state before the layer's.
         taps: `[convolved_width, kernel_size]`, that of the oldest token first.
-        rate: of each head, negative: it fades by `exp(rate * step)`, with `step = softplus(dt + dt_bias)`.
-        skip: of each head, by which its value is added to what it gives.
-        norm: of what all heads give, in groups, if there is one.
+        rate: of each head, negative; its decay is `exp(rate * step)`, with `step = softplus(dt + dt_bias)`.
+        skip: factor of each head's value that is added to its output.
+        norm: norm of all heads' output, in groups; None if there is none.
     """
 
     mamba: Mamba2
@@ -115,10 +115,10 @@ class MambaSpec:
 
 @dataclass(frozen=True)
 class ExpertsSpec:
-    """One layer's experts: their numbers, their matrices, and those of the router.
+    """One layer's experts: their configuration, their matrices, and those of the router.
 
     Attributes:
-        scale: what the router's input is multiplied with, after a norm without gain of `router_norm`.
+        router_scale: factors of the router's input, after its norm `router_norm` without gain.
     """
 
     experts: Experts
@@ -133,95 +133,102 @@ class ExpertsSpec:
 
 
 R = TypeVar("R")  # rows of numbers, one for each token
-A = TypeVar("A")  # a function of rows, ready to enter a matrix
+A = TypeVar("A")  # a function of rows that can enter a matrix
 
 
 class Operations(Protocol[R, A]):
-    """What a model file calls. Rows that it passes to `add...`, `normalize` and `scale` are changed in place."""
+    """The operations that a model file calls. `add...`, `normalize` and `scale` change their rows in place."""
 
     def embed(self, embedding: Embedding, *, factor: float = 1.0) -> R:
-        """Rows of the step's tokens, times `factor`."""
+        """Return the embedding rows of the step's tokens, times `factor`."""
 
     def normalize(self, x: R, norm: Norm) -> R:
-        """`x` normalized, in place."""
+        """Normalize `x` in place, and return it."""
 
     def norm(self, x: R, norm: Norm) -> A:
-        """`x` normalized."""
+        """Return `x` normalized."""
 
     def plain(self, x: R, width: int) -> A:
-        """`x` as it is, rows of `width`."""
+        """Return `x` unchanged, with rows of `width`."""
 
     def linear(self, x: A, *layers: Linear) -> R:
-        """The outputs of all layers, side by side."""
+        """Return the outputs of all layers, side by side."""
 
     def attention(self, qkv: R, spec: AttentionSpec) -> A:
-        """Attention over the pool, which first gets the step's keys and values.
+        """Append the step's KV to the pool, and attend to it.
 
-        `qkv` has queries, then keys and values as far as the layer has its own, then gates.
+        `qkv` has queries, then keys and values if the layer has its own, then gates.
         """
 
     def latent_attention(self, queries: R, latent: R, spec: LatentSpec) -> A:
-        """Attention over the pool, which first gets the step's latent vectors and rotated keys.
+        """Append the step's latent vectors and rotated keys to the pool, and attend to it.
 
-        These are the last output in `latent`; `queries` are all of their rows.
+        These are the last output in `latent`; `queries` has all of its rows.
         """
 
     def keep(self, qkv: R, spec: AttentionSpec) -> None:
-        """Have the pool get the step's keys and values, without attention."""
+        """Append the step's KV to the pool, without attention."""
 
     def keep_latent(self, queries: R, latent: R, spec: LatentSpec) -> None:
-        """The same of latent vectors and rotated keys."""
+        """Append the step's latent vectors and rotated keys to the pool, without attention."""
 
     def keep_hidden(self, x: R, kv_layer: int) -> None:
-        """Have the pool get the step's rows of the model's width."""
+        """Append the step's hidden states to the pool."""
 
-    def beside_previous(self, x: R, width: int, kv_layer: int) -> A:
-        """`x`, rows of `width`, and beside each what the pool keeps by `keep_hidden` of the token before its own.
+    def concat_previous(self, x: R, width: int, kv_layer: int) -> A:
+        """Concatenate `x`, rows of `width`, with the hidden state stored for the token before.
 
-        The first token of a sequence has zeros there.
+        `keep_hidden` stored these. The first token of a sequence has zeros.
         """
 
     def short_convolution(self, gates: R, spec: ConvolutionSpec) -> A:
-        """`c * convolution(b * x)` over the last tokens, with the state of those before the step.
+        """Return `c * convolution(b * x)` over the last tokens, with the state of those before the step.
 
         `gates` has b, c and x side by side.
         """
 
     def gated_delta(self, joined: R, spec: DeltaSpec) -> A:
-        """What value heads give, normalized and gated, with the state of the tokens before the step.
+        """Return the output of value heads, normalized and gated, with the state of the tokens before the step.
 
         `joined` has queries, keys and values, then gates, then b and a of each value head.
         """
 
     def mamba2(self, joined: R, spec: MambaSpec) -> A:
-        """What heads give, gated and perhaps normalized, with the state of the tokens before the step.
+        """Return the output of heads, gated and perhaps normalized, with the state of the tokens before the step.
 
         `joined` has values, keys and queries, as one or as three, then gates, then dt of each head.
         """
 
     def activate(self, x: R, function: Function, width: int, *, by: R | None = None, column: int = 0) -> A:
-        """`function` of rows, or of gates and what they let through, side by side.
+        """Return `function` of rows, or of pairs of gate and factor, side by side.
 
-        Then times the `width` numbers of `by` from `column` on, if it is given.
+        The result is multiplied by the `width` numbers of `by` from `column` on, if given.
         """
 
     def experts(self, x: A, unnormed: R, spec: ExpertsSpec) -> R:
-        """The weighted sum of the experts that each row is routed to; `unnormed` is the row before its norm."""
+        """Return the weighted sum of the experts to which each row is routed; `unnormed` is the row before its norm."""
 
     def add_linear(self, x: R, y: A, layer: Linear, *, factor: float = 1.0) -> R:
-        """`x + factor * W y`."""
+        """Return `x + factor * W y`."""
 
     def add(self, x: R, y: R, *, factor: float = 1.0) -> R:
-        """`x + factor * y`."""
+        """Return `x + factor * y`."""
 
     def add_gated(self, x: R, y: A, layer: Linear, gate: Linear, of: A) -> R:
-        """`x + sigmoid(gate of) * W y`; the gate has one output."""
+        """Return `x + sigmoid(gate of) * W y`; the gate has one output."""
 
     def add_norm(self, x: R, y: R, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> R:
-        """`x + factor * normalized y`; rows of several `parts` of `norm.size` have each part normalized by itself."""
+        """Return `x + factor * normalized y`.
+
+        If rows have several `parts` of `norm.size`, each part is normalized by itself.
+        """
 
     def scale(self, x: R, by: Vector) -> R:
-        """`x` times a stored number."""
+        """Return `x` times a stored number."""
 
     def logits(self, x: R, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> R:
-        """The last norm and the output matrix, for the rows whose logits are wanted."""
+        """Apply the last norm and the output matrix to the rows whose logits are requested."""
+        ...
+
+    def hidden(self, x: R, norm: Norm, *dense: Linear) -> R:
+        """Apply the last norm and then linear layers, if there are any, likewise."""

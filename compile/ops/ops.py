@@ -1,7 +1,7 @@
-"""`Operations` as kernels: each appends calls to a program.
+"""Implement `Operations` by kernels: each operation appends calls to a program.
 
-A model file knows nothing of how weights are stored, nor of the kernels that want activations in one form or another.
-What no kernel does yet is refused by `implemented.py`, before a model file runs.
+A model file knows neither how weights are stored nor the formats of activations that kernels need. `implemented.py`
+refuses operations without a kernel before a model file runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixlm.runtime.artifact.model_config import Function, ModelConfig
 from ..codegen.targets import Target
 from ..kernels.activation import gather_rows
 from ..kernels.embedding import embedding as embedding_kernel
-from ..kernels.hidden_rows import beside_previous, keep_hidden
+from ..kernels.hidden_rows import concat_previous, keep_hidden
 from ..kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
@@ -24,12 +24,12 @@ from .experts import ExpertOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
-from .program import Activation, Argument, Gates, Input, Limits, Program, Rows, Size, Stored
+from .program import Activation, Argument, Gates, Input, Limits, Program, RowBuffer, Size, WeightTensor
 from .recurrent import RecurrentOps
 
 
 class Ops:
-    """Appends the kernels of one model to `program`, and its weights to `plan`."""
+    """The operations of one model: kernels are appended to `program`, and weights to `plan`."""
 
     def __init__(self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> None:
         self.limits, self.plan, self._target, self._layout = limits, plan, target, layout
@@ -43,10 +43,10 @@ class Ops:
 
         self._recurrent = RecurrentOps(self.program, plan, config.state_bytes, limits, target)
 
-    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
-        """Rows of the step's tokens."""
+    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> RowBuffer:
+        """Return the embedding rows of the step's tokens."""
         matrix = self.plan.matrix(((embedding.name, embedding.num_rows),), embedding.size)
-        rows = Rows.of_tokens(self.program, self.limits, ("embedding", embedding.name), embedding.size)
+        rows = RowBuffer.of_tokens(self.program, self.limits, ("embedding", embedding.name), embedding.size)
         self.program.call(
             ("embedding", matrix.kind, embedding.size, factor),
             lambda: embedding_kernel(matrix.kind, embedding.size, rows.stride, factor),
@@ -57,8 +57,8 @@ class Ops:
         )
         return rows
 
-    def normalize(self, x: Rows, norm: Norm) -> Rows:
-        """`x` normalized, in place."""
+    def normalize(self, x: RowBuffer, norm: Norm) -> RowBuffer:
+        """Normalize `x` in place, and return it."""
         assert norm.kind == "rms", "refused by `implemented.py`"
         self.program.call(
             ("normalize_rows", norm.size, x.stride, norm.eps, norm.has_gain),
@@ -69,28 +69,28 @@ class Ops:
         )
         return x
 
-    def norm(self, x: Rows, norm: Norm) -> Activation:
-        """`x` normalized; computed by the linear that takes it."""
+    def norm(self, x: RowBuffer, norm: Norm) -> Activation:
+        """Return `x` normalized; the matrix product that takes it computes the norm."""
         function: Literal["rms_norm", "layer_norm"] = "rms_norm" if norm.kind == "rms" else "layer_norm"
         return Activation(function, x, norm.size, self._gain(norm), norm.eps, has_bias=norm.has_bias)
 
-    def plain(self, x: Rows, width: int) -> Activation:
-        """`x` as it is, rows of `width`."""
+    def plain(self, x: RowBuffer, width: int) -> Activation:
+        """Return `x` unchanged, with rows of `width`."""
         return Activation("identity", x, width, 0, 0.0)
 
-    def linear(self, x: Activation, *layers: Linear) -> Rows:
-        """The outputs of all layers, side by side."""
+    def linear(self, x: Activation, *layers: Linear) -> RowBuffer:
+        """Return the outputs of all layers, side by side."""
         columns, width = [], 0
         for layer in layers:
             columns.append(width)
             width += round_up(layer.num_outputs, ROW_BLOCK)
-        role = layers[0].name.rsplit(".", 2)[-2]  # such as "q_proj": the same in each layer
-        rows = Rows.of_tokens(self.program, self.limits, ("linear", role), width, tuple(columns))
+        role = layers[0].name.rsplit(".", 2)[-2]  # such as "q_proj"; the same in each layer
+        rows = RowBuffer.of_tokens(self.program, self.limits, ("linear", role), width, tuple(columns))
         self._linear.multiply(x, layers, rows)
         return rows
 
-    def attention(self, qkv: Rows, spec: AttentionSpec) -> Activation:
-        """Attention of the step's tokens over the pool, which gets their keys and values."""
+    def attention(self, qkv: RowBuffer, spec: AttentionSpec) -> Activation:
+        """Append the step's KV to the pool, and attend to it."""
         mixer = spec.attention
         gathered = self.plain(self._attention.attend(qkv, spec), mixer.num_heads * mixer.head_dim)
         if mixer.gate is not None:
@@ -98,21 +98,21 @@ class Ops:
             gathered.gates = Gates(mixer.gate.function, qkv, qkv.columns[-1], width)
         return gathered
 
-    def latent_attention(self, queries: Rows, latent: Rows, spec: LatentSpec) -> Activation:
-        """Attention over the pool, which gets the step's latent vectors, and the matrices of heads around it."""
+    def latent_attention(self, queries: RowBuffer, latent: RowBuffer, spec: LatentSpec) -> Activation:
+        """Append the step's latent KV to the pool, and attend to it with the matrices of heads."""
         mixer = spec.attention
         return self.plain(self._latent.attend(queries, latent, spec), mixer.num_heads * mixer.value_dim)
 
-    def keep(self, qkv: Rows, spec: AttentionSpec) -> None:
-        """Append the step's keys and values to the pool."""
+    def keep(self, qkv: RowBuffer, spec: AttentionSpec) -> None:
+        """Append the step's KV to the pool."""
         self._attention.append(qkv, spec)
 
-    def keep_latent(self, queries: Rows, latent: Rows, spec: LatentSpec) -> None:
+    def keep_latent(self, queries: RowBuffer, latent: RowBuffer, spec: LatentSpec) -> None:
         """Append the step's latent vectors and rotated keys to the pool."""
         self._latent.append(queries, latent, spec)
 
-    def keep_hidden(self, x: Rows, kv_layer: int) -> None:
-        """Append the step's rows to the pool."""
+    def keep_hidden(self, x: RowBuffer, kv_layer: int) -> None:
+        """Append the step's hidden states to the pool."""
         layout = self._layout.of_layer(kv_layer)
         self.program.call(
             ("keep_hidden", layout, x.stride),
@@ -125,13 +125,13 @@ class Ops:
             x.num_rows,
         )
 
-    def beside_previous(self, x: Rows, width: int, kv_layer: int) -> Activation:
-        """`x`, and beside each row what the pool keeps of the token before."""
+    def concat_previous(self, x: RowBuffer, width: int, kv_layer: int) -> Activation:
+        """Concatenate `x` with the hidden state stored for the token before."""
         layout = self._layout.of_layer(kv_layer)
-        both = Rows.of_tokens(self.program, self.limits, "beside previous", 2 * width)
+        both = RowBuffer.of_tokens(self.program, self.limits, "beside previous", 2 * width)
         self.program.call(
-            ("beside_previous", layout, width, x.stride, both.stride),
-            lambda: beside_previous(layout, width, x.stride, both.stride),
+            ("concat_previous", layout, width, x.stride, both.stride),
+            lambda: concat_previous(layout, width, x.stride, both.stride),
             x.memory,
             Input("page_table"),
             Input("row_of_token"),
@@ -145,50 +145,50 @@ class Ops:
         )
         return self.plain(both, 2 * width)
 
-    def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Activation:
-        """A gated convolution over the step's tokens and the state of those before them."""
+    def short_convolution(self, gates: RowBuffer, spec: ConvolutionSpec) -> Activation:
+        """Return a gated convolution over the step's tokens and the state of those before them."""
         return self.plain(self._recurrent.convolve(gates, spec), spec.width)
 
-    def gated_delta(self, joined: Rows, spec: DeltaSpec) -> Activation:
-        """The gated delta rule over the step's tokens and the state of those before them."""
+    def gated_delta(self, joined: RowBuffer, spec: DeltaSpec) -> Activation:
+        """Return the gated delta rule over the step's tokens and the state of those before them."""
         return self.plain(self._recurrent.delta_rule(joined, spec), spec.delta.values_width)
 
-    def mamba2(self, joined: Rows, spec: MambaSpec) -> Activation:
-        """Mamba-2 over the step's tokens and the state of those before them."""
+    def mamba2(self, joined: RowBuffer, spec: MambaSpec) -> Activation:
+        """Return Mamba-2 over the step's tokens and the state of those before them."""
         given = self.plain(self._recurrent.mamba2(joined, spec), spec.mamba.values_width)
         if spec.norm is None:
             given.gates = Gates("silu", joined, joined.columns[-2])
         return given
 
     def activate(
-        self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0
+        self, x: RowBuffer, function: Function, width: int, *, by: RowBuffer | None = None, column: int = 0
     ) -> Activation:
-        """A function of rows; computed by the linear that takes it."""
+        """Return a function of rows; the matrix product that takes it computes the function."""
         gates = None if by is None else Gates("identity", by, column)
         return Activation(function, x, width, 0, 0.0, gates=gates)
 
-    def experts(self, x: Activation, unnormed: Rows, spec: ExpertsSpec) -> Rows:
-        """The weighted sum of the experts that each row is routed to."""
+    def experts(self, x: Activation, unnormed: RowBuffer, spec: ExpertsSpec) -> RowBuffer:
+        """Return the weighted sum of the experts to which each row is routed."""
         return self._experts.experts(x, unnormed, spec)
 
-    def add_linear(self, x: Rows, y: Activation, layer: Linear, *, factor: float = 1.0) -> Rows:
-        """`x + factor * W y`, in place of x."""
+    def add_linear(self, x: RowBuffer, y: Activation, layer: Linear, *, factor: float = 1.0) -> RowBuffer:
+        """Return `x + factor * W y`, in place of x."""
         self._linear.multiply(y, (layer,), x, add=True, factor=factor)
         return x
 
-    def add(self, x: Rows, y: Rows, *, factor: float = 1.0) -> Rows:
-        """`x + factor * y`, in place of x."""
+    def add(self, x: RowBuffer, y: RowBuffer, *, factor: float = 1.0) -> RowBuffer:
+        """Return `x + factor * y`, in place of x."""
         return self._add(x, y, AddNormSpec(min(x.stride, y.stride), x.stride, y.stride, 0.0, factor, False), 0)
 
-    def add_gated(self, x: Rows, y: Activation, layer: Linear, gate: Linear, of: Activation) -> Rows:
-        """`x + sigmoid(gate of) * W y`, in place of x: a row of y is multiplied before W is."""
+    def add_gated(self, x: RowBuffer, y: Activation, layer: Linear, gate: Linear, of: Activation) -> RowBuffer:
+        """Return `x + sigmoid(gate of) * W y`, in place of x: rows of y are multiplied by the gate before W."""
         assert not layer.has_bias, "a bias would have to be multiplied, too"
         gates = Gates("sigmoid", self.linear(of, gate), width=y.width)
         gated = replace(y, gates=gates, floats=None, codes={})
         return self.add_linear(x, gated, layer)
 
-    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> Rows:
-        """`x + factor * normalized y`, in place of x; parts of rows are rows themselves."""
+    def add_norm(self, x: RowBuffer, y: RowBuffer, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> RowBuffer:
+        """Return `x + factor * normalized y`, in place of x; parts of rows count as rows."""
         assert norm.kind == "rms", "refused by `implemented.py`"
         whole = x.stride == y.stride == norm.size * parts
         assert whole or parts == 1, "parts do not lie one behind the other; refused by `implemented.py`"
@@ -197,9 +197,9 @@ class Ops:
         self._add(replace(x, num_rows=Size(x.num_rows.name, x.num_rows.times * parts)), y, spec, self._gain(norm))
         return x
 
-    def scale(self, x: Rows, by: Vector) -> Rows:
-        """`x` times a stored number, in place of x."""
-        number = Stored(self.plan.vector(((by.name, by.size),)).name)
+    def scale(self, x: RowBuffer, by: Vector) -> RowBuffer:
+        """Return `x` times a stored number, in place of x."""
+        number = WeightTensor(self.plan.vector(((by.name, by.size),)).name)
         self.program.call(
             ("scale_rows", x.stride),
             lambda: scale_rows(x.stride, x.stride),
@@ -209,22 +209,18 @@ class Ops:
         )
         return x
 
-    def logits(self, x: Rows, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> Rows:
-        """Normalize the rows whose logits are wanted, and multiply them with the output matrix.
+    def logits(
+        self, x: RowBuffer, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None
+    ) -> RowBuffer:
+        """Normalize the rows whose logits are requested, and multiply them with the output matrix.
 
-        All logits come from activations in 8 bits where weights are integers; then a row's largest, from 16 bits.
+        With integer weights, all logits come from activations in 8 bits. Then a row's largest logits are computed again
+        from 16 bits.
         """
-        num_rows, most = Size("num_logits"), self.limits.num_logits
-        picked = Rows(self.program.place("picked", most * x.stride * 4), x.stride, (0,), num_rows, most)
-        self.program.call(
-            ("gather_rows", x.stride),
-            lambda: gather_rows(x.stride),
-            x.memory,
-            Input("logit_rows"),
-            picked.memory,
-            num_rows,
-        )
-        out = Rows(Input("logits"), round_up(head.num_outputs, ROW_BLOCK), (0,), num_rows, most)
+        most = self.limits.num_logits
+        picked = self._picked(x, self.program.scratch("picked", most * x.stride * 4))
+        num_rows = picked.num_rows
+        out = RowBuffer(Input("logits"), round_up(head.num_outputs, ROW_BLOCK), (0,), num_rows, most)
         normed = self.norm(picked, norm)
         self._linear.multiply(normed, (head,), out)
         self._linear.refine(normed, head, out)
@@ -237,10 +233,41 @@ class Ops:
             )
         return out
 
-    def _add(self, x: Rows, y: Rows, spec: AddNormSpec, gain: Argument) -> Rows:
+    def hidden(self, x: RowBuffer, norm: Norm, *dense: Linear) -> RowBuffer:
+        """Normalize the rows that are wanted, and multiply them, into the place where logits would be."""
+        if not dense:
+            return self.normalize(self._picked(x, Input("logits")), norm)
+        num_rows, most = Size("num_logits"), self.limits.num_logits
+        rows = self._picked(x, self.program.scratch("picked", most * x.stride * 4))
+        entering = self.norm(rows, norm)
+        for index, layer in enumerate(dense):
+            stride = round_up(layer.num_outputs, ROW_BLOCK)
+            is_last = index == len(dense) - 1
+            memory = Input("logits") if is_last else self.program.scratch(("dense", index), most * stride * 4)
+            rows = RowBuffer(memory, stride, (0,), num_rows, most)
+            self._linear.multiply(entering, (layer,), rows)
+            entering = self.plain(rows, layer.num_outputs)
+        return rows
+
+    def _picked(self, x: RowBuffer, memory: Argument) -> RowBuffer:
+        """The rows whose logits are wanted, copied into `memory`."""
+        picked = RowBuffer(memory, x.stride, (0,), Size("num_logits"), self.limits.num_logits)
+        self.program.call(
+            ("gather_rows", x.stride),
+            lambda: gather_rows(x.stride),
+            x.memory,
+            Input("logit_rows"),
+            picked.memory,
+            picked.num_rows,
+        )
+        return picked
+
+    def _add(self, x: RowBuffer, y: RowBuffer, spec: AddNormSpec, gain: Argument) -> RowBuffer:
+        """Append `add_norm`. Returns `x`."""
         self.program.call(spec, lambda: add_norm(spec, self._target), y.memory, gain, x.memory, x.num_rows)
         return x
 
     def _gain(self, norm: Norm) -> Argument:
+        """Return the gain of a norm, followed by its bias if it has one."""
         parts = ((norm.name, norm.size), (norm.bias_name, norm.size))[: 2 if norm.has_bias else 1]
-        return Stored(self.plan.vector(parts).name) if norm.has_gain else 0
+        return WeightTensor(self.plan.vector(parts).name) if norm.has_gain else 0

@@ -1,7 +1,7 @@
-"""A forward pass as a list of kernel calls with addresses in place of tensors, and the rows that operations hand on.
+"""A forward pass as a list of kernel calls with symbolic addresses, and the row buffers between operations.
 
-Addresses are symbols until `module.py` lowers them: an input, a place in the workspace, a weight, a size. Rows are
-numbers, or functions of rows that run later. Knows no model and no instruction set.
+`module.py` lowers addresses: an input, a place in the workspace, a weight, a size. Rows are numbers, or functions of
+rows that run later. Knows no model and no instruction set.
 """
 
 from __future__ import annotations
@@ -11,25 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..kernels.activation import Function, Gate
+from ..kernels.experts.entries import ExpertLimits
 from ..weights.layout import ALIGNMENT, ROW_BLOCK, round_up
 
 
 @dataclass(frozen=True)
 class Input:
-    """One of the arguments of `forward`, or of `forward_scored`, by name."""
+    """An argument of `forward` or `forward_scored`, by name."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Place:
-    """Bytes of the workspace, from `offset`."""
+class Scratch:
+    """Bytes of the workspace, from `offset` on."""
 
     offset: int
 
 
 @dataclass(frozen=True)
-class Stored:
+class WeightTensor:
     """A tensor of weights.safetensors, by name."""
 
     name: str
@@ -37,18 +38,18 @@ class Stored:
 
 @dataclass(frozen=True)
 class Size:
-    """A number that is known when `forward` is called, such as `num_tokens`, `times` over."""
+    """A number that is known when `forward` is called, such as `num_tokens`, multiplied by `times`."""
 
     name: str
     times: int = 1
 
 
-Argument = Input | Place | Stored | Size | int
+Argument = Input | Scratch | WeightTensor | Size | int
 
 
 @dataclass(frozen=True)
 class Call:
-    """`kernel(*arguments)`; kernels with equal keys are the same function."""
+    """A call `kernel(*arguments)`; kernels with equal keys are the same function."""
 
     key: Hashable
     arguments: tuple[Argument, ...]
@@ -57,42 +58,42 @@ class Call:
 
 @dataclass
 class Program:
-    """Calls in order, the kernels they need, and the scratch memory in which they meet."""
+    """Calls in order, their kernels, and the scratch memory that they share."""
 
     calls: list[Call] = field(default_factory=list)
     kernels: dict[Hashable, Any] = field(default_factory=dict)
     workspace_bytes: int = 0
-    draft: Program | None = None  # what `draft` computes, of models with an MTP head
-    _places: dict[Hashable, tuple[Place, int]] = field(default_factory=dict)  # with their bytes
+    draft: Program | None = None  # the program of `draft`, for models with an MTP head
+    _scratch: dict[Hashable, tuple[Scratch, int]] = field(default_factory=dict)  # with their sizes in bytes
 
     def call(self, key: Hashable, build: Callable[[], Any], *arguments: Argument, is_scoring: bool = False) -> None:
-        """Append a call; `build` makes the kernel if no call with this key came before."""
+        """Append a call; `build` makes the kernel if no earlier call had this key."""
         if key not in self.kernels:
             self.kernels[key] = build()
         self.calls.append(Call(key, arguments, is_scoring))
 
     def add_draft(self, draft: Program) -> None:
-        """Have a second program for `draft`: with kernels of both, in a workspace that is large enough for each."""
+        """Add a second program for `draft`: with kernels of both, in a workspace that is large enough for each."""
         self.draft = draft
         self.kernels |= draft.kernels
         self.workspace_bytes = draft.workspace_bytes = max(self.workspace_bytes, draft.workspace_bytes)
 
-    def place(self, role: Hashable, num_bytes: int) -> Place:
-        """Scratch memory for a role; calls with the same role get the same bytes, layer after layer.
+    def scratch(self, role: Hashable, num_bytes: int) -> Scratch:
+        """Return scratch memory for a role; calls with the same role get the same bytes, layer after layer.
 
-        What was there before is overwritten: two things that are needed at once have two roles.
+        Earlier contents are overwritten: data that are needed at the same time need two roles.
         """
-        if role not in self._places:
-            self._places[role] = (Place(self.workspace_bytes), num_bytes)
+        if role not in self._scratch:
+            self._scratch[role] = (Scratch(self.workspace_bytes), num_bytes)
             self.workspace_bytes += round_up(num_bytes, ALIGNMENT)
-        place, size = self._places[role]
+        scratch, size = self._scratch[role]
         assert num_bytes == size, f"{role} has {size} bytes, {num_bytes} are asked for"
-        return place
+        return scratch
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one forward takes."""
+    """The largest sizes of one forward."""
 
     num_tokens: int
     num_logits: int
@@ -100,58 +101,71 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """float32 `[rows, stride]` in the workspace (or the logits); `columns` are where joined outputs begin."""
+class EntryPlaces:
+    """The order of rows that are entries of experts; `memory` is the output of `find_slabs`."""
+
+    memory: Scratch
+    limits: ExpertLimits
+
+
+@dataclass(frozen=True)
+class RowBuffer:
+    """A buffer of float32 `[rows, stride]` in the workspace (or the logits).
+
+    `columns` are the first columns of joined outputs. Rows follow one another, or are at `places`, which are not all
+    used.
+    """
 
     memory: Argument
     stride: int
     columns: tuple[int, ...]
     num_rows: Size
     max_rows: int
+    places: EntryPlaces | None = None
 
     @classmethod
     def of_tokens(
         cls, program: Program, limits: Limits, role: Hashable, width: int, columns: tuple[int, ...] = (0,)
-    ) -> Rows:
-        """A row for each token of the step, in the workspace's place for `role` and width."""
+    ) -> RowBuffer:
+        """Return a row for each token of the step, in the workspace's memory for `role` and width."""
         stride, most = round_up(width, ROW_BLOCK), limits.num_tokens
-        return cls(program.place((role, stride), most * stride * 4), stride, columns, Size("num_tokens"), most)
+        return cls(program.scratch((role, stride), most * stride * 4), stride, columns, Size("num_tokens"), most)
 
 
 @dataclass(frozen=True)
 class Gates:
-    """What multiplies an activation: a function of other rows, whose `column` on holds a gate for `width` elements."""
+    """A factor of an activation: a function of other rows, with a gate for each `width` elements from `column` on."""
 
     function: Gate
-    rows: Rows
+    rows: RowBuffer
     column: int = 0
     width: int = 1
 
 
 @dataclass
 class Activation:
-    """A function of rows. It is computed when a linear needs it, as floats or as codes.
+    """A function of rows. It is computed when a matrix product needs it, as floats or as codes.
 
-    `gain` is a norm's, 0 if it has none; with `has_bias`, the bias stands behind it.
+    `gain` is that of a norm, 0 if it has none; with `has_bias`, the bias follows it.
     """
 
     function: Function
-    rows: Rows
+    rows: RowBuffer
     width: int
     gain: Argument
     eps: float
-    floats: Place | None = None
-    codes: dict[bool, tuple[Place, Place, Place]] = field(default_factory=dict)  # by whether they are wide
-    role: Hashable = ""  # activations of different roles have places of their own
+    floats: Scratch | None = None
+    codes: dict[bool, tuple[Scratch, Scratch, Scratch]] = field(default_factory=dict)  # codes by whether they are wide
+    role: Hashable = ""  # activations of different roles have separate memory
     has_bias: bool = False
     gates: Gates | None = None
 
     @property
     def is_rows(self) -> bool:
-        """Whether nothing is to be computed."""
+        """True if the activation is the rows themselves, with nothing to compute."""
         return self.function == "identity" and self.gates is None
 
     @property
     def float_stride(self) -> int:
-        """Numbers from one row of the result to the next, where it is floats."""
+        """Row stride of the result in numbers, if it is floats."""
         return self.rows.stride if self.is_rows else round_up(self.width, ROW_BLOCK)

@@ -23,30 +23,30 @@ from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .layers import Norm, Vector
 from .operations import ConvolutionSpec, DeltaSpec, MambaSpec
-from .program import Argument, Input, Limits, Program, Rows, Stored
+from .program import Argument, Input, Limits, Program, RowBuffer, WeightTensor
 
 
 class RecurrentOps:
-    """Appends to `program`, and to `plan` the vectors that recurrent layers read; a state has `state_bytes`."""
+    """The recurrent operations of `program`; `plan` gets the vectors that they read. A state has `state_bytes`."""
 
     def __init__(self, program: Program, plan: WeightPlan, state_bytes: int, limits: Limits, target: Target) -> None:
         self._program, self._plan, self._limits, self._target = program, plan, limits, target
         self._state_items = state_bytes // STATE_ITEM_BYTES
 
-    def convolve(self, gates: Rows, spec: ConvolutionSpec) -> Rows:
-        """`c * convolution(b * x)` of rows that hold b, c and x."""
+    def convolve(self, gates: RowBuffer, spec: ConvolutionSpec) -> RowBuffer:
+        """Return `c * convolution(b * x)` of rows that hold b, c and x."""
         size = spec.convolution.kernel_size
         return self._convolve(gates, spec.width, size, spec.first, spec.taps, spec.bias, is_gated=True)
 
-    def delta_rule(self, joined: Rows, spec: DeltaSpec) -> Rows:
-        """What value heads give, normalized and gated."""
+    def delta_rule(self, joined: RowBuffer, spec: DeltaSpec) -> RowBuffer:
+        """Return the output of value heads, normalized and gated."""
         delta = spec.delta
         x = self._convolve(joined, delta.convolved_width, delta.kernel_size, spec.first, spec.taps, is_gated=False)
         _, gates, b, a = joined.columns
         unit = UnitHeads(delta.num_key_heads, delta.key_dim, x.stride)
         self._program.call(unit, lambda: unit_heads(unit, self._target), x.memory, x.num_rows)
         scalars = self._scalars(joined, a, b, delta.num_value_heads, spec.rate, spec.dt_bias)
-        y = Rows.of_tokens(self._program, self._limits, "matrix_state", delta.values_width)
+        y = RowBuffer.of_tokens(self._program, self._limits, "matrix_state", delta.values_width)
         shape = MatrixShape(
             delta.num_key_heads,
             delta.num_value_heads,
@@ -66,8 +66,8 @@ class RecurrentOps:
         norm = GatedNorm(delta.num_value_heads, delta.value_dim, y.stride, joined.stride, gates, spec.norm.eps)
         return self._gated_norm(y, joined, norm, spec.norm)
 
-    def mamba2(self, joined: Rows, spec: MambaSpec) -> Rows:
-        """What heads give, gated and normalized; without a norm, before their gates."""
+    def mamba2(self, joined: RowBuffer, spec: MambaSpec) -> RowBuffer:
+        """Return the output of heads, gated and normalized; without a norm, before their gates."""
         mamba, width = spec.mamba, spec.mamba.values_width
         first, keys = spec.first, spec.mamba.keys_width
         x = self._convolve(
@@ -75,7 +75,7 @@ class RecurrentOps:
         )
         gates, dt = joined.columns[-2:]
         scalars = self._scalars(joined, dt, None, mamba.num_heads, spec.rate, spec.dt_bias)
-        y = Rows.of_tokens(self._program, self._limits, "matrix_state", width)
+        y = RowBuffer.of_tokens(self._program, self._limits, "matrix_state", width)
         shape = MatrixShape(
             mamba.num_groups,
             mamba.num_heads,
@@ -108,10 +108,12 @@ class RecurrentOps:
         )
         return self._gated_norm(y, joined, norm, spec.norm)
 
-    def _scalars(self, joined: Rows, step: int, b: int | None, num_heads: int, rate: Vector, dt_bias: Vector) -> Rows:
-        """By how much each head fades, and how much it learns."""
+    def _scalars(
+        self, joined: RowBuffer, step: int, b: int | None, num_heads: int, rate: Vector, dt_bias: Vector
+    ) -> RowBuffer:
+        """Return the decay and the learning rate of each head."""
         width = 2 * round_up(num_heads, ROW_BLOCK)
-        scalars = Rows.of_tokens(self._program, self._limits, "head_scalars", width)
+        scalars = RowBuffer.of_tokens(self._program, self._limits, "head_scalars", width)
         shape = HeadScalars(step, b, joined.stride, scalars.stride)
         self._program.call(
             shape,
@@ -124,7 +126,10 @@ class RecurrentOps:
         )
         return scalars
 
-    def _add_and_read(self, x: Rows, scalars: Rows, y: Rows, shape: MatrixShape, first: int, skip: Argument) -> None:
+    def _add_and_read(
+        self, x: RowBuffer, scalars: RowBuffer, y: RowBuffer, shape: MatrixShape, first: int, skip: Argument
+    ) -> None:
+        """Append the update of matrix states, and the reading of their outputs into `y`."""
         row_of_token, state_in, state_out, pool = self._states()
         self._program.call(
             shape,
@@ -134,15 +139,25 @@ class RecurrentOps:
             x.num_rows,
         )
 
-    def _gated_norm(self, y: Rows, gates: Rows, shape: GatedNorm, norm: Norm) -> Rows:
+    def _gated_norm(self, y: RowBuffer, gates: RowBuffer, shape: GatedNorm, norm: Norm) -> RowBuffer:
+        """Append a gated norm of `y`. Returns `y`."""
         gain = self._vector(Vector(norm.name, norm.size))
         self._program.call(shape, lambda: gated_norm(shape, self._target), y.memory, gates.memory, gain, y.num_rows)
         return y
 
     def _convolve(
-        self, x: Rows, width: int, size: int, first: int, taps: Vector, bias: Vector | None = None, *, is_gated: bool
-    ) -> Rows:
-        y = Rows.of_tokens(self._program, self._limits, "convolved", width)
+        self,
+        x: RowBuffer,
+        width: int,
+        size: int,
+        first: int,
+        taps: Vector,
+        bias: Vector | None = None,
+        *,
+        is_gated: bool,
+    ) -> RowBuffer:
+        """Append a short convolution of columns of `x`. Returns its output."""
+        y = RowBuffer.of_tokens(self._program, self._limits, "convolved", width)
         shape = ConvolutionShape(
             width, size, x.stride, y.stride, self._state_items, has_bias=bias is not None, is_gated=is_gated
         )
@@ -164,7 +179,9 @@ class RecurrentOps:
         return y
 
     def _states(self) -> tuple[Argument, ...]:
+        """Return the arguments of the state pool and its slots."""
         return tuple(map(Input, ("row_of_token", "state_in", "state_out", "state_pool")))
 
     def _vector(self, vector: Vector) -> Argument:
-        return Stored(self._plan.vector(((vector.name, vector.size),)).name)
+        """Return a vector as an argument."""
+        return WeightTensor(self._plan.vector(((vector.name, vector.size),)).name)

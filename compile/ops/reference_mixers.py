@@ -1,10 +1,10 @@
-"""Attention of one head and recurrent layers in plain NumPy, the rotation of heads, and the roundings of kernels.
+"""Attention of one head and recurrent layers in plain NumPy, with RoPE and the rounding of kernels.
 
-A recurrent layer takes one token after the other, each from the state that the one before it leaves.
+A recurrent layer computes one token after the other, each from the state of the one before.
 
-What enters a matrix is rounded to int8 in groups of 32. For attention in integers, keys are codes of 12 bits, queries
-of 13 and values of 8, each row with a scale of its own. What weighs a value is rounded, too: within a span of 128
-positions the weights of a row, each times its value's scale, are 0 to 255 parts of the largest. Sums of weights are not
+Inputs of a matrix are rounded to int8 in groups of 32. For attention in integers, keys are codes of 12 bits, queries of
+13 and values of 8, each row with a scale of its own. Attention weights are rounded, too. Within a span of 128
+positions, a row's weights, each times its value's scale, become 0 to 255 parts of the largest. Sums of weights are not
 rounded.
 """
 
@@ -22,33 +22,33 @@ from .layers import Norm
 from .operations import ConvolutionSpec, DeltaSpec, MambaSpec
 from .rope_frequencies import attention_factor, rope_frequencies
 
-ACTIVATION_GROUP = 32  # numbers that enter a matrix and share one int8 scale
+ACTIVATION_GROUP = 32  # inputs of a matrix that share one int8 scale
 SPAN = 128  # positions
 _KEY_LIMIT, _QUERY_LIMIT, _VALUE_LIMIT, _WEIGHT_LIMIT = 2047, 4095, 127, 255
 
 
 def query_limit(key_dim: int) -> int:
-    """The largest code of a query: its product with any key fits in 32 bits."""
+    """Return the largest code of a query, so that its product with any key fits in 32 bits."""
     return int(min(_QUERY_LIMIT, ((1 << 31) - 1) // (_KEY_LIMIT * key_dim)))
 
 
 def rounded_keys(keys: Array) -> Array:
-    """Keys `[..., n]` as their codes tell them."""
+    """Return keys `[..., n]` after rounding to codes."""
     return _rounded(keys, _KEY_LIMIT)
 
 
 def rounded_values(values: Array) -> Array:
-    """Values `[..., n]` as their codes tell them."""
+    """Return values `[..., n]` after rounding to codes."""
     return _rounded(values, _VALUE_LIMIT)
 
 
 def rounded_queries(queries: Array) -> Array:
-    """Queries `[..., n]` as their codes tell them."""
+    """Return queries `[..., n]` after rounding to codes."""
     return _rounded(queries, query_limit(queries.shape[-1]))
 
 
 def rounded_weights(weights: Array, values: Array) -> Array:
-    """Weights `[tokens, rows]` as their codes tell them; `values` `[rows, n]` are rounded already."""
+    """Return weights `[tokens, rows]` after rounding to codes; `values` `[rows, n]` are already rounded."""
     scales = _largest(values)[:, 0] / _VALUE_LIMIT
     scaled = weights * scales
     for first in range(0, scaled.shape[-1], SPAN):
@@ -60,17 +60,17 @@ def rounded_weights(weights: Array, values: Array) -> Array:
 
 
 def refine(logits: Array, exact: Array) -> None:
-    """Replace the largest logits of each row, as many as sampling looks at, by exact ones."""
+    """Replace the largest logits of each row, as many as sampling reads, by exact ones."""
     count = min(TOP_LOGITS, logits.shape[-1])
     largest = np.argpartition(logits, -count, axis=-1)[:, -count:]
     np.put_along_axis(logits, largest, np.take_along_axis(exact, largest, axis=-1), axis=-1)
 
 
 def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:
-    """What is left of numbers `[..., K]` after int8 rounding in groups, of activations 32.
+    """Return numbers `[..., K]` after int8 rounding in groups, by default the groups of activations.
 
-    Codes are `x * (127 / max|x|)` rounded half to even, the scale is `max|x| / 127`. A last group of fewer
-    numbers stands alone; a group of zeros stays zeros.
+    Codes are `x * (127 / max|x|)` rounded half to even, and the scale is `max|x| / 127`. A last group may be smaller. A
+    group of zeros stays zeros.
     """
     padding = -x.shape[-1] % group
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
@@ -82,13 +82,14 @@ def round_to_int8(x: Array, group: int = ACTIVATION_GROUP) -> Array:
 
 
 def _rounded(x: Array, limit: int) -> Array:
+    """Return rows rounded to codes in `[-limit, limit]` with a scale for each row."""
     largest = _largest(x)
     rounded: Array = (np.rint(x * (limit / largest)) * (largest / limit)).astype(x.dtype)
     return rounded
 
 
 def _largest(x: Array) -> Array:
-    """Each row's largest magnitude, of zeros 1."""
+    """Return each row's largest magnitude, or 1 for zeros."""
     largest: Array = np.abs(x).max(axis=-1, keepdims=True)
     return np.where(largest == 0, largest.dtype.type(1), largest)
 
@@ -97,14 +98,14 @@ Positions = npt.NDArray[np.int64]
 
 
 def rope_table(rope: Rope, positions: Positions) -> tuple[Array, Array]:
-    """Cosines and sines of positions, each float32 `[tokens, rotary_dim / 2]`."""
+    """Return cosines and sines of positions, each float32 `[tokens, rotary_dim / 2]`."""
     angles = positions.astype(np.float32)[:, None] * rope_frequencies(rope)[None, :]
     factor = np.float32(attention_factor(rope))
     return np.cos(angles) * factor, np.sin(angles) * factor
 
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """RoPE on `[heads, tokens, head_dim]`; the halves of what rotates are the pairs (Hugging Face's order)."""
+    """Apply RoPE to `[heads, tokens, head_dim]`; pairs are halves of the rotated elements (Hugging Face's order)."""
     half = cos.shape[-1]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
@@ -112,7 +113,7 @@ def rotated(x: Array, cos: Array, sin: Array) -> Array:
 
 
 def prepared(query: Array, attention: AnyAttention, positions: Positions) -> Array:
-    """Queries at the temperature of their positions, `[heads, tokens, head_dim]`."""
+    """Return queries multiplied by the temperature of their positions, `[heads, tokens, head_dim]`."""
     if attention.temperature is None:
         return query
     temperature = attention.temperature
@@ -122,11 +123,12 @@ def prepared(query: Array, attention: AnyAttention, positions: Positions) -> Arr
 
 
 def visible(attention: AnyAttention, num_tokens: int) -> npt.NDArray[np.bool_]:
-    """Which tokens (columns) each token (rows) sees."""
+    """Return a mask of the tokens (columns) that each token (rows) sees."""
     row, column = np.arange(num_tokens)[:, None], np.arange(num_tokens)[None, :]
-    seen = column <= row
+    seen = column <= row + (num_tokens if attention.bidirectional else 0)
     if attention.window is not None:
         seen &= column > row - attention.window
+        seen &= column < row + attention.window
     if attention.chunk is not None:
         seen &= column // attention.chunk == row // attention.chunk
     if attention.skips_first:
@@ -137,9 +139,9 @@ def visible(attention: AnyAttention, num_tokens: int) -> npt.NDArray[np.bool_]:
 def attend(
     query: Array, key: Array, value: Array, attention: AnyAttention, sink: Array | None, *, in_codes: bool = False
 ) -> Array:
-    """Softmax attention of one head, all `[tokens, numbers of a head]`; `sink` is a logit without a value.
+    """Return softmax attention of one head; all are `[tokens, head size]`, and `sink` is a logit without a value.
 
-    With `in_codes` weights are rounded as attention in integers rounds them; values are so already.
+    With `in_codes`, weights are rounded as attention in integers does; values are already rounded.
     """
     scores = query @ key.T * query.dtype.type(attention.scale)
     if attention.soft_cap is not None:
@@ -157,12 +159,12 @@ def attend(
     return mixed
 
 
-Read = Callable[[str], Array]  # a tensor by its name
+Read = Callable[[str], Array]  # returns a tensor by its name
 Normalize = Callable[[Array, Norm], Array]
 
 
 def short_convolution(gates: Array, spec: ConvolutionSpec, read: Read) -> Array:
-    """`c * convolution(b * x)`, of b, c and x side by side."""
+    """Return `c * convolution(b * x)`, given b, c and x side by side."""
     b, c, x = np.split(gates, 3, axis=-1)
     mixed = convolved(b * x, read(spec.taps.name).reshape(spec.width, -1))
     gated: Array = c * (mixed if spec.bias is None else mixed + read(spec.bias.name))
@@ -170,7 +172,10 @@ def short_convolution(gates: Array, spec: ConvolutionSpec, read: Read) -> Array:
 
 
 def gated_delta(joined: tuple[Array, ...], spec: DeltaSpec, read: Read, normalize: Normalize) -> Array:
-    """What value heads give, normalized, then gated; of queries, keys and values, gates, b and a."""
+    """Return the output of value heads, normalized, then gated.
+
+    `joined` has queries, keys and values, gates, b and a.
+    """
     qkv, gates, b, a = joined
     qkv = FUNCTIONS["silu"](convolved(qkv, read(spec.taps.name).reshape(qkv.shape[1], -1)))
     fading = np.exp(read(spec.rate.name) * FUNCTIONS["softplus"](a + read(spec.dt_bias.name)))
@@ -179,7 +184,10 @@ def gated_delta(joined: tuple[Array, ...], spec: DeltaSpec, read: Read, normaliz
 
 
 def mamba2(joined: tuple[Array, ...], spec: MambaSpec, read: Read, normalize: Normalize) -> Array:
-    """What heads give, gated, then perhaps normalized; of values, keys and queries, gates, and dt."""
+    """Return the output of heads, gated, then perhaps normalized.
+
+    `joined` has values, keys and queries, gates, and dt.
+    """
     *parts, gates, dt = joined
     rows = np.concatenate(parts, axis=-1)
     rows = convolved(rows, read(spec.taps.name).reshape(rows.shape[1], -1))
@@ -192,7 +200,7 @@ def mamba2(joined: tuple[Array, ...], spec: MambaSpec, read: Read, normalize: No
 
 
 def convolved(x: Array, taps: Array) -> Array:
-    """`sum(taps[:, i] * x[t - kernel_size + 1 + i])` of each column, rows before the first being zeros.
+    """Return `sum(taps[:, i] * x[t - kernel_size + 1 + i])` of each column, with zeros before the first row.
 
     `x` is `[tokens, width]`, `taps` `[width, kernel_size]`.
     """
@@ -206,9 +214,10 @@ def convolved(x: Array, taps: Array) -> Array:
 
 
 def delta_rule(qkv: Array, fading: Array, learns: Array, delta: GatedDelta) -> Array:
-    """What each value head gives, `[tokens, value heads, value_dim]`.
+    """Return the output of each value head, `[tokens, value heads, value_dim]`.
 
-    `qkv` has queries and keys of all key heads, and values; `fading` and `learns` are `[tokens, value heads]`.
+    `qkv` has queries and keys of all key heads, and values. `fading` (the decay) and `learns` (the learning rate) are
+    `[tokens, value heads]`.
     """
     parts = np.split(qkv, [delta.keys_width, 2 * delta.keys_width], axis=-1)
     query, key = (_of_length_one(part.reshape(len(part), delta.num_key_heads, -1)) for part in parts[:2])
@@ -221,9 +230,10 @@ def delta_rule(qkv: Array, fading: Array, learns: Array, delta: GatedDelta) -> A
 
 
 def mamba_scan(rows: Array, fading: Array, steps: Array, mamba: Mamba2) -> Array:
-    """What each head gives, without what it skips, `[tokens, heads, head_dim]`.
+    """Return the output of each head without its skip term, `[tokens, heads, head_dim]`.
 
-    `rows` has values of all heads, keys and queries of all groups; `fading` and `steps` are `[tokens, heads]`.
+    `rows` has values of all heads, keys and queries of all groups. `fading` (the decay) and `steps` are `[tokens,
+    heads]`.
     """
     value, key, query = split_rows(rows, mamba)
     groups = np.arange(mamba.num_heads) // (mamba.num_heads // mamba.num_groups)
@@ -231,7 +241,7 @@ def mamba_scan(rows: Array, fading: Array, steps: Array, mamba: Mamba2) -> Array
 
 
 def split_rows(rows: Array, mamba: Mamba2) -> tuple[Array, Array, Array]:
-    """Values `[tokens, heads, head_dim]`, keys and queries, each `[tokens, groups, state_dim]`."""
+    """Return values `[tokens, heads, head_dim]`, and keys and queries, each `[tokens, groups, state_dim]`."""
     width, keys = mamba.values_width, mamba.keys_width
     value, key, query = np.split(rows, [width, width + keys], axis=-1)
     shape = (len(rows), mamba.num_groups, mamba.state_dim)
@@ -239,7 +249,7 @@ def split_rows(rows: Array, mamba: Mamba2) -> tuple[Array, Array, Array]:
 
 
 def _recurrence(query: Array, key: Array, value: Array, fading: Array, learns: Array, *, corrects: bool) -> Array:
-    """All by value heads, `[tokens, heads, ...]`."""
+    """Return the output of all tokens; arguments and result are by value head, `[tokens, heads, ...]`."""
     state = np.zeros((value.shape[1], key.shape[2], value.shape[2]), value.dtype)
     out = np.empty_like(value)
     for token in range(len(value)):
@@ -251,5 +261,6 @@ def _recurrence(query: Array, key: Array, value: Array, fading: Array, learns: A
 
 
 def _of_length_one(x: Array) -> Array:
+    """Return vectors divided by their length."""
     length: Array = np.sqrt(np.square(x).sum(axis=-1, keepdims=True) + x.dtype.type(1e-6))
     return x / length

@@ -1,9 +1,9 @@
-"""`Operations` in plain NumPy: something slow and obvious for compiled kernels to agree with.
+"""Implement `Operations` in plain NumPy: a slow and obvious reference for compiled kernels.
 
-Knows the arithmetic (the formulas of `transformers`, in its order where rounding shows), the int8 rounding of
-activations and the rounding of KV; not kernels, layouts, pages or files. Computes one sequence, positions counted from
-0. Weights are asked for by their names, one at a time and never kept, so that a 7B model needs memory for its largest
-tensor only; of those that can be read by their rows, for some of them.
+It computes the formulas of `transformers`, in its order if rounding shows, with the int8 rounding of activations and
+the rounding of KV. Knows no kernels, layouts, pages or files. Computes one sequence, with positions from 0. Weights are
+requested by name, one at a time, and never kept, so that a 7B model needs memory for its largest tensor only. If a
+weight can be read by rows, only some rows are requested.
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ from .reference_mixers import (
 
 GetWeight = Callable[[str], npt.NDArray[Any]]
 GetRows = Callable[[str, slice], npt.NDArray[Any]]
-Rows = tuple[Array, ...]  # of joined matrices, the outputs of each, `[tokens, width]`
+JoinedOutputs = tuple[Array, ...]  # outputs of each joined matrix, `[tokens, width]`
 
 STRIP = 1 << 22  # numbers of a matrix that are read at a time
-_MOST_THREADS = 16  # that read one each
-NEAR_TIE = 0.02  # of the deviation of a router's logits: what rounding of its input may change
+_MOST_THREADS = 16  # each reads one strip
+NEAR_TIE = 0.02  # fraction of the deviation of a router's logits, within which rounding can change the choice
 
 
 def nothing_quantized(name: str) -> bool:
-    """The `quantized` of a model whose weights are all floats."""
+    """Return False: a model whose weights are all floats quantizes no activations."""
     return False
 
 
 class ReferenceOps:
-    """Computes what a model file calls, for the tokens of one sequence.
+    """The reference operations, for the tokens of one sequence.
 
     Args:
-        weight: a dequantized tensor by its checkpoint name, matrices as `[out, in]`.
-        rows: some rows of a matrix or an embedding, so that the largest need not be held as a whole. Matrices of
-            experts are one below the other.
-        quantized: whether the activations that enter a matrix are rounded to int8 first, as kernels do.
-        kv_dtype: how keys (after RoPE) and values are rounded, and with k12v8 queries and the weights of values.
-        dtype: the precision of all else: float64 shows how much of a difference is float32's own.
-        vocabulary: which logits are computed, as runs of tokens; None: all. Of some, none are refined.
+        weight: returns a dequantized tensor by its checkpoint name, matrices as `[out, in]`.
+        rows: returns some rows of a matrix or an embedding, so that large ones are not held whole. Matrices of experts
+            are concatenated.
+        quantized: returns whether the activations that enter a matrix are rounded to int8, as kernels do.
+        kv_dtype: format to which keys (after RoPE) and values are rounded; k12v8 also rounds queries and attention
+            weights.
+        dtype: precision of everything else. float64 shows how much of a difference is float32's own error.
+        vocabulary: runs of tokens whose logits are computed; all if None. Some logits are never refined.
 
     Attributes:
-        near_ties: of each token, whether a router was within `NEAR_TIE` of choosing other experts for it.
+        near_ties: for each token, whether a router was within `NEAR_TIE` of other experts.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class ReferenceOps:
         self._token_ids, self._dtype = np.asarray(token_ids, dtype=np.int64), np.dtype(dtype)
         self._number: Any = self._dtype.type
         self.near_ties = np.zeros(len(self._token_ids), np.bool_)
-        self._kv: dict[int, tuple[Array, Array]] = {}  # of each KV layer
-        self._hidden: Array = np.zeros((0, 0), self._dtype)  # what `keep_hidden` kept last
+        self._kv: dict[int, tuple[Array, Array]] = {}  # by KV layer
+        self._hidden: Array = np.zeros((0, 0), self._dtype)  # the rows that `keep_hidden` kept last
 
-    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> Rows:
-        """Rows of the sequence's tokens."""
+    def embed(self, embedding: Embedding, *, factor: float = 1.0) -> JoinedOutputs:
+        """Return the embedding rows of the sequence's tokens."""
         ids, of_token = np.unique(self._token_ids, return_inverse=True)
         if self._rows is None:
             found = self._weight(embedding.name)[ids]
@@ -95,24 +96,24 @@ class ReferenceOps:
         x = found[of_token].astype(self._dtype, copy=False)
         return (x if factor == 1.0 else x * self._number(factor),)
 
-    def normalize(self, x: Rows, norm: Norm) -> Rows:
-        """`x` normalized."""
+    def normalize(self, x: JoinedOutputs, norm: Norm) -> JoinedOutputs:
+        """Return `x` normalized."""
         return (self._norm(x[0], norm),)
 
-    def norm(self, x: Rows, norm: Norm) -> Array:
-        """`x` normalized."""
+    def norm(self, x: JoinedOutputs, norm: Norm) -> Array:
+        """Return `x` normalized."""
         return self._norm(x[0], norm)
 
-    def plain(self, x: Rows, width: int) -> Array:
-        """`x` as it is, rows of `width`."""
+    def plain(self, x: JoinedOutputs, width: int) -> Array:
+        """Return `x` unchanged, with rows of `width`."""
         return x[0]
 
-    def linear(self, x: Array, *layers: Linear) -> Rows:
-        """The outputs of all layers."""
+    def linear(self, x: Array, *layers: Linear) -> JoinedOutputs:
+        """Return the outputs of all layers."""
         return tuple(self._multiply(x, layer) for layer in layers)
 
-    def attention(self, qkv: Rows, spec: AttentionSpec) -> Array:
-        """Causal attention over the whole sequence."""
+    def attention(self, qkv: JoinedOutputs, spec: AttentionSpec) -> Array:
+        """Return causal attention over the whole sequence."""
         attention = spec.attention
         parts = list(qkv)
         query = self.heads(parts.pop(0), attention.head_dim)
@@ -138,8 +139,8 @@ class ReferenceOps:
             gathered = gathered * self._gate(parts.pop(0), spec)
         return gathered.swapaxes(0, 1).reshape(len(self._token_ids), -1)
 
-    def latent_attention(self, queries: Rows, latent: Rows, spec: LatentSpec) -> Array:
-        """The same over the one row that each token keeps for all heads."""
+    def latent_attention(self, queries: JoinedOutputs, latent: JoinedOutputs, spec: LatentSpec) -> Array:
+        """Return causal attention over the one latent row that each token has for all heads."""
         attention, (kept,) = spec.attention, latent[-1:]
         table = self._rope_table(attention.rope)
         plain, turning = np.split(self.heads(queries[0], attention.query_size), [attention.plain_dim], axis=-1)
@@ -154,39 +155,41 @@ class ReferenceOps:
         outputs: Array = gathered @ self._read(spec.values.name).swapaxes(1, 2)
         return outputs.swapaxes(0, 1).reshape(len(kept), -1)
 
-    def keep(self, qkv: Rows, spec: AttentionSpec) -> None:
-        """Nothing: attention is over the whole sequence."""
+    def keep(self, qkv: JoinedOutputs, spec: AttentionSpec) -> None:
+        """Do nothing, because attention is over the whole sequence."""
 
-    def keep_latent(self, queries: Rows, latent: Rows, spec: LatentSpec) -> None:
-        """Nothing, likewise."""
+    def keep_latent(self, queries: JoinedOutputs, latent: JoinedOutputs, spec: LatentSpec) -> None:
+        """Do nothing, because attention is over the whole sequence."""
 
-    def keep_hidden(self, x: Rows, kv_layer: int) -> None:
+    def keep_hidden(self, x: JoinedOutputs, kv_layer: int) -> None:
         """Keep the rows, rounded as keys are."""
         self._hidden = self._round_kv(x[0])
 
-    def beside_previous(self, x: Rows, width: int, kv_layer: int) -> Array:
-        """`x`, and beside each row the one that was kept of the token before."""
+    def concat_previous(self, x: JoinedOutputs, width: int, kv_layer: int) -> Array:
+        """Concatenate `x` with the row that was kept for the token before."""
         return np.concatenate([x[0], np.concatenate([np.zeros_like(x[0][:1]), self._hidden[:-1]])], axis=-1)
 
-    def short_convolution(self, gates: Rows, spec: ConvolutionSpec) -> Array:
-        """Gated, token by token from a state of zeros."""
+    def short_convolution(self, gates: JoinedOutputs, spec: ConvolutionSpec) -> Array:
+        """Return the gated convolution, token by token from a state of zeros."""
         return short_convolution(gates[0], spec, self._read)
 
-    def gated_delta(self, joined: Rows, spec: DeltaSpec) -> Array:
-        """The delta rule, token by token from a state of zeros."""
+    def gated_delta(self, joined: JoinedOutputs, spec: DeltaSpec) -> Array:
+        """Return the gated delta rule, token by token from a state of zeros."""
         return gated_delta(joined, spec, self._read, self._norm)
 
-    def mamba2(self, joined: Rows, spec: MambaSpec) -> Array:
-        """Mamba-2, token by token from a state of zeros."""
+    def mamba2(self, joined: JoinedOutputs, spec: MambaSpec) -> Array:
+        """Return Mamba-2, token by token from a state of zeros."""
         return mamba2(joined, spec, self._read, self._norm)
 
-    def activate(self, x: Rows, function: Function, width: int, *, by: Rows | None = None, column: int = 0) -> Array:
-        """A function of rows, or of gates and what they let through; then times `width` numbers of `by`."""
+    def activate(
+        self, x: JoinedOutputs, function: Function, width: int, *, by: JoinedOutputs | None = None, column: int = 0
+    ) -> Array:
+        """Return a function of rows, or of pairs of gate and factor, then times `width` numbers of `by`."""
         y = GATED_FUNCTIONS[function](x[0], x[1]) if function in GATED_FUNCTIONS else FUNCTIONS[function](x[0])
         return y if by is None else y * by[0][:, column : column + width]
 
-    def experts(self, x: Array, unnormed: Rows, spec: ExpertsSpec) -> Rows:
-        """The weighted sum of the experts that each row is routed to, in order of rank."""
+    def experts(self, x: Array, unnormed: JoinedOutputs, spec: ExpertsSpec) -> JoinedOutputs:
+        """Return the weighted sum of the experts to which each row is routed, in order of rank."""
         routed = x
         if spec.router_norm is not None:
             routed = self._norm(unnormed[0], spec.router_norm)
@@ -213,29 +216,33 @@ class ReferenceOps:
             total = total + outputs[:, rank]
         return (total,)
 
-    def add_linear(self, x: Rows, y: Array, layer: Linear, *, factor: float = 1.0) -> Rows:
-        """`x + factor * W y`."""
+    def add_linear(self, x: JoinedOutputs, y: Array, layer: Linear, *, factor: float = 1.0) -> JoinedOutputs:
+        """Return `x + factor * W y`."""
         return self.add(x, self.linear(y, layer), factor=factor)
 
-    def add(self, x: Rows, y: Rows, *, factor: float = 1.0) -> Rows:
-        """`x + factor * y`."""
+    def add(self, x: JoinedOutputs, y: JoinedOutputs, *, factor: float = 1.0) -> JoinedOutputs:
+        """Return `x + factor * y`."""
         return (x[0] + (y[0] if factor == 1.0 else y[0] * self._number(factor)),)
 
-    def add_gated(self, x: Rows, y: Array, layer: Linear, gate: Linear, of: Array) -> Rows:
-        """`x + sigmoid(gate of) * W y`."""
+    def add_gated(self, x: JoinedOutputs, y: Array, layer: Linear, gate: Linear, of: Array) -> JoinedOutputs:
+        """Return `x + sigmoid(gate of) * W y`."""
         return (x[0] + self._multiply(y, layer) * sigmoid(self._multiply(of, gate)),)
 
-    def add_norm(self, x: Rows, y: Rows, norm: Norm, *, factor: float = 1.0, parts: int = 1) -> Rows:
-        """`x + factor * normalized y`, each of the `parts` of a row by itself."""
+    def add_norm(
+        self, x: JoinedOutputs, y: JoinedOutputs, norm: Norm, *, factor: float = 1.0, parts: int = 1
+    ) -> JoinedOutputs:
+        """Return `x + factor * normalized y`, each of the `parts` of a row normalized by itself."""
         normed = self._norm(y[0].reshape(-1, parts, norm.size), norm)
         return self.add(x, (normed.reshape(y[0].shape),), factor=factor)
 
-    def scale(self, x: Rows, by: Vector) -> Rows:
-        """`x` times a stored number."""
+    def scale(self, x: JoinedOutputs, by: Vector) -> JoinedOutputs:
+        """Return `x` times a stored number."""
         return (x[0] * self._read(by.name)[0],)
 
-    def logits(self, x: Rows, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None) -> Rows:
-        """The logits of all rows."""
+    def logits(
+        self, x: JoinedOutputs, norm: Norm, head: Linear, *, factor: float = 1.0, soft_cap: float | None = None
+    ) -> JoinedOutputs:
+        """Return the logits of all rows."""
         normed = self._norm(x[0], norm)
         logits = self._multiply(normed, head, outputs=self._vocabulary)
         if self._quantized(head.name) and self._vocabulary is None:
@@ -245,26 +252,33 @@ class ReferenceOps:
             logits = np.tanh(logits / self._number(soft_cap)) * self._number(soft_cap)
         return (logits,)
 
-    # What tests replace: where tokens stand, and how a head attends.
+    def hidden(self, x: JoinedOutputs, norm: Norm, *dense: Linear) -> JoinedOutputs:
+        """Return all rows, normalized and then multiplied."""
+        y = self._norm(x[0], norm)
+        for layer in dense:
+            y = self._multiply(y, layer)
+        return (y,)
+
+    # Tests override the two methods below: the positions of tokens, and the attention of a head.
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """The position of each token."""
+        """Return the position of each token."""
         return np.arange(len(self._token_ids))
 
     def attend(
         self, query: Array, key: Array, value: Array, spec: AttentionSpec | LatentSpec, head: int, sinks: Array | None
     ) -> Array:
-        """What one query head gathers, all `[tokens, head_dim]`; of values as many numbers as they have."""
+        """Return the attention output of one query head; all are `[tokens, head_dim]`, or the values' own size."""
         sink = None if sinks is None else sinks[head]
         return attend(query, key, value, spec.attention, sink, in_codes=self._in_codes)
 
     @staticmethod
     def heads(x: Array, head_dim: int) -> Array:
-        """Rows as `[heads, tokens, head_dim]`."""
+        """Return rows as `[heads, tokens, head_dim]`."""
         return x.reshape(len(x), -1, head_dim).swapaxes(0, 1)
 
     def _rotated(self, x: Array, norm: Norm | None, spec: AttentionSpec) -> Array:
-        """Heads normalized and rotated, in the layer's order."""
+        """Return heads normalized and rotated, in the layer's order."""
         qk_norm, rope = spec.attention.qk_norm, spec.attention.rope
         if norm is not None and qk_norm is not None and not qk_norm.after_rope:
             x = self._norm_heads(x, norm)
@@ -274,23 +288,24 @@ class ReferenceOps:
         return x
 
     def _rope_table(self, rope: Rope) -> tuple[Array, Array]:
+        """Return cosines and sines of the sequence's positions."""
         return rope_table(rope, self.positions())
 
     def _norm_heads(self, x: Array, norm: Norm) -> Array:
-        """Each head normalized, or all of them together, `[heads, tokens, head_dim]`."""
+        """Return each head normalized, or all of them together, `[heads, tokens, head_dim]`."""
         if norm.size == x.shape[-1]:
             return self._norm(x, norm)
         rows = x.swapaxes(0, 1).reshape(x.shape[1], -1)
         return self.heads(self._norm(rows, norm), x.shape[-1])
 
     def _gate(self, gate: Array, spec: AttentionSpec) -> Array:
-        """`[heads, tokens, head_dim or 1]`."""
+        """Return the gates as `[heads, tokens, head_dim or 1]`."""
         assert spec.attention.gate is not None
         function = sigmoid if spec.attention.gate.function == "sigmoid" else FUNCTIONS["softplus"]
         return function(self.heads(gate, gate.shape[-1] // spec.attention.num_heads))
 
     def _matrix_of(self, expert: int, part: ExpertLinear, stacks: dict[str, Array]) -> Array:
-        """An expert's matrix, out of the stack or, where rows can be read, alone."""
+        """Return an expert's matrix, from the stack or, if rows can be read, alone."""
         if self._rows is None:
             matrix: Array = stacks[part.name][expert].astype(self._dtype, copy=False)
             return matrix
@@ -298,6 +313,8 @@ class ReferenceOps:
         return self._rows(part.name, rows).astype(self._dtype, copy=False)
 
     def _expert(self, x: Array, spec: ExpertsSpec, expert: int, tensors: dict[str, Array]) -> Array:
+        """Return the output of one expert."""
+
         def multiply(rows: Array, layer: ExpertLinear) -> Array:
             rows = round_to_int8(rows) if self._quantized(layer.name) else rows
             product = _product(rows, tensors[layer.name])
@@ -309,6 +326,7 @@ class ReferenceOps:
     def _multiply(
         self, x: Array, layer: Linear, *, rounded: bool = True, outputs: Sequence[slice] | None = None
     ) -> Array:
+        """Return `factor * (W x + b)`, with inputs rounded if the kernels do so."""
         x = round_to_int8(x) if rounded and self._quantized(layer.name) else x
         product = np.concatenate(self._products(x, layer, outputs), axis=-1)
         if layer.has_bias:
@@ -317,7 +335,7 @@ class ReferenceOps:
         return product if layer.factor == 1.0 else product * self._number(layer.factor)
 
     def _products(self, x: Array, layer: Linear, outputs: Sequence[slice] | None) -> list[Array]:
-        """Products with parts of a matrix, or of some outputs, in their order."""
+        """Return products with parts of a matrix, or with some outputs, in their order."""
         read = self._rows
         if read is None:
             matrix = self._read(layer.name)
@@ -332,6 +350,7 @@ class ReferenceOps:
             return [*pool.map(lambda rows: _product(x, read(layer.name, rows).astype(self._dtype, copy=False)), strips)]
 
     def _norm(self, x: Array, norm: Norm) -> Array:
+        """Return rows normalized, with gain and bias."""
         groups = x if norm.group is None else x.reshape(*x.shape[:-1], -1, norm.group)
         normed = normalized(groups, norm.eps, norm.kind).reshape(x.shape)
         normed = normed * self._read(norm.name) if norm.has_gain else normed
@@ -339,19 +358,24 @@ class ReferenceOps:
 
     @property
     def _in_codes(self) -> bool:
-        """Whether queries and the weights of values are rounded, too."""
+        """True if queries and attention weights are rounded, too."""
         return self._kv_dtype == "k12v8"
 
     def _round_kv(self, x: Array) -> Array:
+        """Return keys or values rounded to the KV format."""
         if self._in_codes:
             return rounded_keys(x)
         return x.astype(np.float16).astype(x.dtype) if self._kv_dtype == "f16" else x
 
     def _read(self, name: str) -> Array:
+        """Return a weight in the reference's precision."""
         return self._weight(name).astype(self._dtype, copy=False)
 
 
 def _product(x: Array, matrix: Array) -> Array:
-    """`x W^T`. With the many rows of the matrix first, a BLAS on several processors is 10 times as fast."""
+    """Return `x W^T`.
+
+    With the many rows of the matrix first, a BLAS on several cores is 10 times as fast.
+    """
     product: Array = (matrix @ x.T).T
     return product

@@ -1,8 +1,9 @@
-"""Frequencies of rotary position embedding (Su et al., 2021), with the stretching that long contexts use."""
+"""Frequencies of rotary position embedding (Su et al., 2021), with the scaling for long contexts."""
 
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -18,27 +19,33 @@ from radixlm.runtime.artifact.model_config import (
     YarnScaling,
 )
 
-ROPE_FREQUENCIES = "rope.frequencies"  # the name of the computed tensor; that of a second `Rope` ends in ".1"
-MAGNITUDE = 0.1  # of YaRN: of the logarithm of its factor
+ROPE_FREQUENCIES = "rope.frequencies"  # the name of the computed tensor; a second `Rope` has the suffix ".1"
+MAGNITUDE = 0.1  # of YaRN: factor of the logarithm of its scaling factor
 
 Float32Array = npt.NDArray[np.float32]
 
 
 def rope_frequencies(rope: Rope) -> Float32Array:
-    """Radians per position of each rotated pair, float32 `[rotary_dim / 2]`.
+    """Return radians per position of each rotated pair, float32 `[rotary_dim / 2]`.
 
-    Computed in float32 as `transformers` does: in float64 the angles at position 8,000 differ by up to 5e-4.
+    Computed in float32 as `transformers` does. In float64 the angles at position 8,000 differ by up to 5e-4.
     """
     theta, dim = rope.theta, rope.rotary_dim
     if isinstance(rope.scaling, DynamicScaling):
         theta *= rope.scaling.alpha ** (dim / (dim - 2))
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = np.float32(1.0) / np.power(np.float32(theta), exponents, dtype=np.float32)
+    frequencies = np.float32(1.0) / _powers(np.float32(theta), exponents)
     return _stretch(frequencies, rope).astype(np.float32)
 
 
+def _powers(base: np.float32, exponents: Float32Array) -> Float32Array:
+    """Return `base` to each of the powers, rounded to float32 once: NumPy's power differs between CPUs."""
+    exact = Context(prec=40)
+    return np.array([float(exact.power(Decimal(float(base)), Decimal(float(each)))) for each in exponents], np.float32)
+
+
 def attention_factor(rope: Rope) -> float:
-    """What cosines and sines are multiplied with."""
+    """Return the factor of cosines and sines."""
     match rope.scaling:
         case FactorsScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor):
             return factor
@@ -48,6 +55,7 @@ def attention_factor(rope: Rope) -> float:
 
 
 def _stretch(frequencies: Float32Array, rope: Rope) -> npt.NDArray[Any]:
+    """Return frequencies after scaling."""
     match rope.scaling:
         case LinearScaling(factor=factor):
             return frequencies / np.float32(factor)
@@ -68,7 +76,7 @@ def _stretch(frequencies: Float32Array, rope: Rope) -> npt.NDArray[Any]:
 def _stretch_llama3(frequencies: Float32Array, scaling: Llama3Scaling) -> npt.NDArray[Any]:
     """Divide slow frequencies by `factor`, keep fast ones, blend between (`_compute_llama3_parameters`).
 
-    There is nothing between where both limits are one (Llama 4 Scout).
+    If both limits are equal, no frequencies are blended (Llama 4 Scout).
     """
     original = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -79,7 +87,7 @@ def _stretch_llama3(frequencies: Float32Array, scaling: Llama3Scaling) -> npt.ND
 
 
 def _stretch_yarn(frequencies: Float32Array, rope: Rope, yarn: YarnScaling) -> npt.NDArray[Any]:
-    """The same by how often a pair turns within the original context (`_compute_yarn_parameters`)."""
+    """Scale frequencies by how often a pair turns within the original context (`_compute_yarn_parameters`)."""
 
     def pair(num_turns: float) -> float:
         turns = yarn.original_max_position_embeddings / (num_turns * 2 * math.pi)
@@ -96,11 +104,12 @@ def _stretch_yarn(frequencies: Float32Array, rope: Rope, yarn: YarnScaling) -> n
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
-    """By how much attention is sharpened for a context that is `factor` times as long."""
+    """Return the sharpening of attention for a context that is `factor` times as long."""
     return MAGNITUDE * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _yarn_factor(yarn: YarnScaling) -> float:
+    """Return YaRN's factor of attention: as declared, or from its scaling factor."""
     if yarn.attention_factor is not None:
         return yarn.attention_factor
     if yarn.mscale and yarn.mscale_all_dim:

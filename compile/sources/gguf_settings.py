@@ -1,6 +1,6 @@
 """GGUF's metadata under the keys of config.json, so that a family reads both.
 
-Knows llama.cpp's keys. What is not listed is found by its own name behind the architecture, `qwen3.some.key`.
+Knows llama.cpp's keys. A key that is not listed is found by its own name after the architecture, `qwen3.some.key`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..families.settings import Settings
 from .gguf_file import GGUFFile
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-_KEYS: Mapping[str, str] = {  # config.json's key -> GGUF's, behind the architecture
+_KEYS: Mapping[str, str] = {  # config.json's key -> GGUF's, after the architecture
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
@@ -65,7 +65,12 @@ _ARCHITECTURES = {name: key for key, family in FAMILIES.items() for name in fami
 
 
 def gguf_settings(file: GGUFFile) -> Settings:
-    """Raises UnsupportedArchitecture for a family that is not known, CorruptSource for an absent embedding."""
+    """Return the settings of a file.
+
+    Raises:
+        UnsupportedArchitecture: the family is unknown.
+        CorruptSource: the embedding is missing.
+    """
     metadata, label = file.metadata, str(file.path)
     architecture = metadata.get("general.architecture")
     if architecture not in _ARCHITECTURES:
@@ -73,7 +78,7 @@ def gguf_settings(file: GGUFFile) -> Settings:
 
     def get(key: str) -> Any:
         value = metadata.get(f"{architecture}.{key}")
-        return value[0] if isinstance(value, list) and len(set(value)) == 1 else value  # the same in each layer
+        return value[0] if isinstance(value, list) and len(set(value)) == 1 else value  # the same value in each layer
 
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -85,7 +90,7 @@ def gguf_settings(file: GGUFFile) -> Settings:
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
     values["rope_scaling"] = _rope_scaling(get)
-    if not values["kv_lora_rank"]:  # else values are a part of keys
+    if not values["kv_lora_rank"]:  # otherwise values are a part of keys
         _check_heads(label, values, get("attention.value_length"))
     return Settings(
         label,
@@ -99,6 +104,7 @@ def gguf_settings(file: GGUFFile) -> Settings:
 
 
 def _check_heads(label: str, values: Mapping[str, Any], value_length: int | None) -> None:
+    """Raise UnsupportedArchitecture if the sizes of keys and values differ."""
     head_dim = values["head_dim"]
     if head_dim is not None and value_length not in (None, head_dim):
         raise UnsupportedArchitecture(
@@ -107,7 +113,10 @@ def _check_heads(label: str, values: Mapping[str, Any], value_length: int | None
 
 
 def _rope_scaling(get: Any) -> dict[str, Any] | None:
-    """With tensors of factors the kind may be missing, and a factor of attention be there all the same."""
+    """Return the RoPE scaling.
+
+    With tensors of factors, the kind may be missing even if there is an attention factor.
+    """
     kind = get("rope.scaling.type") or ("linear" if get("rope.scale_linear") else "none")
     scaling = {key: get(stored) for key, stored in _SCALING_KEYS.items()}
     given = {key: value for key, value in scaling.items() if value is not None}
@@ -117,6 +126,7 @@ def _rope_scaling(get: Any) -> dict[str, Any] | None:
 
 
 def _factors(file: GGUFFile, name: str) -> tuple[float, ...]:
+    """Return RoPE's divisors that a tensor stores. Raises CorruptSource if it is not a float32 vector."""
     tensor = file.tensors[name]
     if tensor.tensor_type.name != "F32" or len(tensor.shape) != 1:
         raise CorruptSource(f"{file.path}: {name} is not a row of numbers in F32")

@@ -1,8 +1,9 @@
-"""A tokenizers-library `tokenizer.json` from what GGUF and SentencePiece files say of a vocabulary.
+"""Build a `tokenizer.json` of the tokenizers library from a vocabulary in a GGUF or SentencePiece file.
 
-Knows three kinds of tokenizer: byte-level BPE (`gpt2`), whose way of cutting text into words goes by the name in
-`tokenizer.ggml.pre` (`pre_tokenizers.py`); SentencePiece BPE (`llama`), whose scores become merges; and Gemma 4's
-(`gemma4`), which has SentencePiece's spaces and bytes, and merges of its own.
+Supports three kinds of tokenizer:
+- byte-level BPE (`gpt2`); `tokenizer.ggml.pre` names its pre-tokenizer (`pre_tokenizers.py`)
+- SentencePiece BPE (`llama`), whose scores become merges
+- Gemma 4's (`gemma4`), with SentencePiece's spaces and bytes, and merges of its own
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SPACES_AS_LETTERS = frozenset({"llama", "gemma4"})  # kinds whose tokens have "
 
 
 class TokenType(IntEnum):
-    """What a token is for: the numbers of GGUF's `token_type` and of SentencePiece, which are the same."""
+    """The type of a token, with the numbers of GGUF's `token_type`, which are also SentencePiece's."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -38,7 +39,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """All that a tokenizer is made of, whatever file it was in. `scores` and `merges` serve one kind each."""
+    """The vocabulary of a tokenizer, from any file format. `scores` and `merges` are used by one kind each."""
 
     model: str  # "gpt2", "llama" or "gemma4"
     tokens: Sequence[str]
@@ -50,12 +51,14 @@ class Vocabulary:
     bos_token_id: int | None = None
     unknown_token_id: int | None = None
     add_bos_token: bool = False
+    eos_token_id: int | None = None
+    add_eos_token: bool = False
 
 
 def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary in a GGUF file's metadata, with llama.cpp's defaults for what it leaves out.
+    """Read the vocabulary in a GGUF file's metadata, with llama.cpp's defaults for missing keys.
 
-    Raises CorruptSource where tokens or merges are missing.
+    Raises CorruptSource if tokens or merges are missing.
     """
     key = "tokenizer.ggml."
     model = metadata.get(key + "model")
@@ -74,6 +77,8 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         "pre": "default",
         "add_space_prefix": is_spm,
         "bos_token_id": 1 if is_spm else None,
+        "eos_token_id": 2 if is_spm else None,
+        "add_eos_token": False,
         "unknown_token_id": 0 if is_spm else None,
         "add_bos_token": model in _SPACES_AS_LETTERS or (way is not None and way.adds_bos),
     }
@@ -84,13 +89,14 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
 
 
 def build_tokenizer_json(vocabulary: Vocabulary) -> str:
-    """The text of `tokenizer.json`.
+    """Return the text of `tokenizer.json`.
 
-    Raises UnsupportedTokenizer for a kind that is not known here, CorruptSource where the parts disagree.
+    Raises UnsupportedTokenizer for an unknown kind, CorruptSource if the parts disagree.
     """
     if len(vocabulary.types) != len(vocabulary.tokens):
         raise CorruptSource(f"{len(vocabulary.tokens)} tokens have {len(vocabulary.types)} types")
-    for token_id in (vocabulary.bos_token_id, vocabulary.unknown_token_id):
+    last = vocabulary.eos_token_id if vocabulary.add_eos_token else None
+    for token_id in (vocabulary.bos_token_id, vocabulary.unknown_token_id, last):
         if token_id is not None and not 0 <= token_id < len(vocabulary.tokens):
             raise CorruptSource(f"special token {token_id} is past the {len(vocabulary.tokens)} tokens")
     if vocabulary.model == "gpt2":
@@ -121,6 +127,7 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
 
 
 def _byte_level(vocabulary: Vocabulary) -> Json:
+    """Return the model, pre-tokenizer and decoder of a byte-level BPE."""
     if vocabulary.pre not in PRE_TOKENIZERS:
         raise UnsupportedTokenizer(
             f"pre-tokenizer {vocabulary.pre!r} is not known; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
@@ -135,6 +142,7 @@ def _byte_level(vocabulary: Vocabulary) -> Json:
 
 
 def _sentencepiece(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> Json:
+    """Return the model, normalizer and decoder of a BPE with SentencePiece's spaces."""
     unknown_id = vocabulary.unknown_token_id
     has_bytes = TokenType.BYTE in vocabulary.types
     prefix = vocabulary.add_space_prefix
@@ -158,9 +166,9 @@ def _sentencepiece(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) ->
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Merges that are joined by a space in the file, as pairs.
+    """Split merges, which are joined by a space in the file, into pairs.
 
-    Raises CorruptSource where one is no pair.
+    Raises CorruptSource if one is not a pair.
     """
     pairs = [tuple(merge.split(" ")) for merge in merges]
     for pair in pairs:
@@ -172,12 +180,11 @@ def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, best score first.
+    """Return every way to join a piece from two others, best score first.
 
-    SentencePiece merges the adjacent pair whose whole has the highest score; as a list of merges (the order
-    among equal scores is the one that Hugging Face's converter uses) BPE does the same. Only normal pieces
-    take part: "</s>" is never put together from "</" and "s>", and what the makers defined is taken out of
-    the text before anything is merged.
+    SentencePiece merges the adjacent pair whose whole has the highest score. As a list of merges, BPE does the same.
+    Equal scores have the order of Hugging Face's converter. Only normal pieces take part: "</s>" is never joined from
+    "</" and "s>", and user-defined pieces are matched in the text before anything is merged.
     """
     if len(vocabulary.scores) != len(vocabulary.tokens):
         raise CorruptSource(f"{len(vocabulary.tokens)} tokens have {len(vocabulary.scores)} scores")
@@ -196,7 +203,7 @@ def merges_from_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _bpe(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]], **options: Any) -> Json:
-    """A merge is a pair; joined by a space, as older files have it, it may hold no other space."""
+    """Return a BPE model. A merge is a pair; in the older form, joined by a space, it can hold no other space."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -213,7 +220,7 @@ def _bpe(vocab: dict[str, int], merges: Sequence[str | tuple[str, str]], **optio
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Ids by text, special tokens too (so that each keeps its id); of tokens with the same text the first."""
+    """Return ids by text, including special tokens (so that each keeps its id); for equal texts the first."""
     ids: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):
         ids.setdefault(token, index)
@@ -221,7 +228,7 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
-    """Tokens found in the text before anything else: control tokens, and those that the makers defined."""
+    """Return tokens that are matched before anything else: control and user-defined tokens."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     special_types = {TokenType.CONTROL} | ({TokenType.UNKNOWN} if vocabulary.model in _SPACES_AS_LETTERS else set())
     return [
@@ -232,15 +239,26 @@ def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _post_processor(vocabulary: Vocabulary) -> Json | None:
-    """Put the beginning-of-sequence token first, if the model wants one."""
-    if not vocabulary.add_bos_token or vocabulary.bos_token_id is None:
+    """Return a post-processor of the tokens before and after a sequence; None if the model uses none."""
+    bos = vocabulary.bos_token_id if vocabulary.add_bos_token else None
+    eos = vocabulary.eos_token_id if vocabulary.add_eos_token else None
+    if bos is None and eos is None:
         return None
-    bos = vocabulary.tokens[vocabulary.bos_token_id]
-    first = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    second = [{"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}]
+    special = {vocabulary.tokens[each]: each for each in (bos, eos) if each is not None}
+
+    def template(sequence: str, type_id: int) -> list[Json]:
+        text: Json = {"Sequence": {"id": sequence, "type_id": type_id}}
+        ends = ([] if each is None else [_special(vocabulary.tokens[each], type_id)] for each in (bos, eos))
+        before, after = ends
+        return [*before, text, *after]
+
     return {
         "type": "TemplateProcessing",
-        "single": first,
-        "pair": first + second,
-        "special_tokens": {bos: {"id": bos, "ids": [vocabulary.bos_token_id], "tokens": [bos]}},
+        "single": template("A", 0),
+        "pair": template("A", 0) + template("B", 1),
+        "special_tokens": {text: {"id": text, "ids": [each], "tokens": [text]} for text, each in special.items()},
     }
+
+
+def _special(text: str, type_id: int) -> Json:
+    return {"SpecialToken": {"id": text, "type_id": type_id}}

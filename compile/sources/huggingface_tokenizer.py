@@ -1,8 +1,8 @@
 """The tokenizer of a Hugging Face directory: its JSON, its special ids, its chat template.
 
-Knows the files (tokenizer.json or tokenizer.model, tokenizer_config.json, chat_template.jinja) and which of them has
-the last word. A SentencePiece `tokenizer.model` is read without the sentencepiece library: of sentencepiece_model.proto
-the few fields that a BPE model is made of.
+Knows the files (tokenizer.json or tokenizer.model, tokenizer_config.json, chat_template.jinja) and their precedence. A
+SentencePiece `tokenizer.model` is read without the sentencepiece library. Only the few fields of
+sentencepiece_model.proto that a BPE model uses are read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ Value = int | bytes
 
 
 def vocabulary_from_sentencepiece(data: bytes, *, add_bos_token: bool = True) -> Vocabulary:
-    """The pieces, scores and types of a serialized ModelProto.
+    """Read the pieces, scores and types of a serialized ModelProto.
 
-    Raises CorruptSource where `data` is none, UnsupportedTokenizer for a unigram model, and one that normalizes texts.
+    Raises CorruptSource if `data` is invalid, UnsupportedTokenizer for a unigram model, and for one that normalizes
+    text.
     """
     try:
         tokens, scores, types = [], [], []
@@ -78,7 +79,7 @@ def vocabulary_from_sentencepiece(data: bytes, *, add_bos_token: bool = True) ->
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """The fields of one protobuf message in order: number, and an int or the raw bytes."""
+    """Yield the fields of one protobuf message in order: number, and an int or the raw bytes."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -100,6 +101,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at `at`, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -111,42 +113,45 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytes(value: Value) -> bytes:
+    """Return a field's bytes. Raises ValueError for a number."""
     if isinstance(value, int):
         raise ValueError("a number where bytes belong")
     return value
 
 
 def _int(value: Value) -> int:
+    """Return a field's number. Raises ValueError for bytes."""
     if not isinstance(value, int):
         raise ValueError("bytes where a number belongs")
     return value
 
 
 def _id(value: Value) -> int | None:
-    """A token id; absent ones are -1, a varint of ten bytes."""
+    """Return a token id; absent ones are -1, a varint of ten bytes."""
     number = _int(value)
     return None if number >= 1 << 31 else number
 
 
 Json = Mapping[str, Any]
-_OF_PROCESSORS = ("chat_template.json", "processor_config.json")  # of models that see, such as Mistral Small 3.1
+# files of multimodal models, such as Mistral Small 3.1
+_OF_PROCESSORS = ("chat_template.json", "processor_config.json")
 
 
 class HuggingFaceTokenizer:
-    """What the directory `path` says of its tokenizer."""
+    """The tokenizer that the directory `path` describes; `ids` are those of tokens by their texts."""
 
     def __init__(self, path: Path, config: Json, generation: Json, *, vocab_size: int) -> None:
-        """Raises SourceNotFound without a tokenizer, CorruptSource for a damaged one or too large ids."""
+        """Read the tokenizer. Raises SourceNotFound without one, CorruptSource for a damaged one or too large ids."""
         self._path = path
         self._settings = read_json(path / "tokenizer_config.json", optional=True)
-        self._bos_of_pieces: int | None = None  # what tokenizer.model says, if that is the tokenizer
+        self._bos_of_pieces: int | None = None  # the id in tokenizer.model, if that is the tokenizer
         self.json = self._read_tokenizer()
         try:
             self._tokenizer = Tokenizer.from_str(self.json)
         except Exception as error:  # the library raises bare Exception
             raise CorruptSource(f"{path / 'tokenizer.json'} is no tokenizer ({error}); fetch it again") from error
-        self._ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        largest = max(self._ids.values(), default=-1)
+        self.ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        largest = max(self.ids.values(), default=-1)
         if largest >= vocab_size:
             raise CorruptSource(f"{path}: the tokenizer has id {largest}, the embedding {vocab_size} rows")
         self.bos_token_id = self._bos_token_id(config, generation)
@@ -155,6 +160,7 @@ class HuggingFaceTokenizer:
         self.chat_template = self._read_chat_template()
 
     def _read_tokenizer(self) -> str:
+        """Return the tokenizer.json of the directory, built from tokenizer.model if there is only that."""
         model = self._path / "tokenizer.model"
         if (self._path / "tokenizer.json").is_file():
             return read_text(self._path / "tokenizer.json")
@@ -167,32 +173,33 @@ class HuggingFaceTokenizer:
         return build_tokenizer_json(_with_added(vocabulary, self._settings.get("added_tokens_decoder") or {}))
 
     def _bos_token_id(self, config: Json, generation: Json) -> int | None:
-        named = self._ids.get(_text(self._settings.get("bos_token")))
+        """Return the id of the beginning-of-sequence token; None if no file declares one."""
+        named = self.ids.get(_text(self._settings.get("bos_token")))
         ids = [named, *_ids_in(generation, "bos_token_id"), *_ids_in(config, "bos_token_id")]
         ids.append(self._bos_of_pieces)
-        return next((index for index in ids if index is not None and index in self._ids.values()), None)
+        return next((index for index in ids if index is not None and index in self.ids.values()), None)
 
     def _eos_token_ids(self, config: Json, generation: Json) -> tuple[int, ...]:
-        """The tokenizer's own, all that any file declares, and the well-known ones in the vocabulary."""
+        """Return the tokenizer's own id, all that any file declares, and the well-known ones in the vocabulary."""
         declared = [*_ids_in(generation, "eos_token_id"), *_ids_in(config, "eos_token_id")]
-        named = self._ids.get(_text(self._settings.get("eos_token")))
-        ids = [named, *declared, *(self._ids[text] for text in ends_of_reply(self._ids))]
-        known = set(self._ids.values())
+        named = self.ids.get(_text(self._settings.get("eos_token")))
+        ids = [named, *declared, *(self.ids[text] for text in ends_of_reply(self.ids))]
+        known = set(self.ids.values())
         return tuple(dict.fromkeys(index for index in ids if index is not None and index in known))
 
     def _adds_bos(self) -> bool:
-        """The tokenizer's setting; without one, what tokenizer.json itself puts before an empty text."""
+        """Return the tokenizer's setting; without one, whether tokenizer.json puts the token before an empty text."""
         if self.bos_token_id is None:
             return False
         declared = self._settings.get("add_bos_token")
         return bool(declared) if declared is not None else self._tokenizer.encode("").ids[:1] == [self.bos_token_id]
 
     def _read_chat_template(self) -> str | None:
-        """A file of its own, then what the tokenizer says, then what files say that only processors read."""
+        """Return the template of its own file, then of the tokenizer, then of files that only processors read."""
         return next((template for template in map(_usual_template, self._templates()) if template is not None), None)
 
     def _templates(self) -> Iterator[Any]:
-        """What each file says, which is read only where none before it has a template."""
+        """Yield the template of each file; a file is read only if none before it has a template."""
         file = self._path / "chat_template.jinja"
         if file.is_file():
             yield read_text(file)
@@ -202,7 +209,7 @@ class HuggingFaceTokenizer:
 
 
 def _usual_template(said: Any) -> str | None:
-    """The template, or of several by name the one that is used by default; None where it would say nothing."""
+    """Return the template, or the default one of several named ones; None if it would render nothing."""
     if isinstance(said, list):
         said = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
     if isinstance(said, dict):
@@ -211,7 +218,7 @@ def _usual_template(said: Any) -> str | None:
 
 
 def _with_added(vocabulary: Vocabulary, added: Json) -> Vocabulary:
-    """The tokens that tokenizer_config.json puts after SentencePiece's own pieces."""
+    """Return the vocabulary with the tokens that tokenizer_config.json adds to SentencePiece's own pieces."""
     tokens, types, scores = list(vocabulary.tokens), list(vocabulary.types), list(vocabulary.scores)
     for key in sorted(added, key=int):
         if int(key) < len(tokens):
@@ -225,12 +232,13 @@ def _with_added(vocabulary: Vocabulary, added: Json) -> Vocabulary:
 
 
 def _ids_in(settings: Json, key: str) -> list[int]:
+    """Return the valid token ids of a setting, which may be one id, a list or null."""
     value = settings.get(key)
     values = value if isinstance(value, list) else [value]
     return [index for index in values if isinstance(index, int) and not isinstance(index, bool)]
 
 
 def _text(token: Any) -> str:
-    """A token in tokenizer_config.json is its text, or an object with `content`."""
+    """Return the text of a token: in tokenizer_config.json it is a string, or an object with `content`."""
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else ""

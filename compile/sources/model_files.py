@@ -1,6 +1,6 @@
-"""The files of a model in a directory, Hugging Face's or MLC's: what they say, and the arrays that they hold.
+"""The files of a model in a directory, Hugging Face's or MLC's: their configurations and their arrays.
 
-Knows which file holds what, and turns MLC's configuration into Hugging Face's keys. Not what arrays mean.
+Knows the content of each file, and converts MLC's configuration to Hugging Face's keys. Does not know what arrays mean.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .tensor_files import INDEXES, SafetensorsFile, cached_arrays
 
 CONFIG, GENERATION, MLC_CONFIG = "config.json", "generation_config.json", "mlc-chat-config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_ADAPTER, _MANIFEST = "adapter_config.json", "manifest.json"  # of what is no model
+_ADAPTER, _MANIFEST = "adapter_config.json", "manifest.json"  # files of directories that are not models
 Json = Mapping[str, Any]
 
 
 class ModelFiles(Protocol):
-    """What a directory holds.
+    """The content of a model directory.
 
     Attributes:
-        layout: which tool's directory it is.
+        layout: the tool that wrote the directory.
         config: the configuration under the keys of a `config.json`.
         generation: the same of a `generation_config.json`.
-        arrays: by name; asking for them opens their files, which raises SourceNotFound and CorruptSource.
-        headers: what identifies the arrays beside their beginnings: headers, and sizes in bytes.
+        arrays: arrays by name; access opens their files, which raises SourceNotFound and CorruptSource.
+        headers: headers of the files, and sizes in bytes, which together with the beginnings of arrays identify them.
     """
 
     layout: Literal["huggingface", "mlc"]
@@ -46,16 +46,19 @@ class ModelFiles(Protocol):
     @property
     def headers(self) -> list[tuple[bytes, int]]: ...
     def format_for(self, names: Iterable[str]) -> Format | None:
-        """How the matrices are quantized, of arrays of these names; None: they are plain. Raises UnsupportedTensor."""
+        """Return the format of quantized matrices among these arrays; None if all are plain.
+
+        Raises UnsupportedTensor for an unsupported format.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 def open_files(path: Path, label: str | None = None) -> ModelFiles:
-    """The files of a directory, which messages call by `label`; those of weights are not opened yet.
+    """Open the files of a directory, which messages call `label`; files of weights are opened later.
 
-    Raises SourceNotFound where it is no model, CorruptSource where a configuration is damaged.
+    Raises SourceNotFound if it is no model, CorruptSource if a configuration is damaged.
     """
     if (path / CONFIG).is_file():
         return HuggingFaceFiles(path, label or str(path))
@@ -69,7 +72,7 @@ def open_files(path: Path, label: str | None = None) -> ModelFiles:
 
 
 class HuggingFaceFiles:
-    """`config.json` and safetensors."""
+    """A directory with `config.json` and safetensors."""
 
     layout: Literal["huggingface", "mlc"] = "huggingface"
 
@@ -100,7 +103,7 @@ class HuggingFaceFiles:
 
 
 class MLCFiles:
-    """`mlc-chat-config.json` and a tensor cache."""
+    """A directory with `mlc-chat-config.json` and a tensor cache."""
 
     layout: Literal["huggingface", "mlc"] = "mlc"
 
@@ -128,10 +131,10 @@ class MLCFiles:
         return MLC.of(self._label, str(self.generation.get("quantization")))
 
     def close(self) -> None:
-        """Nothing is held open: arrays are mapped when they are read."""
+        """Do nothing: arrays are mapped when they are read."""
 
 
-# MLC's names of settings for which it has its own, by Hugging Face's.
+# MLC's names of settings that differ, by Hugging Face's.
 _RENAMED = {
     "rope_theta": "position_embedding_base",
     "max_position_embeddings": "context_window_size",
@@ -140,7 +143,7 @@ _RENAMED = {
 
 
 def _huggingface_config(path: Path, chat: Json) -> Json:
-    """MLC's model configuration under Hugging Face's keys, and that of the language model in it."""
+    """Return MLC's model configuration under Hugging Face's keys, or that of the language model in it."""
     model = chat.get("model_config")
     if not isinstance(model, Mapping):
         raise CorruptSource(f"{path} has no model_config; fetch it again")
@@ -152,7 +155,10 @@ def _huggingface_config(path: Path, chat: Json) -> Json:
 
 
 def _renamed(model: Json, chat: Json) -> dict[str, Any]:
-    """Sizes of -1, which mean that there is none, are left out. What MLC has no name for may be in `kwargs`."""
+    """Return settings under Hugging Face's keys.
+
+    Sizes of -1, which mean that there is none, are left out. Settings without an MLC name may be in `kwargs`.
+    """
     more = model.get("kwargs")
     renamed = {key: model.get(own, chat.get(own)) for key, own in _RENAMED.items()}
     given = {key: value for key, value in renamed.items() if value is not None and value != -1}
@@ -160,7 +166,7 @@ def _renamed(model: Json, chat: Json) -> dict[str, Any]:
 
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
-    """A JSON object; {} for an optional file that is not there. Raises CorruptSource for anything else."""
+    """Read a JSON object; {} for a missing optional file. Raises CorruptSource for anything else."""
     if optional and not path.is_file():
         return {}
     try:
@@ -172,16 +178,18 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}  # no JSON, so that transformers 5 tags them
+# these are not JSON, so transformers 5 tags them
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def _untagged(value: dict[str, Any]) -> Any:
-    """An object of a JSON file, or the number that it stands for: `{"__float__": "Infinity"}`."""
+    """Return an object of a JSON file, or the number that it represents: `{"__float__": "Infinity"}`."""
     tag = value.get("__float__") if len(value) == 1 else None
     return _FLOATS.get(tag, value) if isinstance(tag, str) else value
 
 
 def _open_weights(path: Path) -> list[SafetensorsFile]:
+    """Open the safetensors files of a directory, by its index if there is one."""
     if (path / WEIGHTS).is_file():
         return [SafetensorsFile(path / WEIGHTS)]
     if not (path / INDEX).is_file():
@@ -202,7 +210,7 @@ def _open_weights(path: Path) -> list[SafetensorsFile]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file beside `path` that each tensor is in; raises CorruptSource where the index is damaged."""
+    """Return the file of each tensor, next to `path`. Raises CorruptSource if the index is damaged."""
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CorruptSource(f"{path} has no weight_map; fetch it again")

@@ -1,6 +1,6 @@
-"""The tensors of a model, as views of those that a file stores: checked once, then read by the model's names.
+"""The tensors of a model, as views of stored tensors: checked once, then read by the model's names.
 
-Knows views and shapes; a file format offers `StoredTensors`.
+Knows views and shapes; a file format implements `StoredTensors`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..layers.part_names import KEYS_AND_VALUES
 from ..weights.kinds import F32
 from ..weights.layout import GROUP
 from ..weights.quantization import Float32, Weight, WeightPlanes, joined, requantize
-from ..weights.view import Piece, Rows, View, pieces
+from ..weights.view import RowIndex, StoredRows, View, pieces
 from .source import TensorInfo
 
-_LARGEST = 1e30  # of a weight; products of larger ones with a few thousand inputs may leave float32
+_LARGEST = 1e30  # of a weight; sums of a few thousand products of larger ones can overflow float32
 
 
 class StoredTensors(Protocol):
@@ -37,27 +37,27 @@ class StoredTensors(Protocol):
     """
 
     def infos(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the file."""
+        """Return every tensor of the file."""
 
-    def read(self, name: str, rows: Rows) -> Weight:
-        """Rows of a tensor as the kernels can hold them."""
+    def read(self, name: str, rows: RowIndex) -> Weight:
+        """Return rows of a tensor in a form that kernels can hold."""
 
-    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
-        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+    def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
+        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
 
-    def read_float32(self, name: str, rows: Rows) -> Float32:
-        """The same numbers in float32, before any rounding by `read`."""
+    def read_float32(self, name: str, rows: RowIndex) -> Float32:
+        """Return the same numbers in float32, before any rounding by `read`."""
 
 
 class ModelTensors:
     """Every tensor of the model of `config`, and no other, by its name in a Hugging Face checkpoint.
 
-    `ignored` are patterns of stored names that are no part of the model, whatever the family says. `whole_gains` says
-    that no gain of a norm lacks one. `used` are the names of the stored tensors that are a part.
+    `ignored` are additional patterns of stored names that are not part of the model. With `whole_gains`, no gains are
+    stored minus one. `used` are the names of the stored tensors that are part of the model.
 
     Raises:
-        CorruptSource: a tensor is missing, or has another shape than the configuration asks for.
-        UnsupportedArchitecture: the file has a tensor that the model has no place for.
+        CorruptSource: a tensor is missing, or has another shape than the configuration requires.
+        UnsupportedArchitecture: the file has a tensor that the model has no part for.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class ModelTensors:
         family = FAMILIES[config.architecture]
         decoder = family.decoder(config)
         self._views = family.views(decoder, format_, stored.infos().keys(), whole_gains=whole_gains)
-        apart = _heads_apart(label, stored, decoder, self._views, format_)
-        self._stored: StoredTensors = _HeadsApart(stored, apart)
+        apart = _split_heads(label, stored, decoder, self._views, format_)
+        self._stored: StoredTensors = _SplitHeads(stored, apart)
         self._label, self._infos = label, self._stored.infos()
         shapes = {name: shape for part in decoder.parts() for name, shape in part.tensors.items()}
         self._tensors = {name: self._checked(name, shape) for name, shape in shapes.items()}
@@ -89,7 +89,7 @@ class ModelTensors:
                 )
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Shapes are the model's, types the file's."""
+        """Return every tensor of the model; shapes are the model's, types the file's."""
         return self._tensors
 
     def close(self) -> None:
@@ -102,12 +102,12 @@ class ModelTensors:
         self.close()
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
-        """A tensor, or the rows `[start, stop)` of one."""
+        """Return a tensor, or the rows `[start, stop)` of one."""
         parts = [self._read(view, rows) for view, rows in self._pieces(name, rows)]
         return parts[0] if len(parts) == 1 else joined(parts)
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
         found = self._pieces(name, rows)
         if len(found) > 1:
             return None
@@ -115,12 +115,13 @@ class ModelTensors:
         return None if view.plus or view.minus_exp else self._stored.read_planes(view.name, stored_rows)
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
-        """The same numbers in float32, before any rounding by `read`."""
+        """Return the same numbers in float32, before any rounding by `read`."""
         parts = [self._read_float32(view, rows) for view, rows in self._pieces(name, rows)]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return values.reshape(self._tensors[name].shape) if rows is None else values
 
-    def _read(self, view: View, rows: Rows) -> Weight:
+    def _read(self, view: View, rows: RowIndex) -> Weight:
+        """Return rows of a view, with its changes, checked."""
         weight = self._stored.read(view.name, rows)
         if weight.scales is not None:
             return _plus(weight, view)
@@ -130,7 +131,8 @@ class ModelTensors:
             self._check_numbers(view, changed.codes)
         return changed
 
-    def _read_float32(self, view: View, rows: Rows) -> Float32:
+    def _read_float32(self, view: View, rows: RowIndex) -> Float32:
+        """Return rows of a view as float32, with its changes, checked."""
         values = self._stored.read_float32(view.name, rows)
         self._check_numbers(view, values)
         changed = _changed(values, view)
@@ -139,7 +141,7 @@ class ModelTensors:
         return changed
 
     def _check_numbers(self, view: View, values: NDArray[Any]) -> None:
-        """Raise CorruptSource where one is NaN, infinite, or so large that sums of it would be."""
+        """Raise CorruptSource if a number is NaN, infinite, or so large that sums of it would be."""
         largest = _largest(values)
         if not largest <= _LARGEST:
             type_ = self._infos[view.name].type
@@ -148,12 +150,14 @@ class ModelTensors:
                 "the file is damaged, fetch it again or take another conversion"
             )
 
-    def _pieces(self, name: str, rows: slice | None) -> list[tuple[View, Rows]]:
+    def _pieces(self, name: str, rows: slice | None) -> list[tuple[View, RowIndex]]:
+        """Return the stored rows of a tensor, or of some of its rows."""
         views = self._views[name]
-        found: list[Piece] = list(pieces(views, [_num_rows(self._infos[view.name].shape) for view in views], rows))
+        found: list[StoredRows] = list(pieces(views, [_num_rows(self._infos[view.name].shape) for view in views], rows))
         return [(piece.view, piece.rows) for piece in found]
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Return the type and shape of a tensor. Raises if the stored one does not match."""
         views = self._views[name]
         for view in views:
             if view.name not in self._infos:
@@ -179,6 +183,7 @@ class ModelTensors:
 
     @staticmethod
     def _shape(views: Sequence[View], infos: Sequence[TensorInfo]) -> tuple[int, ...]:
+        """Return the shape of concatenated views."""
         if len(views) == 1 and views[0].is_whole:
             return infos[0].shape
         rows = sum(view.num_rows(_num_rows(info.shape)) for view, info in zip(views, infos, strict=True))
@@ -186,8 +191,8 @@ class ModelTensors:
 
 
 @dataclass(frozen=True)
-class _HeadsPart:
-    """Rows `[start, stop)` of each head's `num_rows` in the tensor `joined`, as a stack; perhaps turned."""
+class _HeadRows:
+    """A stack of rows `[start, stop)` of each head's `num_rows` in the tensor `joined`, optionally transposed."""
 
     joined: str
     num_heads: int
@@ -197,17 +202,17 @@ class _HeadsPart:
     is_turned: bool
 
     def shape(self, width: int) -> tuple[int, ...]:
-        """The stack's, where rows of `joined` are so wide."""
+        """Return the shape of the stack, if rows of `joined` have this width."""
         size = self.stop - self.start
         return (self.num_heads, *((width, size) if self.is_turned else (size, width)))
 
-    def stored_rows(self, rows: Rows) -> Rows:
-        """Where rows of a stack that is not turned are."""
+    def stored_rows(self, rows: RowIndex) -> RowIndex:
+        """Return the stored rows of a stack that is not transposed."""
         head, row = np.divmod(np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows, self._size)
         return head * self.num_rows + self.start + row
 
-    def turned(self, rows: Rows, width: int, read: Callable[[Rows], NDArray[Any]]) -> NDArray[Any]:
-        """Rows of a stack that is: columns of a head's rows."""
+    def turned(self, rows: RowIndex, width: int, read: Callable[[RowIndex], NDArray[Any]]) -> NDArray[Any]:
+        """Return rows of a transposed stack, which are columns of a head's rows."""
         index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         parts = []
         for head in range(int(index.min()) // width, int(index.max()) // width + 1):
@@ -218,18 +223,19 @@ class _HeadsPart:
 
     @property
     def _size(self) -> int:
+        """Number of rows of a head in the stack."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
-class _HeadsApart:
-    """`stored`, and the stacks of heads that it keeps as parts of one tensor, by the names that others give them."""
+class _SplitHeads:
+    """The tensors of `stored`, with stacks of heads that it joins split up, under the usual names."""
 
     stored: StoredTensors
-    parts: Mapping[str, _HeadsPart]
+    parts: Mapping[str, _HeadRows]
 
     def infos(self) -> Mapping[str, TensorInfo]:
-        """The stacks in place of what they are parts of."""
+        """Return every tensor, with the stacks in place of the joined tensors."""
         infos = self.stored.infos()
         joined = {part.joined for part in self.parts.values()}
         found = {name: info for name, info in infos.items() if name not in joined}
@@ -238,8 +244,11 @@ class _HeadsApart:
             found[name] = TensorInfo(part.shape(info.shape[-1]), info.type)
         return found
 
-    def read(self, name: str, rows: Rows) -> Weight:
-        """See `StoredTensors`. Codes of what is turned are rounded again, for their groups lie across."""
+    def read(self, name: str, rows: RowIndex) -> Weight:
+        """Return rows as `StoredTensors` does.
+
+        Transposed codes are quantized again, because their groups are along the other axis.
+        """
         part = self.parts.get(name)
         if part is None:
             return self.stored.read(name, rows)
@@ -252,15 +261,15 @@ class _HeadsApart:
         width = first.shape[-1]
         return Weight(first.kind, part.turned(rows, width, lambda stored: self.stored.read(part.joined, stored).codes))
 
-    def read_planes(self, name: str, rows: Rows) -> WeightPlanes | None:
-        """See `StoredTensors`."""
+    def read_planes(self, name: str, rows: RowIndex) -> WeightPlanes | None:
+        """Return planes as `StoredTensors` does; None for transposed stacks."""
         part = self.parts.get(name)
         if part is None:
             return self.stored.read_planes(name, rows)
         return None if part.is_turned else self.stored.read_planes(part.joined, part.stored_rows(rows))
 
-    def read_float32(self, name: str, rows: Rows) -> Float32:
-        """See `StoredTensors`."""
+    def read_float32(self, name: str, rows: RowIndex) -> Float32:
+        """Return float32 as `StoredTensors` does."""
         part = self.parts.get(name)
         if part is None:
             return self.stored.read_float32(name, rows)
@@ -270,14 +279,14 @@ class _HeadsApart:
         return part.turned(rows, width, lambda stored: self.stored.read_float32(part.joined, stored))
 
 
-def _heads_apart(
+def _split_heads(
     label: str, stored: StoredTensors, decoder: Decoder, views: Mapping[str, Views], format_: Format
-) -> dict[str, _HeadsPart]:
-    """What makes keys and values of latent vectors, where a file has both in one, by the names that others have.
+) -> dict[str, _HeadRows]:
+    """Find the joined matrices that make keys and values of latent vectors, and name their parts as others do.
 
-    Raises CorruptSource for its shape.
+    Raises CorruptSource if the shape is wrong.
     """
-    found: dict[str, _HeadsPart] = {}
+    found: dict[str, _HeadRows] = {}
     infos = stored.infos()
     for index, layer in enumerate(decoder.all_layers):
         joined = KEYS_AND_VALUES[format_].format(index)
@@ -290,22 +299,26 @@ def _heads_apart(
             raise CorruptSource(
                 f"{label}: {joined} has shape {list(infos[joined].shape)}, the configuration asks for {list(expected)}"
             )
-        found[views[keys.name][0].name] = _HeadsPart(joined, heads, both, 0, plain, is_turned=True)
-        found[views[values.name][0].name] = _HeadsPart(joined, heads, both, plain, both, is_turned=False)
+        found[views[keys.name][0].name] = _HeadRows(joined, heads, both, 0, plain, is_turned=True)
+        found[views[values.name][0].name] = _HeadRows(joined, heads, both, plain, both, is_turned=False)
     return found
 
 
 def _num_rows(shape: tuple[int, ...]) -> int:
-    """A stack of matrices has those of all, a vector one for each number."""
+    """Return the number of rows: a stack of matrices has those of all, a vector one per number."""
     return shape[0] if len(shape) == 1 else prod(shape[:-1])
 
 
 def _width(shape: tuple[int, ...]) -> int:
+    """Return the number of inputs of a row; 1 for a vector."""
     return 1 if len(shape) == 1 else shape[-1]
 
 
 def _largest(values: NDArray[Any]) -> float:
-    """The largest magnitude, by the bits without a sign, which have the order of what they stand for; NaN is beyond."""
+    """Return the largest magnitude; NaN if any number is NaN.
+
+    Bits without the sign are in the order of the magnitudes.
+    """
     if not values.size:
         return 0.0
     bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
@@ -314,9 +327,11 @@ def _largest(values: NDArray[Any]) -> float:
 
 
 def _plus(weight: Weight, view: View) -> Weight:
+    """Return a weight with its view's changes, as float32 if there are any."""
     return Weight(F32, _changed(weight.dequantize(), view)) if view.plus or view.minus_exp else weight
 
 
 def _changed(values: Float32, view: View) -> Float32:
+    """Return numbers with their view's changes."""
     values = -np.exp(values) if view.minus_exp else values
     return values + np.float32(view.plus) if view.plus else values

@@ -1,7 +1,7 @@
-"""How byte-level tokenizers cut text into words before anything is merged, by the name that GGUF files give the way.
+"""Pre-tokenizers of byte-level BPE, which split text into words before merging, by the name in GGUF files.
 
-A way is a list of splits, one after the other, as the makers' own `tokenizer.json` has them; llama.cpp rewrites some
-for its regular expressions (llama-vocab.cpp), with the same cuts. Knows no vocabulary.
+A pre-tokenizer is a list of splits, one after the other, as in the makers' own `tokenizer.json`. llama.cpp rewrites
+some for its regular expressions (llama-vocab.cpp), with the same results. Knows no vocabulary.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """A way of cutting.
+    """A pre-tokenizer with settings that depend on it.
 
     Attributes:
-        steps: entries of `pre_tokenizers` in a `tokenizer.json`, the last of which turns bytes into letters.
-        ignores_merges: whether a word that is a token as a whole stays whole.
-        adds_bos: whether a text begins with the beginning-of-sequence token, where the file does not say.
-        composes: whether text is composed (Unicode NFC) before it is cut.
+        steps: entries of `pre_tokenizers` in a `tokenizer.json`; the last one maps bytes to letters.
+        ignores_merges: true if a word that is a token is not split further.
+        adds_bos: true if a text begins with the beginning-of-sequence token, unless the file says otherwise.
+        composes: true if text is composed (Unicode NFC) before it is split.
     """
 
     steps: tuple[Json, ...]
@@ -31,25 +31,27 @@ class PreTokenizer:
 
 
 def _split(pattern: str) -> Json:
+    """Return a step that splits text at the matches of a pattern."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def _bytes_as_letters(*, words: bool = False) -> Json:
-    """With `words`, cut at GPT-2's word boundaries first."""
+    """Return the step that maps bytes to letters; with `words`, it first splits at GPT-2's word boundaries."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words}
 
 
 def _cuts(*patterns: str) -> tuple[Json, ...]:
+    """Return splits by each pattern, then the step that maps bytes to letters."""
     return (*map(_split, patterns), _bytes_as_letters())
 
 
-_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # of English words
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"  # suffixes of English words
 _LINES_AND_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def _words(letters: str, digits: str, others: str, *, endings: str = _ENDINGS + "|") -> str:
-    """OpenAI's cl100k pattern with other classes of letters, digits and other characters."""
+    """Return OpenAI's cl100k pattern with other classes of letters, digits and other characters."""
     return rf"{endings}[^\r\n\p{{L}}\p{{N}}]?{letters}|{digits}| ?{others}{_LINES_AND_SPACES}"
 
 
@@ -67,7 +69,7 @@ _EXAONE_MOE_WORDS = (
 
 
 def _words_by_case(digits: str, endings: str = "") -> str:
-    """OpenAI's o200k pattern: a word ends where small letters are followed by a capital one."""
+    """Return OpenAI's o200k pattern: a word ends where lower case is followed by upper case."""
     capital, small = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     before = r"[^\r\n\p{L}\p{N}]?"
     return (
@@ -87,11 +89,11 @@ _DEEPSEEK3_CUTS = (
 
 
 def _characters(ranges: str) -> str:
-    """Ranges of characters by their hexadecimal numbers, as a class has them."""
+    """Return ranges of characters, given by hexadecimal numbers, in the syntax of a character class."""
     return "".join("-".join(chr(int(number, 16)) for number in each.split("-")) for each in ranges.split())
 
 
-_CASED_LETTERS = _characters(  # that DeepSeek's first models list
+_CASED_LETTERS = _characters(  # those listed by DeepSeek's first models
     "41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376-377 37b-37d 37f 386 388-38a 38c "
     "38e-3a1 3a3-3f5 3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b "
     "1d6b-1d77 1d79-1d9a 1e00-1f15 1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 "
@@ -128,6 +130,7 @@ _BAILING = PreTokenizer(_cuts(_BAILING_WORDS))
 
 
 def _named(names: Iterable[str], way: PreTokenizer) -> dict[str, PreTokenizer]:
+    """Return a pre-tokenizer under each of its names."""
     return dict.fromkeys(names, way)
 
 

@@ -1,7 +1,7 @@
-"""What a model source offers to the compiler, and what several file formats share to offer it.
+"""The interface of a model source to the compiler, and code that several file formats share.
 
-Tensors have Hugging Face's names and row order, however a format stores them. Shared are texts, ends of replies,
-sampling defaults, checked values, and errors of one line.
+Tensors have Hugging Face's names and row order, whatever the format. Shared are reading of texts, ends of replies,
+sampling defaults, checked values, and one-line errors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self, TypeVar
 import msgspec
 from radixlm.runtime.artifact.manifest import USUAL_SAMPLING, SamplingDefaults, SourceInfo
 from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, RerankingInfo
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 
 from ..weights.quantization import Float32, Weight, WeightPlanes
@@ -46,35 +47,44 @@ class Source(Protocol):
     def bos_token_id(self) -> int | None: ...
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a reply; the first is the tokenizer's own, if it names one."""
+        """Token ids that end a reply; the first is the tokenizer's own, if it names one."""
         ...
 
     @property
     def add_bos_token(self) -> bool: ...
     @property
     def sampling(self) -> SamplingDefaults: ...
+    @property
+    def embedding(self) -> EmbeddingInfo | None:
+        """The way vectors are made of its hidden states; None if it is no embedding model."""
+        ...
+
+    @property
+    def reranking(self) -> RerankingInfo | None:
+        """The way documents are scored by its logits; None if it is no reranker."""
+        ...
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the model, and no other, by its name in a Hugging Face checkpoint."""
+        """Return every tensor of the model, and no other, by its name in a Hugging Face checkpoint."""
         ...
 
     def read(self, name: str, rows: slice | None = None) -> Weight:
-        """A tensor, or the rows `[start, stop)` of one, as the kernels can hold it.
+        """Return a tensor, or the rows `[start, stop)` of one, in a form that kernels can hold.
 
-        Raises CorruptSource where scales are not finite, KeyError for a name that `tensors` lacks.
+        Raises CorruptSource if scales are not finite, KeyError for a name that `tensors` lacks.
         """
         ...
 
     def read_planes(self, name: str, rows: slice) -> WeightPlanes | None:
-        """The numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
+        """Return the numbers of `read` without a byte for each code; None if only `read` has them, or rounds them."""
         ...
 
     def read_float32(self, name: str, rows: slice | None = None) -> Float32:
-        """The same numbers in float32, before any rounding by `read`: what `rounding_error` compares."""
+        """Return the same numbers in float32, before any rounding by `read`; `rounding_error` compares them."""
         ...
 
     def release(self) -> None:
-        """Let go of the memory that mapped files take; what is read later comes from the files again."""
+        """Release the memory of mapped files; later reads come from the files again."""
         ...
 
     def close(self) -> None:
@@ -112,10 +122,11 @@ END_OF_REPLY = (
     "[e~[",  # MiniMax M2
 )
 
-_POINTER = b"version https://git-lfs"  # how the file begins that stands for another one in git
-_ENDS_OF_PARTS = ("<|return|>", "<|call|>")  # gpt-oss has both: there `<|end|>` ends a part of a reply, as a thought is
+_POINTER = b"version https://git-lfs"  # beginning of a pointer file of git
+# gpt-oss has both; its `<|end|>` ends only a part of a reply, such as reasoning
+_ENDS_OF_PARTS = ("<|return|>", "<|call|>")
 
-# Our names, by GGUF's behind `general.sampling.`; of those, its names in a sequence of samplers.
+# Our names by GGUF's after `general.sampling.`, and those of its names that occur in a sequence of samplers.
 _GGUF: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "temperature": ("temp", ("temperature", "temp")),
     "top_k": ("top_k", ("top_k", "top-k")),
@@ -124,14 +135,14 @@ _GGUF: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "repetition_penalty": ("penalty_repeat", ("penalties",)),
 }
 _NONE = SamplingDefaults()
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)  # of Jinja
-_DIGITS = 7  # of a float32, which is what GGUF stores
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)  # a comment of Jinja
+_DIGITS = 7  # significant digits of a float32, the type in GGUF
 
 T = TypeVar("T")
 
 
 def require_content(path: Path) -> None:
-    """Raise SourceNotFound for a file that cannot be read, CorruptSource where git has only a pointer to it."""
+    """Raise SourceNotFound for an unreadable file, CorruptSource for a pointer file of git."""
     try:
         with path.open("rb") as file:
             begin = file.read(len(_POINTER))
@@ -144,7 +155,7 @@ def require_content(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8, without a byte order mark; raises as `require_content`, and where it is none."""
+    """Return the text of a UTF-8 file without a byte order mark. Raises as `require_content`, or if it is not text."""
     require_content(path)
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -153,7 +164,7 @@ def read_text(path: Path) -> str:
 
 
 def usable_template(template: object) -> str | None:
-    """A chat template; None for one that is missing or renders nothing, so that the model has none.
+    """Return a chat template; None if it is missing or renders nothing.
 
     >>> usable_template("{# none #}\\n") is None
     True
@@ -162,7 +173,7 @@ def usable_template(template: object) -> str | None:
 
 
 def ends_of_reply(texts: Container[str]) -> list[str]:
-    """The well-known ends of a reply in a vocabulary.
+    """Return the well-known ends of a reply in a vocabulary.
 
     >>> ends_of_reply({"<|end|>", "<|user|>"}), ends_of_reply({"<|end|>", "<|return|>", "<|call|>"})
     (['<|end|>', '<|user|>'], ['<|return|>', '<|call|>'])
@@ -172,7 +183,7 @@ def ends_of_reply(texts: Container[str]) -> list[str]:
 
 
 def sampling_of_generation_config(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """What transformers would do, but that keys which are missing or null are not said.
+    """Return the sampling of transformers, except that missing and null keys have radixlm's defaults.
 
     >>> sampling_of_generation_config({"do_sample": False, "temperature": 0.6, "top_k": 20.0})
     SamplingDefaults(temperature=0.0, top_p=0.95, top_k=20, min_p=0.05, repetition_penalty=1.0)
@@ -184,7 +195,7 @@ def sampling_of_generation_config(generation: Mapping[str, Any]) -> SamplingDefa
 
 
 def sampling_of_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """What llama.cpp would do, of the samplers that are known here; one that a sequence leaves out does nothing.
+    """Return llama.cpp's sampling, for supported samplers; a sampler that the sequence omits is disabled.
 
     >>> sampling_of_gguf({"general.sampling.temp": 0.6, "general.sampling.sequence": "top_k;temperature"}).top_p
     1.0
@@ -201,17 +212,18 @@ def sampling_of_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def _with_usual(said: Mapping[str, Any]) -> SamplingDefaults:
-    """A value that no sampler can have is as if it were not said: it is no part of the model."""
+    """Return sampling defaults with the given values; values that no sampler can have are ignored."""
     fields = msgspec.to_builtins(USUAL_SAMPLING)
     for name, value in said.items():
         own = int(value) if name == "top_k" and isinstance(value, float) and value.is_integer() else value
-        own = max(own, 0) if name == "top_k" and type(own) is int else own  # -1 is all elsewhere
+        own = max(own, 0) if name == "top_k" and type(own) is int else own  # elsewhere -1 means all
         if own is not None and _is_valid(name, own):
             fields[name] = own
     return msgspec.convert(fields, SamplingDefaults)
 
 
 def _is_valid(name: str, value: Any) -> bool:
+    """Return whether a sampler can have this value."""
     try:
         msgspec.convert({name: value}, SamplingDefaults)
     except msgspec.ValidationError:
@@ -220,12 +232,12 @@ def _is_valid(name: str, value: Any) -> bool:
 
 
 def _short(value: Any) -> Any:
-    """A float32 as people write it."""
+    """Return a float32 with the digits that people write."""
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def checked(label: str, values: Mapping[str, Any], type_: type[T]) -> T:
-    """`values` as `type_`, every number in its range; raises CorruptSource that names one which is not."""
+    """Return `values` as `type_`, every number in its range. Raises CorruptSource that names an invalid one."""
     try:
         return msgspec.convert(dict(values), type_)
     except msgspec.ValidationError as error:
@@ -233,6 +245,6 @@ def checked(label: str, values: Mapping[str, Any], type_: type[T]) -> T:
 
 
 def one_line(error: Exception) -> str:
-    """What a library's error says, in one line of at most 200 characters."""
+    """Return a library's error message in one line of at most 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,8 +1,8 @@
-"""Files of arrays: safetensors, memory-mapped, and MLC's shards with the list of what lies where.
+"""Files of arrays: safetensors, memory-mapped, and MLC's shards with their index.
 
-The `safetensors` library reads its files and checks their headers before any tensor; how its errors become one line,
-and which bytes identify a file, is known here. MLC's list is `tensor-cache.json` (older: `ndarray-cache.json`), as
-`dump_tensor_cache` of TVM's tvmjs writes it. Knows not what arrays mean.
+The `safetensors` library reads its files and checks their headers before any tensor. This module turns its errors into
+one line, and knows the bytes that identify a file. MLC's index is `tensor-cache.json` (older: `ndarray-cache.json`), as
+`dump_tensor_cache` of TVM's tvmjs writes it. Does not know what arrays mean.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 
 from .source import checked, one_line, require_content
 
-_open: Any = safe_open  # whose methods have no types
-_FLOAT8 = {  # which the library does not make arrays of
+_open: Any = safe_open  # its methods have no types
+_FLOAT8 = {  # types that the library does not convert to arrays
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
@@ -36,7 +36,7 @@ Index = slice | tuple[slice, ...]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's type by the format's name, such as "BF16", its shape, and its values, read when they are asked for."""
+    """A tensor's type by the format's name, such as "BF16", its shape, and its values, which are read on access."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class SafetensorsFile:
     """An open file: `tensors` by name, `header` as stored, `size` in bytes."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SourceNotFound for a file that cannot be read, CorruptSource where header and size disagree."""
+        """Open a file. Raises SourceNotFound if it is unreadable, CorruptSource if header and size disagree."""
         self.path = path
         require_content(path)
         try:
@@ -69,18 +69,18 @@ class SafetensorsFile:
         }
 
     def values(self, name: str, index: Index | None = None) -> NDArray[Any]:
-        """A copy of a tensor, or of a part of one such as the rows `[start, stop)`, of the type that is stored."""
+        """Return a copy of a tensor, or of a part such as rows `[start, stop)`, in its stored type."""
         tensor, values = self.tensors[name], None
         if tensor.dtype in _FLOAT8:
             values = self._float8(name, tensor)[index or slice(None)] if tensor.shape else self._float8(name, tensor)
         elif tensor.shape and all(tensor.shape):
             values = self._slices[name][index or slice(None)]
-        else:  # the library cuts nothing out of nothing
+        else:  # the library cannot slice an empty tensor
             values = self._file.get_tensor(name)
         return np.array(values)
 
     def _float8(self, name: str, tensor: StoredTensor) -> NDArray[Any]:
-        """The bytes where the header says, which the library has checked."""
+        """Return the bytes at the header's offsets, which the library has checked."""
         dtype, (begin, _) = _FLOAT8[tensor.dtype], self._entries[name]["data_offsets"]
         if not all(tensor.shape):
             return np.empty(tensor.shape, dtype)
@@ -89,6 +89,7 @@ class SafetensorsFile:
 
     @cached_property
     def _entries(self) -> dict[str, Any]:
+        """The entries of the header, by tensor name."""
         entries: dict[str, Any] = json.loads(self.header)
         return entries
 
@@ -99,7 +100,7 @@ class SafetensorsFile:
 
 
 INDEXES = ("tensor-cache.json", "ndarray-cache.json")
-_DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {  # safetensors' name for each
+_DTYPES: dict[str, tuple[str, np.dtype[Any]]] = {  # safetensors' name and NumPy's type of each
     "uint32": ("U32", np.dtype("<u4")),
     "int32": ("I32", np.dtype("<i4")),
     "float16": ("F16", np.dtype("<f2")),
@@ -111,6 +112,8 @@ Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class _Record(msgspec.Struct, rename="camel"):
+    """An array of a shard, as the index lists it."""
+
     name: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...]
     dtype: str
@@ -120,6 +123,8 @@ class _Record(msgspec.Struct, rename="camel"):
 
 
 class _Shard(msgspec.Struct, rename="camel"):
+    """A shard, as the index lists it."""
+
     data_path: str
     format: str
     nbytes: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="nbytes")
@@ -127,12 +132,14 @@ class _Shard(msgspec.Struct, rename="camel"):
 
 
 class _Index(msgspec.Struct):
+    """The content of an index of shards."""
+
     records: list[_Shard]
 
 
 @dataclass(frozen=True)
 class CachedArray:
-    """An array in a shard."""
+    """An array in a shard file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -145,10 +152,12 @@ class CachedArray:
 
 
 def cached_arrays(directory: Path, index: Mapping[str, Any]) -> dict[str, CachedArray]:
-    """The arrays by name that `index`, the content of one of `INDEXES`, says are in the directory.
+    """Return the arrays in the directory, by name, from `index`, the content of one of `INDEXES`.
 
-    Raises CorruptSource for a shard that is missing or of another size, and for an array that reaches over its shard's
-    end or has other bytes than its shape asks for; UnsupportedTensor for a type that is not read.
+    Raises:
+        CorruptSource: a shard is missing or has another size, or an array exceeds its shard or does not match its
+            shape.
+        UnsupportedTensor: a type is unsupported.
     """
     arrays = {}
     for shard in checked(str(directory / INDEXES[0]), index, _Index).records:
@@ -171,6 +180,7 @@ def cached_arrays(directory: Path, index: Mapping[str, Any]) -> dict[str, Cached
 
 
 def _array(path: Path, record: _Record, size: int) -> CachedArray:
+    """Return the array of a record. Raises if it does not fit its shard or its type is unsupported."""
     known = record.dtype in _DTYPES and record.format in ("raw", "f32-to-bf16")
     if not known:
         raise UnsupportedTensor(

@@ -1,12 +1,15 @@
-"""The formats of integer codes: how many bits, where they lie in a group, and how a kernel unpacks them.
+"""Formats of integer codes: their bits, their position in a group, and how a kernel unpacks them.
 
-A format is one class here and one line in `CODES`. A group is `GROUP` inputs of the 16 outputs of a block; its codes
-are `CHUNKS` chunks of `CHUNK` codes (`layout.py`). A kernel gets levels: what the codes stand for. Knows no scales.
+A format is one class here and one line in `CODES`. A group is `GROUP` inputs of the 16 outputs of a block. Its codes
+are `CHUNKS` chunks of `CHUNK` codes (`layout.py`). A kernel gets levels: the integers that codes represent. Knows no
+scales.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -20,74 +23,91 @@ from .kinds import TABLES, CodesName, max_level
 from .layout import CHUNK, CHUNKS
 
 Bytes = npt.NDArray[np.uint8]
+Lookups = Mapping[int, str]
+_TABLE_BYTES = 16
 
 
 class Codes(Protocol):
-    """How the codes of a kind of weight are stored."""
+    """Storage format of the codes of a weight kind."""
 
     max_level: int
     group_bytes: int  # of one group of a block
+    lines: tuple[int, ...]  # first line of each plane in a group, lowest plane first
 
     def pack(self, chunks: Bytes) -> Bytes:
-        """Codes `[block, K/32, chunk, 16 outputs, 4 inputs]`, one a byte, as they are stored: `[block, K/32, ...]`."""
+        """Return codes `[block, K/32, chunk, 16 outputs, 4 inputs]`, one a byte, as stored: `[block, K/32, ...]`."""
         ...
 
-    def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, shuffled: int) -> Expr:
-        """Levels of bytes `[offset, offset + size)` of a chunk as uint8, of the group whose bytes begin at `start`.
+    def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, lookups: Lookups) -> Expr:
+        """Return the levels of bytes `[offset, offset + size)` of a chunk as uint8.
 
-        `shuffled`: how many bytes the target shuffles at once; 0 where it cannot.
+        `start` is the first byte of the group. `lookups` names instructions that look up bytes in tables
+        (`Target.byte_lookups`).
         """
         ...
 
     def some(self, memory: Memory, group: Expr, chunk: Expr, byte: Expr, n: int) -> Expr:
-        """`n` neighbouring levels of a chunk from `byte` on as int32, of the group-th group in memory."""
+        """Return `n` consecutive levels of a chunk from `byte` on as int32, of group `group` in memory."""
         ...
 
 
 class _Planes:
-    """Bits in planes of 1, 2, 4 or 8, the lowest first, one after another in a group.
+    """Codes as bit planes of 1, 2, 4 or 8 bits, the lowest first, each in lines of `CHUNK` bytes.
 
-    A byte of a plane of 4 bits holds chunk 2j in its low half and chunk 2j + 1 in its high half, and so on.
+    A byte of a 4-bit plane holds chunk 2j in its low half and chunk 2j + 1 in its high half. Narrower planes follow the
+    same rule. Lines are stored in the order of first use, because CPUs prefetch ascending reads.
     """
 
     def __init__(self, codes: CodesName, *widths: int) -> None:
         self.max_level, self.widths = max_level(codes), widths
+        self.lows = tuple(sum(widths[:plane]) for plane in range(len(widths)))
         self.group_bytes = sum(widths) * CHUNK * CHUNKS // 8
+        firsts = [(plane, chunk) for plane, width in enumerate(widths) for chunk in range(0, CHUNKS, 8 // width)]
+        self.lines = tuple(self._line(plane, chunk) for plane, chunk in firsts)
 
     def pack(self, chunks: Bytes) -> Bytes:
-        planes, low = [], 0
-        for width in self.widths:
+        """Return the codes in planes, in stored form."""
+        planes = []
+        for width, low in zip(self.widths, self.lows, strict=True):
             bits = chunks >> np.uint8(low) & np.uint8((1 << width) - 1)
             fields = [bits[:, :, field :: 8 // width] << np.uint8(field * width) for field in range(8 // width)]
-            planes.append(functools.reduce(np.bitwise_or, fields).reshape(*chunks.shape[:2], -1))
-            low += width
-        return np.concatenate(planes, axis=-1)
+            planes.append(functools.reduce(np.bitwise_or, fields).reshape(*chunks.shape[:2], width, CHUNK))
+        packed: Bytes = np.concatenate(planes, axis=2)[:, :, np.argsort(self.lines)]
+        return packed.reshape(*chunks.shape[:2], -1)
 
-    def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, shuffled: int) -> Expr:
-        code, low = None, 0
-        for width in self.widths:
-            per_byte = 8 // width
-            packed = memory[lanes(start + chunk // per_byte * CHUNK + offset, size)]
-            bits = _field(packed, chunk % per_byte * width, width, low, size)
+    def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, lookups: Lookups) -> Expr:
+        """Return the levels of bytes of a chunk, joined from all planes."""
+        code = None
+        for plane, (width, low) in enumerate(zip(self.widths, self.lows, strict=True)):
+            packed = memory[lanes(start + self._line(plane, chunk) * CHUNK + offset, size)]
+            bits = _field(packed, chunk % (8 // width) * width, width, low, size)
             code = bits if code is None else T.bitwise_or(code, bits)
-            start, low = start + width * CHUNK * CHUNKS // 8, low + width
         return code
 
     def some(self, memory: Memory, group: Expr, chunk: Expr, byte: Expr, n: int) -> Expr:
-        code, start, low = None, group * self.group_bytes, 0
-        for width in self.widths:
-            per_byte = 8 // width
-            packed = memory[lanes(start + chunk // per_byte * CHUNK + byte, n)]
-            shift, mask = T.Cast("int32", chunk % per_byte * width), T.int32((1 << width) - 1)
+        """Return some levels of a chunk, joined from all planes."""
+        code = None
+        for plane, (width, low) in enumerate(zip(self.widths, self.lows, strict=True)):
+            packed = memory[lanes(group * self.group_bytes + self._line(plane, chunk) * CHUNK + byte, n)]
+            shift, mask = T.Cast("int32", chunk % (8 // width) * width), T.int32((1 << width) - 1)
             bits = T.shift_right(T.Cast(vector_type("int32", n), packed), splat(shift, n))
             bits = T.shift_left(T.bitwise_and(bits, splat(mask, n)), splat(T.int32(low), n))
             code = bits if code is None else T.bitwise_or(code, bits)
-            start, low = start + width * CHUNK * CHUNKS // 8, low + width
         return code
+
+    def _line(self, plane: int, chunk: Expr) -> Expr:
+        """Return the line of a group that holds the bits of `chunk` in a plane; lines needed earlier precede it."""
+        share = 8 // self.widths[plane]
+        first = chunk // share * share  # first chunk of this line
+        before = [
+            (first + 8 // width if other < plane else first - 1 + 8 // width) // (8 // width)
+            for other, width in enumerate(self.widths)
+        ]
+        return functools.reduce(operator.add, before)
 
 
 def _field(packed: Expr, at: int, width: int, low: int, n: int) -> Expr:
-    """Bits `[at, at + width)` of each byte, moved to `low`."""
+    """Return bits `[at, at + width)` of each byte, moved to bit `low`."""
     if at > low:
         packed = T.shift_right(packed, splat(T.uint8(at - low), n))
     elif at < low:
@@ -98,36 +118,34 @@ def _field(packed: Expr, at: int, width: int, low: int, n: int) -> Expr:
 
 
 class _Table(_Planes):
-    """4 bits that stand for one of 16 levels."""
+    """Codes of 4 bits that index a table of 16 levels."""
 
     def __init__(self, codes: CodesName) -> None:
         super().__init__("q4", 4)
         self.max_level, self.levels = max_level(codes), TABLES[codes]
 
-    def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, shuffled: int) -> Expr:
-        if 0 < shuffled < size:
-            parts = [
-                self.piece(memory, start, chunk, at, shuffled, shuffled)
-                for at in range(offset, offset + size, shuffled)
-            ]
+    def piece(self, memory: Memory, start: Expr, chunk: int, offset: int, size: int, lookups: Lookups) -> Expr:
+        """Return the levels of bytes of a chunk, looked up in the table."""
+        most = max(lookups, default=size)
+        if most < size:
+            parts = [self.piece(memory, start, chunk, at, most, lookups) for at in range(offset, offset + size, most)]
             return tvm.tirx.Shuffle(parts, list(range(size)))
-        indices = super().piece(memory, start, chunk, offset, size, shuffled)
-        if not shuffled or size not in _SHUFFLES:
+        indices = super().piece(memory, start, chunk, offset, size, lookups)
+        if size not in lookups:
             return _chosen(self.levels, indices, "uint8", size)
-        words = [T.int32(int(word)) for word in np.array(self.levels, np.uint8).view(np.int32)] * (size // 16)
-        table = T.reinterpret(vector_type("uint8", size), tvm.tirx.Shuffle(words, list(range(size // 4))))
-        return T.call_llvm_pure_intrin(vector_type("uint8", size), _SHUFFLES[size], table, indices)
+        table_bytes = max(size, _TABLE_BYTES)  # each 16 bytes of indices use a copy of the table
+        words = [T.int32(int(word)) for word in np.array(self.levels, np.uint8).view(np.int32)]
+        table = tvm.tirx.Shuffle(words * (table_bytes // _TABLE_BYTES), list(range(table_bytes // 4)))
+        table = T.reinterpret(vector_type("uint8", table_bytes), table)
+        return T.call_llvm_pure_intrin(vector_type("uint8", size), lookups[size], table, indices)
 
     def some(self, memory: Memory, group: Expr, chunk: Expr, byte: Expr, n: int) -> Expr:
+        """Return some levels of a chunk, looked up in the table."""
         return _chosen(self.levels, super().some(memory, group, chunk, byte, n), "int32", n)
 
 
-# Each byte of an index in 0..15 becomes that byte of its 16 bytes of the table.
-_SHUFFLES = {64: "llvm.x86.avx512.pshuf.b.512", 32: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.ssse3.pshuf.b.128"}
-
-
 def _chosen(levels: tuple[int, ...], indices: Expr, dtype: str, n: int) -> Expr:
-    """`levels[indices]` without an instruction for it: each level is masked by whether it is meant."""
+    """Return `levels[indices]` without a lookup instruction: each level is masked where its index is selected."""
     value = splat(tvm.tirx.IntImm(dtype, 0), n)
     for index, level in enumerate(levels):
         here, there = (splat(tvm.tirx.IntImm(dtype, number), n) for number in (index, level))

@@ -1,6 +1,6 @@
-"""The kinds of stored weights: which codes a value has, and what the codes of a group are scaled by.
+"""Kinds of stored weights: the format of a value's code, and the scales of a group of codes.
 
-Knows what a code is worth, not where it lies in memory.
+Knows the value of a code, not its position in memory.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ CodesName = Literal["q2", "q3", "q4", "q5", "q6", "q8", "fp4", "iq4", "f16", "bf
 Zero = Literal["constant", "integers", "minimum"]
 ScaleDType = Literal["f16", "e8m0", "e4m3"]
 
-SUPER_GROUP = 256  # values of a row that share a float16 where scales are nested
-HALF_E4M3 = 128.0  # a byte of e4m3, 7 bits higher, is a float16 whose exponent is 8 too small
+SUPER_GROUP = 256  # values of a row that share a float16 if scales are nested
+HALF_E4M3 = 128.0  # a byte of e4m3, shifted left by 7 bits, is a float16 whose exponent is too small by 8
 
 
 @dataclass(frozen=True)
 class Scales:
-    """What the codes of `group` neighbours of a row share.
+    """Scale format of `group` neighbouring codes of a row.
 
-    A value is `scale * (code - zero)`, where `zero` is a constant of the codes or an integer of the group, or it is
-    `scale * code + minimum`.
+    A value is `scale * (code - zero)`, or `scale * code + minimum`. `zero` is a constant of the codes or an integer of
+    the group.
 
     Attributes:
-        nested: a scale is an int8 times the float16 of 256 values, and a minimum too.
-        dtype: how scales are stored that are not nested: e8m0 is a power of two in a byte, e4m3 half of such a float8,
-            for the levels of FP4 are twice its values.
+        nested: true if a scale (and a minimum) is an int8 times a float16 that 256 values share.
+        dtype: format of scales that are not nested. e8m0 is a power of two in a byte. e4m3 is half of such a float8,
+            because levels of FP4 are twice their values.
     """
 
     group: int
@@ -40,10 +40,10 @@ class Scales:
 
 @dataclass(frozen=True)
 class WeightKind:
-    """How a weight is stored: as codes with scales, or as plain values, without.
+    """Storage format of a weight: codes with scales, or plain values without scales.
 
     Raises:
-        ValueError: the kernels have no such pair.
+        ValueError: the kernels do not support the combination.
     """
 
     codes: CodesName
@@ -66,34 +66,37 @@ class WeightKind:
 
     @property
     def is_quantized(self) -> bool:
+        """True if values are codes with scales."""
         return self.scales is not None
 
     @property
     def group(self) -> int:
-        """Values that share a scale; 0 for plain values."""
+        """Number of values that share a scale; 0 for plain values."""
         return 0 if self.scales is None else self.scales.group
 
     @property
     def has_minimum(self) -> bool:
+        """True if each group has a minimum."""
         return self.scales is not None and self.scales.zero == "minimum"
 
     @property
     def has_zeros(self) -> bool:
-        """Whether each group has an integer that means 0.0."""
+        """True if each group has an integer that represents 0.0."""
         return self.scales is not None and self.scales.zero == "integers"
 
     @property
     def is_nested(self) -> bool:
+        """True if scales are nested."""
         return self.scales is not None and self.scales.nested
 
     @property
     def zero(self) -> int:
-        """The level that means 0.0 in every group; 0 where there is none."""
+        """The level that represents 0.0 in every group; 0 if there is no such constant."""
         return _ZEROS[self.codes] if self.scales is not None and self.scales.zero == "constant" else 0
 
     @property
     def label(self) -> str:
-        """One word for tables, such as "q4_g32_min" or "bf16"."""
+        """A short name for tables, such as "q4_g32_min" or "bf16"."""
         if self.scales is None:
             return self.codes
         parts = [self.codes, f"g{self.group}"]
@@ -108,12 +111,12 @@ DTYPES: dict[CodesName, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
     "f32": np.dtype(np.float32),
 }
-# What codes of 4 bits stand for, as levels from 0: twice the values of FP4 (e2m1) and 12 more, and ggml's uneven steps.
+# Levels of 4-bit codes, from 0: twice the values of FP4 (e2m1) plus 12, and ggml's uneven steps.
 TABLES: dict[CodesName, tuple[int, ...]] = {
     "fp4": (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0),
     "iq4": (1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241),
 }
-# q2: ternary weights, -1 to 1, and one more
+# q2: ternary weights, -1 to 1, plus 1
 _ZEROS: dict[CodesName, int] = {"q2": 1, "q3": 4, "q4": 8, "q5": 16, "q6": 32, "q8": 128, "fp4": 12, "iq4": 128}
 
 Q4 = WeightKind("q4", Scales(32))
@@ -131,5 +134,5 @@ F32 = WeightKind("f32")
 
 
 def max_level(codes: CodesName) -> int:
-    """The largest level that a code stands for."""
+    """Return the largest level of a code."""
     return max(TABLES[codes]) if codes in TABLES else (1 << int(codes[1:])) - 1

@@ -1,7 +1,7 @@
-"""Weights brought into kernel layout, how many bytes they take there, and weights read back from it.
+"""Pack weights into kernel layout, size them there, and read them back.
 
-Reading is written by itself, so that it can disagree. It takes whole blocks of 16 outputs, as uint8 `[blocks, bytes of
-a block]`. Knows `layout.py`'s shapes, no files.
+Reading is written independently of packing, so that it can detect errors of it. It takes whole blocks of 16 outputs, as
+uint8 `[blocks, bytes of a block]`. Knows `layout.py`'s shapes, no files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class PackedShape:
-    """Bytes of each array that `pack` makes of `num_outputs` x `num_inputs` weights (0: there is none)."""
+    """Sizes in bytes of the arrays that `pack` makes of a matrix; 0 if there is no such array."""
 
     codes: int
     scales: int
@@ -31,12 +31,12 @@ class PackedShape:
 
 
 def padded_inputs(kind: WeightKind, num_inputs: int) -> int:
-    """Inputs of the packed matrix."""
+    """Return the number of inputs of the packed matrix."""
     return round_up(num_inputs, GROUP) if kind.is_quantized else num_inputs
 
 
 def packed_shape(kind: WeightKind, num_outputs: int, num_inputs: int) -> PackedShape:
-    """How many bytes a matrix takes in kernel layout."""
+    """Return the sizes in bytes of a matrix in kernel layout."""
     outputs, inputs = round_up(num_outputs, ROW_BLOCK), padded_inputs(kind, num_inputs)
     if kind.scales is None:
         return PackedShape(outputs * inputs * DTYPES[kind.codes].itemsize, 0, 0)
@@ -62,7 +62,7 @@ class PackedWeight:
 
 
 def pack(weight: Weight) -> PackedWeight:
-    """`weight`, `[N, K]`, in kernel layout."""
+    """Return `weight`, `[N, K]`, in kernel layout."""
     kind = weight.kind
     codes = _padded(weight.codes, ROW_BLOCK, GROUP if kind.is_quantized else 1)
     blocks, inputs = codes.shape[0] // ROW_BLOCK, codes.shape[1]
@@ -81,7 +81,7 @@ def pack(weight: Weight) -> PackedWeight:
 
 
 def pack_planes(weight: WeightPlanes, num_inputs: int) -> PackedWeight:
-    """The same as `pack`, of codes that need only their rows side by side: one copy of every plane."""
+    """Return the same as `pack` for codes that are already in planes: one copy of every plane."""
     kind, groups = weight.kind, num_inputs // GROUP
     blocks = round_up(weight.num_rows, ROW_BLOCK) // ROW_BLOCK
     whole = weight.num_rows // ROW_BLOCK
@@ -97,6 +97,8 @@ def pack_planes(weight: WeightPlanes, num_inputs: int) -> PackedWeight:
         stored[:whole] = np.moveaxis(in_blocks, 1, -1)
         stored[whole:, ..., : weight.num_rows % ROW_BLOCK] = np.moveaxis(plane[None, whole * ROW_BLOCK :], 1, -1)
         first = last
+    if len(weight.planes) > 1:
+        words = words[:, :, np.argsort(CODES[kind.codes].lines)]
     codes = words.view(np.uint8).reshape(blocks, groups, -1)
     if kind.is_nested:
         scales = _nest(weight.scales, weight.sub_scales, num_inputs)
@@ -106,12 +108,13 @@ def pack_planes(weight: WeightPlanes, num_inputs: int) -> PackedWeight:
 
 
 def _padded(matrix: npt.NDArray[Any], outputs: int, inputs: int) -> npt.NDArray[Any]:
+    """Return a matrix padded with zeros to multiples of `outputs` and `inputs`."""
     pad = [(0, round_up(size, multiple) - size) for size, multiple in zip(matrix.shape, (outputs, inputs), strict=True)]
     return matrix if pad == [(0, 0), (0, 0)] else np.pad(matrix, pad)
 
 
 def _by_block(numbers: npt.NDArray[Any] | None, groups: int) -> npt.NDArray[Any] | None:
-    """`[N, K / group]` as `[block, groups, 16]`, padded with zeros."""
+    """Return `[N, K / group]` as `[block, groups, 16]`, padded with zeros."""
     if numbers is None:
         return None
     blocks = round_up(numbers.shape[0], ROW_BLOCK) // ROW_BLOCK
@@ -121,7 +124,7 @@ def _by_block(numbers: npt.NDArray[Any] | None, groups: int) -> npt.NDArray[Any]
 
 
 def _nest(outer: npt.NDArray[Any] | None, inner: npt.NDArray[Any] | None, inputs: int) -> Bytes | None:
-    """Bytes `[block, K/256, ...]`: 16 float16, and then 16 int8 for each of the groups."""
+    """Return bytes `[block, K/256, ...]`: 16 float16, then 16 int8 for each of the groups."""
     if outer is None or inner is None:
         return None
     supers, num_groups = inputs // SUPER_GROUP, inner.shape[1]
@@ -131,22 +134,28 @@ def _nest(outer: npt.NDArray[Any] | None, inner: npt.NDArray[Any] | None, inputs
     return np.concatenate([of_supers.view(np.uint8).reshape(shape), of_groups.view(np.uint8).reshape(shape)], axis=-1)
 
 
-_CODE_BYTES = CHUNK // ROW_BLOCK  # of a chunk, one output's
-_WIDTHS: dict[CodesName, tuple[int, ...]] = {  # bits of each plane
-    "q2": (2,),
-    "q3": (2, 1),
-    "q4": (4,),
-    "q5": (4, 1),
-    "q6": (4, 2),
-    "q8": (8,),
-    "fp4": (4,),
-    "iq4": (4,),
+_CODE_BYTES = CHUNK // ROW_BLOCK  # bytes of a chunk that belong to one output
+# For each word of a group, the index of its plane. A plane has as many words as bits.
+_PLANES: dict[CodesName, tuple[int, ...]] = {
+    "q2": (0, 0),
+    "q3": (0, 1, 0),
+    "q4": (0, 0, 0, 0),
+    "q5": (0, 1, 0, 0, 0),
+    "q6": (0, 1, 0, 0, 1, 0),
+    "q8": (0, 0, 0, 0, 0, 0, 0, 0),
+    "fp4": (0, 0, 0, 0),
+    "iq4": (0, 0, 0, 0),
 }
 
 
+def _widths(codes: CodesName) -> list[int]:
+    """Return the bits of each plane."""
+    return [_PLANES[codes].count(plane) for plane in range(max(_PLANES[codes]) + 1)]
+
+
 @dataclass(frozen=True)
-class Blocks:
-    """Some blocks of a matrix as a file holds them; `scales` and `offsets` are empty if there are none."""
+class PackedBlocks:
+    """Some blocks of a matrix as a file holds them; `scales` and `offsets` are empty if the kind has none."""
 
     kind: WeightKind
     codes: Bytes
@@ -154,7 +163,7 @@ class Blocks:
     offsets: Bytes
 
     def values(self, lane: int, num_inputs: int) -> Float32:
-        """What output `lane` of each block is worth, `[blocks, num_inputs]`, inputs in stored order."""
+        """Return the weights of output `lane` of each block, `[blocks, num_inputs]`, inputs in stored order."""
         kind = self.kind
         if not kind.is_quantized:
             plain: npt.NDArray[Any] = self.codes.view(DTYPES[kind.codes]).reshape(len(self.codes), -1, ROW_BLOCK)
@@ -171,9 +180,9 @@ class Blocks:
         return values.reshape(len(values), num_inputs)
 
     def hold(self, weight: WeightPlanes) -> bool:
-        """Whether the outputs are those of `weight`, bit for bit, from the first one on."""
+        """Return whether the outputs equal those of `weight`, bit for bit, from the first one on."""
         first, words = 0, self._words().view(np.uint32)[..., 0]  # [blocks, groups, words, outputs]
-        for width, plane in zip(_WIDTHS[self.kind.codes], weight.planes, strict=True):
+        for width, plane in zip(_widths(self.kind.codes), weight.planes, strict=True):
             stored = words[:, :, first : first + width].reshape(len(words), *plane.shape[1:], ROW_BLOCK)
             if not all((ours == theirs).all() for ours, theirs in _by_outputs(plane, stored)):
                 return False
@@ -187,16 +196,17 @@ class Blocks:
         return _are_equal(outer, weight.minima) and _are_equal(inner, weight.sub_minima)
 
     def _words(self) -> Bytes:
-        """Codes as `[blocks, K / 32, words, 16 outputs, 4]`."""
-        words = sum(_WIDTHS[self.kind.codes])
-        return self.codes.reshape(len(self.codes), -1, words, ROW_BLOCK, _CODE_BYTES)
+        """Return codes as `[blocks, K / 32, words, 16 outputs, 4]`, plane by plane."""
+        planes = _PLANES[self.kind.codes]
+        words = self.codes.reshape(len(self.codes), -1, len(planes), ROW_BLOCK, _CODE_BYTES)
+        return words[:, :, np.argsort(planes, kind="stable")] if any(planes) else words
 
     def _levels(self, lane: int) -> Bytes:
-        """Of one output of each block, `[blocks, K / 32, 32]`."""
+        """Return the levels of one output of each block, `[blocks, K / 32, 32]`."""
         words = self._words()[:, :, :, lane]
         codes = np.zeros((*words.shape[:2], CHUNKS, _CODE_BYTES), np.uint8)
         first, low = 0, 0
-        for width in _WIDTHS[self.kind.codes]:
+        for width in _widths(self.kind.codes):
             for chunk in range(CHUNKS):
                 word, field = divmod(chunk, 8 // width)
                 bits = words[:, :, first + word] >> np.uint8(field * width) & np.uint8((1 << width) - 1)
@@ -206,7 +216,7 @@ class Blocks:
         return np.array(TABLES[self.kind.codes], np.uint8)[levels] if self.kind.codes in TABLES else levels
 
     def _scales(self, stored: Bytes, lane: int) -> Float32:
-        """Of one output of each block: what multiplies each group, `[blocks, groups, 1]`."""
+        """Return the scale of each group of one output of each block, `[blocks, groups, 1]`."""
         outer, inner = self._by_block(stored)
         numbers = scale_values(self.kind, outer[:, :, lane])
         if inner is not None:
@@ -214,7 +224,7 @@ class Blocks:
         return numbers.reshape(len(numbers), -1)[..., None]
 
     def _rows(self, stored: Bytes, num_rows: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int8] | None]:
-        """Scales, and nested ones of groups, by rows: `[num_rows, ...]`."""
+        """Return scales, and nested ones of groups, by rows: `[num_rows, ...]`."""
         outer, inner = self._by_block(stored)
         by_row = outer.swapaxes(1, 2).reshape(-1, outer.shape[1])[:num_rows]
         if inner is None:
@@ -223,7 +233,7 @@ class Blocks:
         return by_row, of_groups.reshape(-1, of_groups.shape[2] * of_groups.shape[3])[:num_rows]
 
     def _by_block(self, stored: Bytes) -> tuple[npt.NDArray[Any], npt.NDArray[np.int8] | None]:
-        """Scales `[blocks, n, 16]`; nested ones of groups `[blocks, n, groups, 16]`, or None."""
+        """Return scales `[blocks, n, 16]`; and nested ones of groups `[blocks, n, groups, 16]`, or None."""
         assert self.kind.scales is not None
         num_blocks = len(stored)
         if not self.kind.is_nested:
@@ -239,7 +249,7 @@ class Blocks:
 def _by_outputs(
     plane: npt.NDArray[np.uint32], stored: npt.NDArray[np.uint32]
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Rows of a plane beside the outputs of blocks: those of whole blocks, and then the rest."""
+    """Yield rows of a plane paired with outputs of blocks: whole blocks first, then the remaining rows."""
     whole, rest = divmod(len(plane), ROW_BLOCK)
     blocks = plane[: whole * ROW_BLOCK].reshape(whole, ROW_BLOCK, *plane.shape[1:])
     yield np.moveaxis(blocks, 1, -1), stored[:whole]
@@ -247,7 +257,7 @@ def _by_outputs(
 
 
 def _are_equal(ours: npt.NDArray[Any] | None, theirs: npt.NDArray[Any] | None) -> bool:
-    """Whether two have the same bits."""
+    """Return whether two arrays, or Nones, have the same bits."""
     if ours is None or theirs is None:
         return ours is theirs
     ours, theirs = np.ascontiguousarray(ours), np.ascontiguousarray(theirs)

@@ -1,6 +1,6 @@
-"""Which arrays an artifact's weights become, and where each lies in the file. Knows sizes, not numbers.
+"""Plan the arrays of an artifact's weights and their offsets in the file. Knows sizes, not numbers.
 
-Matrices that are multiplied with the same input lie one after another as one array, so that one kernel runs them all.
+Matrices that are multiplied with the same input are adjacent and form one array, so that one kernel runs them all.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Array = Literal["codes", "scales", "offsets", "order"]
 class Matrix:
     """Matrices of one kind and width, stacked. `parts` are the checkpoint's names, with their rows.
 
-    One whose inputs are sorted (`Weight.input_order`) stands alone, with their order as int32 beside it. Its only part
-    may be a tensor of `num_experts` matrices, each of the rows that are given.
+    A matrix whose inputs are sorted (`Weight.input_order`) is stored alone, with their order as an int32 array. If its
+    only part is a tensor of `num_experts` matrices, rows count those of one expert.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -32,16 +32,16 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """The names of all parts."""
+        """The names of all parts, joined."""
         return "+".join(name for name, _ in self.parts)
 
     @property
     def num_outputs(self) -> int:
-        """Rows of one expert, each part padded to whole blocks."""
+        """Number of rows of one expert, each part padded to whole blocks."""
         return sum(round_up(rows, ROW_BLOCK) for _, rows in self.parts)
 
     def array_bytes(self) -> dict[Array, int]:
-        """Bytes of each array that it is stored as."""
+        """Return the bytes of each array in which it is stored."""
         shape = packed_shape(self.kind, self.num_experts * self.num_outputs, self.num_inputs)
         sizes: dict[Array, int] = {"codes": shape.codes, "scales": shape.scales, "offsets": shape.offsets}
         if self.is_sorted:
@@ -50,15 +50,15 @@ class Matrix:
 
     @property
     def padded_inputs(self) -> int:
-        """Columns in kernel layout."""
+        """Number of columns in kernel layout."""
         return padded_inputs(self.kind, self.num_inputs)
 
 
 @dataclass(frozen=True)
 class Vector:
-    """float32 numbers: gains and biases, each part padded to whole blocks of outputs, or computed ones (`part` "").
+    """A vector of float32: gains and biases, each part padded to whole blocks, or computed numbers (`part` "").
 
-    Its only part may be the biases of `num_experts`, each of the size that is given, and padded.
+    If its only part is the biases of `num_experts`, the size is that of one expert, and is padded.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -66,21 +66,21 @@ class Vector:
 
     @property
     def name(self) -> str:
-        """As a matrix's."""
+        """The names of all parts, joined."""
         return "+".join(name for name, _ in self.parts)
 
     @property
     def size(self) -> int:
-        """Numbers, with padding."""
+        """Number of elements, with padding."""
         return self.num_experts * sum(round_up(size, ROW_BLOCK) for _, size in self.parts)
 
 
 class WeightPlan:
-    """Arrays in the order in which the model asks for them; each is a tensor of weights.safetensors.
+    """The arrays of weights.safetensors, in the order in which the model asks for them.
 
     Args:
-        kinds: how each of the checkpoint's matrices will be stored.
-        sorted_inputs: those of them whose inputs are sorted.
+        kinds: the kind in which each of the checkpoint's matrices will be stored.
+        sorted_inputs: names of matrices whose inputs are sorted.
     """
 
     def __init__(self, kinds: Mapping[str, WeightKind], sorted_inputs: Set[str] = frozenset()) -> None:
@@ -91,7 +91,7 @@ class WeightPlan:
         self._end = 0
 
     def matrix(self, parts: tuple[tuple[str, int], ...], num_inputs: int, num_experts: int = 1) -> Matrix:
-        """Plan a matrix, or find it if it is planned already (a tied output matrix)."""
+        """Plan a matrix, or return the planned one (a tied output matrix)."""
         is_sorted = parts[0][0] in self.sorted_inputs
         assert num_experts == 1 or not is_sorted
         matrix = Matrix(parts, self.kinds[parts[0][0]], num_inputs, is_sorted, num_experts)
@@ -102,7 +102,7 @@ class WeightPlan:
         return matrix
 
     def vector(self, parts: tuple[tuple[str, int], ...], num_experts: int = 1) -> Vector:
-        """Plan float32 numbers."""
+        """Plan a vector of float32."""
         vector = Vector(parts, num_experts)
         if vector.name not in self.vectors:
             self.vectors[vector.name] = vector
@@ -110,19 +110,20 @@ class WeightPlan:
         return vector
 
     def _place(self, name: str, size: int) -> None:
+        """Assign the next offset to a tensor of `size` bytes."""
         self._offsets[name] = self._end
         self._end += round_up(size, ALIGNMENT)
 
     def offset(self, name: str) -> int:
-        """Where the data of a tensor begin, in bytes from the first tensor's."""
+        """Return the offset of a tensor's data, in bytes from the first tensor's."""
         return self._offsets[name]
 
     def tensors(self) -> dict[str, tuple[int, int]]:
-        """Name to [begin, end) in bytes; every tensor begins and ends at a multiple of `ALIGNMENT`."""
+        """Return [begin, end) in bytes by name; every tensor begins and ends at a multiple of `ALIGNMENT`."""
         begins = list(self._offsets.values())
         return dict(zip(self._offsets, zip(begins, [*begins[1:], self._end], strict=True), strict=True))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Number of bytes of all tensors."""
         return self._end

@@ -1,7 +1,7 @@
-"""Falcon-H1 (TII, 2025): in each layer attention and Mamba-2 beside each other, behind one norm.
+"""Falcon-H1 (TII, 2025): in each layer, attention and Mamba-2 in parallel after one norm.
 
-Multipliers stand before and behind matrices. llama.cpp's converter puts them into the weights, so that a GGUF file has
-none. Here weights stay as they are: outputs of matrices are multiplied, or what is linear in these.
+There are multipliers before and after matrices. llama.cpp's converter folds them into the weights, so a GGUF file has
+none. Here weights stay unchanged: outputs of matrices, or linear functions of these, are multiplied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS = ("gate_factor", "value_factor", "key_factor", "query_factor", "step_fac
 
 
 class FalconH1(Family):
-    """What enters Mamba-2 is one matrix; a norm behind it is optional."""
+    """Falcon-H1: the inputs of Mamba-2 are one matrix; the norm after it is optional."""
 
     title = "Falcon-H1"
     huggingface = {"FalconH1ForCausalLM": "falcon_h1"}
@@ -49,7 +49,7 @@ class FalconH1(Family):
     gguf_names = {"ffn_norm": "ffn_norm"}
 
     def config(self, c: Settings) -> ModelConfig:
-        """With multipliers of embeddings and logits."""
+        """Return the model, with multipliers of embeddings and logits."""
         c.refuse("attention_bias", "mlp_bias", "projectors_bias", "mamba_proj_bias")
         return c.model(
             self.layer,
@@ -58,7 +58,10 @@ class FalconH1(Family):
         )
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Scores have what is before queries and before keys, outputs of attention what is before values."""
+        """Return layer `index`, with its multipliers.
+
+        Scores take those before queries and keys, attention outputs take that before values.
+        """
         before = c.number("attention_in_multiplier", 1.0)
         scale = c.head_dim**-0.5 * before**2 * c.number("key_multiplier", 1.0)
         of_gates, of_output = _multipliers(c, "mlp_multipliers", 2)
@@ -72,7 +75,7 @@ class FalconH1(Family):
         )
 
     def beside(self, c: Settings) -> Mamba2:
-        """Mamba-2, with or without a norm, each part of what enters it with a multiplier of its own."""
+        """Return Mamba-2, with or without a norm; each part of its input has a multiplier of its own."""
         if c.function() != "silu_mul":
             raise UnsupportedArchitecture(f"{c.label}: hidden_act {c('hidden_act')!r} is not supported, only silu")
         if c.format == "gguf":
@@ -85,7 +88,7 @@ class FalconH1(Family):
         return replace(mamba(c), norm=has_norm, **factors)
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Gates, then what is convolved, then steps; a checkpoint has rates as their logarithms."""
+        """Return views of Mamba-2: gates, convolved parts, then steps; a checkpoint has logarithms of rates."""
         views: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             mixer = layer.beside
@@ -99,6 +102,7 @@ class FalconH1(Family):
 
 
 def _multipliers(c: Settings, key: str, number: int) -> list[float]:
+    """Return a list of `number` multipliers, by default ones. Raises UnsupportedArchitecture for others."""
     values = c(key, [1.0] * number)
     if not isinstance(values, list) or len(values) != number:
         raise UnsupportedArchitecture(f"{c.label}: {key} is {values!r}; {number} numbers are needed")

@@ -11,16 +11,16 @@ from ...layers.decoder import Decoder
 from ...layers.feed_forward import DenseFeedForward, ExpertsFeedForward
 from ...layers.recurrent import Mamba2Mixer
 from ...weights.view import View
-from ..family import Format, Views, experts_gates_beside_up, parts_of
+from ..family import Format, Views, fused_expert_gate_up, parts_of
 from ..granite import Granite
 from ..settings import Settings
 
-# Whether it is attention: of older files, and of newer ones.
+# Values that mean attention: of older files, and of newer ones.
 _KINDS = {"attention": True, "full_attention": True, "mamba": False, "linear_attention": False}
 
 
 class Granite4H(Granite):
-    """Granite's multipliers. What enters Mamba-2 is one matrix; so are gates and `up` in a checkpoint."""
+    """Granite 4-H: Granite's multipliers. The inputs of Mamba-2 are one matrix, gates and `up` one in a checkpoint."""
 
     title = "Granite 4-H"
     huggingface = {"GraniteMoeHybridForCausalLM": "granitemoehybrid"}
@@ -50,11 +50,11 @@ class Granite4H(Granite):
     }
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """Mamba-2 or attention, and a feed-forward layer."""
+        """Return layer `index`: Mamba-2 or attention, and a feed-forward layer."""
         return LayerConfig(mixer=self.mixer(c, index), ffn=self.ffn(c))
 
     def mixer(self, c: Settings, index: int) -> Mixer:
-        """A GGUF file gives layers without attention no KV heads."""
+        """Return the mixer of layer `index`; a GGUF file says 0 KV heads for layers without attention."""
         kv_heads = c.of_layer("num_key_value_heads", index, c("num_attention_heads"))
         if c("layer_types"):
             has_attention = c.layer_is("layer_types", index, _KINDS)
@@ -72,7 +72,7 @@ class Granite4H(Granite):
         )
 
     def ffn(self, c: Settings) -> Dense | Experts:
-        """Beside experts is one that every token passes; without experts, that is all there is."""
+        """Return experts with a shared one that every token passes; without experts, the shared one alone."""
         gguf_shared = c("shared_expert_intermediate_size", c("intermediate_size"))
         shared = gguf_shared if c.format == "gguf" else c.number("shared_intermediate_size")
         if not c("num_local_experts"):
@@ -85,7 +85,7 @@ class Granite4H(Granite):
         )
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Gates, then what is convolved, then steps; a checkpoint has rates as their logarithms."""
+        """Return views of Mamba-2: gates, convolved parts, then steps; a checkpoint has logarithms of rates."""
         views: dict[str, Views] = {}
         for index, layer in enumerate(decoder.layers):
             mixer, at = layer.self_attn, f"model.layers.{index}."
@@ -102,14 +102,14 @@ class Granite4H(Granite):
                 views |= dict(parts_of(f"{at}shared_mlp.input_linear.weight", shared.inputs))
             if isinstance(mlp, ExpertsFeedForward):
                 stem = f"{at}block_sparse_moe."
-                views |= experts_gates_beside_up(f"{stem}input_linear.weight", f"{stem}output_linear.weight", mlp)
+                views |= fused_expert_gate_up(f"{stem}input_linear.weight", f"{stem}output_linear.weight", mlp)
         return views
 
 
 def mamba(c: Settings) -> Mamba2:
-    """Mamba-2 of these sizes."""
+    """Return Mamba-2 of these sizes."""
     lowest, highest = c("time_step_limit") or (None, None)
-    if (lowest or 0.0) > 0.0 or highest not in (None, math.inf):  # steps are a softplus, and so above zero
+    if (lowest or 0.0) > 0.0 or highest not in (None, math.inf):  # steps are a softplus, so above zero
         c.refuse("time_step_limit")
     heads = c.number("mamba_n_heads", c("ssm.time_step_rank"))
     inner = c("ssm.inner_size", c.number("mamba_expand", 2) * c.number("hidden_size"))
@@ -126,6 +126,7 @@ def mamba(c: Settings) -> Mamba2:
 
 
 def _has_convolution_bias(c: Settings) -> bool:
+    """Return whether Mamba-2's convolution has a bias."""
     if c.format == "gguf":
         return any(name.endswith(".ssm_conv1d.bias") for name in c.stored)
     return bool(c("mamba_conv_bias", True))

@@ -18,7 +18,10 @@ from ..settings import Settings
 
 
 class Lfm2(Family):
-    """Queries and keys of each head have norms; the last norm has the name that others give to one of embeddings."""
+    """LFM2: queries and keys of each head have norms.
+
+    The last norm has the name that other families use for a norm of embeddings.
+    """
 
     title = "LFM2 and 2.5"
     huggingface = {"Lfm2ForCausalLM": "lfm2"}
@@ -44,16 +47,16 @@ class Lfm2(Family):
     gguf_names = {"norm": "token_embd_norm.weight"}
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """A convolution or attention, and a feed-forward layer."""
+        """Return layer `index`: a convolution or attention, and a feed-forward layer."""
         return LayerConfig(mixer=self.mixer(c, index), ffn=self.ffn(c, index))
 
     def config(self, c: Settings) -> ModelConfig:
-        """Llama's but for an older name of one setting."""
+        """Return Llama's model; one setting has an older name."""
         tied = bool(c("tie_embedding", c("tie_word_embeddings")))
         return c.model(self.layer, tie_word_embeddings=tied)
 
     def mixer(self, c: Settings, index: int) -> Mixer:
-        """A GGUF file gives layers without attention no KV heads."""
+        """Return the mixer of layer `index`; a GGUF file says 0 KV heads for layers without attention."""
         kv_heads = c.of_layer("num_key_value_heads", index)
         if c("layer_types"):
             has_attention = c.layer_is("layer_types", index, {"full_attention": True, "conv": False})
@@ -67,7 +70,7 @@ class Lfm2(Family):
         return ShortConvolution(kernel_size=c.number("conv_L_cache"), bias=bias)
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """A checkpoint declares more numbers than there are: two thirds, times a factor, in whole blocks."""
+        """Return the dense layer; its size is 2/3 of the declared one, times a factor, rounded up to blocks."""
         size = c("block_ff_dim", c("intermediate_size"))
         if c.format == "huggingface" and c("block_auto_adjust_ff_dim", True):
             block = c.number("block_multiple_of", 256)
@@ -77,7 +80,7 @@ class Lfm2(Family):
 
 
 class Lfm2MoE(Lfm2):
-    """The first layers are dense; a bias of experts chooses, and does not weigh."""
+    """LFM2 with experts: the first layers are dense; a bias affects the selection of experts only."""
 
     title = "LFM2 MoE (LFM2-8B-A1B)"
     huggingface = {"Lfm2MoeForCausalLM": "lfm2_moe"}
@@ -93,7 +96,7 @@ class Lfm2MoE(Lfm2):
     }
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """A sigmoid of each expert's logit, over the sum of those that were chosen."""
+        """Return experts: weights are sigmoids of logits, divided by the sum over the selected experts."""
         if index < c.number("num_dense_layers", c("first_k_dense_replace", 0)):
             return c.dense()
         has_bias = any(".exp_probs_b." in name for name in c.stored) if c.format == "gguf" else c("use_expert_bias")

@@ -1,7 +1,8 @@
-"""Nemotron-H (NVIDIA, 2025) and Nemotron 3: Mamba-2, or attention without positions, and MLPs or experts without gates.
+"""Nemotron-H (NVIDIA, 2025) and Nemotron 3: Mamba-2 or attention without positions, and feed-forward without gates.
 
-A file counts a mixer and the feed-forward layer behind it as two layers, each with a norm. Here they are one.
-Not as in transformers 5.23, and as in llama.cpp: steps may be shorter than `time_step_min`.
+The feed-forward layers are MLPs or experts. A file counts a mixer and the feed-forward layer after it as two layers,
+each with a norm. Here they are one. As in llama.cpp, and unlike transformers 5.23, steps may be shorter than
+`time_step_min`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ..settings import PER_LAYER, Settings
 from .granite4 import mamba
 
 _KINDS = {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "mlp": "-", "moe": "E"}
-_MAMBA_KEYS = {  # Granite's key: this family's
+_MAMBA_KEYS = {  # Granite's key to this family's
     "mamba_n_heads": "mamba_num_heads",
     "mamba_d_head": "mamba_head_dim",
     "mamba_n_groups": "n_groups",
@@ -45,17 +46,17 @@ _LAYERS = re.compile(r"(?:[M*][-E]?)+")
 
 @dataclass(frozen=True)
 class _PairedNames(PartNames):
-    """`stored` is the file's layer that has each layer's mixer; the one behind it has all that is in `_BEHIND`."""
+    """Names of parts; `stored` has the file's layer of each mixer, and the next layer has the parts in `_BEHIND`."""
 
     stored: tuple[int, ...] = ()
 
     def layer(self, index: int, role: str) -> str:
-        """The checkpoint's name of a part of a layer."""
+        """Return the checkpoint's name of a part of a layer."""
         return super().layer(self.stored[index] + (role in _BEHIND), role)
 
 
 class NemotronH(Family):
-    """Each layer of a file is one branch; a pattern of M, *, - and E (experts) says which."""
+    """Nemotron-H: each layer of a file is one branch; a pattern of M, *, - and E (experts) lists their kinds."""
 
     title = "Nemotron-H (also Nemotron 3 Nano)"
     huggingface = {"NemotronHForCausalLM": "nemotron_h"}
@@ -94,7 +95,7 @@ class NemotronH(Family):
     has_extra_layers = True
 
     def config(self, c: Settings) -> ModelConfig:
-        """A mixer, and the feed-forward layer that the pattern has behind it, are a layer."""
+        """Return the model; a mixer and the feed-forward layer that follows it in the pattern are one layer."""
         c.refuse("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias", "sliding_window", "moe_latent_size")
         pattern = _pattern(c)
         if not _LAYERS.fullmatch(pattern):
@@ -103,22 +104,22 @@ class NemotronH(Family):
             )
         mixers = [index for index, kind in enumerate(pattern) if kind in "M*"]
         eps = c("rms_norm_eps", c("layer_norm_eps")) if c.format == "gguf" else c("layer_norm_epsilon")
-        # a file counts its layers otherwise, and says by its own numbers what is other in one
+        # a file counts its layers differently, and lists per-layer differences by its own numbers
         joined = {"num_hidden_layers": len(mixers), "nextn_predict_layers": 0, PER_LAYER: None}
         changed = replace(c, values={**c.values, **joined})
         return changed.model(lambda _, index: self._layer(c, pattern, mixers[index]), norm_eps=eps)
 
     def decoder(self, config: ModelConfig) -> Decoder:
-        """Layers with a feed-forward layer are two of a file's."""
+        """Return the model's parts; a layer with a feed-forward layer is two of a file's."""
         stored = tuple(self.num_stored_layers(config, index) for index in range(len(config.layers)))
         return Decoder(config, _PairedNames(self.names, self.gguf_names, stored=stored))
 
     def num_stored_layers(self, config: ModelConfig, most: int | None = None) -> int:
-        """Those of the first `most` layers, or of all."""
+        """Return the number of a file's layers in the first `most` layers, or in all."""
         return sum(1 if layer.ffn is None else 2 for layer in config.layers[:most])
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Gates, then what is convolved, then steps; a checkpoint has rates as their logarithms."""
+        """Return views of Mamba-2: gates, convolved parts, then steps; a checkpoint has logarithms of rates."""
         views: dict[str, Views] = {}
         for mixer in (layer.self_attn for layer in decoder.layers):
             if isinstance(mixer, Mamba2Mixer):
@@ -130,13 +131,14 @@ class NemotronH(Family):
         return views
 
     def _layer(self, c: Settings, pattern: str, index: int) -> LayerConfig:
+        """Return the layer whose mixer is the file's layer `index`, with the feed-forward layer after it."""
         behind, after = pattern[index + 1 : index + 2], index + 1
         ffn = _mlp(c.at(after), after) if behind == "-" else _experts(c.at(after)) if behind == "E" else None
         return LayerConfig(mixer=_mixer(c.at(index), pattern, index), ffn=ffn)
 
 
 def _pattern(c: Settings) -> str:
-    """A letter a layer; a GGUF file tells by numbers that other kinds of layers have none of."""
+    """Return a letter per layer; in a GGUF file, sizes of 0 tell the kinds of layers apart."""
     if c.format == "gguf":
         sizes, heads = (
             [c.of_layer(key, index) for index in range(c.num_layers)]
@@ -151,6 +153,7 @@ def _pattern(c: Settings) -> str:
 
 
 def _mixer(c: Settings, pattern: str, index: int) -> Mixer:
+    """Return the mixer that the file has as layer `index`."""
     if pattern[index] == "*":
         return c.attention(num_kv_heads=c.of_layer("num_key_value_heads", index), rope=None)
     if c.format == "gguf":
@@ -159,17 +162,19 @@ def _mixer(c: Settings, pattern: str, index: int) -> Mixer:
 
 
 def _mlp(c: Settings, index: int) -> Dense:
+    """Return the MLP that the file has as layer `index`."""
     return c.dense(intermediate_size=c.of_layer("intermediate_size", index), function=_function(c))
 
 
 def _experts(c: Settings) -> Experts:
-    """Beside those that DeepSeek V3's router chooses is one that every token passes."""
+    """Return DeepSeek V3's router and its experts, with a shared one that every token passes."""
     shared = c.number("moe_shared_expert_intermediate_size", c("shared_expert_intermediate_size"))
     router = grouped_router(c, scores="sigmoid", selection_bias=True)
     return c.experts(function=_function(c), router=router, shared=SharedExpert(intermediate_size=shared))
 
 
 def _function(c: Settings) -> Literal["relu2"]:
+    """Return the activation function. Raises UnsupportedArchitecture for any but relu2."""
     if c("mlp_hidden_act", "relu2") != "relu2":
         raise UnsupportedArchitecture(f"{c.label}: mlp_hidden_act {c('mlp_hidden_act')!r} is not supported, only relu2")
     return "relu2"

@@ -1,6 +1,6 @@
 """Qwen3-Next (Alibaba, 2025), and the language models of Qwen3.5 to 3.8 (2026), dense and with experts.
 
-Three layers of the gated delta rule to one of attention.
+There are three layers of the gated delta rule for each layer of attention.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from ..settings import Settings
 
 
 class Qwen35(Family):
-    """A head's query and its gate are neighbours in one matrix; a checkpoint stores norms, but one, less one."""
+    """Qwen3.5: rows of a head's query and its gate are adjacent in one matrix.
+
+    A checkpoint stores the gains of all norms but one minus one.
+    """
 
     title = "Qwen3.5, 3.6 and 3.8"
     huggingface = {"Qwen3_5ForCausalLM": "qwen3_5_text", "Qwen3_5ForConditionalGeneration": "qwen3_5"}
@@ -56,14 +59,14 @@ class Qwen35(Family):
     }
     gains_minus_one = ("huggingface",)
     plain_gains = ("linear_attn.norm.weight",)
-    is_tiled: ClassVar[bool] = True  # in GGUF files, where llama.cpp's converter puts value heads into another order
+    is_tiled: ClassVar[bool] = True  # true for GGUF files, in which llama.cpp's converter reorders value heads
 
     def layer(self, c: Settings, index: int) -> LayerConfig:
-        """The delta rule or attention, and a feed-forward layer."""
+        """Return layer `index`: the delta rule or attention, and a feed-forward layer."""
         return LayerConfig(mixer=self.mixer(c, index), ffn=self.ffn(c, index))
 
     def mixer(self, c: Settings, index: int) -> Mixer:
-        """By declared types, or attention in each `full_attention_interval`th layer."""
+        """Return the mixer: by declared type, or attention in each `full_attention_interval`th layer."""
         if c("layer_types"):
             has_attention = c.layer_is("layer_types", index, {"full_attention": True, "linear_attention": False})
         else:
@@ -71,21 +74,24 @@ class Qwen35(Family):
         return self.attention(c) if has_attention else delta(c, tiled=self.is_tiled and c.format == "gguf")
 
     def attention(self, c: Settings) -> Attention:
-        """With a gate for each number."""
+        """Return attention with an elementwise output gate."""
         bias = c.has_bias("attn_q", otherwise=bool(c("attention_bias")))
         output_bias = c.has_bias("attn_output", otherwise=bias)
         return c.attention(qk_norm=QKNorm(), gate=Gate(bias=bias), bias=bias, output_bias=output_bias)
 
     def mtp_layer(self, c: Settings, index: int) -> LayerConfig:
-        """Always attention."""
+        """Return the layer of the MTP head, which always has attention."""
         return LayerConfig(mixer=self.attention(c), ffn=self.ffn(c, index))
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Llama's."""
+        """Return Llama's feed-forward layer."""
         return c.dense()
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Queries and gates by heads; a GGUF file has rates as they are used, a checkpoint their logarithms."""
+        """Return views of queries and gates by head, and of rates.
+
+        A GGUF file has rates as they are used, a checkpoint their logarithms.
+        """
         views: dict[str, Views] = {}
         for layer in decoder.all_layers:
             mixer = layer.self_attn
@@ -97,7 +103,7 @@ class Qwen35(Family):
 
 
 class Qwen35MoE(Qwen35):
-    """Every layer has experts, and one that every token passes through a gate."""
+    """Qwen3.5 with experts in every layer, and one that every token passes through a gate."""
 
     title = "Qwen3.5 and 3.6 MoE"
     huggingface = {
@@ -107,12 +113,12 @@ class Qwen35MoE(Qwen35):
     gguf = ("qwen35moe",)
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Qwen2 MoE's."""
+        """Return Qwen2 MoE's experts."""
         return experts(c, renormalise=True)
 
 
 class Qwen3Next(Qwen35):
-    """What enters the delta rule lies key head by key head in a checkpoint; b and a do in a GGUF file, too."""
+    """Qwen3-Next: a checkpoint stores inputs of the delta rule by key head; a GGUF file does so for b and a."""
 
     title = "Qwen3-Next (also Qwen3-Coder-Next)"
     huggingface = {"Qwen3NextForCausalLM": "qwen3_next"}
@@ -120,14 +126,14 @@ class Qwen3Next(Qwen35):
     is_tiled = False
 
     def ffn(self, c: Settings, index: int) -> Dense | Experts:
-        """Some layers may be dense."""
+        """Return the feed-forward layer of layer `index`; some may be dense."""
         step = c("decoder_sparse_step", 1)
         if index in c("mlp_only_layers", ()) or step < 1 or (index + 1) % step:
             return c.dense()
         return experts(c, renormalise=c("norm_topk_prob", True))
 
     def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
-        """Queries, keys, values and gates, and b and a, of one key head after the other."""
+        """Return views of queries, keys, values and gates, and of b and a, one key head after the other."""
         views = dict(super().fused(decoder, format_))
         for index, layer in enumerate(decoder.layers):
             mixer = layer.self_attn
@@ -148,21 +154,21 @@ class Qwen3Next(Qwen35):
 
 
 def _by_key_head(stored: str, num_heads: int, sizes: tuple[int, ...]) -> Iterator[Views]:
-    """Views of parts whose rows, so many of each head, lie behind each other head by head."""
+    """Yield the views of each part, whose rows are interleaved by head; `sizes` are the rows of each part of a head."""
     for part, size in enumerate(sizes):
         starts = range(sum(sizes[:part]), num_heads * sum(sizes), sum(sizes))
         yield tuple(View(stored, start, start + size) for start in starts)
 
 
 def experts(c: Settings, *, renormalise: bool) -> Experts:
-    """Experts, and one that every token passes through a gate."""
+    """Return experts, with one that every token passes through a gate."""
     size = c("shared_expert_intermediate_size")
     shared = SharedExpert(intermediate_size=size, gate=True) if size else None
     return c.experts(router=Router(renormalise=renormalise), shared=shared)
 
 
 def delta(c: Settings, *, tiled: bool) -> GatedDelta:
-    """The delta rule of these sizes; `tiled` says how its heads are ordered."""
+    """Return the delta rule of these sizes; `tiled` is the order of its heads."""
     num_keys = c.number("linear_num_key_heads", c("ssm.group_count"))
     num_values = c.number("linear_num_value_heads", c("ssm.time_step_rank"))
     inner = c("ssm.inner_size")
@@ -177,7 +183,7 @@ def delta(c: Settings, *, tiled: bool) -> GatedDelta:
 
 
 def _queries_and_gates(decoder: Decoder, mixer: SelfAttention, format_: Format) -> Mapping[str, Views]:
-    """A head's rows of `q_proj` are its query's, and then its gate's."""
+    """Return views of queries and gates: a head's rows of `q_proj` are its query's, then its gate's."""
     assert mixer.gate_proj is not None
     pairs = [(mixer.q_proj.name, mixer.gate_proj.name), (mixer.q_proj.bias_name, mixer.gate_proj.bias_name)]
     size, views = mixer.attention.head_dim, {}

@@ -1,6 +1,6 @@
-"""What attention in integers reads: pages of codes straight from the pool, and queries as codes of 13 bits.
+"""Data of attention in integers: pages of codes in the pool, and queries as codes of 13 bits.
 
-Also what is needed of one micro-tile within a span. Knows layouts and how queries are rounded, not what becomes of
+Also the scratch of one micro-tile within a span. Knows layouts and the rounding of queries, not what is computed with
 them.
 """
 
@@ -12,13 +12,13 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from tvm.script.ir_builder import tirx as T
 
 from ...codegen.builder import Memory, bound, prefetch, registers, serial
-from ...codegen.vector import LANES, Expr, const, fma, lanes, splat, vector_type
+from ...codegen.vector import LANES, ROUNDING, Expr, const, fma, lanes, splat, vector_type
 from ...weights.layout import round_up
 from ..attention_rows import QueryRows, RowScratch, RowState
-from ..kv_pool import KEY_LIMIT, ROUNDING, TOKENS_AT_ONCE, largest_magnitude
+from ..kv_pool import KEY_LIMIT, TOKENS_AT_ONCE, largest_magnitude
 from ..kv_spans import SPAN, StoredPage
 
-_PAIR_BYTES = 4  # of two numbers of a key
+_PAIR_BYTES = 4  # bytes of two elements of a key
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,20 @@ class CodePage:
     stored: StoredPage
 
     def keys_of(self, d: Expr, token: int, count: int) -> Expr:
-        """Numbers 2d and 2d + 1 of the keys of tokens `[token, token + count)`, int16 one beside the other."""
+        """Return elements 2d and 2d + 1 of the keys of tokens `[token, token + count)`, as interleaved int16."""
         where = self.stored.keys + d * (PAGE_SIZE * _PAIR_BYTES) + token * _PAIR_BYTES
         return self._read(where, count * _PAIR_BYTES, "int16")
 
     def values_of(self, group: Expr, column: Expr, first: int, count: int) -> Expr:
-        """Of the group-th four tokens, the values' columns from `column` on, int8, the four tokens' side by side; of
-        these bytes `[first, first + count)`."""
+        """Return bytes `[first, first + count)` of the values of four tokens, int8.
+
+        They are columns from `column` on of the tokens of group `group`; the four tokens' numbers are interleaved.
+        """
         columns = self.stored.pool.layout.value_columns
         return self._read(self.stored.values + (group * columns + column) * TOKENS_AT_ONCE + first, count, "int8")
 
     def fetch_values(self, d: Expr) -> None:
-        """Prefetch a share of the values while numbers 2d and 2d + 1 of the keys are used."""
+        """Prefetch a share of the values while elements 2d and 2d + 1 of the keys are used."""
         if self.stored.next_keys is None:
             return
         layout = self.stored.pool.layout
@@ -53,17 +55,18 @@ class CodePage:
             prefetch(self.stored.pool.pool, self.stored.next_keys + group * size, size, 1)
 
     def _read(self, where: Expr, num_bytes: int, dtype: str) -> Expr:
+        """Return bytes of the pool as a vector of `dtype`."""
         vector = self.stored.pool.pool[lanes(where, num_bytes)]
         return vector if dtype == "int8" else T.reinterpret(vector_type(dtype, num_bytes // 2), vector)
 
 
-_MOST_QUERY = 4095  # 13 bits
-_MOST_ROWS = 8  # of a micro-tile
-_CODES = 4  # codes of weights that lie in a float32
+_MOST_QUERY = 4095  # largest code of a query: 13 bits
+_MOST_ROWS = 8  # largest number of rows of a micro-tile
+_CODES = 4  # number of codes of weights in the space of a float32
 
 
 def query_limit(key_dim: int) -> int:
-    """Codes of queries are in `-limit..limit`: 13 bits, or what keeps the sum of `key_dim` products in 32 bits.
+    """Return the largest code of queries: 13 bits, or less if sums of `key_dim` products would exceed 32 bits.
 
     >>> query_limit(256), query_limit(512)
     (4095, 2049)
@@ -73,38 +76,40 @@ def query_limit(key_dim: int) -> int:
 
 @dataclass(frozen=True)
 class CodeScratch(RowScratch):
-    """The state, and behind it the rows' queries as int16 and their scales; then, of one micro-tile, `[8, SPAN]` scores
-    (later weights), the weights' codes, `[8, 16]` sums of weights, and 16 maxima and 16 scales of these codes.
+    """Scratch of attention in integers: the state, the rows' queries as int16, and their scales.
 
-    Rows are counted within the micro-tile by all but `query` and `query_scale`.
+    Then follows memory of one micro-tile: `[8, SPAN]` scores (later weights), codes of the weights, `[8, 16]` sums of
+    weights, and 16 maxima and 16 scales of these codes. All methods but `query` and `query_scale` count rows within the
+    micro-tile.
     """
 
     @property
     def _query_floats(self) -> int:
+        """Number of float32 that hold a query's codes."""
         return round_up(self.key_dim, LANES) // 2
 
     def query(self, row: Expr) -> Expr:
-        """Index of a row's codes, two in a float32."""
+        """Return the index of a row's codes, two in a float32."""
         return self.state.floats + row * self._query_floats
 
     def query_scale(self, row: Expr) -> Expr:
-        """Index of the factor of a row's scores."""
+        """Return the index of the factor of a row's scores."""
         return self.query(self.state.num_rows) + row
 
     def weights(self, row: Expr) -> Expr:
-        """Index of a row's weights."""
+        """Return the index of a row's weights."""
         return self.query_scale(round_up(self.state.num_rows, LANES) + LANES) + row * SPAN
 
     def codes(self, row: Expr) -> Expr:
-        """Index of the codes of a row's weights, four in a float32."""
+        """Return the index of the codes of a row's weights, four in a float32."""
         return self.weights(_MOST_ROWS) + row * (SPAN // _CODES)
 
     def span_sums(self, row: Expr) -> Expr:
-        """Index of the 16 sums of a row's weights."""
+        """Return the index of the 16 sums of a row's weights."""
         return self.codes(_MOST_ROWS) + row * LANES
 
     def span_maxima(self, micro: Expr) -> Expr:
-        """Index of the maxima of the micro-tile's rows."""
+        """Return the index of the maxima of the micro-tile's rows."""
         return self.span_sums(_MOST_ROWS)
 
     @property
@@ -114,7 +119,7 @@ class CodeScratch(RowScratch):
 
     @property
     def floats(self) -> int:
-        """How many float32 it takes."""
+        """Number of float32 in the scratch."""
         return self.code_scales + LANES
 
 
@@ -123,21 +128,22 @@ class CodeRows(QueryRows):
     """Queries as codes: `rint(query * (limit / largest))`, where `largest` is the row's largest magnitude."""
 
     def scratch(self, num_tokens: int, more_floats: int = 0) -> CodeScratch:
-        """Memory for `num_tokens` tokens, and `more_floats` float32 behind it."""
+        """Return scratch for `num_tokens` tokens, followed by `more_floats` float32."""
         whole = CodeScratch(self.state(num_tokens, Memory(None)), self.shape.layout.key_dim)
         memory = registers(whole.floats + more_floats, "float32")
         return CodeScratch(self.state(num_tokens, memory), whole.key_dim)
 
     def state(self, num_tokens: int, memory: Memory) -> RowState:
-        """The state of `num_tokens` tokens, whose outputs are whole vectors."""
+        """Return the state of `num_tokens` tokens, whose outputs are whole vectors."""
         plain = super().state(num_tokens, memory)
         return replace(plain, value_dim=self.shape.layout.value_columns)
 
     def _load_query(self, scratch: RowScratch, m: Expr, head: Expr, g: Expr, to: Expr) -> None:
+        """Load a row's query as codes, and its scale, to row `to` of the scratch."""
         assert isinstance(scratch, CodeScratch)
         size, n, limit = self.shape.layout.key_dim, self.shape.n, query_limit(self.shape.layout.key_dim)
         floats, source = self.q, bound((m * self.shape.num_heads + head * self.shape.group + g) * size)
-        if size % LANES:  # zeros behind the query
+        if size % LANES:  # zeros after the query
             floats = registers(round_up(size, LANES), "float32")
             floats[lanes(size // LANES * LANES)] = const(0)
             with serial(size // n) as i:

@@ -1,8 +1,8 @@
-"""Attention of a micro-tile of rows to one span of codes: integer products, and a softmax between them.
+"""Attention of a micro-tile of rows to one span of codes: integer products, with a softmax in between.
 
 A score is the sum of products of codes times the scales of key and query. A row's weights, each times its value's
-scale, become codes of 8 bits without a sign, of which 255 is the row's largest in the span. Integer sums are exact in
-any order; the rest of a row's result depends on the row and the span alone, as in `attention_steps.py`.
+scale, become unsigned codes of 8 bits; 255 is the row's largest in the span. Integer sums are exact in any order. The
+rest of a row's result depends on the row and the span alone, as in `attention_steps.py`.
 """
 
 from __future__ import annotations
@@ -18,49 +18,52 @@ from tvm.script.ir_builder import tirx as T
 from ...codegen.builder import Memory, bound, registers, serial
 from ...codegen.lane_reductions import reduce_each
 from ...codegen.powers import ROUGH_POWERS, exp2
-from ...codegen.vector import LANES, Expr, const, fma, lanes, splat
+from ...codegen.vector import LANES, ROUNDING, Expr, const, fma, lanes, splat
 from ..attention_rows import LOWEST, QueryRows, RowScratch
 from ..attention_shape import AttentionShape
 from ..attention_steps import AttentionSteps
 from ..integer_dot import PairDot, dot_of_values
-from ..kv_pool import ROUNDING, TOKENS_AT_ONCE
+from ..kv_pool import TOKENS_AT_ONCE
 from ..kv_spans import KVPage, KVSpan, StoredPage
 from ..micro_tiles import MicroTile
 from .rows import CodePage, CodeRows, CodeScratch
 
 MOST_CODE = 255
 _Masked = Callable[[int, Expr, float], Expr]
-_LEAST_WEIGHT = 1e-35  # a row's largest weight counts as this at least, so that its inverse is finite
+_LEAST_WEIGHT = 1e-35  # minimum of a row's largest weight, so that its inverse is finite
 
 
 def rows_of(shape: AttentionShape, *memories: Any) -> QueryRows:
-    """The rows of attention, as the pool's numbers want them."""
+    """Return the rows of attention for the pool's number format."""
     return (CodeRows if shape.layout.has_codes else QueryRows)(shape, *memories)
 
 
 def steps_of(shape: AttentionShape, scratch: RowScratch) -> AttentionSteps:
-    """The steps of attention, as the pool's numbers want them."""
+    """Return the steps of attention for the pool's number format."""
     return (CodeSteps if shape.layout.has_codes else AttentionSteps)(shape, scratch)
 
 
 class CodeSteps(AttentionSteps):
-    """Emits the steps; `scratch` is a `CodeScratch`. What `attention_steps.py` says of rows that see nothing holds."""
+    """An emitter of attention's steps on codes; `scratch` is a `CodeScratch`.
+
+    Rows that see nothing are skipped, as in `attention_steps.py`.
+    """
 
     def __init__(self, shape: AttentionShape, scratch: RowScratch) -> None:
         super().__init__(shape, scratch)
         assert isinstance(scratch, CodeScratch) and shape.integer_dot is not None
         self.codes = scratch
         self.pairs, self.dot = PairDot.of(shape.integer_dot), dot_of_values(shape.integer_dot)
-        self.scales_late = shape.scores.soft_cap is None  # whether scores lack the queries' scales at first
+        self.scales_late = shape.scores.soft_cap is None  # true if scores lack the queries' scales at first
 
     def attend(self, tile: MicroTile, kv: KVSpan) -> None:
-        """All steps: what they leave to each other is of one micro-tile."""
+        """Emit all steps for one micro-tile, because their scratch is that of one micro-tile."""
         self.scores(tile, kv)
         self.weigh(tile, kv)
         self.join(tile, kv)
 
     def scores_of(self, tile: MicroTile, pages: Sequence[KVPage], numbers: Sequence[Expr]) -> None:
-        """Multiply queries and the keys of `pages`; `numbers` are their places among the weights."""
+        """Multiply queries and the keys of `pages`; `numbers` are their positions among the weights."""
         dot, n = self.pairs, self.pairs.piece_lanes
         acc = [registers(len(pages) * LANES, "int32") for _ in range(tile.num_rows)]
         for sums in acc:
@@ -87,18 +90,18 @@ class CodeSteps(AttentionSteps):
                 self.memory[self._weights(tile, r, p)] = score
 
     def weights_below(self, tile: MicroTile, r: int, p: Expr, largest: Expr) -> Expr:
-        """The weights of a page's tokens, where that of the score `largest` is 1; unseen tokens have some."""
+        """Return the weights of a page's tokens relative to the score `largest`; unseen tokens have arbitrary ones."""
         return self._powers(tile, r, p, bound(T.float32(0) - largest))
 
     def weigh(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Turn scores into weights, and these into codes; unseen tokens of a page weigh 0."""
+        """Turn scores into weights, and these into codes; unseen tokens of a page get 0."""
         seen = _SeenPages(tile)
         less = registers(LANES, "float32")
         less[lanes(0)] = const(0) - self._maxima(tile, seen)
         self._round(tile, seen, self._weigh_seen(tile, seen, kv, less))
 
     def _maxima(self, tile: MicroTile, seen: _SeenPages) -> Expr:
-        """The largest score of each row, which the scratch gets, too."""
+        """Return the largest score of each row; also stored in the scratch."""
         num, memory, codes = tile.num_rows, self.memory, self.codes
         vectors = registers(num * LANES, "float32")
         for r in range(num):
@@ -118,7 +121,7 @@ class CodeSteps(AttentionSteps):
         return maxima
 
     def _weigh_seen(self, tile: MicroTile, seen: _SeenPages, kv: KVSpan, less: Memory) -> Expr:
-        """Turn scores into weights times the scales of values; the largest of each row. The scratch gets their sums."""
+        """Turn scores into weights times the scales of values. Returns the largest of each row; stores the sums."""
         num, memory = tile.num_rows, self.memory
         vectors, tops = registers(num * LANES, "float32"), registers(num * LANES, "uint32")
         for r in range(num):
@@ -131,9 +134,9 @@ class CodeSteps(AttentionSteps):
                 where = lanes(r * LANES)
                 powers = bound(masked(r, self._powers(tile, r, p, less[r]), 0.0))
                 vectors[where] = vectors[where] + powers
-                scaled = bound(masked(r, powers * scales, 0.0))  # what is not seen may have any scale
+                scaled = bound(masked(r, powers * scales, 0.0))  # unseen rows may have any scale
                 memory[self._weights(tile, r, p)] = scaled
-                # as integers without a sign, in whose order NaN comes last
+                # compared as unsigned integers, in whose order NaN comes last
                 tops[where] = T.max(tops[where], T.reinterpret("uint32x16", scaled))
 
         seen.each(weights)
@@ -142,7 +145,7 @@ class CodeSteps(AttentionSteps):
         return bound(T.reinterpret("float32x16", _in_order([tops[lanes(r * LANES)] for r in range(num)], T.max)))
 
     def _round(self, tile: MicroTile, seen: _SeenPages, top: Expr) -> None:
-        """Round weights to parts of the largest."""
+        """Round weights to fractions of the largest."""
         memory, codes = self.memory, self.codes
         memory[lanes(codes.code_scales)] = top * const(1 / MOST_CODE)
         inverse = registers(LANES, "float32")
@@ -155,7 +158,7 @@ class CodeSteps(AttentionSteps):
                 memory[lanes(codes.codes(r) + p * 4, 4)] = T.reinterpret("float32x4", code)
 
     def join(self, tile: MicroTile, kv: KVSpan) -> None:
-        """Add up the weighted values, and join the span to the state."""
+        """Sum the weighted values, and join the span to the state."""
         state, memory, codes = self.scratch.state, self.memory, self.codes
         factors = self.factors(tile.index, memory[lanes(codes.span_maxima(tile.index))])
 
@@ -166,7 +169,8 @@ class CodeSteps(AttentionSteps):
                 first = bound(state.output(tile.first + r) + start * LANES)
                 scale = splat(bound(memory[codes.code_scales + r]))
                 for i in range(size):
-                    added = T.Cast("float32x16", acc[r][i]) * scale  # as in a slot, when spans are joined later
+                    # the same operation as in a slot, when spans are joined later
+                    added = T.Cast("float32x16", acc[r][i]) * scale
                     self.add(first + i * LANES, added, factors, r, LANES)
 
             self._each_row_that_sees(tile, output)
@@ -179,7 +183,7 @@ class CodeSteps(AttentionSteps):
         self._each_row_that_sees(tile, sums)
 
     def _sums_of(self, tile: MicroTile, kv: KVSpan, start: Expr, size: int) -> list[list[Expr]]:
-        """Vectors `[start, start + size)` of the sums of codes of weights times codes of values, of each row."""
+        """Return vectors `[start, start + size)` of each row's sums of weight codes times value codes."""
         dot, seen = self.dot, _SeenPages(tile)
         width = dot.accumulator_lanes
         acc = [registers(size * width, "int32") for _ in range(tile.num_rows)]
@@ -217,7 +221,7 @@ class CodeSteps(AttentionSteps):
         ]
 
     def _powers(self, tile: MicroTile, r: int, p: Expr, less: Expr) -> Expr:
-        """2 to the power of scores and `less`."""
+        """Return 2 to the power of scores plus `less`."""
         score = self.memory[self._weights(tile, r, p)]
         if self.scales_late:
             exponent = fma(score, splat(self._query_scale(tile, r)), splat(less), self.has_fma)
@@ -226,28 +230,30 @@ class CodeSteps(AttentionSteps):
         return exp2(exponent, self.has_fma, ROUGH_POWERS)
 
     def _query_scale(self, tile: MicroTile, r: int) -> Expr:
+        """Return the scale of a row's query."""
         return self.memory[self.codes.query_scale(tile.first + r)]
 
     def _weights(self, tile: MicroTile, r: int, p: Expr) -> Expr:
+        """Return the index of the weights of a page's tokens."""
         return lanes(self.scratch.weights(r) + p * PAGE_SIZE)
 
 
 class _SeenPages:
-    """The pages of a span of which any row of a micro-tile sees something."""
+    """The pages of a span that any row of a micro-tile sees."""
 
     def __init__(self, tile: MicroTile) -> None:
         self.tile, self.first = tile, tile.first_page
         self.stop = bound((reduce(T.max, tile.seen) + (PAGE_SIZE - 1)) // PAGE_SIZE)
-        # all rows see all of those before
+        # all rows see all pages before these
         self.full = T.int64(0) if tile.hidden else bound(reduce(T.min, tile.seen) // PAGE_SIZE)
 
     @property
     def count(self) -> Expr:
-        """How many."""
+        """Number of pages."""
         return T.max(self.stop - self.first, T.int64(0))
 
     def each(self, emit: Callable[[Expr, _Masked], None]) -> None:
-        """Call `emit(page, masked)`; `masked(row, vector, other)` has `other` where the row does not see a token."""
+        """Call `emit(page, masked)`; `masked(row, vector, other)` has `other` in lanes that the row does not see."""
         tile = self.tile
         if not tile.hidden:
             with serial(self.full) as p:
@@ -260,12 +266,13 @@ class _SeenPages:
 
 
 def _in_order(vectors: Sequence[Expr], combine: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Each vector reduced, in the lane of its number; further lanes hold anything."""
+    """Reduce each vector into the lane of its index; other lanes are undefined."""
     reduced = reduce_each(vectors, combine)
     order = [*reduced.lane_of, *[0] * (LANES - len(vectors))]
     return tvm.tirx.Shuffle([reduced.vector] * (LANES // reduced.num_lanes), order)
 
 
 def _code_page(page: KVPage) -> CodePage:
+    """Return the codes of a page, which must be in the pool."""
     assert isinstance(page, StoredPage), "codes are read where they lie"
     return CodePage(page)

@@ -1,7 +1,7 @@
-"""Which experts a token goes to, and what each of them counts: from the token's own scores alone.
+"""Choose each token's experts and their weights, from the token's own scores alone.
 
-Options are those of the families: scores by softmax or sigmoid, a bias that only selects, groups, weights that add up
-to one or not. Of equal scores the lower id comes first. Knows neither matrices nor lists.
+Options are those of the families: scores by softmax or sigmoid, a bias for selection only, groups of experts, and
+normalized weights. On ties the lower id comes first. Knows neither matrices nor lists.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _NONE = float("-inf")
 
 @dataclass(frozen=True)
 class RouterSpec:
-    """How scores become `top_k` experts and their weights.
+    """Rules by which scores select `top_k` experts and their weights.
 
     Attributes:
-        scores: a function of all logits, or of those that are chosen (by their logits).
-        has_bias: numbers are added to scores for the choice, and not to weights (DeepSeek-V3).
-        num_groups: of neighbouring experts; only the best `top_groups` of them are chosen from.
-        group_score: what makes a group good: its best expert, or the sum of its best two.
-        renormalize: weights are divided by their sum, or by `least_sum` if that is more.
-        has_expert_scale: weights are multiplied with a number of their expert's (Gemma 4).
+        scores: a function of all logits, or of the selected ones (selected by their logits).
+        has_bias: true if numbers are added to scores for the selection only, not to weights (DeepSeek-V3).
+        num_groups: number of groups of neighbouring experts; experts are selected from the best `top_groups` groups.
+        group_score: score of a group: that of its best expert, or the sum of its best two.
+        renormalize: true to divide weights by their sum, or by `least_sum` if that is more.
+        has_expert_scale: true to multiply weights by a number of their expert (Gemma 4).
     """
 
     num_experts: int
@@ -56,12 +56,12 @@ class RouterSpec:
 
     @property
     def group_size(self) -> int:
-        """Experts in a group."""
+        """Number of experts in a group."""
         return self.num_experts // self.num_groups
 
 
 def route(spec: RouterSpec, target: Target) -> Any:
-    """A PrimFunc `(logits, bias, expert_scale, experts, weights, num_rows) -> 0`.
+    """Return the PrimFunc `(logits, bias, expert_scale, experts, weights, num_rows) -> 0`.
 
     Reads float32 `logits` `[num_rows, logits_stride]`, and `bias` and `expert_scale` `[num_experts]` if the spec has
     them. Writes `experts`, int32 `[num_rows, top_k]`, best first, and their `weights`, float32.
@@ -79,15 +79,17 @@ def route(spec: RouterSpec, target: Target) -> Any:
 
 
 class _Row:
-    """Emits the choice of one token."""
+    """An emitter of one token's selection of experts."""
 
     def __init__(self, spec: RouterSpec, target: Target, logits: Memory, m: Expr) -> None:
         self.spec, self.has_fma, self.logits, self.m = spec, target.has_fma, logits, m
         padded = round_up(spec.num_experts, LANES)
-        self.scores, self.choice = registers(padded, "float32"), registers(padded, "float32")  # what is chosen leaves
+        # selected experts are removed
+        self.scores, self.choice = registers(padded, "float32"), registers(padded, "float32")
         self.vectors = padded // LANES
 
     def route(self, bias: Memory, expert_scale: Memory, experts: Memory, weights: Memory) -> None:
+        """Write the token's experts and their weights."""
         spec, first = self.spec, self.m * self.spec.top_k
         self._score()
         with serial(spec.num_experts) as e:
@@ -117,7 +119,7 @@ class _Row:
             weights[first + rank] = weight
 
     def _score(self) -> None:
-        """The scores of all experts; what fills up the last vector is -inf."""
+        """Compute the scores of all experts; padding of the last vector is -inf."""
         spec, count = self.spec, self.spec.num_experts
         start = self.m * spec.logits_stride
         for memory in (self.scores, self.choice):
@@ -133,6 +135,7 @@ class _Row:
                 self.scores[lanes(v * LANES)] = T.sqrt(value) if spec.scores == "sqrt_softplus" else value
 
     def _softmax(self) -> None:
+        """Replace the scores of all experts by their softmax."""
         sums, largest = registers(LANES, "float32"), registers(1, "float32")
         sums[lanes(0)] = const(_NONE)
         with serial(self.vectors) as v:
@@ -142,7 +145,7 @@ class _Row:
         with serial(self.vectors) as v:
             where = lanes(v * LANES)
             off = self.scores[where] - splat(largest[0])
-            # the power of -inf is not quite 0
+            # the power of -inf is not exactly 0
             self.scores[where] = T.Select(off < const(-87), const(0), exp(off, self.has_fma))
             sums[lanes(0)] = sums[lanes(0)] + self.scores[where]
         largest[0] = sum_of_lanes(sums[lanes(0)])
@@ -150,7 +153,7 @@ class _Row:
             self.scores[lanes(v * LANES)] = self.scores[lanes(v * LANES)] / splat(largest[0])
 
     def _softmax_of_chosen(self, weights: Memory, total: Memory) -> None:
-        """Replace the logits of those that are chosen by powers of e, of which the first is the largest."""
+        """Replace the logits of the selected experts by powers of e; the first is the largest."""
         first, largest = self.m * self.spec.top_k, registers(1, "float32")
         largest[0] = weights[first]
         total[0] = T.float32(0)
@@ -161,7 +164,10 @@ class _Row:
             total[0] = total[0] + power[0]
 
     def _sigmoid_of_chosen(self, weights: Memory) -> None:
-        """Replace the logits of those that are chosen: near 1 the sigmoids of others would be equal."""
+        """Replace the logits of the selected experts by sigmoids.
+
+        Selection is by logits, because sigmoids near 1 would be equal.
+        """
         first = self.m * self.spec.top_k
         with serial(self.spec.top_k) as rank:
             score = registers(LANES, "float32")
@@ -169,14 +175,14 @@ class _Row:
             weights[first + rank] = score[0]
 
     def _keep_groups(self) -> None:
-        """Take the experts of all but the best groups out of the choice."""
+        """Remove the experts of all but the best groups from the selection."""
         spec = self.spec
         padded = round_up(spec.num_groups, LANES)
         groups, kept, best = registers(padded, "float32"), registers(padded, "int32"), registers(1, "int32")
         with serial(padded) as g:
             groups[g], kept[g] = T.float32(_NONE), T.int32(0)
         with serial(spec.num_groups) as g:
-            two = registers(2, "float32")  # the best and the second
+            two = registers(2, "float32")  # the best and the second best
             two[0], two[1] = T.float32(_NONE), T.float32(_NONE)
             with serial(spec.group_size) as e:
                 value = registers(1, "float32")
@@ -193,7 +199,7 @@ class _Row:
 
 
 def _best_of(values: Memory, num_vectors: int, best: Memory) -> None:
-    """`best[0]` is the index of the largest value, of equal ones the lowest; 0 if there are only NaNs and -inf."""
+    """Set `best[0]` to the index of the largest value, the lowest on ties; 0 if all are NaN or -inf."""
     largest, where = registers(LANES, "float32"), registers(LANES, "int32")
     largest[lanes(0)], where[lanes(0)] = const(_NONE), T.broadcast(T.int32(0), LANES)
     with serial(num_vectors) as v:
@@ -204,6 +210,6 @@ def _best_of(values: Memory, num_vectors: int, best: Memory) -> None:
         largest[lanes(0)] = T.Select(is_larger, some, largest[lanes(0)])
     top = registers(1, "float32")
     top[0] = max_of_lanes(largest[lanes(0)])
-    # the ids of lanes that do not hold it count as larger than any
+    # lanes without the largest value count as an id larger than any
     ids = T.Select(largest[lanes(0)] == splat(top[0]), where[lanes(0)], splat(T.int32(1 << 30)))
     best[0] = T.call_llvm_pure_intrin("int32", "llvm.vector.reduce.smin.v16i32", ids)

@@ -1,7 +1,7 @@
-"""States of one matrix a head, which fades and to which each token adds: the gated delta rule, and Mamba-2.
+"""States of one decaying matrix per head, updated by each token: the gated delta rule, and Mamba-2.
 
-Tokens are taken one after the other, value columns beside each other, and sums over keys run in an order that the
-sizes alone decide: a token's bits depend on its own row and on the state before it, and never on where a step begins.
+Tokens are computed one after the other, value columns in parallel. Sums over keys run in an order that depends on the
+sizes alone. A token's bits depend on its own row and on the state before it, not on where a step begins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _L2_EPS = 1e-6
 
 @dataclass(frozen=True)
 class UnitHeads:
-    """The first `2 * num_heads` parts of rows, each of `size`, a multiple of 16: queries, and behind them keys."""
+    """Layout of heads that are normalized to unit length: the first `2 * num_heads` parts of rows.
+
+    Queries come first, then keys. Each part has `size` numbers, a multiple of 16.
+    """
 
     num_heads: int
     size: int
@@ -32,7 +35,7 @@ class UnitHeads:
 
 
 def unit_heads(shape: UnitHeads, target: Target) -> Any:
-    """A PrimFunc `(x, num_rows) -> 0`: heads get a length of one, queries also over the root of their size."""
+    """Return the PrimFunc `(x, num_rows) -> 0`: heads get unit length, queries also over the root of their size."""
     dim = shape.size
     with Kernel() as k:
         x, num_rows = k.arguments(x="float32", num_rows=SIZE)
@@ -52,9 +55,9 @@ def unit_heads(shape: UnitHeads, target: Target) -> Any:
 
 @dataclass(frozen=True)
 class HeadScalars:
-    """Where rows hold a step of each head, and `b`, or None: a head then learns by its step.
+    """Columns of each head's step and of its gate `b`; without `b`, the step is also the learning rate.
 
-    Rows have numbers for a multiple of 16 heads, and so have the rows that come of them, in both halves of `stride`.
+    Input rows have a multiple of 16 heads; so do both halves of `stride` in output rows.
     """
 
     step: int
@@ -64,9 +67,10 @@ class HeadScalars:
 
 
 def head_scalars(shape: HeadScalars, target: Target) -> Any:
-    """A PrimFunc `(x, rate, bias, scalars, num_rows) -> 0`.
+    """Return the PrimFunc `(x, rate, bias, scalars, num_rows) -> 0`, which computes decays and learning rates.
 
-    With `steps = softplus(step + bias)`, a head's fading is `exp(rate * steps)`, and it learns `sigmoid(b)` or `steps`.
+    With `steps = softplus(step + bias)`, the decay is `exp(rate * steps)`, and the learning rate `sigmoid(b)` or
+    `steps`.
     """
     half, has_fma = shape.stride // 2, target.has_fma
     with Kernel() as k:
@@ -88,11 +92,11 @@ def head_scalars(shape: HeadScalars, target: Target) -> Any:
 
 @dataclass(frozen=True)
 class GatedNorm:
-    """Rows of `num_parts` of `size` numbers, each normalized by itself; gates begin at `column` of their rows.
+    """A norm of each of `num_parts` parts of `size` numbers of a row; gates begin at `column` of their rows.
 
     Attributes:
-        gates_first: gates are multiplied with before the norm, and not behind it.
-        own_gains: each part has gains of its own.
+        gates_first: true to multiply by the gates before the norm, not after it.
+        own_gains: true if each part has gains of its own.
     """
 
     num_parts: int
@@ -106,7 +110,7 @@ class GatedNorm:
 
 
 def gated_norm(shape: GatedNorm, target: Target) -> Any:
-    """A PrimFunc `(y, gates, gain, num_rows) -> 0`: `y / rms(y) * gain * silu(gates)` in place, part by part."""
+    """Return the PrimFunc `(y, gates, gain, num_rows) -> 0`: `y / rms(y) * gain * silu(gates)` by part, in place."""
     vectors = shape.size // LANES
     with Kernel() as k:
         y, gates, gain, num_rows = k.arguments(y="float32", gates="float32", gain="float32", num_rows=SIZE)
@@ -133,22 +137,23 @@ def gated_norm(shape: GatedNorm, target: Target) -> Any:
     return k.function
 
 
-_COLUMNS = (64, 32, 16)  # of a value that a thread takes at a time
-_CHAINS = 4  # of additions, each of which waits for the one before it
+_COLUMNS = (64, 32, 16)  # numbers of columns of a value that a thread can take at a time
+_CHAINS = 4  # chains of additions; each addition waits for the one before it
 
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """Heads, and how their rows lie; `value_dim` is a multiple of 16.
+    """Heads and the layout of their rows; `value_dim` is a multiple of 16.
 
     Attributes:
-        tiled: value head `h` has the query and key of head `h % num_key_heads`, and not those that neighbours share.
-        query, key, value: the columns at which those of the first head begin.
-        x_stride: of rows that hold queries, keys and values of all heads.
-        scalars_stride: of rows that hold the fading of each value head, and in the second half how much it learns.
+        tiled: true if value head `h` has the query and key of head `h % num_key_heads`; otherwise neighbours share
+            them.
+        query, key, value: columns of the first head's query, key and value.
+        x_stride: length of rows with queries, keys and values of all heads.
+        scalars_stride: length of rows with the decay of each value head and, in the second half, its learning rate.
         slot_items: numbers of a slot, of this layer and others.
-        corrects: a token adds what lacks of its value, not all of it.
-        skips: a value, times a number of its head, is added to what its head gives.
+        corrects: true if a token adds the error of its value (delta rule), not the whole value.
+        skips: true if the output gets the value times a number of its head.
     """
 
     num_key_heads: int
@@ -168,12 +173,12 @@ class MatrixShape:
 
 
 def matrix_state(shape: MatrixShape, target: Target) -> Any:
-    """A PrimFunc `(x, scalars, row_of_token, state_in, state_out, skip, pool, y, first, num_tokens) -> 0`.
+    """Return the PrimFunc `(x, scalars, row_of_token, state_in, state_out, skip, pool, y, first, num_tokens) -> 0`.
 
-    For each value head and token, with its matrix S, `S *= fading`, `S += k (learns * (v - S^T k))^T`, `y = S^T q +
-    skip * v`; S^T k only where the shape corrects. A sequence's matrices `[num_value_heads, key_dim, value_dim]` lie
-    behind `first` numbers of its slots of `pool`: they are read from `state_in[row]`, and those of `state_out[row]` are
-    worked in. Tokens of a row lie side by side.
+    For each value head and token, with its matrix S: `S *= decay`, `S += k (learns * (v - S^T k))^T`, `y = S^T q + skip
+    * v`; S^T k only if the shape corrects. A sequence's matrices `[num_value_heads, key_dim, value_dim]` begin after
+    `first` numbers of its slots of `pool`. They are read from slot `state_in[row]` and updated in slot
+    `state_out[row]`. Tokens of a row are adjacent.
     """
     dk, dv, has_fma = shape.key_dim, shape.value_dim, target.has_fma
     columns = next(size for size in _COLUMNS if dv % size == 0)
@@ -204,7 +209,7 @@ def matrix_state(shape: MatrixShape, target: Target) -> Any:
                 return sum((sums[lanes(c * columns + v)] for c in range(1, chains)), sums[lanes(v)])
 
             def each_key(some: Callable[[Expr, int], None]) -> None:
-                """For all keys, in turns of `chains`, each of which adds to sums of its own."""
+                """Call `some` for all keys, in runs of `chains`, each of which adds to a sum of its own."""
                 with serial(dk // chains) as i:
                     for chain in range(chains):
                         some(i * chains + chain, chain * columns)

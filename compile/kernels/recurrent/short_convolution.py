@@ -1,7 +1,7 @@
-"""A gated convolution over the last tokens of each sequence, with the state that the step before it left.
+"""A gated convolution over the last tokens of each sequence, with the state of the step before.
 
-Tokens are taken one after the other, columns beside each other: a token's bits depend on its own row and on the state
-before it, and never on where a step begins.
+Tokens are computed one after the other, columns in parallel. A token's bits depend on its own row and on the state
+before it, not on where a step begins.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ...codegen.elementwise import silu
 from ...codegen.targets import Target
 from ...codegen.vector import LANES, Expr, const, fma, lanes
 
-_MOST_VECTORS = 4  # side by side, which a thread takes at a time
-_REGISTERS = 256  # float32 that LLVM keeps on the stack
-_SERIAL_TOKENS = 8  # so few are sooner done than threads are woken
+_MOST_VECTORS = 4  # vectors that a thread takes at a time
+_REGISTERS = 256  # number of float32 that LLVM keeps on the stack
+_SERIAL_TOKENS = 8  # so few tokens take less time than waking threads
 
 
 @dataclass(frozen=True)
 class ConvolutionShape:
-    """`width` columns, each with `kernel_size` taps; a slot holds `slot_items` numbers, of this layer and others.
+    """Layout of `width` columns with `kernel_size` taps; a slot holds `slot_items` numbers, of this layer and others.
 
-    What is not gated has SiLU behind it, and a width that is a multiple of 16.
+    A convolution without gates is followed by SiLU, and its width is a multiple of 16.
     """
 
     width: int
@@ -39,13 +39,15 @@ class ConvolutionShape:
 
 
 def short_convolution(shape: ConvolutionShape, target: Target) -> Any:
-    """A PrimFunc `(gates, row_of_token, state_in, state_out, taps, bias, pool, y, first, num_tokens) -> 0`.
+    """Return the PrimFunc `(gates, row_of_token, state_in, state_out, taps, bias, pool, y, first, num_tokens) -> 0`.
 
-    `gates` float32 `[num_tokens, x_stride]` has b, c and x side by side; `y` `[num_tokens, y_stride]` becomes
-    `c * (bias + sum(taps[:, i] * (b * x)[t - kernel_size + 1 + i]))`, and zeros past `width`. Without gates there is x
-    only, and `y` becomes SiLU of the sum. `taps` are `[width, kernel_size]`, that of the oldest token first. What is
-    convolved of the tokens before the step, `[kernel_size - 1, width]`, lies behind `first` numbers of the slot
-    `state_in[row]` of `pool`; what the next step needs goes to `state_out[row]`. Tokens of a row lie side by side.
+    `gates` float32 `[num_tokens, x_stride]` has the columns of b, c and x. `y` `[num_tokens, y_stride]` becomes `c *
+    (bias + sum(taps[:, i] * (b * x)[t - kernel_size + 1 + i]))`, and zeros past `width`. Without gates there is x only,
+    and `y` becomes SiLU of the sum. `taps` are `[width, kernel_size]`, that of the oldest token first.
+
+    The inputs of the tokens before the step, `[kernel_size - 1, width]`, begin after `first` numbers of slot
+    `state_in[row]` of `pool`. Those for the next step are written to slot `state_out[row]`. Tokens of a row are
+    adjacent.
     """
     width, size = shape.width, shape.kernel_size
     assert shape.is_gated or width % LANES == 0
@@ -66,7 +68,7 @@ def short_convolution(shape: ConvolutionShape, target: Target) -> Any:
         )
 
         def columns(start: Expr, count: int) -> None:
-            """All tokens, in columns `[start, start + count)`."""
+            """Compute all tokens, in columns `[start, start + count)`."""
             pieces = [(i, LANES) for i in range(0, count // LANES * LANES, LANES)]
             pieces += [(i, 1) for i in range(count // LANES * LANES, count)]
             weight, state = registers(size * count, "float32"), registers((size - 1) * count, "float32")
@@ -123,5 +125,5 @@ def short_convolution(shape: ConvolutionShape, target: Target) -> Any:
 
 
 def _is_end(is_last: Expr, neighbour: Expr, row: Expr) -> Expr:
-    """Whether the row's tokens begin or end here."""
+    """Return whether the row's tokens begin or end here."""
     return tvm.tirx.Or(is_last, neighbour != row)

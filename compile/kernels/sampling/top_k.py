@@ -1,7 +1,7 @@
-"""The largest logits of each row with their ids, and whether all of the row are finite: what sampling looks at.
+"""Find the largest logits of each row with their ids, and whether all of the row are finite, for the sampler.
 
-Knows rows of numbers, not what is sampled from them. Nothing is rounded, so that the result does not depend on how the
-work is divided.
+Knows rows of numbers, not how they are sampled. Nothing is rounded, so the result does not depend on the division of
+work.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from ...codegen.builder import SIZE, Kernel, Memory, either, for_each_row, paral
 from ...codegen.vector import LANES, Expr, const, lanes, reduce_max, reduce_sum_i32, splat
 from ...weights.layout import round_up
 
-BLOCK = 4 * LANES  # logits of which the largest is looked at before any other
+BLOCK = 4 * LANES  # number of logits per block; the maxima of blocks are found first
 _INFINITY, _MAGNITUDE, _SIGN = 0x7F800000, 0x7FFFFFFF, 0x80000000  # bits of a float32; a NaN has more than infinity
 
 
 def num_maxima(vocab_size: int) -> int:
-    """How many float32 of scratch `top_k` needs for each row."""
+    """Return the number of float32 of scratch that `top_k` needs for each row."""
     return round_up(-(-vocab_size // BLOCK), LANES)
 
 
 def top_k(count: int) -> Any:
-    """A PrimFunc `(logits, maxima, values, token_ids, is_finite, stride, vocab_size, num_rows) -> 0`.
+    """Return the PrimFunc `(logits, maxima, values, token_ids, is_finite, stride, vocab_size, num_rows) -> 0`.
 
-    `logits` is `[num_rows, stride]`, of which the first `vocab_size` of a row count. `values` and `token_ids` are
-    `[num_rows, count]`: largest first, the lower id first among equals; where there are fewer logits, the rest is
-    -inf. `is_finite` `[num_rows]` is 1 or 0, and of a row with 0 the rest means nothing. `maxima` is scratch, see
-    `num_maxima`.
+    `logits` is `[num_rows, stride]`; the first `vocab_size` of a row count. `values` and `token_ids` are `[num_rows,
+    count]`, largest first, the lower id first on ties; missing ones are -inf. `is_finite` `[num_rows]` is 1 or 0; the
+    other results of a row with 0 are undefined. `maxima` is scratch, see `num_maxima`.
 
-    The largest of each block come first. The `count`-th of these is a lower bound for the `count`-th logit, and only
-    blocks that reach it are looked at again: about `count` of them.
+    The largest logit of each block is found first. The `count`-th largest of these is a lower bound of the `count`-th
+    logit. Only blocks that reach it are read again: about `count` of them.
     """
     assert count % LANES == 0
     with Kernel() as k:
@@ -46,7 +45,7 @@ def top_k(count: int) -> Any:
             vocab_size=SIZE,
             num_rows=SIZE,
         )
-        num_vectors = (vocab_size + (BLOCK * LANES - 1)) // (BLOCK * LANES)  # of maxima in a row
+        num_vectors = (vocab_size + (BLOCK * LANES - 1)) // (BLOCK * LANES)  # number of vectors of maxima in a row
         num_blocks = num_vectors * LANES
         with parallel(num_rows * num_blocks) as item:
             row, start = item // num_blocks, item % num_blocks * BLOCK
@@ -56,7 +55,7 @@ def top_k(count: int) -> Any:
             found = registers(2, "float32")  # the bound, and the largest
             _find_bound(maxima, m * num_blocks, num_vectors, count, found)
             is_finite[m] = T.Cast("int32", found[1] < T.infinity("float32"))
-            top = _Sorted(values, token_ids, m * count, count)
+            top = _LargestNumbers(values, token_ids, m * count, count)
             top.clear()
             with (
                 serial(num_blocks) as b,
@@ -72,7 +71,7 @@ def top_k(count: int) -> Any:
 
 
 def _find_largest(logits: Memory, start: Expr, num_left: Expr, maxima: Memory, block: Expr) -> None:
-    """The largest of the next `BLOCK` of `num_left` logits; infinity if one of them is not finite, -inf without any."""
+    """Store the largest of the next `BLOCK` of `num_left` logits: infinity if one is not finite, -inf without any."""
     with either(num_left >= BLOCK) as (then, otherwise):
         with then:
             parts = [logits[lanes(start + i)] for i in range(0, BLOCK, LANES)]
@@ -90,10 +89,10 @@ def _find_largest(logits: Memory, start: Expr, num_left: Expr, maxima: Memory, b
 
 
 def _find_bound(maxima: Memory, start: Expr, num_vectors: Expr, count: int, found: Memory) -> None:
-    """`found` is the `count`-th largest of the maxima, -inf if there are fewer, and the largest.
+    """Set `found` to the `count`-th largest of the maxima (-inf if there are fewer), and the largest.
 
-    The bound grows bit by bit, as an unsigned integer that is in the order of the floats: 32 passes over numbers in
-    the first-level cache, a third of the time of sorting them.
+    The bound grows bit by bit, as an unsigned integer in the order of the floats. That takes 32 passes over numbers in
+    the L1 cache, a third of the time of sorting them.
     """
     bits, sums = registers(1, "uint32"), registers(LANES, "int32")
     bits[0] = T.uint32(0)
@@ -117,35 +116,37 @@ def _find_bound(maxima: Memory, start: Expr, num_vectors: Expr, count: int, foun
 
 
 def _float_of(bits: Expr) -> Expr:
-    """The float32 of an unsigned integer, in the same order; the first and the last integers are NaN."""
+    """Return the float32 of an unsigned integer, in the same order; the first and the last integers are NaN."""
     is_positive = bits >= T.uint32(_SIGN)
     return T.reinterpret("float32", T.Select(is_positive, T.bitwise_xor(bits, T.uint32(_SIGN)), T.bitwise_not(bits)))
 
 
 def _magnitude(value: Expr, n: int) -> Expr:
-    """The bits of `n` float32 without their signs: as integers they are in the order of the magnitudes."""
+    """Return the bits of `n` float32 without their signs: as integers they are in the order of the magnitudes."""
     dtype = "int32" if n == 1 else f"int32x{n}"
     mask: Expr = T.int32(_MAGNITUDE) if n == 1 else splat(T.int32(_MAGNITUDE), n)
     return T.bitwise_and(T.reinterpret(dtype, value), mask)
 
 
 def _count(condition: Expr) -> Expr:
-    """In how many of 16 lanes it holds."""
+    """Return the number of the 16 lanes in which the condition holds."""
     return reduce_sum_i32(T.Select(condition, splat(T.int32(1)), splat(T.int32(0))))
 
 
-class _Sorted:
-    """The `count` largest of the numbers that were offered, largest first, the first offered first among equals."""
+class _LargestNumbers:
+    """The `count` largest of the offered numbers, largest first, and the first offered first on ties."""
 
     def __init__(self, values: Memory, token_ids: Memory, start: Expr, count: int) -> None:
         self._values, self._token_ids, self._start, self._count = values, token_ids, start, count
 
     def clear(self) -> None:
+        """Set all values to -inf."""
         with serial(self._count) as i:
             self._values[self._start + i] = T.float32(float("-inf"))
             self._token_ids[self._start + i] = T.int32(0)
 
     def offer(self, value: Expr, token_id: Expr) -> None:
+        """Insert a number if it is among the largest."""
         last = self._start + (self._count - 1)
         with when(value > self._values[last]):
             rank = registers(1, "int64")

@@ -1,7 +1,7 @@
-"""How much the tokens of a row weigh, block by block: with these sums a draw reads one block instead of the row.
+"""Sum the sampling weights of a row's tokens by block, so that a draw reads one block instead of the row.
 
-Knows rows of numbers, not what is drawn. Numbers are float64 and added in fixed order, so that a sum does not depend on
-how the work is divided.
+Knows rows of numbers, not how they are drawn. Numbers are float64 and added in fixed order, so that a sum does not
+depend on the division of work.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ...codegen.builder import SIZE, Kernel, Memory, bound, either, parallel, re
 from ...codegen.targets import Target
 from ...codegen.vector import Expr, fma, lanes, splat
 
-_WIDTH = 8  # numbers of a vector
-_NUM_VECTORS = 4  # added side by side: a sum waits for the one before it
+_WIDTH = 8  # lanes of a vector
+_NUM_VECTORS = 4  # vectors added in parallel; an addition waits for the one before it
 _STEP = _WIDTH * _NUM_VECTORS
-_TERMS = 10  # of the series, which ends 2e-13 beside the power
-_LEAST = -1000.0  # powers of 2 below it count as this one
-_WHOLE = 1.5 * 2**52 + 1023  # beside so large a number only whole ones can be told apart; 1023: an exponent's bias
+_TERMS = 10  # terms of the series, whose error is 2e-13 relative
+_LEAST = -1000.0  # smaller exponents of 2 count as this one
+_WHOLE = 1.5 * 2**52 + 1023  # added to so large a number, only integers are distinct; 1023 is the exponent bias
 
 
 def weight_sums(target: Target) -> Any:
-    """A PrimFunc `(logits, largest, scale, sums, row, stride, largest_stride, vocab_size) -> 0`.
+    """Return the PrimFunc `(logits, largest, scale, sums, row, stride, largest_stride, vocab_size) -> 0`.
 
-    `sums[b]` is the sum of `2 ** ((logit - largest) * scale)` over the `b`-th `WEIGHT_BLOCK` logits of a row; of the
-    last block over those that are below `vocab_size`. `logits` is `[rows, stride]`, and `largest[row * largest_stride]`
+    `sums[b]` is the sum of `2 ** ((logit - largest) * scale)` over the `b`-th `WEIGHT_BLOCK` logits of a row, in the
+    last block only over those below `vocab_size`. `logits` is `[rows, stride]`, and `largest[row * largest_stride]` is
     the row's largest.
     """
     with Kernel() as k:
@@ -59,7 +59,7 @@ def weight_sums(target: Target) -> Any:
 
 
 def _sum(logits: Memory, start: Expr, largest: Expr, scale: Expr, has_fma: bool) -> Expr:
-    """The sum of a block, emitted here: every 32nd weight in order, then halves of what that leaves."""
+    """Return the sum of a block, emitted here: every 32nd weight in order, then halves of the results."""
     partial = registers(_STEP, "float64")
     for i in range(0, _STEP, _WIDTH):
         partial[lanes(i, _WIDTH)] = splat(T.float64(0), _WIDTH)
@@ -78,14 +78,14 @@ def _sum(logits: Memory, start: Expr, largest: Expr, scale: Expr, has_fma: bool)
 
 
 def _power_of_2(x: Expr, has_fma: bool) -> Expr:
-    """2 to the power of each lane, none of which is above 0."""
+    """Return 2 to the power of each lane, none of which is above 0."""
     x = bound(T.max(x, splat(T.float64(_LEAST), _WIDTH)))
     bits = bound(T.reinterpret(f"int64x{_WIDTH}", x + splat(T.float64(_WHOLE), _WIDTH)))
-    # of a sum that it sees, TVM would take the addition back
+    # TVM would fold an addition that it sees
     r = bound(x - (T.reinterpret(f"float64x{_WIDTH}", bits) - splat(T.float64(_WHOLE), _WIDTH)))
     terms = [1.0]
     for n in range(1, _TERMS + 1):
-        terms.append(terms[-1] * math.log(2) / n)  # Taylor's series of e ** (r * log(2))
+        terms.append(terms[-1] * math.log(2) / n)  # Taylor series of e ** (r * log(2))
     p = splat(T.float64(terms[-1]), _WIDTH)
     for term in reversed(terms[:-1]):
         p = fma(p, r, splat(T.float64(term), _WIDTH), has_fma, _WIDTH, bits=64)

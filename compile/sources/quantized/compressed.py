@@ -1,10 +1,12 @@
-"""compressed-tensors, which llm-compressor writes: what a matrix is stored as can be seen from its arrays.
+"""Matrices of compressed-tensors, which llm-compressor writes: a matrix's arrays show its format.
 
-`pack-quantized`: `weight_packed` int32 `[N, K * bits / 32]` holds `q + 2^(bits - 1)`, `weight_scale` `[N, K / group]`,
-`weight_zero_point` int32 packed down columns, `weight_g_idx` the group of each input. `int-quantized`: `weight` and
-`weight_zero_point` int8. `float-quantized`, `nvfp4-` and `mxfp4-pack-quantized`: as `floats.py`, and
-`weight_global_scale` divides. `mxfp8-quantized`: `weight` E4M3, `weight_scale` the exponent of each 32, plus 127. A
-weight is `(q - zero) * scale` (`dequantize` in quantization/lifecycle/forward.py).
+- `pack-quantized`: `weight_packed` int32 `[N, K * bits / 32]` holds `q + 2^(bits - 1)`; `weight_scale` is `[N, K /
+group]`, `weight_zero_point` int32 packed down columns, `weight_g_idx` the group of each input.
+- `int-quantized`: `weight` and `weight_zero_point` are int8.
+- `float-quantized`, `nvfp4-` and `mxfp4-pack-quantized`: as in `floats.py`, and `weight_global_scale` divides.
+- `mxfp8-quantized`: `weight` is E4M3, `weight_scale` the exponent of each 32, plus 127.
+
+A weight is `(q - zero) * scale` (`dequantize` in quantization/lifecycle/forward.py).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
 from .floats import fp4_tensor, fp8_tensor
-from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
+from .grouped import GroupedRows, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, Index, Tensor, group_of, only_number, part
 
 FORMATS = (
@@ -40,7 +42,7 @@ _MXFP8_GROUP = 32
 
 @dataclass(frozen=True)
 class CompressedTensors:
-    """The format; `bits` are those that the configuration has for any of its matrices."""
+    """The compressed-tensors format; `bits` are those of all its matrices in the configuration."""
 
     bits: frozenset[int]
     marker: str = ".weight_scale"
@@ -60,7 +62,7 @@ class CompressedTensors:
 
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any]) -> CompressedTensors:
-        """What `quantization_config` says; raises UnsupportedTensor for a layout that is not read."""
+        """Return the format of a `quantization_config`. Raises UnsupportedTensor for an unsupported layout."""
         groups = config.get("config_groups")
         groups = (
             [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
@@ -87,6 +89,7 @@ class CompressedTensors:
         return cls(frozenset(entry.get("num_bits", 0) for entry in weights if isinstance(entry, Mapping)))
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> Tensor:
+        """Return the matrix in the format that its arrays show."""
         scales = parts[".weight_scale"]
         if ".weight_packed" in parts and parts[".weight_packed"].dtype == "U8":
             packed, factor = part(name, parts, ".weight_packed"), None
@@ -106,6 +109,7 @@ class CompressedTensors:
         return fp8_tensor(name, weight, scales, (128, 128))
 
     def _packed(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        """Return the matrix of an array of packed words."""
         words = part(name, parts, ".weight_packed", dtypes=WORDS)
         scales = part(name, parts, ".weight_scale", dtypes=FLOATS)
         num_outputs, num_inputs = (int(size) for size in part(name, parts, ".weight_shape", (2,), dtypes=_INDICES)[:])
@@ -125,14 +129,17 @@ class CompressedTensors:
         if ".weight_g_idx" in parts and (of_inputs := parts[".weight_g_idx"][:]).min() >= 0:
             order = order_of_groups(f"{name}.weight_g_idx", of_inputs, group)
 
-        def decode(rows: slice) -> Grouped:
+        def decode(rows: slice) -> GroupedRows:
             codes = unpacked(words[rows], bits, num_inputs)
             zeros = _packed_zeros(parts[".weight_zero_point"], rows, bits) if ".weight_zero_point" in parts else half
-            return Grouped(2 * half - 1, codes if order is None else codes[:, order], scales[rows], zeros, None, order)
+            return GroupedRows(
+                2 * half - 1, codes if order is None else codes[:, order], scales[rows], zeros, None, order
+            )
 
         return GroupedTensor(name, TensorInfo((num_outputs, num_inputs), f"CT_{bits}"), decode)
 
     def _bytes(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        """Return the matrix of an array of int8."""
         weight, scales = parts[".weight"], parts[".weight_scale"]
         part(name, parts, ".weight_scale", scales.shape, dtypes=FLOATS)
         by_row = len(scales.shape) == 2
@@ -148,17 +155,17 @@ class CompressedTensors:
         def of_rows(array: Array, rows: slice) -> NDArray[Any]:
             return array[rows] if by_row else np.broadcast_to(array[:].reshape(1, 1), (rows.stop - rows.start, 1))
 
-        def decode(rows: slice) -> Grouped:
+        def decode(rows: slice) -> GroupedRows:
             codes = weight[rows].view(np.uint8) ^ np.uint8(0x80)
             zeros = 128 if zero_points is None else of_rows(zero_points, rows).astype(np.int16) + np.int16(128)
-            return Grouped(255, codes, of_rows(scales, rows), zeros)
+            return GroupedRows(255, codes, of_rows(scales, rows), zeros)
 
         return GroupedTensor(name, TensorInfo(weight.shape, "CT_8"), decode)
 
 
 @dataclass(frozen=True)
 class _Exponents:
-    """Bytes that are powers of two."""
+    """Bytes that are exponents of powers of two."""
 
     array: Array
 
@@ -175,11 +182,12 @@ class _Exponents:
 
 
 def _group(name: str, num_inputs: int, scales: Array) -> int:
+    """Return the group size that the scales imply."""
     return group_of(name, num_inputs, scales.shape[1], num_inputs // scales.shape[1])
 
 
 def _packed_zeros(array: Array, rows: slice, bits: int) -> NDArray[np.uint8]:
-    """The zeros of `rows`, `[rows, groups]`, out of words that hold one group's down the rows."""
+    """Return the zeros of `rows`, `[rows, groups]`, from words that hold one group's zeros of several rows."""
     span = whole_spans(rows, rows.stop)
     words = array[slice(span.start * bits // 32, num_words(span.stop, bits))]
     return unpacked(words.T, bits, span.stop - span.start).T[rows.start - span.start :]

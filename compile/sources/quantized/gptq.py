@@ -1,15 +1,15 @@
 """Matrices of GPTQ and AWQ: integer codes, groups along the inputs, with zeros.
 
-GPTQ's (Frantar et al., 2022) are as GPTQModel and AutoGPTQ write them, with and without sorted inputs. `qweight` int32
-`[K * bits / 32, N]`: the values of an output lie down a column. `qzeros` int32 `[K / group, N * bits / 32]` lies along
-rows. `scales` `[K / group, N]`; `g_idx` int32 `[K]`, the group of each input. A weight is `scales[g_idx] * (q -
-zeros[g_idx])` (`dequantize_weight` in GPTQModel's nn_modules/qlinear). Version 1 stores zeros less one, a borrow going
-on to the next zero of its word (`convert_gptq_v1_to_v2_format_module` there; 3 bits: to none). GPTQModel's `dynamic`
-gives modules bits and groups of their own, by patterns (`dynamic_get` in its quantization/config.py).
+GPTQ's (Frantar et al., 2022) have the layout of GPTQModel and AutoGPTQ, with and without sorted inputs. `qweight` int32
+`[K * bits / 32, N]`: values of an output are packed down a column. `qzeros` int32 `[K / group, N * bits / 32]` is
+packed along rows. `scales` `[K / group, N]`; `g_idx` int32 `[K]`, the group of each input. A weight is `scales[g_idx] *
+(q - zeros[g_idx])` (`dequantize_weight` in GPTQModel's nn_modules/qlinear). Version 1 stores zeros minus one. A borrow
+affects the next zero of its word (`convert_gptq_v1_to_v2_format_module` there), except with 3 bits. GPTQModel's
+`dynamic` gives modules bits and groups of their own, by patterns (`dynamic_get` in its quantization/config.py).
 
-AWQ's (Lin et al., 2023) are as AutoAWQ writes them in its layout `gemm`. `qweight` int32 `[K, N / 8]`: a word holds
-eight outputs of one input, in the order 0, 2, 4, 6, 1, 3, 5, 7. `qzeros` int32 `[K / group, N / 8]` does the same.
-`scales` `[K / group, N]`. A weight is `(q - zero) * scale` (`dequantize_gemm` in awq/utils/packing_utils.py).
+AWQ's (Lin et al., 2023) have AutoAWQ's layout `gemm`. `qweight` int32 `[K, N / 8]`: a word holds eight outputs of one
+input, in the order 0, 2, 4, 6, 1, 3, 5, 7. `qzeros` int32 `[K / group, N / 8]` has the same order. `scales` `[K /
+group, N]`. A weight is `(q - zero) * scale` (`dequantize_gemm` in awq/utils/packing_utils.py).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 from radixlm.runtime.errors import UnsupportedTensor
 
 from ..source import TensorInfo
-from .grouped import Grouped, num_words, order_of_groups, unpacked, whole_spans
+from .grouped import GroupedRows, num_words, order_of_groups, unpacked, whole_spans
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, group_of, number, part
 
-_AWQ_BITS, _OUTPUTS = 4, 8  # of a code, in a word
-_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # of each output in its word
+_AWQ_BITS, _OUTPUTS = 4, 8  # bits of a code, outputs in a word
+_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position of each output in its word
 
 
 @dataclass(frozen=True)
 class AWQ:
-    """The format as a configuration describes it; a `group_size` of -1 is a whole row."""
+    """The AWQ format as a configuration describes it; a `group_size` of -1 is a whole row."""
 
     group_size: int
     marker: str = ".qweight"
@@ -43,7 +43,7 @@ class AWQ:
 
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any]) -> AWQ:
-        """What `quantization_config` says; raises UnsupportedTensor for another layout than `gemm`."""
+        """Return the format of a `quantization_config`. Raises UnsupportedTensor for a layout other than `gemm`."""
         layout = str(config.get("version", "gemm")).lower()
         if layout != "gemm":
             raise UnsupportedTensor(
@@ -54,6 +54,7 @@ class AWQ:
         return cls(number(label, config, "group_size"))
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        """Return the matrix of AWQ's words."""
         words, scales = part(name, parts, ".qweight", dtypes=WORDS), part(name, parts, ".scales", dtypes=FLOATS)
         num_inputs, num_outputs = words.shape[0], words.shape[1] * _OUTPUTS
         groups = scales.shape[0]
@@ -61,16 +62,16 @@ class AWQ:
         part(name, parts, ".qzeros", (groups, words.shape[1]), dtypes=WORDS)
         group_of(name, num_inputs, groups, self.group_size)
 
-        def decode(rows: slice) -> Grouped:
+        def decode(rows: slice) -> GroupedRows:
             zeros = _outputs(parts[".qzeros"], rows)
             codes = _outputs(parts[".qweight"], rows)
-            return Grouped(15, codes, np.ascontiguousarray(parts[".scales"][:, rows].T), zeros)
+            return GroupedRows(15, codes, np.ascontiguousarray(parts[".scales"][:, rows].T), zeros)
 
         return GroupedTensor(name, TensorInfo((num_outputs, num_inputs), "AWQ_4"), decode)
 
 
 def _outputs(array: Array, rows: slice) -> NDArray[np.uint8]:
-    """Outputs `rows` of an array that has eight in a word, `[rows, K]`."""
+    """Return outputs `rows` of an array with eight outputs in a word, `[rows, K]`."""
     first, stop = rows.start // _OUTPUTS, -(-rows.stop // _OUTPUTS)
     words = array[:, slice(first, stop)]
     values = unpacked(words[..., None], _AWQ_BITS, _OUTPUTS)[..., _PLACES].reshape(len(words), -1)
@@ -80,15 +81,16 @@ def _outputs(array: Array, rows: slice) -> NDArray[np.uint8]:
 
 _FORMATS = ("gptq", "gptq_v2")
 _BITS = (2, 3, 4, 8)
-_LAYOUT = ("format", "checkpoint_format", "method", "quant_method", "pack_dtype")  # that no module may have of its own
+# settings that a module cannot override
+_LAYOUT = ("format", "checkpoint_format", "method", "quant_method", "pack_dtype")
 
 
 @dataclass(frozen=True)
 class GPTQ:
-    """The format as a configuration describes it; a `group_size` of -1 is a whole row.
+    """The GPTQ format as a configuration describes it; a `group_size` of -1 is a whole row.
 
-    `dynamic` are patterns of modules' names with what these have of their own: the first that matches holds. None
-    stands for modules that are not quantized.
+    `dynamic` are patterns of modules' names with their own settings; the first match applies. None means that the
+    module is not quantized.
     """
 
     bits: int
@@ -102,7 +104,10 @@ class GPTQ:
 
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any]) -> GPTQ:
-        """What `quantize_config.json` or `quantization_config` says; raises UnsupportedTensor for what is not read."""
+        """Return the format that `quantize_config.json` or `quantization_config` describes.
+
+        Raises UnsupportedTensor for unsupported settings.
+        """
         layout = config.get("checkpoint_format") or config.get("format") or "gptq"
         if layout not in _FORMATS or config.get("is_marlin_format"):
             raise UnsupportedTensor(
@@ -115,6 +120,7 @@ class GPTQ:
         return replace(common, dynamic=tuple(_dynamic(common, config)))
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        """Return the matrix by its module's own settings."""
         module = name.removeprefix(f"{self.label}: ")
         own = next((own for pattern, own in self.dynamic if pattern.match(module)), None)
         if own is not None:
@@ -134,7 +140,7 @@ class GPTQ:
 
 
 def _dynamic(common: GPTQ, config: Mapping[str, Any]) -> Iterator[tuple[re.Pattern[str], GPTQ | None]]:
-    """Patterns as `+:PATTERN` or `PATTERN`, with settings; as `-:PATTERN` for what is not quantized."""
+    """Yield patterns and settings: from `+:PATTERN` or `PATTERN`; None from `-:PATTERN`, for modules not quantized."""
     label, dynamic = common.label, config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise UnsupportedTensor(f"{label}: GPTQ's dynamic is {dynamic!r}, only settings by patterns are read")
@@ -161,6 +167,8 @@ def _dynamic(common: GPTQ, config: Mapping[str, Any]) -> Iterator[tuple[re.Patte
 
 @dataclass(frozen=True)
 class _Matrix:
+    """The arrays and settings of one GPTQ matrix."""
+
     name: str
     parts: Mapping[str, Array]
     bits: int
@@ -168,10 +176,11 @@ class _Matrix:
     shape: tuple[int, ...]
     is_first_version: bool
 
-    def decode(self, rows: slice) -> Grouped:
+    def decode(self, rows: slice) -> GroupedRows:
+        """Return codes, scales and zeros of some rows."""
         codes = unpacked(self.parts[".qweight"][:, rows].T, self.bits, self.shape[1])
         order = self.input_order
-        return Grouped(
+        return GroupedRows(
             (1 << self.bits) - 1,
             codes if order is None else codes[:, order],
             np.ascontiguousarray(self.parts[".scales"][:, rows].T),
@@ -181,11 +190,12 @@ class _Matrix:
 
     @cached_property
     def only_zero(self) -> int | None:
-        """The zero of all groups, which symmetric checkpoints have; None where they differ."""
+        """The zero of all groups, as in symmetric checkpoints; None if they differ."""
         zeros = self._zeros_of(slice(0, self.shape[0]))
         return int(zeros[0, 0]) if (zeros == zeros[0, 0]).all() else None
 
     def _zeros_of(self, rows: slice) -> NDArray[np.uint8]:
+        """Return the zeros of some rows, `[rows, groups]`."""
         span = whole_spans(rows, self.shape[0])
         words = self.parts[".qzeros"][:, slice(span.start * self.bits // 32, num_words(span.stop, self.bits))]
         if self.is_first_version and 32 % self.bits == 0:
@@ -197,7 +207,7 @@ class _Matrix:
 
     @cached_property
     def input_order(self) -> NDArray[np.int32] | None:
-        """The inputs by their groups; None where they are in that order already."""
+        """The inputs sorted by group; None if they are in that order already."""
         if ".g_idx" not in self.parts:
             return None
         return order_of_groups(f"{self.name}.g_idx", self.parts[".g_idx"][:], self.group)

@@ -1,7 +1,7 @@
-"""Integer codes with a scale for each group of a row: what most formats of quantized weights come down to.
+"""Integer codes with a scale for each group of a row, to which most formats of quantized weights are converted.
 
-Knows what they are worth, which kind of the kernels holds them, and how words hold integers of a few bits. In all
-formats a word is little-endian, and value `i` of a row begins at bit `i * bits` of the row's words. Knows no format.
+Knows their values, the kernels' kind for them, and the packing of small integers into words. In all formats a word is
+little-endian, and value `i` of a row begins at bit `i * bits` of the row's words. Knows no format.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...weights.kinds import CodesName, Scales, WeightKind
 from ...weights.quantization import Float32, Weight
 
 Codes = NDArray[np.uint8]
-SPAN = 32  # values that fill whole words of 32 bits, however many bits each has
+SPAN = 32  # values that fill whole words of 32 bits, whatever their number of bits
 
 
 def unpacked(words: NDArray[Any], bits: int, count: int) -> Codes:
-    """The first `count` values of each row of `words`, integers `[..., W]`, one a byte: `[..., count]`."""
+    """Return the first `count` values of each row of `words`, integers `[..., W]`, one a byte: `[..., count]`."""
     data = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return data[..., :count]
@@ -34,26 +34,28 @@ def unpacked(words: NDArray[Any], bits: int, count: int) -> Codes:
 
 
 def num_words(count: int, bits: int) -> int:
-    """Words of 32 bits that hold `count` values."""
+    """Return the number of 32-bit words that hold `count` values."""
     return -(-count * bits // 32)
 
 
 def whole_spans(rows: slice, count: int) -> slice:
-    """The least span of rows that holds `rows`, begins at a word and ends at one, or at the last row, `count`."""
+    """Return the least span of rows with `rows` that begins and ends at a word, or ends at the last row, `count`."""
     return slice(rows.start // SPAN * SPAN, min(-(-rows.stop // SPAN) * SPAN, count))
 
 
-_GROUPS = (128, 64, 32, 16)  # that the kernels have; larger ones repeat their scales
+_GROUPS = (128, 64, 32, 16)  # group sizes of the kernels; larger ones repeat their scales
 _CODES: dict[CodesName, int] = {"q2": 3, "q3": 7, "q4": 15, "q5": 31, "q6": 63, "q8": 255}
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupedRows:
     """Some rows of a matrix: a value is `scale * (code - zero)`, or `scale * code + minimum`.
 
-    `codes`: uint8 `[N, K]`, at most `max_code`. `scales`: floats `[N, K / group]`. `zeros`: one for all, or integers as
-    scales; `minima`: floats as scales. `input_order`: int32 `[K]`, which of the model's inputs each column multiplies,
-    where a format sorts them; None where column `k` is input `k`.
+    `codes`: uint8 `[N, K]`, at most `max_code`.
+    `scales`: floats `[N, K / group]`.
+    `zeros`: one for all, or integers in the shape of the scales; `minima`: floats in the shape of the scales.
+    `input_order`: int32 `[K]`, the model's input that each column multiplies, if the format sorts them; None if column
+    `k` is input `k`.
     """
 
     max_code: int
@@ -65,11 +67,14 @@ class Grouped:
 
     @property
     def group(self) -> int:
-        """Values that share a scale."""
+        """Number of values that share a scale."""
         return int(self.codes.shape[1] // self.scales.shape[1])
 
     def values(self) -> Float32:
-        """float32 `[N, K]`, inputs in the model's order: the format's own formula, with nothing rounded to float16."""
+        """Return the values, float32 `[N, K]`, inputs in the model's order.
+
+        This is the format's own formula, with nothing rounded to float16.
+        """
         groups = self.codes.reshape(*self.scales.shape, self.group).astype(np.float32)
         if isinstance(self.zeros, int):
             groups -= np.float32(self.zeros)
@@ -82,14 +87,14 @@ class Grouped:
         return values if self.input_order is None else values[:, np.argsort(self.input_order)]
 
     def weight(self) -> Weight:
-        """The same as the kernels hold it: codes untouched but for a shift, scales and minima rounded to float16."""
+        """Return the weight for kernels: codes are only shifted; scales and minima are rounded to float16."""
         group = next(size for size in _GROUPS if self.group % size == 0)
         name, most = next((name, most) for name, most in _CODES.items() if self.max_code <= most)
 
         def spread(numbers: NDArray[Any]) -> NDArray[Any]:
             return numbers.repeat(self.group // group, axis=1)
 
-        with np.errstate(over="ignore"):  # the caller refuses infinite scales, with the tensor's name
+        with np.errstate(over="ignore"):  # the caller refuses infinite scales, naming the tensor
             scales = spread(self.scales.astype(np.float16))
             if self.minima is not None:
                 kind = WeightKind(name, Scales(group, "minimum"))
@@ -105,12 +110,13 @@ class Grouped:
 
 
 def order_of_groups(name: str, groups: NDArray[Any], group: int) -> NDArray[np.int32] | None:
-    """Inputs `[K]` in the order of the groups that `groups` puts them in, as they are inside one; None: it is theirs.
+    """Return inputs `[K]` sorted by their group in `groups`, stable within a group; None if they are sorted.
 
-    Raises CorruptSource where some group does not get `group` inputs; `name` is the array's.
+    Raises CorruptSource if a group does not have `group` inputs; `name` is the array's.
     """
     num_groups = len(groups) // group
-    is_known = groups.min() >= 0 and groups.max() < num_groups  # else counting them takes memory for the largest
+    # otherwise counting them would take memory for the largest
+    is_known = groups.min() >= 0 and groups.max() < num_groups
     if not is_known or (np.bincount(groups, minlength=num_groups) != group).any():
         raise CorruptSource(f"{name} does not put {group} inputs into each of {num_groups} groups; fetch it again")
     if (np.diff(groups) >= 0).all():

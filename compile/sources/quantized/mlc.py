@@ -1,7 +1,7 @@
 """MLC-LLM's matrices: groups of 32 with 4-bit codes, along the inputs (layout 0) or along the outputs (layout 1).
 
 Layout 1: `q_weight` uint32 `[N, K / 8]`, `q_scale` `[N, K / 32]`; experts have an axis before these. Layout 0 has both
-of linears transposed, and embeddings as layout 1. A weight is `(q - 7) * scale`, with `q` from 0 to 14
+transposed for linear layers, and embeddings as layout 1. A weight is `(q - 7) * scale`, with `q` from 0 to 14
 (`_dequantize` in mlc_llm's quantization/group_quantization.py).
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
-from .grouped import Grouped, unpacked
+from .grouped import GroupedRows, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, part
 
 _BITS, _GROUP, _ZERO, _MAX_CODE = 4, 32, 7, 14
@@ -33,7 +33,7 @@ _PLAIN = ("q0f16", "q0bf16", "q0f32")
 
 @dataclass(frozen=True)
 class MLC:
-    """The format by its name in `mlc-chat-config.json`, such as q4f16_1."""
+    """The MLC format by its name in `mlc-chat-config.json`, such as q4f16_1."""
 
     quantization: str
     marker: str = ".q_weight"
@@ -42,7 +42,7 @@ class MLC:
 
     @classmethod
     def of(cls, label: str, quantization: str) -> MLC:
-        """Raises UnsupportedTensor for a name that is not read."""
+        """Return the format of this name. Raises UnsupportedTensor for an unsupported one."""
         if quantization not in (*_TRANSPOSED, *_PLAIN):
             why = "its groups of 40 fit no kernel" if quantization.startswith("q3") else "it is not known here"
             raise UnsupportedTensor(
@@ -52,6 +52,7 @@ class MLC:
         return cls(quantization)
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        """Return the matrix in either layout."""
         parts = as_matrices(parts)
         words, scales = part(name, parts, ".q_weight", dtypes=WORDS), part(name, parts, ".q_scale", dtypes=FLOATS)
         turned = _TRANSPOSED.get(self.quantization, False) and not name.endswith(_EMBEDDINGS)
@@ -61,13 +62,13 @@ class MLC:
         part(name, parts, ".q_scale", (groups, num_outputs) if turned else (num_outputs, groups))
         info = TensorInfo((num_outputs, num_inputs), f"MLC_{self.quantization}")
 
-        def decode(rows: slice) -> Grouped:
+        def decode(rows: slice) -> GroupedRows:
             data, factors = (array[:, rows].T if turned else array[rows] for array in (words, scales))
             codes = unpacked(data, _BITS, num_inputs)
             if codes.max(initial=0) > _MAX_CODE:
                 raise CorruptSource(
                     f"{name}.q_weight holds codes above {_MAX_CODE}, which MLC never writes; fetch it again"
                 )
-            return Grouped(_MAX_CODE, codes, np.ascontiguousarray(factors), _ZERO)
+            return GroupedRows(_MAX_CODE, codes, np.ascontiguousarray(factors), _ZERO)
 
         return GroupedTensor(name, info, decode)

@@ -1,8 +1,8 @@
 """MLX's matrices, as mlx-lm writes them.
 
-`weight` uint32 `[N, K * bits / 32]`, value `i` of a row at bit `i * bits`; `scales` and `biases` `[N, K / group]`;
-experts have an axis before these. A weight is `scale * q + bias` (`mx.dequantize`). Some modules may have groups and
-bits of their own.
+`weight` is uint32 `[N, K * bits / 32]`, with value `i` of a row at bit `i * bits`; `scales` and `biases` are `[N, K /
+group]`. Experts have an axis before these. A weight is `scale * q + bias` (`mx.dequantize`). Some modules may have
+groups and bits of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedTensor
 
 from ..source import TensorInfo
 from .floats import fp4_tensor
-from .grouped import Grouped, unpacked
+from .grouped import GroupedRows, unpacked
 from .tensors import FLOATS, WORDS, Array, GroupedTensor, as_matrices, group_of, number, part
 
 _BITS = (2, 3, 4, 5, 6, 8)
@@ -24,7 +24,7 @@ _MODES = ("affine", "mxfp4", "nvfp4")
 
 @dataclass(frozen=True)
 class MLX:
-    """The format; `config` is `quantization` of config.json, with modules' own settings under their names."""
+    """The MLX format; `config` is `quantization` of config.json, with modules' own settings under their names."""
 
     label: str
     config: Mapping[str, Any]
@@ -33,6 +33,7 @@ class MLX:
     unused: tuple[str, ...] = ()
 
     def matrix(self, name: str, parts: Mapping[str, Array]) -> GroupedTensor:
+        """Return the matrix by its module's own settings."""
         own = self.config.get(name.removeprefix(f"{self.label}: "))
         config = own if isinstance(own, Mapping) else self.config
         mode = config.get("mode", self.config.get("mode", "affine"))
@@ -54,8 +55,8 @@ class MLX:
             return fp4_tensor(name, words, scales)
         part(name, parts, ".biases", scales.shape, dtypes=FLOATS)
 
-        def decode(rows: slice) -> Grouped:
+        def decode(rows: slice) -> GroupedRows:
             codes = unpacked(words[rows], bits, shape[1])
-            return Grouped((1 << bits) - 1, codes, scales[rows], minima=parts[".biases"][rows])
+            return GroupedRows((1 << bits) - 1, codes, scales[rows], minima=parts[".biases"][rows])
 
         return GroupedTensor(name, TensorInfo(shape, f"MLX_{bits}"), decode)

@@ -1,4 +1,4 @@
-"""Which format the matrices of a checkpoint have, by what its own files say."""
+"""Find the format of a checkpoint's matrices from the settings in its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .gptq import AWQ, GPTQ
 from .mlx import MLX
 from .tensors import Format, number
 
-# Files beside config.json in which tools put the settings, where that has none.
+# Files next to config.json in which tools store the settings, if config.json has none.
 BESIDE = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 SUPPORTED = "gptq, awq (gemm), compressed-tensors, fp8, mxfp4, modelopt (FP8, NVFP4), MLX and MLC"
 
@@ -21,10 +21,14 @@ Json = Mapping[str, Any]
 
 
 def find_format(label: str, config: Json, beside: Mapping[str, Json], names: Iterable[str]) -> Format | None:
-    """The format that `config` (config.json) or a file `beside` it describes; None for plain floats.
+    """Return the format that `config` (config.json) or another file describes; None for plain floats.
 
-    `beside` has what each of `BESIDE` holds, {} where it is not there. `names` are those of the arrays. Raises
-    UnsupportedTensor for a method, a layout or a size that is not read.
+    Args:
+        beside: content of each file of `BESIDE`, {} if it does not exist.
+        names: names of the arrays.
+
+    Raises:
+        UnsupportedTensor: a method, a layout or a size is unsupported.
     """
     settings = config.get("quantization_config")
     if settings is None and isinstance(config.get("quantization"), Mapping):
@@ -61,7 +65,7 @@ def find_format(label: str, config: Json, beside: Mapping[str, Json], names: Ite
 
 
 def _beside(label: str, beside: Mapping[str, Json]) -> Format | None:
-    """AutoGPTQ's settings, AutoAWQ's old ones under names of their own, or ModelOpt's: the first that are there."""
+    """Return AutoGPTQ's settings, AutoAWQ's old ones under their own names, or ModelOpt's: the first that exist."""
     gptq, awq, modelopt = (beside.get(name) or {} for name in BESIDE)
     if gptq:
         return GPTQ.of(label, gptq)
@@ -73,6 +77,7 @@ def _beside(label: str, beside: Mapping[str, Json]) -> Format | None:
 
 
 def _fp8(label: str, settings: Json, names: Iterable[str]) -> FP8:
+    """Return the FP8 format with the scales' suffix that occurs in the names."""
     marker = ".weight_scale_inv" if any(name.endswith(".weight_scale_inv") for name in names) else ".weight_scale"
     block = settings.get("weight_block_size") or (128, 128)
     if not isinstance(block, list | tuple) or len(block) != 2:
@@ -83,6 +88,7 @@ def _fp8(label: str, settings: Json, names: Iterable[str]) -> FP8:
 
 
 def _modelopt(label: str, settings: Json) -> Format:
+    """Return ModelOpt's format. Raises UnsupportedTensor for an unsupported algorithm."""
     algorithm = settings.get("quant_algo")
     if algorithm == "FP8":
         return FP8(".weight_scale")

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint, whatever arrays of its files they are made of.
+"""Tensors of a checkpoint, each read from one or several arrays of its files.
 
-A quantized matrix lies in a file as several arrays, whose names are its own with different endings. A `Format` knows
-the endings and the arithmetic; this module puts arrays together, and knows neither files nor formats.
+A file stores a quantized matrix as several arrays, whose names are its own with different endings. A `Format` knows the
+endings and the arithmetic. This module combines arrays, and knows neither files nor formats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = {"F32": WeightKind("f32"), "F16": WeightKind("f16"), "BF16": WeightKind(
 
 
 class Array(Protocol):
-    """An array in a file: its type by safetensors' name, such as "I32", its shape, and parts of it, read when asked."""
+    """An array in a file: its type by safetensors' name, such as "I32", its shape, and parts of it, read on access."""
 
     @property
     def dtype(self) -> str: ...
@@ -35,22 +35,22 @@ class Array(Protocol):
 
 
 class Tensor(Protocol):
-    """A tensor of the model. Rows are `[start, stop)`, and None all of them."""
+    """A tensor of the model. Rows are `[start, stop)`; None means all of them."""
 
     @property
     def info(self) -> TensorInfo: ...
     def read(self, rows: slice | None = None) -> Weight:
-        """As the kernels can hold it."""
+        """Return rows in a form that kernels can hold."""
         ...
 
     def read_float32(self, rows: slice | None = None) -> Float32:
-        """Before any rounding by `read`."""
+        """Return rows in float32, before any rounding by `read`."""
         ...
 
 
 @dataclass(frozen=True)
 class PlainTensor:
-    """An array of floats as it is stored; a lone number counts as a row of one."""
+    """An array of floats as it is stored; a scalar counts as a row of one."""
 
     array: Array
 
@@ -67,25 +67,25 @@ class PlainTensor:
         return self.read(rows).dequantize()
 
 
-class Rows(Protocol):
+class CodedRows(Protocol):
     """Some rows of a matrix of codes."""
 
     def values(self) -> Float32:
-        """What they are worth by the format's own formula, `[N, K]`."""
+        """Return the values by the format's own formula, `[N, K]`."""
         ...
 
     def weight(self) -> Weight:
-        """The same as the kernels hold it."""
+        """Return the weight in a form that kernels can hold."""
         ...
 
 
 @dataclass(frozen=True)
 class GroupedTensor:
-    """A matrix of codes; `decode` takes whole rows, start and stop given. `name` is for messages."""
+    """A matrix of codes; `decode` takes a slice of rows with start and stop. `name` is for messages."""
 
     name: str
     info: TensorInfo
-    decode: Callable[[slice], Rows]
+    decode: Callable[[slice], CodedRows]
 
     def read(self, rows: slice | None = None) -> Weight:
         weight = self.decode(_bounded(rows, self.info.shape[0])).weight()
@@ -102,8 +102,8 @@ class GroupedTensor:
 
 
 @dataclass(frozen=True)
-class RoundedTensor:
-    """A matrix that no kernel holds as it is; it is rounded to 8-bit codes with a scale for each 32 of a row."""
+class RequantizedTensor:
+    """A matrix that no kernel can hold; it is rounded to 8-bit codes with a scale for each 32 of a row."""
 
     name: str
     info: TensorInfo
@@ -120,8 +120,8 @@ class RoundedTensor:
 
 
 @dataclass(frozen=True)
-class RowsOf:
-    """Rows `[start, stop)` of a tensor: one of several matrices that a format keeps as one."""
+class TensorRows:
+    """Rows `[start, stop)` of a tensor: one of several matrices that a format joins."""
 
     whole: Tensor
     start: int
@@ -138,13 +138,14 @@ class RowsOf:
         return self.whole.read_float32(self._rows(rows))
 
     def _rows(self, rows: slice | None) -> slice:
+        """Return rows of the whole tensor."""
         inside = _bounded(rows, self.stop - self.start)
         return slice(self.start + inside.start, self.start + inside.stop)
 
 
 @dataclass(frozen=True)
-class Stacked:
-    """An array `[experts, rows, ...]` as the matrix of all rows, of this shape."""
+class StackedArray:
+    """An array `[experts, rows, ...]` read as the matrix of all rows, of this shape."""
 
     array: Array
     shape: tuple[int, ...]
@@ -162,19 +163,21 @@ class Stacked:
 
 
 def as_matrices(parts: Mapping[str, Array]) -> dict[str, Array]:
-    """Stacks `[experts, rows, columns]` as matrices of all rows; other arrays as they are."""
+    """Return stacks `[experts, rows, columns]` as matrices of all rows; other arrays unchanged."""
     return {
-        ending: Stacked(array, (array.shape[0] * array.shape[1], array.shape[2])) if len(array.shape) == 3 else array
+        ending: StackedArray(array, (array.shape[0] * array.shape[1], array.shape[2]))
+        if len(array.shape) == 3
+        else array
         for ending, array in parts.items()
     }
 
 
 class Format(Protocol):
-    """How a quantized matrix is stored.
+    """The storage format of quantized matrices.
 
-    `marker` ends the name of an array that every quantized matrix has. `endings` are those of all its arrays, the
-    marker's included; arrays with one of `unused` say how activations are rounded, which is not the format's choice
-    here.
+    `marker` is the suffix of an array that every quantized matrix has. `endings` are the suffixes of all its arrays,
+    the marker's included. Arrays with a suffix in `unused` describe the rounding of activations, which is the
+    compiler's choice.
     """
 
     @property
@@ -184,17 +187,17 @@ class Format(Protocol):
     @property
     def unused(self) -> tuple[str, ...]: ...
     def matrix(self, name: str, parts: Mapping[str, Array]) -> Tensor:
-        """The matrix `name` (no ending) from its arrays by ending.
+        """Return the matrix `name` (no ending) from its arrays by ending.
 
-        Raises CorruptSource where they disagree, UnsupportedTensor where nothing here can hold it.
+        Raises CorruptSource if they disagree, UnsupportedTensor if no kernel can hold it.
         """
         ...
 
 
 def tensors(label: str, arrays: Mapping[str, Array], format_: Format | None) -> dict[str, Tensor]:
-    """All tensors by their names in the checkpoint: a quantized matrix as `NAME.weight`, others as they are.
+    """Return all tensors by their names in the checkpoint: a quantized matrix as `NAME.weight`, others unchanged.
 
-    `label` is the checkpoint's, for messages. Raises what `Format.matrix` raises.
+    `label` is the checkpoint's name in messages. Raises the errors of `Format.matrix`.
     """
     if format_ is None:
         return {name: PlainTensor(array) for name, array in arrays.items()}
@@ -223,9 +226,9 @@ def part(
     ndim: int = 2,
     dtypes: tuple[str, ...] = (),
 ) -> Array:
-    """An array that a matrix must have: of `shape`, or of any with `ndim` axes, and of one of `dtypes`, where given.
+    """Return an array that a matrix must have. Raises CorruptSource if it is missing, or has another shape or type.
 
-    Raises CorruptSource where it is missing, or another.
+    A `shape` of None allows any with `ndim` axes; `dtypes` of () allow any type.
     """
     if ending not in parts:
         raise CorruptSource(f"{name}{ending} is missing; the checkpoint is incomplete, fetch it again")
@@ -239,9 +242,9 @@ def part(
 
 
 def only_number(name: str, parts: Mapping[str, Array], ending: str) -> np.float32:
-    """What an array of one number holds, which multiplies a whole matrix.
+    """Return the number in an array of one, a factor of a whole matrix.
 
-    Raises CorruptSource where it holds none or more, or one that is not finite.
+    Raises CorruptSource if the array has none or more, or a number that is not finite.
     """
     array = part(name, parts, ending, parts[ending].shape, dtypes=FLOATS)
     values = np.asarray(array[:], np.float32).reshape(-1)
@@ -252,7 +255,7 @@ def only_number(name: str, parts: Mapping[str, Array], ending: str) -> np.float3
 
 
 def first_bytes(array: Array, count: int) -> bytes:
-    """At most `count` bytes of an array's beginning, to know it by."""
+    """Return at most `count` bytes of an array's beginning, which identify it."""
     if not all(array.shape):
         return b""
     if not array.shape:
@@ -262,7 +265,7 @@ def first_bytes(array: Array, count: int) -> bytes:
 
 
 def number(label: str, config: Mapping[str, Any], key: str, allowed: tuple[int, ...] = ()) -> int:
-    """A whole number of a configuration; raises UnsupportedTensor where it is none, zero, or not `allowed`."""
+    """Return a nonzero integer of a configuration. Raises UnsupportedTensor for others, or if not `allowed`."""
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value == 0 or (allowed and value not in allowed):
         expected = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
@@ -273,9 +276,9 @@ def number(label: str, config: Mapping[str, Any], key: str, allowed: tuple[int, 
 
 
 def group_of(name: str, num_inputs: int, num_groups: int, wanted: int) -> int:
-    """Inputs of a group, where `wanted` are asked for (-1: all of a row) and the scales are those of `num_groups`.
+    """Return the inputs of a group: `wanted` (-1 for a whole row), checked against the number of groups of the scales.
 
-    Raises UnsupportedTensor where they do not divide, or are no multiple of 16, CorruptSource where they disagree.
+    Raises UnsupportedTensor if they do not divide, or are not a multiple of 16, CorruptSource if they disagree.
     """
     group = num_inputs if wanted == -1 else wanted
     if group <= 0 or num_inputs % group or group % 16:
@@ -292,5 +295,6 @@ def group_of(name: str, num_inputs: int, num_groups: int, wanted: int) -> int:
 
 
 def _bounded(rows: slice | None, count: int) -> slice:
+    """Return a slice of rows with start and stop, bounded by `count`."""
     start, stop, _ = (rows or slice(None)).indices(count)
     return slice(start, stop)
