@@ -1,4 +1,7 @@
-"""What tokenizers do to text, and how to undo it. Pure Python over `tokenizers`; imports nothing of ours."""
+"""Encode and decode text with a model's tokenizer, and undo what tokenizers change.
+
+Pure Python over `tokenizers`; imports no other package of radixlm.
+"""
 
 from __future__ import annotations
 

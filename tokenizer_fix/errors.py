@@ -1,4 +1,4 @@
-"""What can be wrong with a tokenizer, or with what is given to one. All are ValueErrors."""
+"""Errors of a tokenizer, and of its arguments. All are ValueErrors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class TokenizerError(ValueError):
 
 
 class InvalidTokenizer(TokenizerError):
-    """tokenizer.json does not parse, contradicts itself, or is of a kind that cannot be decoded here."""
+    """The tokenizer.json does not parse, contradicts itself, or is of a kind that cannot be decoded."""
 
 
 class InvalidProfile(TokenizerError):
-    """A stored `TokenizerProfile` lacks a field, has one too many, or one of a wrong type."""
+    """A stored `TokenizerProfile` lacks a field, has an unknown one, or one of a wrong type."""
 
 
 class InvalidText(TokenizerError):
@@ -20,11 +20,11 @@ class InvalidText(TokenizerError):
 
 
 class InvalidTokenId(TokenizerError):
-    """The id is outside the vocabulary."""
+    """The token id is outside the vocabulary."""
 
 
 class TooManyTokens(TokenizerError):
-    """A text has more tokens than it may; `num_tokens` is a number that it has at least."""
+    """A text has more tokens than allowed; `num_tokens` is a lower bound of their number."""
 
     def __init__(self, num_tokens: int, max_tokens: int) -> None:
         super().__init__(f"the text has at least {num_tokens} tokens, at most {max_tokens} are allowed; shorten it")

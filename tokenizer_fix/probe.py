@@ -1,7 +1,6 @@
-"""Find out what a tokenizer does to text: read tokenizer.json, and try what the tokenizer really does.
+"""Profile a tokenizer: read tokenizer.json, and test what the tokenizer does to sample texts.
 
-Knows one tokenizer, not the model behind it. There is no table of known tokenizers: what is not found here is
-not so.
+Knows one tokenizer, not the model. There is no table of known tokenizers: a property that is not found is absent.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from .pieces import Kind
 from .profile import AddedToken, DummyPrefix, TokenizerProfile
 
 _SPACE_MARKS: Mapping[Kind, str] = {"byte_level_bpe": "Ġ", "sentencepiece": "▁", "other": " "}
-# What may stand before a prompt's last space: a letter, a digit, punctuation, brackets, a new line.
+# Possible characters before a prompt's last space: a letter, a digit, punctuation, brackets, a new line.
 _BEFORE_SUFFIX = ("Hello", "a", "7", "Assistant:", "[/INST]", "### Response:", "?", ">", '"', "é", "a\n")
-# What normalizers change: combining accents, ligatures, wide letters, capitals, runs of spaces, ends, quotes.
+# Characters that normalizers change: accents, ligatures, wide letters, capitals, runs of spaces, ends, quotes.
 _NORMALIZED = ("e\u0301", "é", "\ufb01", "\uff21", "A", "a  b", "a\tb", "a\nb", "a ", "\u00a0a", "“a”")
 
 
 def load_tokenizer(tokenizer_json: str | bytes) -> tokenizers.Tokenizer:
-    """The library's tokenizer, without truncation, padding and dropout: they make encoding lossy or random.
+    """Return the library's tokenizer without truncation, padding and dropout, which make encoding lossy or random.
 
     Raises:
         InvalidTokenizer: the library cannot read it.
@@ -43,9 +42,9 @@ def load_tokenizer(tokenizer_json: str | bytes) -> tokenizers.Tokenizer:
 
 
 def twin_of(tokenizer: tokenizers.Tokenizer, spell: Callable[[str], str] = str) -> tokenizers.Tokenizer:
-    """Another tokenizer over the same pieces, which are in memory once; `spell` names its added tokens anew.
+    """Return a second tokenizer that shares the pieces in memory; `spell` renames its added tokens.
 
-    What is set of one, such as `encode_special_tokens`, is not of the other.
+    Settings of one, such as `encode_special_tokens`, do not affect the other.
     """
     twin = tokenizers.Tokenizer(tokenizer.model)
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -57,6 +56,7 @@ def twin_of(tokenizer: tokenizers.Tokenizer, spell: Callable[[str], str] = str) 
 
 
 def _spelled(token: tokenizers.AddedToken, spell: Callable[[str], str]) -> tokenizers.AddedToken:
+    """Return an added token with its text renamed."""
     return tokenizers.AddedToken(
         spell(token.content),
         single_word=token.single_word,
@@ -68,7 +68,7 @@ def _spelled(token: tokenizers.AddedToken, spell: Callable[[str], str]) -> token
 
 
 def profile_tokenizer(tokenizer_json: str | bytes) -> TokenizerProfile:
-    """Find out what the tokenizer does to text; takes a second for a large vocabulary.
+    """Return what the tokenizer does to text; takes a second for a large vocabulary.
 
     Raises:
         InvalidTokenizer: tokenizer.json does not parse.
@@ -81,7 +81,7 @@ def profile_tokenizer(tokenizer_json: str | bytes) -> TokenizerProfile:
 
 
 class _Probe:
-    """Questions to one tokenizer."""
+    """Tests of one tokenizer on sample texts, which make its profile."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, document: dict[str, object]) -> None:
         self.tokenizer = tokenizer
@@ -94,6 +94,7 @@ class _Probe:
         self.space = _SPACE_MARKS[self.kind]
 
     def profile(self) -> TokenizerProfile:
+        """Return the profile of the tokenizer."""
         template = self.tokenizer.encode("a").ids
         plain = self._ids("a")
         at = next((n for n in range(len(template)) if template[n : n + len(plain)] == plain), 0)
@@ -118,6 +119,7 @@ class _Probe:
         )
 
     def _kind(self) -> Kind:
+        """Return the alphabet of its pieces; "other" for an unknown one."""
         parts = {
             *_types(self.document.get("decoder"), "decoders"),
             *_types(self.document.get("pre_tokenizer"), "pretokenizers"),
@@ -129,11 +131,13 @@ class _Probe:
         return "sentencepiece" if writes_marks and isinstance(self.tokenizer.model, models) else "other"
 
     def _unk_token_id(self) -> int | None:
-        if isinstance(unk_id := self.model.get("unk_id"), int):  # Unigram's way to say it
+        """Return the id of the unknown token; None if there is none."""
+        if isinstance(unk_id := self.model.get("unk_id"), int):  # the form of Unigram
             return unk_id
         return self.vocabulary.get(str(self.model.get("unk_token")))
 
     def _dummy_prefix(self) -> DummyPrefix:
+        """Return the positions in a text at which the tokenizer adds a space."""
         if not self._begins_with("a", self.space):
             return "none"
         special = next((token for token in self.added if token.special), None)
@@ -144,7 +148,8 @@ class _Probe:
         return "every_section" if after.startswith(self.space) else "text_start"
 
     def _suffix_ids(self) -> tuple[int, ...]:
-        found: dict[int, None] = {}  # a set that keeps the order
+        """Return the tokens of a lone space at the end of a text."""
+        found: dict[int, None] = {}  # used as an ordered set
         for text in _BEFORE_SUFFIX:
             *before, last = self._ids(text + " ") or [-1]
             is_space = last >= 0 and self.tokenizer.id_to_token(last) in (self.space, " ")
@@ -153,31 +158,38 @@ class _Probe:
         return tuple(found)
 
     def _decoding_strips_space(self) -> bool:
+        """Return whether decoding drops a space that begins the text."""
         encoding = self.tokenizer.encode("b a", add_special_tokens=False)
         at = next((n for n, piece in enumerate(encoding.tokens) if n and piece.startswith(self.space)), None)
         return at is not None and not self.tokenizer.decode(encoding.ids[at:]).startswith(" ")
 
     def _is_changed(self, text: str) -> bool:
+        """Return whether the normalizer changes a text, other than by a dummy prefix."""
         if self.tokenizer.normalizer is None:
             return False
         normalized = self.tokenizer.normalizer.normalize_str(text).replace(self.space, " ")
-        return normalized not in (text, " " + text)  # a dummy prefix is no change
+        return normalized not in (text, " " + text)  # a dummy prefix is not a change
 
     def _crosses_space(self, piece: str) -> bool:
+        """Return whether a piece continues over the beginning of a word."""
         stem = piece.lstrip(self.space)
         return self.space in stem and not any(token.text == piece for token in self.added)
 
     def _ids(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def _begins_with(self, text: str, mark: str) -> bool:
+        """Return whether the first token of a text begins with a mark."""
         return self._written(text).startswith(mark)
 
     def _written(self, text: str) -> str:
+        """Return the pieces of a text, joined."""
         return "".join(self.tokenizer.encode(text, add_special_tokens=False).tokens)
 
 
 def _section(document: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return a section of tokenizer.json. Raises InvalidTokenizer if it is not an object."""
     section = document[name]
     if not isinstance(section, dict):
         raise InvalidTokenizer(f'"{name}" of tokenizer.json is not an object')
@@ -185,6 +197,7 @@ def _section(document: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _added_tokens(document: Mapping[str, object]) -> tuple[AddedToken, ...]:
+    """Return the added tokens of tokenizer.json."""
     listed = document.get("added_tokens") or []
     assert isinstance(listed, list)  # the library has read it
     tokens = (AddedToken(int(one["id"]), str(one["content"]), bool(one.get("special"))) for one in listed)
@@ -192,7 +205,7 @@ def _added_tokens(document: Mapping[str, object]) -> tuple[AddedToken, ...]:
 
 
 def _types(part: object, members: str) -> tuple[str, ...]:
-    """The types of a normalizer, pre-tokenizer or decoder, those in a Sequence one by one."""
+    """Return the types of a normalizer, pre-tokenizer or decoder; members of a Sequence one by one."""
 
     def walk(part: object) -> Iterator[str]:
         if not isinstance(part, dict):

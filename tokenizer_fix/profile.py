@@ -1,4 +1,4 @@
-"""What a tokenizer does to text, as it is stored in the manifest; `probe` finds it out.
+"""A tokenizer's effects on text, as stored in the manifest; `probe` finds them.
 
 Knows types and ranges, not tokenizers.
 """
@@ -19,7 +19,7 @@ DummyPrefix = Literal["none", "text_start", "every_section"]
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that stands outside the vocabulary's pieces; `special` ones are control, never text."""
+    """A token outside the vocabulary's pieces; `special` ones are control tokens, never text."""
 
     id: int
     text: str
@@ -28,29 +28,28 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class TokenizerProfile:
-    """What a tokenizer does to text.
+    """The effects of a tokenizer on text.
 
-    `dummy_prefix` says where a space is put before the text: nowhere, at its start, or also after each
-    special token; `dummy_prefix_before_space`, whether that also happens where the text itself begins with a
-    space.
+    `dummy_prefix` says where a space is added: nowhere, at the start of a text, or also after each special token.
+    `dummy_prefix_before_space` says whether it is also added if the text itself begins with a space.
     """
 
     kind: Kind
     model: str  # the class in tokenizer.json: "BPE", "Unigram", ...
-    vocab_size: int  # all ids are below
+    vocab_size: int  # all ids are smaller
     added_tokens: tuple[AddedToken, ...]
     unk_token_id: int | None
     byte_fallback: bool  # characters without a piece are spelled by the pieces <0xNN>
     normalizers: tuple[str, ...]  # types in tokenizer.json, in order
     pre_tokenizers: tuple[str, ...]
-    normalizer_changes_text: bool  # beyond the writing of spaces: NFC, lower case, stripping
+    normalizer_changes_text: bool  # beyond the encoding of spaces: NFC, lower case, stripping
     dummy_prefix: DummyPrefix
     dummy_prefix_before_space: bool
     decoding_strips_space: bool  # decoding drops a space that begins the text
-    suffix_ids: tuple[int, ...]  # what a lone space at the end of a text becomes, if a token of its own
-    pieces_cross_space: bool  # some piece goes on over a word's beginning: no cut there is safe by itself
-    template_prefix_ids: tuple[int, ...]  # what the post-processor adds before a text (bos) ...
-    template_suffix_ids: tuple[int, ...]  # ... and behind it (eos)
+    suffix_ids: tuple[int, ...]  # tokens of a lone space at the end of a text, if it is a token of its own
+    pieces_cross_space: bool  # some piece continues over the beginning of a word: no cut there is safe by itself
+    template_prefix_ids: tuple[int, ...]  # added by the post-processor before a text (bos) ...
+    template_suffix_ids: tuple[int, ...]  # ... and after it (eos)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -58,13 +57,13 @@ class TokenizerProfile:
         return frozenset(token.id for token in self.added_tokens if token.special)
 
     def to_dict(self) -> dict[str, object]:
-        """The profile in JSON's types; `from_dict` gives it back."""
+        """Return the profile in JSON's types, for `from_dict`."""
         fields = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, object]) -> TokenizerProfile:
-        """The profile that `to_dict` wrote.
+        """Return the profile that `to_dict` wrote.
 
         Raises:
             InvalidProfile: a field is missing, unknown, or of another type.
@@ -78,6 +77,7 @@ class TokenizerProfile:
 
 
 def _read_dataclass(cls: type, fields: object, where: str) -> object:
+    """Return a dataclass from JSON fields. Raises InvalidProfile that names the position `where`."""
     if not isinstance(fields, Mapping):
         raise InvalidProfile(f"{where}: expected an object, got {type(fields).__name__}")
     hints = _hints_of(cls)
@@ -89,11 +89,12 @@ def _read_dataclass(cls: type, fields: object, where: str) -> object:
 
 @cache
 def _hints_of(cls: type) -> dict[str, object]:
-    """Types of a dataclass's fields, found once: a profile has thousands of added tokens."""
+    """Return the types of a dataclass's fields, found once: a profile has thousands of added tokens."""
     return get_type_hints(cls)
 
 
 def _read_value(hint: object, value: object, where: str) -> object:
+    """Return a value of a field's type from JSON. Raises InvalidProfile that names the position `where`."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _read_dataclass(hint, value, where)
     if get_origin(hint) is tuple:

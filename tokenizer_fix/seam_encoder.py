@@ -1,9 +1,9 @@
-"""Encode a prompt that goes on from an earlier one, without encoding all of it again; the ids are the same.
+"""Encode a prompt that continues an earlier one by encoding only its new tail; the ids are the same.
 
-A text that begins like one that was encoded before keeps that one's ids up to a place where nothing joins what is
-before with what comes after: before a single space between two ASCII letters. GPT-2's family of pre-tokenizers cuts
-there whatever follows, and in SentencePiece no piece goes over it; the profile says whether a tokenizer is of these
-kinds. Knows one tokenizer, and the latest texts of each namespace.
+The tail begins at a retokenization seam: a position in the text over which no token or merge extends. The seam is a
+single space between two ASCII letters. GPT-2's family of pre-tokenizers always splits there, and no SentencePiece piece
+extends over it. The profile says whether a tokenizer is of these kinds. A text that begins like an earlier one keeps
+that one's ids up to the last common seam. Knows one tokenizer, and the latest texts of each namespace.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Protocol
 from .errors import TooManyTokens
 
 MIN_CHARACTERS = 256  # shorter texts are encoded faster than looked up
-MAX_CHARACTERS = 16 << 20  # remembered, of all namespaces
-_SHARE = 2  # a namespace has one part in so many at most, and beyond that forgets its own texts
+MAX_CHARACTERS = 16 << 20  # of remembered texts, over all namespaces
+_SHARE = 2  # a namespace has at most 1/_SHARE of the characters, and beyond that forgets its own texts
 _SAMPLE = (
-    8  # characters a token, more than texts have: a text that is much too long is refused for so many of its first
+    8  # more characters per token than texts have: a text that is much too long is refused after so many of its first
 )
 
 _BETWEEN_WORDS = re.compile(r"[A-Za-z] (?=[A-Za-z])")
@@ -33,9 +33,9 @@ _RIGHT = ("be", "b's", "b1", "b\n\n", "b  c", "bé", "B.", "the end", "s", "b ")
 
 
 class Encode(Protocol):
-    """Ids of a text, and after how many of its characters each ends; the flag says that the text begins the prompt.
+    """A function that returns the ids of a text, and the number of its characters after which each ends.
 
-    May raise TooManyTokens if there are more than `max_tokens`.
+    The flag is true if the text begins the prompt. It may raise TooManyTokens if there are more than `max_tokens`.
     """
 
     def __call__(
@@ -45,34 +45,36 @@ class Encode(Protocol):
 
 @dataclass(frozen=True)
 class SeamEncoding:
-    """`ids` are the encoding of the text; the first `num_known` were known from an earlier one."""
+    """An encoding: `ids` of the text, of which the first `num_known` were known from an earlier one."""
 
     ids: list[int]
     num_known: int
 
 
 @dataclass(frozen=True)
-class _Known:
-    ids: array[int]  # 4 bytes each, where a list of integers has 36
+class _KnownText:
+    """The ids of a remembered text, the ends of its tokens, and the time of its last use."""
+
+    ids: array[int]  # 4 bytes each; a list of integers has 36
     ends: array[int]
     used_at: float
 
 
 @dataclass
-class _Texts:
-    """Of one namespace."""
+class _NamespaceTexts:
+    """The remembered texts of one namespace."""
 
     texts: list[str] = field(default_factory=list)  # sorted
-    known: OrderedDict[str, _Known] = field(default_factory=OrderedDict)  # the oldest first
+    known: OrderedDict[str, _KnownText] = field(default_factory=OrderedDict)  # the oldest first
     num_characters: int = 0
 
 
 class SeamEncoder:
-    """Any thread may use it. Nothing is found in another namespace's texts.
+    """An encoder that remembers texts by namespace. Any thread may use it; namespaces do not see each other.
 
     Args:
-        drops_space: whether the tokenizer puts a space before a text, so that a tail loses its own.
-        clock: seconds; only differences count.
+        drops_space: true if the tokenizer adds a space before a text, so that a tail must drop its own.
+        clock: seconds; only differences matter.
     """
 
     def __init__(
@@ -86,14 +88,14 @@ class SeamEncoder:
         self._encode, self._drops_space, self._max_characters = encode, drops_space, max_characters
         self._clock = clock
         self._lock = threading.Lock()
-        self._namespaces: dict[bytes, _Texts] = {}
-        self._used: OrderedDict[tuple[bytes, str], None] = OrderedDict()  # of all, the oldest first
+        self._namespaces: dict[bytes, _NamespaceTexts] = {}
+        self._used: OrderedDict[tuple[bytes, str], None] = OrderedDict()  # of all namespaces, the oldest first
         self._num_characters = 0
 
     def encode(
         self, text: str, namespace: bytes = b"", *, max_tokens: int | None = None, remembers: bool = True
     ) -> SeamEncoding:
-        """The ids of a rendered prompt, which later ones may go on from if it `remembers` it.
+        """Return the ids of a rendered prompt; if it `remembers` the text, later texts can continue it.
 
         Raises:
             TooManyTokens: there are more than `max_tokens`; such a text is not remembered.
@@ -116,7 +118,7 @@ class SeamEncoder:
             ends = known.ends[:count].tolist() + [begin + end for end in tail_ends]
         if remembers:
             with self._lock:
-                self._remember(namespace, text, _Known(array("i", ids), array("i", ends), self._clock()))
+                self._remember(namespace, text, _KnownText(array("i", ids), array("i", ends), self._clock()))
         return SeamEncoding(ids, count)
 
     def forget(self, namespace: bytes | None = None) -> None:
@@ -137,7 +139,7 @@ class SeamEncoder:
 
     @property
     def num_characters(self) -> int:
-        """Characters of all texts that are remembered."""
+        """Number of characters of all remembered texts."""
         return self._num_characters
 
     def check(self) -> None:
@@ -151,8 +153,10 @@ class SeamEncoder:
             assert self._num_characters == sum(len(text) for _, text in used)
 
     def _encode_within(self, text: str, is_start: bool, max_tokens: int | None) -> tuple[list[int], list[int]]:
-        """As `Encode`; a text that is much too long is refused for its beginning, which costs no more than one that
-        fits."""
+        """Encode as `Encode` does, but refuse a text that is much too long after encoding only its beginning.
+
+        That costs no more than a text that fits.
+        """
         if max_tokens is not None and len(text) > _SAMPLE * max_tokens:
             cut = _last_cut(text, _SAMPLE * max_tokens)
             if cut:
@@ -160,13 +164,17 @@ class SeamEncoder:
         return self._encode_checked(text, is_start, max_tokens)
 
     def _encode_checked(self, text: str, is_start: bool, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """Encode a text. Raises TooManyTokens if there are more than `max_tokens`."""
         ids, ends = self._encode(text, is_start, max_tokens=max_tokens)
         if max_tokens is not None and len(ids) > max_tokens:
             raise TooManyTokens(len(ids), max_tokens)
         return ids, ends
 
-    def _nearest(self, namespace: bytes, text: str) -> tuple[_Known | None, int]:
-        """Of sorted texts, one of the two beside this one begins most like it; it, and in how many characters."""
+    def _nearest(self, namespace: bytes, text: str) -> tuple[_KnownText | None, int]:
+        """Return the remembered text with the longest common beginning, and its number of common characters.
+
+        Texts are sorted, so it is one of the two neighbours of this one.
+        """
         own = self._namespaces.get(namespace)
         best, most = None, 0
         if own is None:
@@ -178,8 +186,8 @@ class SeamEncoder:
                 best, most = own.known[candidate], num_common
         return best, most
 
-    def _cut(self, known: _Known | None, text: str, num_common: int) -> tuple[int, int]:
-        """The last safe place in what is common, and how many ids are before it; zeros if there is none."""
+    def _cut(self, known: _KnownText | None, text: str, num_common: int) -> tuple[int, int]:
+        """Return the last seam in the common beginning, and the number of ids before it; zeros if there is none."""
         cut = _last_cut(text, num_common)
         while known is not None and cut > 0:
             count = bisect_right(known.ends, cut)
@@ -188,11 +196,12 @@ class SeamEncoder:
             cut = _last_cut(text, cut + 1)
         return 0, 0
 
-    def _remember(self, namespace: bytes, text: str, known: _Known) -> None:
+    def _remember(self, namespace: bytes, text: str, known: _KnownText) -> None:
+        """Remember a text, and forget the oldest ones beyond the limits."""
         most = self._max_characters // _SHARE
         if len(text) > most:
             return
-        own = self._namespaces.setdefault(namespace, _Texts())
+        own = self._namespaces.setdefault(namespace, _NamespaceTexts())
         if text not in own.known:
             insort(own.texts, text)
             own.num_characters += len(text)
@@ -207,6 +216,7 @@ class SeamEncoder:
             self._drop(*next(iter(self._used)))
 
     def _drop(self, namespace: bytes, text: str) -> None:
+        """Forget one text of a namespace."""
         own = self._namespaces[namespace]
         del own.known[text], self._used[namespace, text]
         del own.texts[bisect_left(own.texts, text)]
@@ -217,7 +227,7 @@ class SeamEncoder:
 
 
 def is_safe(encode: Encode, *, drops_space: bool) -> bool:
-    """Whether the encodings of both sides of such a space are the whole's, tried on what words may stand beside."""
+    """Return whether both sides of a seam can be encoded apart, tested on words that may be next to one."""
     for left in _LEFT:
         for right in _RIGHT:
             before, after = encode(left, True)[0], encode(f" {right}"[drops_space:], False)[0]
@@ -227,7 +237,7 @@ def is_safe(encode: Encode, *, drops_space: bool) -> bool:
 
 
 def safe_cuts(text: str, length: int) -> Iterator[int]:
-    """Places that cut a text into parts of at most `length` characters, or longer ones where there is no such place."""
+    """Yield seams that cut a text into parts of at most `length` characters, or longer ones without a seam."""
     begin = 0
     while len(text) - begin > length:
         cut = begin + _last_cut(text[begin : begin + length], length)
@@ -240,7 +250,7 @@ def safe_cuts(text: str, length: int) -> Iterator[int]:
 
 
 def _last_cut(text: str, length: int) -> int:
-    """The last place in so many characters where a single space is between two letters; 0 if there is none."""
+    """Return the last seam in the first `length` characters; 0 if there is none."""
     cut = text.rfind(" ", 1, max(length - 1, 1))
     while cut > 0 and not (_is_letter(text[cut - 1]) and _is_letter(text[cut + 1])):
         cut = text.rfind(" ", 1, cut)
@@ -248,16 +258,17 @@ def _last_cut(text: str, length: int) -> int:
 
 
 def _is_letter(character: str) -> bool:
+    """Return whether a character is an ASCII letter."""
     return character.isascii() and character.isalpha()
 
 
 def has_cut(text: bytes) -> bool:
-    """Whether a text has a place where texts are cut: a token that spells all of it would be cut, too."""
+    """Return whether a text has a seam: a token that spells all of it would be cut, too."""
     return any(is_cut(text, at) for at in range(1, len(text)))
 
 
 def is_cut(text: bytes, at: int) -> bool:
-    """Whether nothing joins what is before `at` with what comes after: there a single space is between two letters.
+    """Return whether `at` is a seam, which is a single space between two letters.
 
     >>> [at for at in range(9) if is_cut(b"a b 1 c d", at)]
     [1, 7]
@@ -266,7 +277,7 @@ def is_cut(text: bytes, at: int) -> bool:
 
 
 def _num_common(left: str, right: str) -> int:
-    """In how many characters both begin alike, by bisection: each comparison is one memcmp."""
+    """Return the number of common first characters, by bisection: each comparison is one memcmp."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

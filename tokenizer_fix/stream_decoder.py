@@ -1,8 +1,8 @@
-"""Text from tokens as they come, never a part of a character.
+"""Decode tokens to text as they arrive, in whole characters only.
 
-Knows bytes and UTF-8, not vocabularies. Nothing is decoded twice: `tokenizers.decoders.DecodeStream` holds
-text back while it ends in U+FFFD, so that one wrong byte silences it until the next character, and it forgets
-what it holds at the end; here the only state is the bytes of an unfinished character, at most three.
+Knows bytes and UTF-8, not vocabularies. Nothing is decoded twice. `tokenizers.decoders.DecodeStream` holds text back
+while it ends in U+FFFD, so that one wrong byte delays all text until the next character. It also drops held text at the
+end. Here the only state is the bytes of an incomplete character, at most three.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StreamDecoder:
-    """The text of a reply, piece by piece; `Tokenizer.stream` makes one.
+    """A decoder of one reply's text; `Tokenizer.stream` creates it.
 
-    The concatenation of what `push` and `finish` return is `decode(prompt_ids + reply_ids)` without
-    `decode(prompt_ids)`; with `swallow_leading_space`, also without one space at its beginning, which belongs
-    to the prompt. If the prompt ends within a character, that whole character is the reply's. What is
-    `healed` are the bytes that the prompt ends with beyond `prompt_ids`, and that the reply's ids begin with.
+    The concatenation of all results of `push` and `finish` is `decode(prompt_ids + reply_ids)` without
+    `decode(prompt_ids)`. With `swallow_leading_space`, one leading space, which belongs to the prompt, is removed, too.
+    If the prompt ends within a character, that whole character is part of the reply. `healed` are bytes of the prompt
+    after `prompt_ids`, with which the reply's ids begin.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StreamDecoder:
         self._pending = self._unfinished(prompt_ids, healed)
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes, often with earlier tokens; "" for special tokens.
+        """Return the text that `token_id` completes, often with earlier tokens; "" for special tokens.
 
         Raises InvalidTokenId, with nothing changed.
         """
@@ -55,29 +55,32 @@ class StreamDecoder:
         return self._without_leading_spaces(text) if self._num_spaces_to_drop else text
 
     def finish(self) -> str:
-        """U+FFFD for an unfinished character, if there is one, else ""."""
+        """Return U+FFFD for an incomplete character, if there is one, else ""."""
         text, self._pending = decode_utf8(self._pending, replace_each_byte=self._replace_each_byte, final=True)
         return self._without_leading_spaces(text)
 
     def state(self) -> tuple[int, int, bytes]:
-        """What `restore` needs to go on from here."""
+        """Return the state that `restore` needs to continue from here."""
         return self._num_bytes_to_drop, self._num_spaces_to_drop, self._pending
 
     def restore(self, state: tuple[int, int, bytes]) -> None:
-        """Go on from where `state` was asked for."""
+        """Continue from the position at which `state` was called."""
         self._num_bytes_to_drop, self._num_spaces_to_drop, self._pending = state
 
     def _visible(self, token_id: int) -> bytes:
+        """Return the bytes of a token; b"" for skipped special tokens."""
         return b"" if token_id in self._skipped_ids else self._spell(token_id)
 
     def _unfinished(self, prompt_ids: Sequence[int], tail: bytes) -> bytes:
+        """Return the bytes of an incomplete character at the end of a prompt."""
         for token_id in reversed(prompt_ids):
-            if len(tail) >= 3:  # the longest unfinished character
+            if len(tail) >= 3:  # the longest incomplete character
                 break
             tail = self._visible(token_id) + tail
         return decode_utf8(tail, replace_each_byte=self._replace_each_byte)[1]
 
     def _without_leading_spaces(self, text: str) -> str:
+        """Return text without the leading spaces that are still to be dropped."""
         while text and self._num_spaces_to_drop:
             if text[0] != " ":
                 self._num_spaces_to_drop = 0
@@ -88,17 +91,17 @@ class StreamDecoder:
 
 
 def decode_all(spellings: Iterable[bytes], *, strips_leading_space: bool, replace_each_byte: bool) -> str:
-    """What a `StreamDecoder` says in all, at once."""
+    """Return the text of a whole `StreamDecoder` at once."""
     text, _ = decode_utf8(b"".join(spellings), replace_each_byte=replace_each_byte, final=True)
     return text[1:] if strips_leading_space and text.startswith(" ") else text
 
 
 def decode_utf8(data: bytes, *, replace_each_byte: bool, final: bool = False) -> tuple[str, bytes]:
-    """The text of `data`, and the bytes of an unfinished character at its end (none if `final`).
+    """Return the text of `data`, and the bytes of an incomplete character at its end (none if `final`).
 
-    Wrong bytes become U+FFFD: one for each byte, as SentencePiece does, or one for each longest beginning of
-    a character, as byte-level decoders do (Unicode 15, section 3.9, "U+FFFD Substitution of Maximal
-    Subparts").
+    Wrong bytes become U+FFFD. With `replace_each_byte` there is one for each byte, as in SentencePiece. Otherwise there
+    is one for each longest beginning of a character, as in byte-level decoders (Unicode 15, section 3.9, "U+FFFD
+    Substitution of Maximal Subparts").
 
     >>> decode_utf8(b"caf\\xc3", replace_each_byte=False)
     ('caf', b'\\xc3')
@@ -110,6 +113,7 @@ def decode_utf8(data: bytes, *, replace_each_byte: bool, final: bool = False) ->
 
 
 def _decode_wrong_utf8(data: bytes, replace_each_byte: bool, final: bool) -> tuple[str, bytes]:
+    """Return the text of bytes that are not valid UTF-8, and those of an incomplete character."""
     text: list[str] = []
     start = 0
     while True:

@@ -1,4 +1,4 @@
-"""Text to ids and back, by a model's own tokenizer.
+"""Convert text to ids and back, with a model's own tokenizer.
 
 Knows special tokens, bos and the appended suffix; not chat templates, requests or models.
 """
@@ -43,12 +43,13 @@ class Tokenizer:
         """Load tokenizer.json; without a stored `profile` the tokenizer is profiled, which takes a second.
 
         Args:
-            template_texts: what the chat template writes; added tokens in it are control, special or not.
-            sought_texts: what it looks for in messages.
+            template_texts: texts that the chat template writes; added tokens in them are control tokens, special or
+                not.
+            sought_texts: texts that it looks for in messages.
 
         Raises:
-            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded here, or bos is to be
-                added and there is none.
+            InvalidTokenizer: tokenizer.json does not parse, is of a kind that cannot be decoded, or bos is to be added
+                and there is none.
         """
         parsing = load_tokenizer(tokenizer_json)
         self.profile = profile if profile is not None else profile_tokenizer(tokenizer_json)
@@ -77,30 +78,30 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """All ids are below; a model may have more rows of logits than that, which spell nothing."""
+        """Number of token ids; all ids are smaller.
+
+        A model may have more rows of logits, which spell nothing.
+        """
         return self.profile.vocab_size
 
     def encode(
         self, text: str, *, add_bos: bool | None = None, parse_special: bool = False, max_tokens: int | None = None
     ) -> list[int]:
-        """The ids of `text`; `add_bos` overrides what the model asks for, and never doubles a bos that is
-        there.
+        """Return the ids of `text`; `add_bos` overrides the model's setting, and never doubles an existing bos.
 
-        Text that looks like a special token stays text unless `parse_special`. Other threads go on meanwhile.
+        Text that looks like a special token stays text unless `parse_special`. Other threads can run meanwhile.
 
         Raises:
             InvalidText: the text has lone surrogates, or plain text would become a special token.
-            TooManyTokens: it has more than `max_tokens`; one that is far too long is not encoded.
+            TooManyTokens: it has more than `max_tokens`; a text that is far too long is not encoded.
         """
         return self._encoder.ids(text, add_bos=add_bos, parse_special=parse_special, max_tokens=max_tokens)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`, as the `tokenizers` library has it, but for wrong bytes of a byte-fallback
-        tokenizer.
+        """Return the text of `ids`, as `tokenizers` does, except for wrong bytes of byte-fallback tokenizers.
 
-        There the library turns a whole run of byte tokens into U+FFFD for one wrong byte, so that no
-        character of a run is certain before its end; here, as in SentencePiece, only the wrong bytes become
-        U+FFFD.
+        For one wrong byte, the library turns a whole run of byte tokens into U+FFFD. No character of a run is then
+        certain before its end. Here, as in SentencePiece, only the wrong bytes become U+FFFD.
 
         Raises:
             InvalidTokenId: an id is outside the vocabulary.
@@ -113,7 +114,7 @@ class Tokenizer:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, perhaps a part of a character.
+        """Return the bytes of one token, perhaps a part of a character.
 
         Raises:
             InvalidTokenId: the id is outside the vocabulary.
@@ -121,7 +122,7 @@ class Tokenizer:
         return self._pieces.spell(token_id)
 
     def spelled(self, ids: Sequence[int]) -> SpelledPrompt:
-        """What an encoding spells, for matching by text; special tokens are marks.
+        """Return the bytes of an encoding, for matching by text; special tokens are marks.
 
         Raises:
             InvalidTokenId: an id is outside the vocabulary.
@@ -129,7 +130,7 @@ class Tokenizer:
         return SpelledPrompt(ids, self._marked.__getitem__, self._encoder.ids_inside, has_cuts=self._encoder.has_seams)
 
     def encode_inside(self, text: str) -> list[int]:
-        """The ids of a text that goes on inside a section: nothing is normalized, and nothing put before it.
+        """Return the ids of a text that continues inside a section: nothing is normalized or added before it.
 
         >>> tokenizer.encode_inside("Hello")     # Llama-2: no '▁' that the text does not have    # doctest: +SKIP
         [10994]
@@ -137,7 +138,7 @@ class Tokenizer:
         return self._encoder.ids_inside(text)
 
     def special_ids_in(self, text: str) -> frozenset[int]:
-        """The special tokens whose text stands in `text`, in whatever way that is encoded."""
+        """Return the special tokens whose text occurs in `text`, however that is encoded."""
         added = self.profile.added_tokens
         return frozenset(token.id for token in added if token.special and token.text and token.text in text)
 
@@ -149,7 +150,7 @@ class Tokenizer:
         healed: bytes = b"",
         shown_ids: frozenset[int] = frozenset(),
     ) -> StreamDecoder:
-        """A decoder for the reply to `prompt_ids`; see StreamDecoder. Of special tokens it spells `shown_ids`.
+        """Return a decoder of the reply to `prompt_ids`; see StreamDecoder. Of special tokens it shows `shown_ids`.
 
         Raises:
             InvalidTokenId: a prompt id is outside the vocabulary.
@@ -165,8 +166,10 @@ class Tokenizer:
         )
 
     def render_typed(self, values: Sequence[Any], template: Callable[[Sequence[Any]], str]) -> tuple[str, bool]:
-        """What a template makes of messages and tools, for `prepare_chat`, and whether it has guards: in it, what
-        clients typed is never a control token. See `TypedSpecials.render`.
+        """Render a template for `prepare_chat`, guarding control tokens typed by clients. Returns text and a flag.
+
+        The flag says whether the text has guards. Guarded text of clients is never a control token. See
+        `TypedSpecials.render`.
 
         Raises:
             InvalidText: the values are nested too deeply.
@@ -183,17 +186,16 @@ class Tokenizer:
         strips_suffix: bool = True,
         remembers: bool = True,
     ) -> PreparedPrompt:
-        """A chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
+        """Prepare a chat as its template rendered it: special tokens parsed, bos not doubled, suffix stripped.
 
         Args:
-            seam_of: a namespace: a text that goes on from one of its earlier ones is not encoded whole again; the
-                ids are the same.
-            has_marks: `render_typed` says so.
-            strips_suffix: False feeds the suffix, too.
-            remembers: whether later texts may go on from this one.
+            seam_of: a namespace; only the tail after its earlier texts is encoded, and the ids are the same.
+            has_marks: the flag of `render_typed`.
+            strips_suffix: False keeps the suffix in the prompt.
+            remembers: true if later texts can continue this one.
 
         Raises:
-            InvalidText: the text has lone surrogates, or what is marked cannot be encoded as text.
+            InvalidText: the text has lone surrogates, or guarded text cannot be encoded as text.
             TooManyTokens: as `encode`, before the suffix is stripped.
         """
         if has_marks:
@@ -215,11 +217,11 @@ class Tokenizer:
         max_tokens: int | None = None,
         strips_suffix: bool = False,
     ) -> PreparedPrompt:
-        """A raw prompt, fed as written: bos added to text where the model asks for it, and nothing to ids.
+        """Prepare a raw prompt as written: bos is added to text if the model asks for it, and nothing to ids.
 
         Args:
-            strips_suffix: feed it without the token of a lone space at its end, where that token is one by itself and
-                the reply can bring the space back.
+            strips_suffix: true to drop the token of a lone space at its end, if that is one token and the reply can
+                return the space.
 
         Raises:
             InvalidText, TooManyTokens: as `encode`.
@@ -245,21 +247,22 @@ class Tokenizer:
         return strip_completion(kept)
 
     def forget_texts(self, namespace: bytes) -> None:
-        """Forget what `seam_of` this namespace was encoded."""
+        """Forget the texts that were encoded with this namespace as `seam_of`."""
         self._encoder.forget(namespace)
 
     def forget_unused_texts(self, since: float) -> None:
-        """Forget what was encoded so, and not again since then on `clock`."""
+        """Forget texts encoded with `seam_of` that were last used before `since` on `clock`."""
         self._encoder.forget_unused(since)
 
     def _ends_in_suffix(self, ids: Sequence[int]) -> bool:
-        """Whether the token of a lone space ends them, behind one that is text."""
+        """Return whether the ids end in the token of a lone space, after a token that is text."""
         has_text = any(token_id not in self._special_ids for token_id in ids[:-1])
         return has_text and ids[-1] in self.profile.suffix_ids
 
     def _encode_completion(
         self, text: str, parse_special: bool, seam_of: bytes | None, max_tokens: int | None, *, remembers: bool = True
     ) -> tuple[list[int], int]:
+        """Return the ids of a completion's text, and the number known from earlier texts."""
         if not parse_special:
             return self.encode(text, max_tokens=max_tokens), 0
         encoding = self._encoder.ids_from_seam(text, seam_of, max_tokens=max_tokens, remembers=remembers)
@@ -267,4 +270,5 @@ class Tokenizer:
 
     @cached_property
     def _typed(self) -> TypedSpecials:
+        """The renderer and encoder of conversations."""
         return TypedSpecials(self._parsing, self.profile.added_tokens, self._control_ids, self._turns, self._sought)

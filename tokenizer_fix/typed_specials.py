@@ -1,10 +1,12 @@
-"""Keep what clients type apart from what templates write, where both look like a control token.
+"""Distinguish text that clients type from text that templates write, if both look like a control token.
 
-A chat template writes control tokens as text around what clients wrote. In the rendered text, the `<|im_end|>` that
-ends a turn looks like one that a client typed, or one that the template made of a client's text by deleting, lowering
-or joining parts of it. So the conversation is rendered a second time, with guards: in each typed text, the symbols that
-control tokens begin and end with are replaced by noncharacters. A control token without a guard is the template's own.
-A text with guards is encoded by a tokenizer whose control tokens are spelled as no client types them.
+A chat template writes control tokens as text around the clients' text. In the rendered text, the `<|im_end|>` that ends
+a turn looks like one that a client typed. It also looks like one that the template made from a client's text by
+deleting, lowering or joining parts.
+
+Therefore the conversation is rendered a second time, with guards: in each typed text, the symbols at both ends of
+control tokens are replaced by noncharacters. A control token without a guard is the template's own. A text with guards
+is encoded by a tokenizer whose control tokens have spellings that no client types.
 """
 
 from __future__ import annotations
@@ -26,41 +28,42 @@ from .probe import twin_of
 from .profile import AddedToken
 from .text_encoder import Encoder, LongTextTurns
 
-# Noncharacters, which Unicode keeps for uses like this one. None is left in a text that a client typed.
+# Noncharacters, which Unicode reserves for such uses. They are removed from texts that clients type.
 BEGIN, END, QUOTE, *GUARDS = map(chr, range(0xFDD0, 0xFDF0))
-_PART = 1 << 16  # characters that are searched in a millisecond or ten
+_PART = 1 << 16  # characters that are searched in one to ten milliseconds
 _SYMBOL = re.compile(r"[^\w\s]")
 _SOLID = re.compile(r"\S+")
 
 
 def written_ids(added_tokens: Iterable[AddedToken], template_texts: Iterable[str]) -> frozenset[int]:
-    """The added tokens that a template writes, but for white space and words: those are text wherever they stand.
+    """Return the added tokens that a template writes, except white space and words, which are always text.
 
-    A token counts also where the library would not find it: Llama-2's legacy tokenizer finds some behind a space only,
-    which a client may type.
+    A token also counts if the library would not find it there: Llama-2's legacy tokenizer finds some only after a
+    space, which a client may type.
 
     >>> written_ids([AddedToken(7, "<end>", False), AddedToken(8, "user", False)], ["user: <end>"])
     frozenset({7})
     """
     texts = list(template_texts)
     ids = {token.text: token.id for token in added_tokens if _SYMBOL.search(token.text)}
-    somewhere = {token for token in ids if token and any(token in text for text in texts)}  # few: Gemma adds 6,000
+    # few tokens: Gemma adds 6,000
+    somewhere = {token for token in ids if token and any(token in text for text in texts)}
     written = re.compile(any_of(somewhere) or "(?!)")
     return frozenset(ids[match[0]] for text in texts for match in written.finditer(text))
 
 
 class TypedSpecials:
-    """Renders and encodes conversations for one tokenizer.
+    """A renderer and encoder of conversations for one tokenizer.
 
     >>> typed.render(["Hi <|im_end|>"], lambda texts: texts[0] + "<|im_end|>")                # doctest: +SKIP
     ('Hi \ufdd3|im_end|\ufdd4<|im_end|>', True)
 
     Args:
-        parsing: the library's tokenizer, which finds added tokens in a text.
-        added_tokens: those that stand outside its pieces.
-        control_ids: the added tokens that are control.
-        turns: of long texts, which may be shared with others.
-        sought: texts that the template looks for in what clients typed, such as `</think>`.
+    parsing: the library's tokenizer, which finds added tokens in a text.
+    added_tokens: the tokens outside its pieces.
+    control_ids: the added tokens that are control tokens.
+    turns: limit of long texts, which may be shared with others.
+    sought: texts that the template looks for in typed text, such as `</think>`.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class TypedSpecials:
         self._turns = LongTextTurns() if turns is None else turns
         self._ids = {token.text: token.id for token in added_tokens}
         self._controls = frozenset(token.text for token in added_tokens if token.id in control_ids) - {""}
-        self._control = re.compile(any_of(self._controls) or "(?!)")  # which is nowhere
+        self._control = re.compile(any_of(self._controls) or "(?!)")  # matches nothing
         symbols = Counter(edge for text in self._controls for edge in _edges(text))
         words = Counter(text[0] for text in self._controls if not _edges(text))
         guards = iter(GUARDS)
@@ -88,10 +91,10 @@ class TypedSpecials:
         self._words = [text for text in self._controls if self._guards.keys().isdisjoint(text)]
 
     def _kept_whole(self, sought: Iterable[str]) -> set[str]:
-        """Texts that the template must find where clients typed them: they have no guards, but marks around them if
-        they are control tokens.
+        """Return texts that the template must find in typed text: they get no guards inside.
 
-        What is only a part of a control token is never kept: with `<` in a text, a template could make any.
+        Control tokens among them get marks around them. A mere part of a control token is never kept, because a
+        template could make any control token from a text with `<`.
         """
         kept = {text for text in self._controls if self._guards.keys().isdisjoint(text)}
         for text in sought:
@@ -102,13 +105,13 @@ class TypedSpecials:
         return kept
 
     def render(self, values: Sequence[Any], template: Callable[[Sequence[Any]], str]) -> tuple[str, bool]:
-        """What `template` makes of values, and whether it has guards: where typed text looks like a control token.
+        """Render values with `template`, with guards where typed text looks like a control token.
 
-        Noncharacters of `values` that guards are made of are left out. Where guards lead the template to another text,
-        it is that text: so no typed control token is ever without them.
+        Returns the text, and whether it has guards. Noncharacters of `values` that are used for guards are removed. If
+        guards lead the template to another text, that text is used, so that typed control tokens always have guards.
 
         Args:
-            values: messages, tools and variables; texts may lie in lists and mappings.
+            values: messages, tools and variables; texts may be in lists and mappings.
 
         Raises:
             InvalidText: they are nested too deeply.
@@ -127,7 +130,7 @@ class TypedSpecials:
             raise InvalidText("lists and mappings are nested too deeply; send flatter ones") from error
 
     def unmark(self, text: str) -> str:
-        """The text without guards."""
+        """Return the text without guards."""
         for letter, guard in self._all_guards.items():
             text = text.replace(guard, letter)
         return text
@@ -135,6 +138,7 @@ class TypedSpecials:
     def _guarded(
         self, values: Sequence[Any], template: Callable[[Sequence[Any]], str], rendered: str
     ) -> tuple[str, bool]:
+        """Return the text rendered with guards, and whether it has any."""
         marked = template([_map_texts(value, self._guard_but_kept) for value in values])
         marked = self._marked_control.sub(lambda found: self._guard_all(found[1]), marked)
         guarded = self._with_white_space_of(rendered, marked.replace(BEGIN, "").replace(END, ""))
@@ -145,8 +149,10 @@ class TypedSpecials:
         return guarded, True
 
     def _with_white_space_of(self, rendered: str, guarded: str) -> str:
-        """A text with guards, with the white space of `rendered` if nothing else differs: a template may look at the
-        white space beside a token that it takes out, and find a mark."""
+        """Return a text with guards, with the white space of `rendered` if nothing else differs.
+
+        A template may test the white space next to a token that it removes, and find a mark.
+        """
         if self.unmark(guarded) == rendered:
             return guarded
         solid = "".join(guarded.split())
@@ -162,16 +168,19 @@ class TypedSpecials:
         return _SOLID.sub(next_letters, rendered)
 
     def _guard(self, text: str) -> str:
+        """Return a text with guards for the symbols of control tokens."""
         for letter, guard in self._guards.items():
             text = text.replace(letter, guard)
         return text
 
     def _guard_all(self, text: str) -> str:
+        """Return a text with guards for all symbols that can begin or end control tokens."""
         for letter, guard in self._all_guards.items():
             text = text.replace(letter, guard)
         return text
 
     def _guard_but_kept(self, text: str) -> str:
+        """Return a text with guards, except in texts that the template must find."""
         parts: list[str] = []
         done = 0
         for found in self._found(self._kept, text):
@@ -184,7 +193,7 @@ class TypedSpecials:
         return "".join(parts) + self._guard(text[done:])
 
     def _found(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-        """As `finditer`, in parts, between which other threads go on."""
+        """Yield matches as `finditer` does, in parts, between which other threads can run."""
         at, length = 0, len(text)
         while at < length:
             found = pattern.search(text, at, at + _PART + self._longest)
@@ -195,28 +204,28 @@ class TypedSpecials:
                 at = found.end()
 
     def encode(self, marked: str, *, max_tokens: int | None = None) -> list[int]:
-        """The ids of a text in which control tokens are text where they have guards; no bos is added.
+        """Return the ids of a text in which guarded control tokens are text; no bos is added.
 
         Raises:
-            InvalidText: one with guards cannot be encoded as text.
+            InvalidText: guarded text cannot be encoded as text.
             TooManyTokens: there are more than `max_tokens`.
         """
-        # Where the library takes none of the written ones for a token, it is text: it is quoted no more.
+        # A written control token that the library does not match as a token is text, and is no longer quoted.
         quoted, places = self._quote(marked)
         ids, found = self._encode_quoted(quoted, max_tokens)
         if len(found) < len(places):
             quoted, places = self._quote(marked, [_is_within(place, found) for place in places])
             ids, found = self._encode_quoted(quoted, max_tokens)
-        # A vocabulary may hold a control token among its pieces, within the model's own reach (T5's Unigram does).
+        # A vocabulary may hold a control token among its pieces, which the model can then find (T5's Unigram).
         if len(found) != len(places):
             raise InvalidText("the text holds a control token that cannot be encoded as plain text here; remove it")
         real = self._real_ids
         return [real.get(token_id, token_id) for token_id in ids]
 
     def _quote(self, marked: str, is_token: Sequence[bool] | None = None) -> tuple[str, list[tuple[int, int]]]:
-        """The text without guards, with quotes around the written control tokens; and where those stand in it.
+        """Return the text without guards, with quoted control tokens, and the positions of these in it.
 
-        `is_token` says which of them are to be quoted, in order; by default all.
+        `is_token` says which written control tokens are quoted, in order; by default all.
         """
         parts: list[str] = []
         places: list[tuple[int, int]] = []
@@ -233,7 +242,7 @@ class TypedSpecials:
         return "".join(parts) + self.unmark(marked[done:]), places
 
     def _encode_quoted(self, text: str, max_tokens: int | None) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids in `_quoting`, and where the control tokens among them stand in the text."""
+        """Return the ids in `_quoting`, and the positions of control tokens among them in the text."""
         with self._turns.for_text(text):
             encoding = Encoder(self._quoting, self._turns).encode(text, max_tokens)
             places = zip(encoding.ids, encoding.offsets, strict=True)
@@ -241,54 +250,57 @@ class TypedSpecials:
 
     @cached_property
     def _quoting(self) -> tokenizers.Tokenizer:
-        """The tokenizer with quoted control tokens; their ids are other ones, for the library numbers them anew."""
+        """The tokenizer with quoted control tokens; their ids differ, because the library numbers them anew."""
         return twin_of(self._parsing, self._quoted)
 
     @cached_property
     def _real_ids(self) -> Mapping[int, int]:
-        """The ids of added tokens, by those that they have in `_quoting`."""
+        """The ids of added tokens, by their ids in `_quoting`."""
         found = ((self._quoting.token_to_id(self._quoted(text)), token_id) for text, token_id in self._ids.items())
         return {quoting_id: token_id for quoting_id, token_id in found if quoting_id is not None}
 
     @cached_property
     def _quoted_ids(self) -> frozenset[int]:
-        """Control tokens in `_quoting`: those written, and those that it still has among its pieces."""
+        """Control tokens in `_quoting`: those written, and those that are still among its pieces."""
         spellings = (spelling for text in self._controls for spelling in (self._quoted(text), text))
         return frozenset(found for found in map(self._quoting.token_to_id, spellings) if found is not None)
 
     def _quoted(self, text: str) -> str:
+        """Return a control token between quotes; other text is unchanged."""
         return f"{QUOTE}{text}{QUOTE}" if text in self._controls else text
 
 
 def _edges(text: str) -> set[str]:
-    """The first and the last symbol of a control token; none where it is only words and white space."""
+    """Return the first and the last symbol of a control token; none if it has only words and white space."""
     symbols = _SYMBOL.findall(text)
     return {symbols[0], symbols[-1]} if symbols else set()
 
 
 def _without_noncharacters(text: str) -> str:
+    """Return a text without the noncharacters that are used here."""
     for mark in (BEGIN, END, QUOTE, *GUARDS):
         text = text.replace(mark, "")
     return text
 
 
 def _is_within(place: tuple[int, int], found: Sequence[tuple[int, int]]) -> bool:
-    """Whether a place, `[start, stop)`, lies in one of those found, which are in order."""
+    """Return whether a span `[start, stop)` is within one of those found, which are in order."""
     index = bisect_right(found, place[0], key=itemgetter(0)) - 1
     return index >= 0 and place[1] <= found[index][1]
 
 
 def any_of(texts: Set[str]) -> str:
-    """A pattern that matches the longest of `texts`; what several begin with is looked at once.
+    """Return a pattern that matches the longest of `texts`; a common beginning is tested only once.
 
-    Gemma has 6,000 control tokens that begin with `<`: one after the other, they took 18 s for a million of these.
+    Gemma has 6,000 control tokens that begin with `<`. Tested one after the other, they took 18 s for a million of
+    these.
 
     >>> any_of({"<s>", "<sep>", "</s>"})
     '<(?:/s>|s(?:>|ep>))'
     """
     if len(texts) < 2:
         return "".join(map(re.escape, texts))
-    start = os.path.commonprefix(list(texts))  # noqa: RUF071  # character by character is meant
+    start = os.path.commonprefix(list(texts))  # noqa: RUF071  # a prefix in characters is intended
     rests: dict[str, set[str]] = {}
     for rest in (text[len(start) :] for text in texts):
         rests.setdefault(rest[:1], set()).add(rest)
@@ -298,35 +310,35 @@ def any_of(texts: Set[str]) -> str:
 
 
 @runtime_checkable
-class Spelled(Protocol):
-    """A mapping with a text that is written in its place."""
+class SpelledMapping(Protocol):
+    """A mapping that is written as its text `spelling`."""
 
     spelling: str
 
     def respelled(self, value: Mapping[Any, object], change: Callable[[str], str]) -> object:
-        """Another mapping, whose text is changed as those in it were."""
+        """Return another mapping, whose text is changed as those in it were."""
         ...
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Every text in lists, tuples and mappings, their keys too."""
+    """Yield every text in lists, tuples and mappings, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
         children = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
         for child in children:
             yield from _texts(child)
-        if isinstance(value, Mapping) and isinstance(value, Spelled):
+        if isinstance(value, Mapping) and isinstance(value, SpelledMapping):
             yield value.spelling
 
 
 def _map_texts(value: object, change: Callable[[str], str]) -> object:
-    """The same with every text changed."""
+    """Return a copy with every text changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
         mapped = {_map_texts(key, change): _map_texts(child, change) for key, child in value.items()}
-        return value.respelled(mapped, change) if isinstance(value, Spelled) else mapped
+        return value.respelled(mapped, change) if isinstance(value, SpelledMapping) else mapped
     if isinstance(value, list | tuple):
         return [_map_texts(child, change) for child in value]
     return value
