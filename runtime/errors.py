@@ -1,7 +1,7 @@
 """Every error that radixlm raises on purpose, in one tree.
 
-A message says what happened, the two values that disagree, and what to do. Catch `RadixLMError` for all of
-them; `InvalidRequest` is the caller's mistake (HTTP 400, exit code 2), `EngineError` is ours.
+A message says what happened, the two values that disagree, and what to do. Catch `RadixLMError` for all of them.
+`InvalidRequest` is the caller's mistake (HTTP 400, exit code 2), `EngineError` is the server's.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Self
 
 
 class RadixLMError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every error raised on purpose."""
 
 
-# What a model is compiled from.
+# Errors of model sources.
 
 
 class SourceError(RadixLMError):
@@ -21,7 +21,7 @@ class SourceError(RadixLMError):
 
 
 class SourceNotFound(SourceError):
-    """No file, directory or repository is there, or it holds no model."""
+    """There is no such file, directory or repository, or it holds no model."""
 
 
 class CorruptSource(SourceError):
@@ -33,22 +33,22 @@ class UnsupportedArchitecture(SourceError):
 
 
 class UnsupportedTensor(SourceError):
-    """A tensor has a storage type that no kernel runs."""
+    """A tensor has a storage type that no kernel supports."""
 
 
 class UnsupportedTokenizer(SourceError):
-    """The source's tokenizer is of a kind that cannot be rebuilt; the message lists those that can."""
+    """The source's tokenizer has a type that cannot be rebuilt; the message lists the supported ones."""
 
 
 class CompileError(RadixLMError):
-    """Compiling failed for a reason that is not the source's."""
+    """Compiling failed for a reason other than the source."""
 
 
 class VerificationFailed(CompileError):
-    """The fresh artifact disagrees with the NumPy evaluation of the same weights; nothing was published."""
+    """The new artifact disagrees with the NumPy evaluation of the same weights; nothing was published."""
 
 
-# What a model is compiled into.
+# Errors of artifacts.
 
 
 class ArtifactError(RadixLMError):
@@ -67,27 +67,35 @@ class UnsupportedArtifact(ArtifactError):
     """The artifact was written by another version of radixlm."""
 
 
+class ArtifactBusy(ArtifactError):
+    """The artifact is to be removed while a process has it open, or opened while it is being removed."""
+
+
 class UnsupportedCPU(ArtifactError):
     """The artifact was compiled for CPU features that this machine does not have."""
 
 
-# What a client asks for.
+# Errors of requests.
 
 
 class InvalidRequest(RadixLMError, ValueError):
-    """The request cannot be served as it is; the message says which value and what is allowed."""
+    """The request cannot be served as it is; the message names the value, and the values that are allowed."""
 
 
 class InvalidParameter(InvalidRequest):
-    """A parameter is outside its range; `param` is its name, where it is one that clients send."""
+    """A parameter is outside its range; `param` is its name, if clients send it."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
+class InvalidArgument(InvalidParameter, TypeError):
+    """An argument of the Python API is unknown or has the wrong type; `param` is its name."""
+
+
 class ExtraNotInstalled(InvalidParameter):
-    """A parameter belongs to a feature under `runtime/extras` that is not there."""
+    """A parameter belongs to a feature under `runtime/extras` that is not installed."""
 
 
 class EmptyPrompt(InvalidRequest):
@@ -98,8 +106,8 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and reply do not fit the model's context length.
 
     Attributes:
-        num_tokens: of the prompt, or a number that it has at least; None: not known.
-        most: tokens that a prompt may have; None: not known.
+        num_tokens: tokens of the prompt, or a lower bound; None if unknown.
+        most: the most tokens that a prompt can have; None if unknown.
     """
 
     num_tokens: int | None = None
@@ -107,9 +115,9 @@ class ContextLengthExceeded(InvalidRequest):
 
     @classmethod
     def of_prompt(cls, num_tokens: int, context_length: int, *, is_exact: bool = True) -> Self:
-        """A prompt has `num_tokens`, or at least so many."""
+        """Return the error for a prompt of `num_tokens` tokens, or of at least as many."""
         error = cls(
-            # begins as OpenAI's, by which litellm knows what it is
+            # begins like OpenAI's message, by which litellm recognizes the error
             f"This model's maximum context length is {context_length} tokens, of which the reply needs one; the "
             f"prompt has {'' if is_exact else 'at least '}{num_tokens}: shorten it to {context_length - 1}"
         )
@@ -118,7 +126,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class InvalidGrammar(InvalidRequest):
-    """A schema, regular expression or grammar is wrong, or too much work to follow; `line` of it, where one is."""
+    """A schema, regular expression or grammar is wrong or too complex; `line` is the line of the error, if known."""
 
     def __init__(self, message: str, *, line: int | None = None) -> None:
         super().__init__(message)
@@ -126,10 +134,10 @@ class InvalidGrammar(InvalidRequest):
 
 
 class ConstraintFailed(InvalidRequest):
-    """A reply cannot go on: what it must keep to became too much work to follow, or leaves nothing to say."""
+    """A reply cannot continue, because its grammar became too complex to follow, or allows no further token."""
 
 
-# Key-value pages and sequences.
+# Errors of KV pages and sequences.
 
 
 class KVError(RadixLMError):
@@ -145,7 +153,7 @@ class OutOfStates(OutOfPages):
 
 
 class PopLengthError(KVError):
-    """More tokens were to be popped than the sequence has."""
+    """A pop was requested of more tokens than the sequence has."""
 
     def __init__(self, length: int, pop: int) -> None:
         super().__init__(f"the sequence has {length} tokens, cannot pop {pop}; pop at most {length}")
@@ -154,7 +162,7 @@ class PopLengthError(KVError):
 
 
 class ForkLengthError(KVError):
-    """A fork was to begin past the end of the sequence."""
+    """A fork was requested beyond the end of the sequence."""
 
     def __init__(self, length: int, at: int) -> None:
         super().__init__(f"the sequence has {length} computed tokens, cannot fork at {at}; fork at 0..{length}")
@@ -163,7 +171,7 @@ class ForkLengthError(KVError):
 
 
 class SparseForkError(ForkLengthError):
-    """A fork was to begin where only some of the tokens have KV."""
+    """A fork was requested at a token where only some of the tokens have KV."""
 
     def __init__(self, start: int, stop: int, at: int) -> None:
         KVError.__init__(
@@ -176,7 +184,7 @@ class SparseForkError(ForkLengthError):
 
 
 class AppendLengthError(KVError):
-    """An append would pass the context length."""
+    """An append would exceed the context length."""
 
     def __init__(self, length: int, append: int, context_length: int) -> None:
         super().__init__(
@@ -193,14 +201,18 @@ class UnknownSequence(KVError):
 
 
 class SparseSpanError(KVError):
-    """A sparse span contradicts itself, is of another prompt, or follows pages that are no longer cached."""
+    """A sparse span is inconsistent, belongs to another prompt, or follows pages that are no longer cached."""
 
 
 class KVLogBroken(RadixLMError):
-    """A line of a KV log cannot be, after those before it; the message has its number."""
+    """A line of a KV log contradicts those before it; the message has its number."""
 
 
-# Pages on disk.
+class RecordingUnusable(RadixLMError):
+    """A file is not a recording of requests; the message has the number of the line."""
+
+
+# Errors of the disk store.
 
 
 class StoreError(RadixLMError):
@@ -212,22 +224,37 @@ class StoreBusy(StoreError):
 
 
 class StoreCorrupt(StoreError):
-    """What is there is not what was written."""
+    """The content of the store is not what was written."""
 
 
 class StoreUnusable(StoreCorrupt):
-    """The disk does not let this process keep anything there: it is full, read-only or broken, or another user's."""
+    """The disk is full, read-only or broken, or another user owns the directory, so that nothing can be stored."""
 
 
 class StoreMismatch(StoreError):
-    """Pages of another model, or of another version of radixlm."""
+    """The pages belong to another model, or to another version of radixlm."""
 
 
 class StoreOff(StoreError):
-    """The disk failed or hangs: what is on it stays there, until a process opens it again."""
+    """The disk failed or hangs: its content stays there until a process opens it again."""
 
 
-# The engine itself.
+# Models of a server that loads them on demand.
+
+
+class ModelUnavailable(RadixLMError):
+    """A model is not loaded, and was not loaded for a request."""
+
+
+class ModelTooLarge(ModelUnavailable):
+    """A model does not fit the memory that a server may use, beside those that stay loaded."""
+
+
+class ModelFailed(ModelUnavailable):
+    """A model could not be loaded, or ended by itself."""
+
+
+# Errors of the engine.
 
 
 class EngineError(RadixLMError):
@@ -235,7 +262,7 @@ class EngineError(RadixLMError):
 
 
 class StepFailed(EngineError):
-    """A step failed; its requests fail with it and the engine goes on."""
+    """A step failed; its requests fail with it, and the engine continues."""
 
 
 class EngineClosed(EngineError):
@@ -243,7 +270,7 @@ class EngineClosed(EngineError):
 
 
 class EngineDied(EngineError):
-    """The engine's thread died of `cause`, and every request that it had with it; `is_final`: others are refused."""
+    """The engine's thread died of `cause`, and its requests failed. If `is_final`, later requests are refused, too."""
 
     def __init__(self, cause: BaseException, *, is_final: bool) -> None:
         lost = "it was started again with an empty cache; send the request again, unless it is what killed the engine"
@@ -253,7 +280,7 @@ class EngineDied(EngineError):
 
 
 class EngineOverloaded(EngineError):
-    """The queue in front of the engine is full; nothing was done with the request."""
+    """The engine's queue is full; the request was not processed."""
 
     def __init__(self, num_requests: int, max_num_requests: int, retry_after_s: int) -> None:
         super().__init__(
@@ -264,7 +291,7 @@ class EngineOverloaded(EngineError):
 
 
 class WorkOverloaded(EngineOverloaded):
-    """Too many requests wait for what a server does beside the engine, or before it; nothing was done with this one."""
+    """Too many requests wait for work outside of the engine, such as tokenizing; this one was not processed."""
 
     def __init__(self, work: str, num_waiting: int, retry_after_s: int) -> None:
         EngineError.__init__(
@@ -276,7 +303,7 @@ class WorkOverloaded(EngineOverloaded):
 
 
 class GrammarsOverloaded(EngineOverloaded):
-    """Too many grammars wait to be tried, or the machine is too busy; nothing was found out about this one."""
+    """Too many grammars wait to be tried, or the machine is too busy; this one was not tried."""
 
     def __init__(self, num_waiting: int, retry_after_s: int) -> None:
         EngineError.__init__(

@@ -1,6 +1,6 @@
-"""Options that are declared once, at the field of their class: meaning, range, and flag of the command line.
+"""Options that are declared once, at the field of their class: meaning, range, and command-line flag.
 
-Checks, documentation and flags are made from that. Knows dataclasses, not what the options are for.
+Checks, documentation and flags are derived from that. Knows dataclasses, not what the options are for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from numbers import Integral, Real
@@ -30,16 +30,16 @@ _NUMBERS: dict[object, tuple[type, str]] = {int: (Integral, "an integer"), float
 
 @dataclass(frozen=True)
 class Flag:
-    """How the command line has an option.
+    """The command-line flag of an option.
 
     Attributes:
         name: with its dashes.
         group: commands take the flags of a group together.
-        unit: of its number, and how many of the field's own units that is: `("GB", 1e9)`.
-        default: where the command line has another one than the field.
-        metavar: what stands for the value in the help.
-        path: which kind of path the value is.
-        off: of a switch, the flag that turns it off; None: `--no-NAME`; empty: there is none.
+        unit: unit of its number, and its size in the field's own units: `("GB", 1e9)`.
+        default: the command line's default, if it differs from the field's.
+        metavar: placeholder for the value in the help.
+        path: the kind of path that the value is.
+        off: for a switch, the flag that turns it off; None: `--no-NAME`; empty: there is none.
     """
 
     name: str
@@ -47,25 +47,26 @@ class Flag:
     unit: tuple[str, float] | None = None
     default: float | str | None = None
     metavar: str | None = None
-    path: Literal["file", "directory", "artifact"] | None = None
+    path: Literal["file", "directory", "model"] | None = None
     off: str | None = None
 
 
 @dataclass(frozen=True)
-class About:
-    """What a field says of itself.
+class FieldInfo:
+    """The declaration of one field: its meaning, its valid values, and its names in other places.
 
     Attributes:
         doc: its meaning; other fields are named in `backticks`.
-        unset: what is done where it is not given, unless its default says so.
+        unset: the effect of leaving it out, unless its default shows it.
         low, high, above: bounds of its numbers; `low` and `high` are allowed, `above` is not.
-        most: how many values it may have, where it has several.
-        longest: characters of its texts.
-        needs: a field without which this one may not be given.
-        flag: on the command line.
+        most: the most values, if it can have several.
+        longest: the most characters of its texts.
+        needs: another field that must be given with this one.
+        flag: its command-line flag.
+        secret: its value is not printed.
         off: a number that clients of other servers send to ask for the default, such as -1 for no limit.
-        names: in requests of an API that calls it otherwise, by API.
-        apis: whose requests have it; None: all.
+        names: its name in requests, by API, if an API has another name for it.
+        apis: the APIs whose requests have it; None: all.
     """
 
     doc: str
@@ -77,15 +78,16 @@ class About:
     longest: int | None = None
     needs: str | None = None
     flag: Flag | None = None
+    secret: bool = False
     off: int | None = None
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     apis: tuple[str, ...] | None = None
 
     @property
     def range(self) -> str:
-        """The numbers that are allowed, in words; empty: all.
+        """The valid numbers, in words; empty if all are.
 
-        >>> About("", low=0).range, About("", above=0, high=1).range, About("", low=1, high=9).range
+        >>> FieldInfo("", low=0).range, FieldInfo("", above=0, high=1).range, FieldInfo("", low=1, high=9).range
         ('of 0 or more', 'above 0 and at most 1', 'from 1 to 9')
         """
         if self.above is not None:
@@ -95,7 +97,7 @@ class About:
         return ""
 
     def holds(self, value: float) -> bool:
-        """Whether a number is within the bounds, which NaN never is."""
+        """Return whether a number is within the bounds; NaN never is."""
         above, low, high = self.above, self.low, self.high
         return (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
 
@@ -105,32 +107,32 @@ class Field:
     """An option of a class.
 
     Attributes:
-        kind: its type but for None: `int`, `float`, `bool`, a `Literal`, `tuple[str, ...]`, or another.
+        kind: its type without None: `int`, `float`, `bool`, a `Literal`, `tuple[str, ...]`, or another.
         is_optional: whether None is allowed.
-        default: its value where it is not given.
+        default: its value if it is not given.
     """
 
     name: str
     kind: Any
     is_optional: bool
     default: Any
-    about: About
+    about: FieldInfo
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values of a field that has only some; else empty."""
+        """All values of a field of a `Literal` type; else empty."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def called(self) -> str:
-        """What values it may have, in words."""
+        """The valid values, in words."""
         if self.kind in _NUMBERS:
             return f"{_NUMBERS[self.kind][1]} {self.about.range}".rstrip()
         return "true or false" if self.kind is bool else "an object in JSON"
 
     @cached_property
     def check(self) -> Callable[[object], None]:
-        """Raises InvalidParameter unless the field may have a value."""
+        """Function that raises InvalidParameter if a value is not valid."""
         if self.choices:
             return self._check_choice
         if self.kind in _NUMBERS:
@@ -141,10 +143,10 @@ class Field:
         return several.get(self.kind, lambda value: None)
 
     def parsed(self, text: str) -> Any:
-        """The value that a flag's text means, in the units of the field.
+        """Parse the text of a flag; return the value in the units of the field.
 
         Raises:
-            InvalidParameter: it is no such value.
+            InvalidParameter: the text is not a valid value.
         """
         flag = self.about.flag
         try:
@@ -159,7 +161,7 @@ class Field:
             raise self.refused(f"is {text!r:.60}; it must be {self.called}") from None
 
     def refused(self, said: str) -> InvalidParameter:
-        """The error of a value of this field: `said` follows its name."""
+        """Return the error for an invalid value; its message is the field's name followed by `said`."""
         return InvalidParameter(f"{self.name} {said}", param=self.name)
 
     def _check_choice(self, value: object) -> None:
@@ -198,7 +200,7 @@ class Field:
             raise self.refused(f"has {value!r:.60}; token ids are integers of 0 or more")
 
     def _few(self, value: object, kind: type[Several]) -> Several:
-        """The values of a field that has several, if they are of such a kind and not too many."""
+        """Return the values of a field with several, after checking their type and number."""
         if not isinstance(value, kind):
             raise self.refused(f"is {value!r:.60}; it must be a {kind.__name__}")
         if self.about.most is not None and len(value) > self.about.most:
@@ -207,20 +209,23 @@ class Field:
 
 
 def option(default: Any, doc: str, **about: Any) -> Any:
-    """A field of a dataclass; `about` are the attributes of `About` beside `doc`, a class as default is called."""
+    """Declare a field of a dataclass.
+
+    `about` are the other attributes of `FieldInfo`; a class as `default` is a factory.
+    """
     made: dict[str, Any] = {"default_factory": default} if default is dict else {"default": default}
-    return dataclasses.field(**made, metadata={"about": About(doc, **about)})
+    return dataclasses.field(**made, metadata={"about": FieldInfo(doc, **about)})
 
 
 @cache
 def fields_of(options: type) -> Mapping[str, Field]:
-    """The fields of a class of options by name, in order."""
+    """Return the fields of a class of options by name, in order."""
     hints = get_type_hints(options, vars(sys.modules[options.__module__]))
     return {each.name: _field(each, hints[each.name]) for each in dataclasses.fields(options)}
 
 
 def check_fields(options: object) -> None:
-    """Raise InvalidParameter unless each field has a value that it may have."""
+    """Raise InvalidParameter unless each field has a valid value."""
     values = vars(options)
     for name, field in fields_of(type(options)).items():  # type: ignore[arg-type]  # a class is hashable
         field.check(values[name])
@@ -229,7 +234,7 @@ def check_fields(options: object) -> None:
 def check_needs(
     fields: Mapping[str, Field], given: Mapping[str, object], called: Callable[[Field], str] = lambda field: field.name
 ) -> None:
-    """Raise InvalidParameter where a field is given and the one that it needs is not; `called` names them."""
+    """Raise InvalidParameter if a field is given without the one that it needs; `called` names a field."""
     for name in given:
         needs = fields[name].about.needs
         if needs is not None and given.get(needs) is None:
@@ -238,13 +243,21 @@ def check_needs(
 
 
 def given_of(options: object) -> dict[str, object]:
-    """The fields that are None where they are not given, and are given, with their values."""
+    """Return the optional fields that are given, with their values."""
     fields = fields_of(type(options))  # type: ignore[arg-type]  # a class is hashable
     return {name: value for name, value in vars(options).items() if value is not None and fields[name].default is None}
 
 
+def brief(options: object) -> str:
+    """Return the call that makes this value, in one line, without fields that have their default."""
+    fields, values = fields_of(type(options)), vars(options)  # type: ignore[arg-type]  # a class is hashable
+    changed = [each for name, each in fields.items() if values[name] != each.default]
+    given = [f"{each.name}={'...' if each.about.secret else repr(values[each.name])}" for each in changed]
+    return f"{type(options).__name__}({', '.join(given)})"
+
+
 def documented(options: Class) -> Class:
-    """Add to a class of options, as its attributes, what its fields say of themselves."""
+    """Add the documentation of its fields to the docstring of a class of options: meaning, range and default."""
     lines = [f"    {field.name}: {_described(field)}" for field in fields_of(options).values()]
     options.__doc__ = "\n".join([(options.__doc__ or "").rstrip(), "", "    Attributes:", *lines, "    "])
     return options
@@ -253,17 +266,42 @@ def documented(options: Class) -> Class:
 def takes_fields_of(
     options: Callable[Keywords, Any],
 ) -> Callable[[Callable[Concatenate[Self, First, ...], None]], Callable[Concatenate[Self, First, Keywords], None]]:
-    """Give an `__init__(self, first, **options)` the signature in which these are the fields of a class of options."""
+    """Give an `__init__(self, first, **options)` the signature of a class of options, for type checkers."""
     return lambda method: method
+
+
+_SEVERAL: dict[object, Any] = {Sequence[str]: tuple[str, ...], Sequence[int]: tuple[int, ...]}  # the stored types
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     kind = kinds[0] if len(kinds) == 1 else hint
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return Field(field.name, kind, NoneType in get_args(hint), default, field.metadata["about"])
+    about = field.metadata["about"]
+    if about.most is not None:  # a bounded list becomes a tuple, and is checked as one
+        kind = _SEVERAL.get(kind, kind)
+    return Field(field.name, kind, NoneType in get_args(hint), default, about)
 
 
 def _described(field: Field) -> str:
-    said = field.about.unset if field.default is None else None
-    return field.about.doc + ("" if said is None else f" None: {said}.")
+    """Return the documentation of a field in one line: meaning, range or choices, default.
+
+    >>> _described(Field("share", float, False, 0.5, FieldInfo("How much.", low=0, high=1)))
+    'How much. A number from 0 to 1. Default: 0.5.'
+    """
+    about, default = field.about, field.default
+    said = [about.doc]
+    if field.choices:
+        said.append(f"One of {', '.join(field.choices)}.")
+    elif about.range:
+        called = field.called if field.kind in _NUMBERS else f"numbers {about.range}"
+        said.append(f"{called[0].upper()}{called[1:]}.")
+    if about.most is not None:
+        said.append(f"At most {about.most}" + (f", of 1 to {about.longest} characters." if about.longest else "."))
+    if about.needs is not None:
+        said.append(f"Needs `{about.needs}`.")
+    if default is None:
+        said.append(f"Default: None{'' if about.unset is None else f', {about.unset}'}.")
+    else:
+        said.append(f"Default: {getattr(default, '__name__', None) or repr(default)}.")
+    return " ".join(said)

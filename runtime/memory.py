@@ -1,5 +1,6 @@
-"""What outlives a request. All that remembers something of clients' texts stands in one list, so that nothing is left
-out of what happens to all of it.
+"""The list of everything that outlives a request and remembers clients' texts.
+
+Forgetting a namespace or starting over reaches every object in the list.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True)
-class Forgotten:
-    """What became of a namespace's pages when it was forgotten.
+class ForgetResult:
+    """The effect of forgetting a namespace.
 
     Attributes:
-        num_freed_pages: that are free now.
-        num_kept_pages: that live requests use.
-        num_discarded_pages: that are not found on disk any more.
-        pending: each done when what it stands for is gone for good.
+        num_freed_pages: pages that are free now.
+        num_kept_pages: pages that live requests use.
+        num_discarded_pages: pages that can no longer be found on disk.
+        pending: futures that are done when their data is erased for good.
     """
 
     num_freed_pages: int = 0
@@ -28,8 +29,8 @@ class Forgotten:
     num_discarded_pages: int = 0
     pending: tuple[Future[None], ...] = ()
 
-    def __add__(self, other: Forgotten) -> Forgotten:
-        return Forgotten(
+    def __add__(self, other: ForgetResult) -> ForgetResult:
+        return ForgetResult(
             self.num_freed_pages + other.num_freed_pages,
             self.num_kept_pages + other.num_kept_pages,
             self.num_discarded_pages + other.num_discarded_pages,
@@ -38,30 +39,30 @@ class Forgotten:
 
 
 class Memory(Protocol):
-    """Remembers something of what clients sent or were sent. The engine's thread alone calls these methods."""
+    """An object that remembers data of clients between requests. Only the engine's thread calls its methods."""
 
     @abstractmethod
-    def forget(self, namespace: bytes) -> Forgotten:
-        """Forget a namespace, but for what live requests use."""
+    def forget(self, namespace: bytes) -> ForgetResult:
+        """Forget a namespace, except data that live requests use."""
 
     @abstractmethod
     def drop_unused(self, since: float) -> object:
-        """Forget what was last used before `since`, a time on the engine's clock."""
+        """Forget data that was last used before `since`, a time on the engine's clock."""
 
     def start_over(self) -> None:
-        """Forget all that depends on pages in memory, in whatever state it is: they are in disorder, or gone."""
+        """Forget everything that depends on pages in memory, which can be inconsistent or gone."""
         return
 
     def check(self) -> None:
-        """Raise AssertionError unless it agrees with itself; between two steps."""
+        """Raise AssertionError unless the object is consistent; between two steps."""
         return
 
     def stats(self) -> object:
-        """Counts as of now, of a type of its own; None: it counts nothing. Any thread may ask."""
+        """Return current counts, of a type of its own, or None; from any thread."""
         return None
 
     def shut_down(self) -> None:
-        """Free what it holds; the last call."""
+        """Free all resources; the last call."""
         return
 
 
@@ -70,7 +71,7 @@ Stats = TypeVar("Stats")
 
 
 class Memories:
-    """Memories in order: a later one may rest on earlier ones, and is shut down before them."""
+    """Memories in order: a later one can depend on earlier ones, and is shut down before them."""
 
     def __init__(self) -> None:
         self._memories: list[Memory] = []
@@ -79,35 +80,35 @@ class Memories:
         return iter(self._memories)
 
     def add(self, memory: Kept) -> Kept:
-        """Have a memory see all that happens from here on; returns it."""
+        """Add a memory to the list, and return it."""
         self._memories.append(memory)
         return memory
 
-    def forget(self, namespace: bytes) -> Forgotten:
-        """Have all forget a namespace."""
-        return sum((memory.forget(namespace) for memory in self._memories), Forgotten())
+    def forget(self, namespace: bytes) -> ForgetResult:
+        """Forget a namespace in all memories."""
+        return sum((memory.forget(namespace) for memory in self._memories), ForgetResult())
 
     def drop_unused(self, since: float) -> None:
-        """Have all forget what was not used since then."""
+        """Forget data that was last used before `since` in all memories."""
         for memory in self._memories:
             memory.drop_unused(since)
 
     def start_over(self) -> None:
-        """Have all start over."""
+        """Start over in all memories."""
         for memory in self._memories:
             memory.start_over()
 
     def check(self) -> None:
-        """Raise AssertionError unless each agrees with itself."""
+        """Raise AssertionError unless each memory is consistent."""
         for memory in self._memories:
             memory.check()
 
     def stats(self, kind: type[Stats]) -> Stats | None:
-        """The counts of this type; None: no memory has them."""
+        """Return the counts of this type; None if no memory has them."""
         return next((stats for memory in self._memories if isinstance(stats := memory.stats(), kind)), None)
 
     def shut_down(self) -> None:
-        """Shut all down, the last first, also behind one that raises."""
+        """Shut down all memories, the last first, even if one raises."""
         with ExitStack() as closing:
             for memory in self._memories:
                 closing.callback(memory.shut_down)

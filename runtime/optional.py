@@ -1,7 +1,7 @@
-"""Extras: features under `runtime/extras` that everything else works without, each a folder that can be removed.
+"""Extras: optional features under `runtime/extras`, each a folder that can be removed.
 
-The only module of the core that names one. An extra is found by an option that belongs to it, in a module `extra` of
-its folder. Two hooks connect it: it *offers* rows for a sequence to begin with, and *observes* steps and prompts.
+Only this module of the core names an extra. It finds an extra by one of its options, in the module `extra` of its
+folder. Two hooks connect it: it *offers* rows for a sequence to begin with, and *observes* steps and prompts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .store.single_records import RecordKinds
 
 APPROXIMATE: Final = "approximate"
-OPTIONS: Final = {"kv_budget": APPROXIMATE, "chunk_cache_bytes": APPROXIMATE}  # which extra an option belongs to
+OPTIONS: Final = {"kv_budget": APPROXIMATE, "chunk_cache_bytes": APPROXIMATE}  # the extra of each option
 
 
 class OpenExtra(Protocol):
-    """An extra of one engine."""
+    """An extra that is open for one engine."""
 
     def observe(self, runner: Runner) -> Runner:
         """Return a runner with the same results that also observes steps.
@@ -43,7 +43,7 @@ class OpenExtra(Protocol):
     def tier_extra(
         self, cache: PrefixCache, runner: Runner, *, clock: Callable[[], float]
     ) -> Callable[[DiskTier], TierExtra]:
-        """Return what makes the hooks of a tier under this cache; `runner` is what `observe` returned."""
+        """Return the function that makes the hooks of a tier of this cache; `observe` returned the `runner`."""
         ...
 
 
@@ -51,13 +51,13 @@ class Extra(Protocol):
     """One folder of `runtime/extras`. Options are `EngineOptions` and `RequestOptions`.
 
     Attributes:
-        speculates: whether replies are speculated on where it is in use.
+        speculates: whether replies use speculative decoding while the extra is in use.
     """
 
     speculates: bool
 
     def check(self, options: Any) -> None:
-        """Raise InvalidParameter if its options of an engine do not go with others."""
+        """Raise InvalidParameter if its engine options are not compatible with others."""
         ...
 
     def check_request(self, asked: Any) -> None:
@@ -65,15 +65,15 @@ class Extra(Protocol):
         ...
 
     def decide(self, options: Any, asked: Any, model: ModelConfig) -> Any:
-        """Return what a request asks for, with the engine's choices where it makes none.
+        """Return a request's options for the extra, completed by the engine's.
 
         Raises:
-            InvalidParameter: the model or the engine does not allow it.
+            InvalidParameter: the model or the engine does not allow them.
         """
         ...
 
     def open(self, artifact: Artifact, options: Any) -> OpenExtra:
-        """Open it for an engine.
+        """Open the extra for an engine.
 
         Raises:
             InvalidParameter: the artifact does not allow it.
@@ -81,7 +81,7 @@ class Extra(Protocol):
         ...
 
     def reply_options(self, opened: OpenExtra | None) -> Mapping[str, object]:
-        """Return what equal requests may have other replies by; None: it is not in use."""
+        """Return the options that can change replies; `opened` is None if the extra is not in use."""
         ...
 
     def record_kinds(self) -> RecordKinds:
@@ -93,12 +93,12 @@ class Extra(Protocol):
         ...
 
     def metrics(self, tier: TierStats) -> Iterator[Metric]:
-        """Yield its metrics, zeros where it is not in use."""
+        """Yield its metrics, zeros if it is not in use."""
         ...
 
 
 def extra_of(*options: object) -> Extra | None:
-    """Return the extra that an option is set of, in any of these values; None if none is.
+    """Return the extra whose options are set in any of these values; None if none is.
 
     Raises:
         ExtraNotInstalled: its folder was removed.
@@ -111,7 +111,7 @@ def extra_of(*options: object) -> Extra | None:
 
 
 def required(name: str, asked: str) -> Extra:
-    """Return an extra, for `asked`, an option or a command.
+    """Return an extra that `asked`, an option or a command, needs.
 
     Raises:
         ExtraNotInstalled: its folder was removed.
@@ -126,12 +126,12 @@ def required(name: str, asked: str) -> Extra:
 
 
 def record_kinds() -> RecordKinds:
-    """Return the kinds of records of all extras that are there."""
+    """Return the kinds of records of all installed extras."""
     return {kind: about for extra in installed() for kind, about in extra.record_kinds().items()}
 
 
 def installed() -> list[Extra]:
-    """Return all extras that are there."""
+    """Return all installed extras."""
     return [extra for name in dict.fromkeys(OPTIONS.values()) if (extra := find(name)) is not None]
 
 

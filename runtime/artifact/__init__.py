@@ -1,4 +1,4 @@
-"""What an artifact is: its manifest, its files, checked before anything is used, and the processors it runs on."""
+"""The artifact of a compiled model: its manifest, its files, verified before use, and the CPUs that it runs on."""
 
 from .directory import (
     CHAT_TEMPLATE,

@@ -1,8 +1,8 @@
-"""The features of this machine's processor, and how many threads this process may compute with.
+"""Read the features of this machine's CPU, and the number of threads that this process can compute with.
 
-Asks the processor itself (CPUID), because an emulator or a container may show another machine's /proc/cpuinfo. Knows
-the files of cgroup v1 and v2: works in a container that sees its own group as the root, and in a service several groups
-below it.
+Asks the CPU itself (CPUID), or the system (Arm's hwcaps), because an emulator or a container can show another machine's
+/proc/cpuinfo. Knows the files of cgroup v1 and v2. Works in a container that sees its own group as the root, and in a
+service several groups below it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import ctypes
 import functools
 import math
 import mmap
-import os
 import platform
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+
+from ..system import num_processors, processor_name, sysctl, system_name
 
 # feature: (CPUID leaf, subleaf, register 0..3 = eax, ebx, ecx, edx, bit); Intel's SDM, volume 2A, CPUID
 _FEATURE_BITS = {
@@ -40,6 +41,9 @@ _FEATURE_BITS = {
     "avx_vnni": (7, 1, 0, 4),
     "lzcnt": (0x80000001, 0, 2, 5),
 }
+# feature of Arm: (word of the auxiliary vector, bit); 16 is AT_HWCAP, 26 AT_HWCAP2
+_HWCAPS = {"neon": (16, 1), "dotprod": (16, 20), "i8mm": (26, 13)}
+_OF_APPLE = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional.arm.FEAT_I8MM"}
 _NEEDS_YMM = {"avx", "avx2", "fma", "f16c", "avx_vnni"}
 _OSXSAVE = (1, 0, 2, 27)
 _XCR0_YMM, _XCR0_ZMM = 0x06, 0xE6  # the register files that the operating system saves
@@ -50,11 +54,54 @@ _CPUID = bytes.fromhex("53 89f8 89f1 4989d0 0fa2 418900 41895804 41894808 418950
 _XGETBV = bytes.fromhex("31c9 0f01d0 48c1e220 4809d0 c3".replace(" ", ""))
 
 
+def cpu_architecture() -> str:
+    """Return the name of this machine's architecture in triples: "x86_64" or "aarch64"."""
+    return architecture_of(platform.machine().lower())
+
+
+def architecture_of(triple: str) -> str:
+    """Return the architecture of a triple, under one name for its variants.
+
+    >>> architecture_of("arm64-apple-macos")
+    'aarch64'
+    """
+    name = triple.partition("-")[0]
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def system_of(triple: str) -> str:
+    """Return the operating system of a triple, as `system_name` spells it.
+
+    >>> system_of("arm64-apple-macos14.4-elf"), system_of("aarch64-linux-gnu")
+    ('macos', 'linux')
+    """
+    return "macos" if "-macos" in triple else "linux"
+
+
+def is_of_this_machine(triple: str) -> bool:
+    """Return whether this machine has the architecture and operating system of a triple."""
+    return (architecture_of(triple), system_of(triple)) == (cpu_architecture(), system_name())
+
+
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """The features of `_FEATURE_BITS` that the processor has and the operating system keeps; empty if not x86-64."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return frozenset()
+    """Return the CPU features that targets can need, if the operating system supports them, too."""
+    readers = {"x86_64": _x86_features, "aarch64": _arm_features}
+    reader = readers.get(cpu_architecture())
+    return frozenset() if reader is None else reader()
+
+
+def _arm_features() -> frozenset[str]:
+    """Read the features from Linux's auxiliary vector, or from macOS by name."""
+    if system_name() == "macos":
+        return frozenset({"neon"} | {name for name, key in _OF_APPLE.items() if any(sysctl(key) or b"")})
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return frozenset(name for name, (word, bit) in _HWCAPS.items() if getauxval(word) >> bit & 1)
+
+
+def _x86_features() -> frozenset[str]:
+    """Read the features from CPUID, without those whose registers the operating system does not save."""
     try:
         code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     except OSError:  # a hardened kernel refuses executable memory
@@ -83,7 +130,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def is_saved(feature: str, xcr0: int) -> bool:
-    """Whether the operating system saves the registers that a feature needs, as the register XCR0 says."""
+    """Return whether the operating system saves the registers of a feature, according to the register XCR0."""
     if feature.startswith("avx512"):
         return xcr0 & _XCR0_ZMM == _XCR0_ZMM
     return feature not in _NEEDS_YMM or xcr0 & _XCR0_YMM == _XCR0_YMM
@@ -91,7 +138,11 @@ def is_saved(feature: str, xcr0: int) -> bool:
 
 def _features_of_proc_cpuinfo() -> frozenset[str]:
     kernel_names = {"pni": "sse3", "abm": "lzcnt", "avx512_vnni": "avx512vnni"}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
         if line.startswith("flags"):
             flags = {kernel_names.get(flag, flag) for flag in line.split(":", 1)[1].split()}
             return frozenset(flags & _FEATURE_BITS.keys())
@@ -99,16 +150,19 @@ def _features_of_proc_cpuinfo() -> frozenset[str]:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself; empty if the system does not say."""
+    """Return the name of the CPU; empty if the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
+        return processor_name()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def cache_bytes(root: Path = Path("/")) -> int:
-    """Bytes of all processors' caches together; 0 if the system does not say. `root` is where `/sys` is looked for."""
+    """Return the size of all CPU caches together in bytes; 0 if the system does not report it.
+
+    `root` is the directory that contains `/sys`.
+    """
     sizes: dict[tuple[str, ...], int] = {}
     for cache in root.glob("sys/devices/system/cpu/cpu[0-9]*/cache/index[0-9]*"):
         try:
@@ -120,25 +174,25 @@ def cache_bytes(root: Path = Path("/")) -> int:
 
 
 def missing_features(required: Iterable[str]) -> list[str]:
-    """Those of `required` that this machine lacks, sorted."""
+    """Return those of `required` that this machine lacks, sorted."""
     return sorted(set(required) - cpu_features())
 
 
 def default_num_threads() -> int:
-    """Processors that this process may use: its affinity mask, cut by the quota of its control groups; at least 1."""
-    return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))
+    """Return the number of CPUs that this process can use, limited by the quota of its control groups; at least 1."""
+    return max(1, int(min(num_processors(), cpu_quota())))
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """The least that a group of this process, or one above it, allows; infinity if none limits it.
+    """Return the least CPU quota of this process's control groups and those above; infinity if none limits it.
 
-    `root` is where `/proc` and the mounted groups are looked for.
+    `root` is the directory that contains `/proc` and the mounted groups.
     """
     return min((_quota(group) for group in _groups(root)), default=math.inf)
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The directories of the groups that may limit processor time, each with those above it."""
+    """Yield the directories of the control groups that can limit CPU time, each with those above it."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -159,7 +213,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _from_here_up(root: Path, mount_point: str, mounted: str, path: str) -> Iterator[Path]:
-    """The group `path` and those above it, as far as the mount of the group `mounted` shows them."""
+    """Yield the group `path` and those above it, as far as the mount of the group `mounted` shows them."""
     top = root / mount_point.lstrip("/")
     try:
         parts = PurePosixPath(path).relative_to(mounted).parts

@@ -1,6 +1,6 @@
-"""An artifact on disk: a directory whose manifest describes every other file, checked before anything is used.
+"""An artifact on disk: a directory whose manifest describes every other file, verified before anything is used.
 
-Knows files, sizes and digests; what runs them is `model_runner.py`.
+Knows files, sizes and digests; `runtime/model` runs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ArtifactNotFound, CorruptArtifact, UnsupportedArtifact, UnsupportedCPU
-from .cpu import missing_features
+from ..system import DESCRIPTORS, system_name
+from .cpu import architecture_of, cpu_architecture, missing_features, system_of
 from .manifest import FORMAT_VERSION, UNSEALED, Manifest
 
 MANIFEST = "manifest.json"
@@ -34,9 +35,9 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact whose manifest, sizes and small files have been checked.
+    """An artifact whose manifest, sizes and small files have been verified.
 
-    The weights' digest is checked at the first open (and remembered by inode, size and time) and by `verify`.
+    The weights' digest is verified at the first open (remembered by inode, size and time) and by `verify`.
     """
 
     path: Path
@@ -44,15 +45,15 @@ class Artifact:
 
     @classmethod
     def open(cls, path: str | Path, *, check_weights: bool = True) -> Artifact:
-        """Read and check the artifact at `path`.
+        """Read and verify the artifact at `path`.
 
         Args:
-            check_weights: whether the weights' digest is checked, unless it is remembered.
+            check_weights: verify the weights' digest, unless a verification is remembered.
 
         Raises:
             ArtifactNotFound: there is no manifest.
             UnsupportedArtifact: another format version.
-            CorruptArtifact: the manifest is not valid, or a file is missing or not the one it describes.
+            CorruptArtifact: the manifest is not valid, or a file is missing or differs from its description.
         """
         artifact = cls(Path(path), read_manifest(Path(path)))
         artifact._check_sizes()
@@ -70,12 +71,12 @@ class Artifact:
 
     @property
     def tokenizer_bytes(self) -> bytes:
-        """tokenizer.json as it lies on disk: Gemma's, as text in memory, is four times as large."""
+        """Content of tokenizer.json. As text in memory, Gemma's would be four times as large."""
         return self._bytes(TOKENIZER)
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template, or None where the model has none."""
+        """The Jinja template; None if the model has none."""
         if CHAT_TEMPLATE not in self.manifest.files:
             return None
         return self._text(CHAT_TEMPLATE)
@@ -92,12 +93,12 @@ class Artifact:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the weights are a file in memory: mapping them takes no more of it."""
+        """Return whether the weights are a file in memory, so that mapping them uses no additional memory."""
         path = self.weights_path
-        return path.is_symlink() and os.readlink(path).startswith("/proc/self/fd/")
+        return path.is_symlink() and os.readlink(path).startswith(DESCRIPTORS)
 
     def data_offset(self) -> int:
-        """Where the weights' data begin in their file; the rest of the file is `module.weights_bytes` long."""
+        """Return the offset of the weights' data in their file; the rest of the file is `module.weights_bytes` long."""
         with self.weights_path.open("rb") as file:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -110,20 +111,30 @@ class Artifact:
         return 8 + int(length)
 
     def check_cpu(self) -> None:
-        """Refuse a machine that lacks what the module was compiled for.
+        """Raise unless this machine has everything that the module was compiled for.
 
         Raises:
             UnsupportedCPU: naming the features and the target to compile for.
         """
-        missing = missing_features(self.manifest.target.features)
-        if missing:
-            raise UnsupportedCPU(
-                f"{self.path} was compiled for {self.manifest.target.name}, and this CPU lacks "
-                f"{', '.join(missing)}; compile it here, or with --target x86-64 for any x86-64 CPU"
-            )
+        target, here = self.manifest.target, cpu_architecture()
+        name, any_cpu = {"aarch64": ("armv8", "64-bit Arm")}.get(here, ("x86-64", "x86-64"))
+        if system_name() == "macos":
+            name, any_cpu = "apple-m1", "Apple"
+        if architecture_of(target.triple) != here:
+            fault = f"is {here}, not {architecture_of(target.triple)}"
+        elif system_of(target.triple) != system_name():
+            fault = f"runs {system_name()}, not {system_of(target.triple)}"
+        elif missing := missing_features(target.features):
+            fault = f"lacks {', '.join(missing)}"
+        else:
+            return
+        raise UnsupportedCPU(
+            f"{self.path} was compiled for {target.name}, and this CPU {fault}; compile it here, or with --target "
+            f"{name} for any {any_cpu} CPU"
+        )
 
     def verify(self) -> None:
-        """Read every file and compare its digest, the weights' too.
+        """Read every file and compare its digest, the weights' included.
 
         Raises:
             CorruptArtifact: naming the first file that differs.
@@ -170,13 +181,13 @@ class Artifact:
             )
 
     def remember_weights(self) -> None:
-        """Have the next `open` take the weights' digest as checked: what wrote the file has just made it."""
+        """Let the next `open` skip the weights' digest; for the process that has just written and digested the file."""
         memory, checked = self._remembered_weights()
         try:
             memory.parent.mkdir(parents=True, exist_ok=True)
             memory.write_text(checked)
         except OSError:
-            pass  # a read-only home: the next open reads the weights again
+            pass  # a read-only home directory: the next open reads the weights again
 
     def _check_weights_once(self) -> None:
         memory, checked = self._remembered_weights()
@@ -189,7 +200,7 @@ class Artifact:
         self.remember_weights()
 
     def _remembered_weights(self) -> tuple[Path, str]:
-        """The file that remembers a check, and what it says of weights that are as they were then."""
+        """Return the file that remembers a verification, and its content for the weights as they are now."""
         status = self.weights_path.stat()
         digest = self.manifest.files[WEIGHTS].sha256
         checked = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{digest}"
@@ -197,16 +208,16 @@ class Artifact:
 
 
 def cache_dir() -> Path:
-    """Where files are kept that can be made again: `$XDG_CACHE_HOME/radixlm`, or `~/.cache/radixlm`."""
+    """Return the folder for files that can be made again: `$XDG_CACHE_HOME/radixlm`, or `~/.cache/radixlm`."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "radixlm"
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the artifact at `path`; nothing else of it is read.
+    """Return the manifest of the artifact at `path`, without reading other files.
 
     Raises:
-        ArtifactNotFound, UnsupportedArtifact, CorruptArtifact: as `Artifact.open`.
+        ArtifactNotFound, UnsupportedArtifact, CorruptArtifact: see `Artifact.open`.
     """
     file = path / MANIFEST
     if not path.is_dir() or not file.is_file():
@@ -236,9 +247,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write manifest.json, with the digest of all its other bytes in it.
+    """Write manifest.json, including the digest of all its other bytes.
 
-    The module's limits come from the manifest: with one wrong digit it would write beyond its workspace.
+    The module's limits come from the manifest: one wrong digit would make it write beyond its workspace.
     """
     unsealed = msgspec.structs.replace(manifest, digest=UNSEALED)
     data = msgspec.json.format(msgspec.json.encode(unsealed), indent=2)
@@ -247,7 +258,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The digest of a file, read in pieces."""
+    """Return the SHA-256 of a file in hexadecimal, reading it in pieces."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""An artifact's description of itself, `manifest.json`, with every number range-checked.
+"""The description of an artifact, `manifest.json`, with every number range-checked.
 
 Knows types and ranges, not files; `directory.py` compares it with the files on disk.
 """
@@ -11,27 +11,30 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Strict
+from .text_vectors import EmbeddingInfo, RerankingInfo
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 PAGE_SIZE: Final = 16
-"""Tokens in a page of KV: one vector of them. Kernels depend on it, so that no other size works without new kernels."""
-TOP_LOGITS: Final = 64  # the most likely tokens that `top_logits` finds in each row of logits
+"""Tokens in a page of KV: as many as fill one vector. Kernels depend on it: another size needs new kernels."""
+TOP_LOGITS: Final = 64  # number of most likely tokens that `top_logits` finds in each row of logits
 WEIGHT_BLOCK: Final = 256  # tokens of a row whose weights the module adds at once
-MAX_POSITION: Final = 1 << 30  # positions are below, for RoPE
-SCALE_BYTES: Final = 4  # of a row of codes
-UNSEALED: Final = "0" * 64  # in place of the manifest's own digest while that is computed
+MAX_POSITION: Final = 1 << 30  # positions are lower, for RoPE
+SCALE_BYTES: Final = 4  # per row of codes
+UNSEALED: Final = "0" * 64  # replaces the manifest's own digest while that is computed
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=1 << 22)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 44)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+NumericClass = Literal["fma", "no-fma"]
+"""`fma`: a product and a sum are rounded once, by one instruction; `no-fma`: twice."""
 KVDType = Literal["f16", "f32", "k12v8"]
 _ITEM_BYTES: Final[dict[KVDType, int]] = {"f16": 2, "f32": 4, "k12v8": 1}
 _CACHE_LINE: Final = 64  # bytes
-_CODE_COLUMNS: Final = 16  # of values, which one vector multiplies
+_CODE_COLUMNS: Final = 16  # columns of values that one vector multiplies
 
 
 class KVLayer(Strict, frozen=True, kw_only=True):
-    """The keys and values that a layer keeps of each token: `key_dim` and `value_dim` numbers for each head.
+    """The KV of one layer: each token has `key_dim` and `value_dim` numbers for each head.
 
     With `values_in_keys` a value is the first `value_dim` numbers of its key, and is not stored again.
     """
@@ -44,16 +47,16 @@ class KVLayer(Strict, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """How the keys and values of one layer lie in a page: `[2, kv_heads, items]`, the first half keys; there is no
-    second half where values are a part of the keys.
+    """The layout of one layer's KV in a page: `[2, kv_heads, items]`, the first half keys, the second values.
 
-    A head's keys lie transposed, `[key_dim, PAGE_SIZE]`, values as `[PAGE_SIZE, value_dim]`.
+    If values are a part of the keys, there is no second half. A head's keys are stored transposed, `[key_dim,
+    PAGE_SIZE]`, values as `[PAGE_SIZE, value_dim]`.
 
-    With k12v8 a row (a token's key or value of one head) is its codes times a scale; keys have 12 bits, in int16, and
-    values 8. Before the codes are the float32 scales of the `PAGE_SIZE` rows, and behind them what fills up a cache
-    line, so that both are aligned. As float16 the scales would be half a line, round once more and overflow. Codes that
-    are multiplied at once are neighbours: keys lie as `[key_dim / 2, PAGE_SIZE, 2]`, values as `[PAGE_SIZE / 4,
-    columns, 4]`. The columns of values are filled up to a multiple of 16.
+    With k12v8 a row, that is, a token's key or value of one head, is its codes times a scale. Keys have 12 bits, in
+    int16, and values 8. The float32 scales of the `PAGE_SIZE` rows come before the codes, and padding to a cache line
+    after them, so that both are aligned. As float16 the scales would be half a line, be rounded once more and overflow.
+    Codes that are multiplied together are adjacent: keys are `[key_dim / 2, PAGE_SIZE, 2]`, values `[PAGE_SIZE / 4,
+    columns, 4]`. The columns of values are padded to a multiple of 16.
     """
 
     dtype: KVDType
@@ -64,33 +67,33 @@ class LayerLayout:
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a key, which has as many as a value."""
+        """Numbers in a key, if a value has as many."""
         assert self.key_dim == self.value_dim, f"keys have {self.key_dim} numbers, values {self.value_dim}"
         return self.key_dim
 
     @property
     def head_items(self) -> int:
-        """Items of the pool that hold the keys of one head in a page, or the values, if both have as many."""
+        """Pool items for the keys of one head in a page, or for its values, if both are equal."""
         return self._items(self.head_dim)
 
     @property
     def key_items(self) -> int:
-        """Items of the pool that hold the keys of one head in a page."""
+        """Pool items for the keys of one head in a page."""
         return self._items(2 * self.key_dim if self.has_codes else self.key_dim)
 
     @property
     def value_items(self) -> int:
-        """Items of the pool that hold the values of one head in a page, and nothing else."""
+        """Pool items for the values of one head in a page, not counting keys."""
         return 0 if self.values_in_keys else self._items(self.value_columns)
 
     @property
     def value_columns(self) -> int:
-        """Numbers that a value takes in a page, with what fills them up."""
+        """Numbers that a value takes in a page, padding included."""
         return -(-self.value_dim // _CODE_COLUMNS) * _CODE_COLUMNS if self.has_codes else self.value_dim
 
     @property
     def page_items(self) -> int:
-        """Items of the pool that hold this layer's part of a page."""
+        """Pool items for this layer's part of a page."""
         return self.num_kv_heads * (self.key_items + self.value_items)
 
     @property
@@ -100,7 +103,7 @@ class LayerLayout:
 
     @property
     def has_codes(self) -> bool:
-        """Whether a row is codes and a scale, which integer products read as they lie."""
+        """Return whether a row is integer codes with a scale, which integer products read directly."""
         return self.dtype == "k12v8"
 
     @property
@@ -114,10 +117,10 @@ class LayerLayout:
 
 
 class KVLayout(Strict, frozen=True, kw_only=True):
-    """How keys and values lie in the pool: layer by layer all pages, each as `LayerLayout` says, items of `dtype`.
+    """The layout of KV in the pool: layer by layer all pages, each laid out as in `LayerLayout`, with items of `dtype`.
 
-    `layers` are those that keep keys and values of their own. Where all are alike (`is_uniform`) the pool is `[layers,
-    pages, 2, kv_heads, head_items]`, and there is one number of heads and of items for all.
+    `layers` are those that keep KV of their own. If all are equal (`is_uniform`) the pool is `[layers, pages, 2,
+    kv_heads, head_items]`, with one number of heads and of items for all.
     """
 
     dtype: KVDType
@@ -126,22 +129,25 @@ class KVLayout(Strict, frozen=True, kw_only=True):
 
     @classmethod
     def uniform(cls, dtype: KVDType, *, num_layers: int, num_kv_heads: int, head_dim: int) -> KVLayout:
-        """Layers that are all alike, and whose keys are as wide as their values."""
+        """Return the layout of equal layers whose keys are as wide as their values."""
         layer = KVLayer(num_kv_heads=num_kv_heads, key_dim=head_dim, value_dim=head_dim)
         return cls(dtype=dtype, page_size=PAGE_SIZE, layers=(layer,) * num_layers)
 
     def of_layer(self, layer: int) -> LayerLayout:
-        """How the part of one layer lies in a page."""
+        """Return the layout of one layer's part of a page."""
         shape = self.layers[layer]
         return LayerLayout(self.dtype, shape.num_kv_heads, shape.key_dim, shape.value_dim, shape.values_in_keys)
 
     def items_before(self, layer: int) -> int:
-        """Items of a page in the layers before this one; the layer begins at this number times `num_pages`."""
+        """Return the items of a page in the layers before this one.
+
+        The layer begins at this number times `num_pages`.
+        """
         return sum(self.of_layer(before).page_items for before in range(layer))
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers are alike, and their values stored beside keys that are as wide."""
+        """Return whether all layers are equal, with values of their own that are as wide as the keys."""
         first = self.layers[0]
         is_plain = first.key_dim == first.value_dim and not first.values_in_keys
         return is_plain and all(layer == first for layer in self.layers)
@@ -158,17 +164,17 @@ class KVLayout(Strict, frozen=True, kw_only=True):
 
     @property
     def num_layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Number of layers that keep KV."""
         return len(self.layers)
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads of each layer of a uniform pool."""
+        """Number of KV heads of each layer of a uniform pool."""
         return self._each.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a key or value in a uniform pool."""
+        """Numbers in a key or value of a uniform pool."""
         return self._each.head_dim
 
     @property
@@ -183,7 +189,7 @@ class KVLayout(Strict, frozen=True, kw_only=True):
 
     @property
     def has_codes(self) -> bool:
-        """Whether rows are codes with a scale each."""
+        """Return whether rows are integer codes with a scale each."""
         return self.of_layer(0).has_codes
 
     @property
@@ -198,39 +204,44 @@ class KVLayout(Strict, frozen=True, kw_only=True):
 
 
 class TargetInfo(Strict, frozen=True, kw_only=True):
-    """What the module was compiled for; `features` are names of `cpu.py` that the machine must have."""
+    """The target that the module was compiled for; `features` are names from `cpu.py` that the machine must have."""
 
     name: str
     triple: str
     mcpu: str
     features: tuple[str, ...]
 
+    @property
+    def numeric_class(self) -> NumericClass:
+        """Class of targets that compute bit-identical logits from the same weights and token ids."""
+        return "fma" if "fma" in self.features or not self.triple.startswith("x86_64") else "no-fma"
+
 
 class ModuleInfo(Strict, frozen=True, kw_only=True):
-    """Limits of the compiled entry points, and what they need."""
+    """Limits and memory needs of the compiled entry points."""
 
     entry_points: tuple[str, ...]
     max_num_tokens: Dimension  # rows of token_ids in one forward
     max_num_logits: Dimension  # rows of logits in one forward
     workspace_bytes: Bytes
-    top_logits_scratch: Dimension  # float32 of scratch that `top_logits` needs for each row
+    top_logits_scratch: Dimension  # float32 numbers of scratch memory that `top_logits` needs for each row
     weights_bytes: Bytes  # bytes of the data section of weights.safetensors
 
 
 class TensorKindInfo(Strict, frozen=True, kw_only=True):
-    """All weights stored as one kind, and what it cost to store them so."""
+    """All weights stored as one kind, and the rounding error of storing them so."""
 
     count: Annotated[int, msgspec.Meta(ge=0)]
     bytes: Bytes
     source: tuple[str, ...]  # the source's own types, such as "Q4_1"
-    # root mean square of what rounding changed, over that of the source's numbers; 0.0 is exact
+    # root mean square of the rounding errors, over that of the source's numbers; 0.0 is exact
     relative_error: Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class QuantizationInfo(Strict, frozen=True, kw_only=True):
-    """How weights are stored, and how many bytes of them a decoded token reads, here and in the source.
+    """The storage of weights, and the bytes of weights that each decoded token reads, here and in the source.
 
-    `token_weights` are the numbers of matrices among them. None: not known.
+    `token_weights` is the number of matrix elements among them. None if unknown.
     """
 
     mode: Literal["keep", "q4", "q8", "f16", "f32"]
@@ -241,10 +252,10 @@ class QuantizationInfo(Strict, frozen=True, kw_only=True):
 
 
 class SamplingDefaults(Strict, frozen=True, kw_only=True):
-    """How tokens are chosen where a request does not say it. The default of each field does nothing.
+    """Sampling parameters for requests that do not set them. The default of each field has no effect.
 
-    An artifact has what the model's makers recommend, and what they do not say of `USUAL_SAMPLING`. Those that were
-    compiled before there was `min_p` have none.
+    An artifact has the values that the model's makers recommend, and `USUAL_SAMPLING` for the rest. Artifacts compiled
+    before `min_p` existed have none.
     """
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 1.0
@@ -258,7 +269,7 @@ USUAL_SAMPLING: Final = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.95, 
 
 
 class TokenizerInfo(Strict, frozen=True, kw_only=True):
-    """Ids with a meaning, and the `TokenizerProfile` as `tokenizer_fix` made it."""
+    """Token ids with a meaning, and the `TokenizerProfile` as `tokenizer_fix` made it."""
 
     bos_token_id: TokenId | None
     eos_token_ids: tuple[TokenId, ...]  # end a reply; the first is the tokenizer's own, which chat templates write
@@ -267,14 +278,14 @@ class TokenizerInfo(Strict, frozen=True, kw_only=True):
 
 
 class FileInfo(Strict, frozen=True, kw_only=True):
-    """One file of the artifact."""
+    """Size and digest of one file of the artifact."""
 
     size: Bytes
     sha256: Sha256
 
 
 class SourceInfo(Strict, frozen=True, kw_only=True):
-    """Where the model came from."""
+    """The source that the model was compiled from."""
 
     format: Literal["gguf", "huggingface", "mlc"]
     name: str
@@ -282,9 +293,9 @@ class SourceInfo(Strict, frozen=True, kw_only=True):
 
 
 class Manifest(Strict, frozen=True, kw_only=True):
-    """The whole of `manifest.json`."""
+    """The complete `manifest.json`. Models with `embedding` return hidden states instead of logits."""
 
-    format_version: Literal[4]
+    format_version: Literal[5]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     model: ModelConfig
     context_length: ContextLength
@@ -296,4 +307,6 @@ class Manifest(Strict, frozen=True, kw_only=True):
     sampling: SamplingDefaults
     source: SourceInfo
     files: dict[str, FileInfo]
-    digest: Sha256 = UNSEALED  # of manifest.json itself, with zeros here
+    embedding: EmbeddingInfo | None = None
+    reranking: RerankingInfo | None = None
+    digest: Sha256 = UNSEALED  # of manifest.json itself, computed with zeros here

@@ -1,1 +1,1 @@
-"""The KV of prompts in memory: pages, sequences, transactions, and the tree that finds what was computed before."""
+"""The KV cache in memory: pages, sequences, transactions, and the radix tree that finds cached prefixes."""

@@ -1,6 +1,6 @@
-"""Name the part of the cache that one client may see, by a keyed hash of all that sets it apart.
+"""Name the part of the cache that one client can see, by a keyed hash of everything that separates it from others.
 
-Knows strings and digests; not requests, trees or stores. What is kept by namespace is compared by its tokens, too.
+Knows strings and digests; not requests, trees or stores. Entries of a namespace are still compared by their tokens.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import msgspec
 from ..artifact.manifest import Manifest
 from ..errors import InvalidParameter
 
-MAX_LENGTH = 1024  # characters of what a client sends
-_PERSON = b"radixlm/prefix/1"  # of the hash: no other use of the same secret gives these bytes
+MAX_LENGTH = 1024  # characters of a text that a client sends
+_PERSON = b"radixlm/prefix/1"  # BLAKE2 personalization: no other use of the same secret gives these bytes
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What keys and values depend on besides the tokens; each is None or text, and None is unlike any text."""
+    """Everything besides the tokens that determines the KV of a prompt.
+
+    Each field is text or None, and None differs from every text.
+    """
 
     model_digest: str | None = None
     tokenizer_digest: str | None = None
@@ -28,7 +31,7 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, manifest: Manifest) -> ModelIdentity:
-        """The identity of an artifact: its manifest's digest covers weights, module and target as well."""
+        """Return the identity of an artifact. Its manifest's digest covers weights, module and target as well."""
         tokenizer = manifest.files.get("tokenizer.json")
         return cls(
             model_digest=manifest.digest,
@@ -39,15 +42,17 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class CacheScope:
-    """What sets clients apart. Equal scopes share a cache, unequal ones never do; None is unlike any text, even "".
+    """The values of a request that separate clients from each other in the cache.
+
+    Requests with equal scopes share a cache, others never do. None differs from any text, even from "".
 
     Attributes:
         api_key, cache_salt, prompt_cache_key: as the client's request has them.
-        adapter: what changes the model for this request only, by its content and not by its name. No request sets it
-            yet; it is in every key, in memory and on disk, so that a LoRA adapter cannot reuse the KV of another.
+        adapter: identifies a change of the model for this request alone, by content rather than by name. No request
+            sets it yet. It is in every key, in memory and on disk, so that a LoRA adapter cannot reuse another's KV.
 
     Raises:
-        InvalidParameter: a text is longer than `MAX_LENGTH` characters, or is no Unicode.
+        InvalidParameter: a text is longer than `MAX_LENGTH` characters, or is not Unicode.
     """
 
     api_key: str | None = None
@@ -64,7 +69,7 @@ class CacheScope:
 
 
 class CacheNamespaces:
-    """Makes the namespaces of one model. A namespace reveals nothing of its scope, and needs the secret to be made.
+    """Makes the namespaces of one model. A namespace does not reveal its scope, and cannot be made without the secret.
 
     >>> namespaces = CacheNamespaces(ModelIdentity())
     >>> namespaces.of(CacheScope(cache_salt="a")) == namespaces.of(CacheScope(cache_salt="a"))
@@ -82,14 +87,14 @@ class CacheNamespaces:
         self._model.update(_framed(model))
 
     def of(self, scope: CacheScope) -> bytes:
-        """The namespace of a scope: 32 bytes."""
+        """Return the namespace of a scope: 32 bytes."""
         hashed = self._model.copy()
         hashed.update(_framed(scope))
         return hashed.digest()
 
 
 def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:
-    """Of each value whether it is there, its length and itself, so that no two lists of values are the same bytes."""
+    """Encode each value as a presence byte, its length and itself, so that different values give different bytes."""
     framed = b""
     for value in vars(dimensions).values():  # in the order of the fields
         if value is None:

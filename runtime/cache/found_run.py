@@ -1,4 +1,4 @@
-"""Walk down from a root along wanted tokens, as far as the tree has them.
+"""Follow a prompt's tokens down from a root, as far as the tree has them.
 
 Reads nodes and changes none. Knows keys and pages, not sequences.
 """
@@ -15,13 +15,17 @@ from .why_not_more import MAX_IDS_COMPARED
 
 @dataclass(frozen=True)
 class FoundRun:
-    """The longest cached run that begins like the wanted tokens.
+    """The longest cached run that begins like the requested tokens.
 
-    Of its `num_tokens`, the first are in the full `pages`; the other `num_rows` are the first rows of
-    `partial_page`, which may be part of a full page or a tail. `ahead_ids` are what the tree has next, if anything, the
-    first of them made by the model if `is_next_generated`; `was_evicted` says that it once had the wanted token there.
+    The full `pages` hold the first tokens. The other `num_rows` tokens are the first rows of `partial_page`, a full
+    page or a tail.
 
-    Of a recurrent model it ends where there is a state, in `state_slot`; keys and values go on to `num_with_kv`.
+    Attributes:
+        ahead_ids: the next tokens in the tree, if any.
+        is_next_generated: the model generated the first of `ahead_ids`.
+        was_evicted: the tree once had the requested token there, and evicted it.
+        num_with_kv: tokens with KV. More than `num_tokens` if the run was cut at a state or at dropped window rows.
+        state_slot: recurrent models: the slot of the state after `num_tokens` tokens.
     """
 
     num_tokens: int
@@ -37,7 +41,7 @@ class FoundRun:
 
     @classmethod
     def below(cls, root: Node | None, key: bytes) -> FoundRun:
-        """The run below `root` that begins like the tokens of `key`; without a root there is none."""
+        """Return the longest run below `root` that begins like the tokens of `key`; an empty one without a root."""
         pages: list[int] = []
         generated: list[bytes] = []
         partial_page, num_rows = None, 0
@@ -47,13 +51,13 @@ class FoundRun:
         while node is not None and done < len(key):
             child, common = node.nearest(key, done)
             if child is None or common == 0:
-                was_evicted = node.had(key[done : done + PAGE_BYTES], 0)
+                was_evicted = node.was_evicted(key[done : done + PAGE_BYTES], 0)
                 ahead = None if child is None else (child, 0)
                 break
             if common == PAGE_SIZE:
                 common = num_common_tokens(child.run, key, 0, done)
             num_full = common // PAGE_SIZE
-            was_evicted = num_full == 0 and node.had(key[done : done + PAGE_BYTES], common)
+            was_evicted = num_full == 0 and node.was_evicted(key[done : done + PAGE_BYTES], common)
             pages += child.pages[:num_full]
             generated.append(bytes(child.generated[:common]))
             if num_full < len(child.pages):
@@ -76,7 +80,7 @@ class FoundRun:
         )
 
     def up_to(self, state: FoundState) -> FoundRun:
-        """The part of it that ends at a state; nothing where that is the zeros."""
+        """Return the part of the run that ends at a state; nothing if that is the state of zeros."""
         num_pages, num_rows = divmod(state.num_tokens, PAGE_SIZE)
         after = self.pages[num_pages] if num_pages < len(self.pages) else self.partial_page
         return replace(

@@ -1,7 +1,7 @@
 """Reserve the pages of a whole step, then commit it or roll it back.
 
-Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts, neither what a
-forward computes nor the arrays that it takes.
+Tree, sequences and pool change together in `commit`, or not at all. Knows page ids and token counts; neither the
+forward's results nor its input arrays.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ from ..kv_log.log import KVLog
 from ..model.batch import PageCopy
 from ..states.state_pool import NO_STATE
 from .page_pool import PagePool, num_pages_for
-from .page_sharing import keep_state, share_full_pages, take_pages
+from .page_sharing import keep_state, keep_windows, share_full_pages, take_pages
 from .radix_tree import RadixTree
 from .sequence import Sequence
 from .sparse_span import SparseSpan
 
 
 class Reservation(NamedTuple):
-    """Room for the KV of tokens `[start, stop)` of one sequence; the last of them may be a draft, which is not the
-    sequence's yet.
+    """Room for the KV of tokens `[start, stop)` of one sequence.
 
-    Their pages are the first `num_kept_pages` of the sequence's own, and after them the `new_page_ids`. `copies`
-    are the row copies to do before the forward (none or one: the rows of a partial page that others own too).
-    `rows` are those of the tokens' KV, counted from the sequence's first page: their positions, unless it has a
-    `sparse` span. Of a recurrent model, the step reads the state in one slot and writes it to another.
+    The last of these tokens can be draft tokens, which the sequence does not contain yet.
+
+    Attributes:
+        num_kept_pages: the first pages are this many of the sequence's own; `new_page_ids` follow.
+        copies: row copies to do before the forward: one if a partial page is shared with other owners, else none.
+        rows: the rows of the tokens' KV, counted from the sequence's first page. They equal the positions, unless the
+            sequence has a `sparse` span.
+        state_in, state_out: recurrent models: the step reads the state in one slot and writes it to the other.
+        num_recomputed: first tokens that a step computed before without leaving a state; they are computed again.
     """
 
     sequence: Sequence
@@ -44,41 +48,42 @@ class Reservation(NamedTuple):
     draft_ids: tuple[int, ...] = ()
     state_in: int = NO_STATE
     state_out: int = NO_STATE
+    num_recomputed: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes for this sequence."""
+        """Number of tokens that the step computes for this sequence."""
         return self.stop - self.start
 
     @property
     def decodes(self) -> bool:
-        """Whether there is one token, but for a draft."""
-        return self.num_tokens == 1 + len(self.draft_ids)
+        """Return whether the step computes a single new token, not counting draft tokens and recomputed ones."""
+        return self.num_tokens == 1 + self.num_recomputed + len(self.draft_ids)
 
     @property
     def token_ids(self) -> collections.abc.Sequence[int]:
-        """The tokens that the step computes; their positions are `range(start, stop)`."""
+        """Tokens that the step computes; their positions are `range(start, stop)`."""
         return [*self.sequence.token_ids[self.start : self.stop], *self.draft_ids]
 
     @property
     def num_pages(self) -> int:
-        """Pages of the KV of `[0, stop)`."""
+        """Number of pages that the KV of `[0, stop)` takes."""
         return self.num_kept_pages + len(self.new_page_ids)
 
     @property
     def page_ids(self) -> array[int]:
-        """The pages of the KV of `[0, stop)`, those of the step included; int32."""
+        """Page ids of the KV of `[0, stop)`, new pages included; int32."""
         return self.sequence.page_ids[: self.num_kept_pages] + array("i", self.new_page_ids)
 
 
 class KVTransaction:
-    """Pages taken for one step; they go back to the pool unless `commit` is called.
+    """Pages taken for one step; they return to the pool unless `commit` is called.
 
     >>> from .prefix_cache import PrefixCache
     >>> cache = PrefixCache(PagePool(num_pages=2))
     >>> sequence = cache.open(cache.match([1, 2, 3]), context_length=32)
-    >>> with cache.begin() as step:
-    ...     reservation = step.reserve(sequence, 3)  # run step.copies, then the forward, then step.commit()
+    >>> with cache.begin() as transaction:  # then do transaction.copies, run the forward, and commit
+    ...     reservation = transaction.reserve(sequence, 3)
     >>> cache.pool.num_free  # not committed: rolled back
     2
     """
@@ -99,7 +104,7 @@ class KVTransaction:
 
     @property
     def reservations(self) -> list[Reservation]:
-        """What was reserved, in order."""
+        """All reservations, in order."""
         return list(self._reservations.values())
 
     @property
@@ -112,16 +117,16 @@ class KVTransaction:
     ) -> Reservation:
         """Take pages for the next `num_tokens` uncomputed tokens; the sequence changes in `commit` only.
 
-        Behind all uncomputed tokens there may be a draft, a guess of what comes next; `accept` says how much is right.
+        After all uncomputed tokens, `draft_ids` can follow; `accept` then says how many of them were accepted.
 
-        Evicts from the tree, least recently used first, when too few pages are free; a rollback does not
-        bring those back. If the sequence's last page is partial and not its own alone, it is replaced by a
-        new one and the reservation says which rows to copy; the source stays as it is until `commit`. So a
-        sequence that is alone always fits a pool of `num_pages_for(context_length) + 1` pages.
+        Evicts from the tree, least recently used first, if too few pages are free. A rollback does not bring evicted
+        pages back. If the sequence's last page is partial and shared, a new page replaces it. The reservation says
+        which rows to copy, and the source stays unchanged until `commit`. So a sequence that is alone always fits a
+        pool of `num_pages_for(context_length) + 1` pages.
 
         Raises:
-            OutOfPages: free and evictable pages together do not suffice, or slots for states; nothing is taken, the
-                transaction's other reservations stay, and `drop` gives one of them back.
+            OutOfPages: too few free and evictable pages, or slots for states. Nothing is taken and the transaction's
+                other reservations stay; `drop` returns one of them.
             UnknownSequence: the sequence is closed.
         """
         sequence.require_open()
@@ -139,7 +144,18 @@ class KVTransaction:
         copies = (PageCopy(sequence.page_ids[-1], taken[0], num_rows),) if must_copy else ()
         draft, state_in = tuple(draft_ids), sequence.state.slot
         reservation = Reservation(
-            sequence, start, stop, num_kept, taken, copies, rows, sparse, draft, state_in, state_out
+            sequence,
+            start,
+            stop,
+            num_kept,
+            taken,
+            copies,
+            rows,
+            sparse,
+            draft,
+            state_in,
+            state_out,
+            sequence.num_recomputed,
         )
         self._reservations[sequence.seq_id] = reservation
         sequence.set_reserved(True)
@@ -152,11 +168,11 @@ class KVTransaction:
         return reservation
 
     def accept(self, sequence: Sequence, num_tokens: int) -> None:
-        """Append the first `num_tokens` tokens of a sequence's draft to it, and give back the pages that only others
-        of the draft are in. What is left of the reservation is for `commit`.
+        """Append the first `num_tokens` draft tokens to their sequence, and release pages that only rejected ones used.
 
-        Of a recurrent model nothing is left where a token was wrong: the state is that after all of them. The step is
-        then computed again, for the tokens that were right, with the next one.
+        The rest of the reservation waits for `commit`. With a recurrent model nothing is left after a rejected token,
+        because the state is the one after the whole draft. The next step then computes the accepted tokens again, with
+        the next token and a new draft.
         """
         before = self._reservations[sequence.seq_id]
         num_rejected = len(before.draft_ids) - num_tokens
@@ -178,7 +194,7 @@ class KVTransaction:
             self._kv_log.write("accept", sequence, pages=kept, free=[num_free, self._pool.num_free])
 
     def drop(self, sequence: Sequence) -> None:
-        """Give back what was reserved for one sequence, for instance to preempt it; the others stay."""
+        """Release everything reserved for one sequence, for instance to preempt it; other reservations stay."""
         num_free = self._pool.num_free
         reservation = self._reservations.pop(sequence.seq_id)
         self._pool.release(reservation.new_page_ids)
@@ -188,23 +204,27 @@ class KVTransaction:
             self._kv_log.write("drop", sequence, free=[num_free, self._pool.num_free])
 
     def commit(self) -> None:
-        """Make the step's tokens computed, and share every page that is full now in the tree, unless its sequence
-        has a sparse span or no namespace, or tokens of the page may be taken back.
+        """Mark the step's tokens as computed, and share every page that is now full in the tree.
 
-        Where the tree has the same page of another request already, the sequence takes that and releases its
+        A page is not shared if its sequence has a sparse span or no namespace, or if tokens of the page can be taken
+        back. If the tree already has the same page from another request, the sequence uses that one and releases its
         own. Call it when the forward and the sampling have succeeded, then append the sampled tokens.
         """
         for reservation in self.reservations:
             assert not reservation.draft_ids, "a draft was neither accepted nor rejected"
             sequence, num_kept = reservation.sequence, reservation.num_kept_pages
             num_free, num_shared = self._pool.num_free, sequence.num_shareable // PAGE_SIZE
-            if reservation.copies:  # their source is the sequence's no longer
+            if reservation.copies:  # the sequence no longer uses the source page
                 self._pool.release(sequence.page_ids[num_kept:])
             sequence.replace_kv(reservation.new_page_ids, reservation.stop, num_kept_pages=num_kept)
+            if reservation.stop == reservation.start:  # a rejected draft left no state
+                sequence.set_recomputed()
+            if self._pool.windows is not None:
+                self._pool.windows.settle(reservation.new_page_ids)
             if reservation.state_out:
                 sequence.state.move(reservation.state_out)
                 sequence.state.computed(reservation.stop)
-            # its own now, and not to be rolled back, should sharing them fail
+            # the pages belong to the sequence now: a failure while sharing must not roll them back
             del self._reservations[sequence.seq_id]
             sequence.set_reserved(False)
             if self._kv_log is not None:
@@ -215,20 +235,21 @@ class KVTransaction:
                 )
             last = sequence.num_shareable // PAGE_SIZE
             share_full_pages(self._pool, self._tree, sequence, num_shared, last, self._kv_log)
+            keep_windows(self._pool, sequence, reservation.start)
             if sequence.state.is_wanted_at(sequence.num_computed):
                 keep_state(self._tree, sequence)
 
     def rollback(self) -> None:
-        """Give back every page that is not committed; no effect after `commit`."""
+        """Return every page that is not committed to the pool; no effect after `commit`."""
         for reservation in self.reservations:
             self.drop(reservation.sequence)
 
     def abandon(self) -> None:
-        """Forget what was reserved without giving it back: the pool is not used any more."""
+        """Forget all reservations without releasing their pages, because the pool is no longer used."""
         self._reservations.clear()
 
     def _take(self, num_pages: int) -> tuple[list[int], int]:
-        """Pages, and of a recurrent model a slot for a state; both or none."""
+        """Take pages and, for a recurrent model, a slot for a state; both or none."""
         states = self._tree.states
         slot = NO_STATE if states is None else states.allocate()
         try:

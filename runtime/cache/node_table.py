@@ -1,6 +1,6 @@
-"""Hold the nodes of one tree by namespace, id and page, and tell the pool of the pages that they gain and lose.
+"""Hold the nodes of one tree by namespace, id and page, and report to the pool the pages that they gain and lose.
 
-Knows how nodes grow, split and go. Not what is looked for in them, and not when they go: `eviction.py` decides that.
+Knows how nodes grow, split and are removed. Not how they are matched, and not when they go: `eviction.py` decides that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .radix_node import PAGE_BYTES, TOKEN_BYTES, Key, Node
 
 
 class NodeTable:
-    """The nodes of a tree. A node's pages and its place change here only.
+    """The nodes of a tree. Only this table changes a node's pages and its position in the tree.
 
     Attributes:
-        roots: by namespace, to be read; each has a child, but for a new one.
-        nodes: those below the roots, by id, to be read.
-        num_unused_rows: of tails, whose pages are not full.
-        version: rises when what can be found changes.
+        roots: by namespace; read only. Each has a child, except a new one.
+        nodes: all nodes below the roots, by id; read only.
+        num_unused_rows: rows without a token, in the partial pages of tails.
+        version: increases when matches can change.
         num_dropped: pages that left the tree so far.
     """
 
@@ -36,26 +36,28 @@ class NodeTable:
         self._next_id = 0
 
     def node_of(self, page_id: int) -> Node | None:
-        """The node that a page is in; None if it is in none."""
+        """Return the node that contains a page; None if none does."""
         return self.nodes.get(int(self._node_of_page[page_id])) if page_id < len(self._node_of_page) else None
 
     def root(self, namespace: bytes) -> Node:
-        """Where the namespace's runs begin; a new root, for a child to be added, if it has none."""
+        """Return the root of a namespace; a new one, for a child to be added, if it has none."""
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node(-1, parent=None, start=0, namespace=namespace)
         return root
 
     def end_of(self, page_id: int, num_pages: int) -> tuple[Node, int]:
-        """The node that a page is in, and how many of its pages the first `num_pages` from the root take, of which it
-        is the last."""
+        """Return the node that contains a page, and the number of its pages up to and including this one.
+
+        The page is the last of the first `num_pages` pages from the root.
+        """
         node = self.nodes[int(self._node_of_page[page_id])]
         offset = num_pages - node.start
         assert node.pages[offset - 1] == page_id, f"page {page_id} is elsewhere in the tree"
         return node, offset
 
     def extend(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> None:
-        """Put full pages at the end of a node's run."""
+        """Append full pages to a node's run."""
         self._add_pages(page_ids)
         node.run += key
         node.pages += page_ids
@@ -74,17 +76,17 @@ class NodeTable:
         return child
 
     def split(self, node: Node, num_pages: int) -> Node:
-        """Cut a node after `num_pages` pages; the lower part, which is a node of its own now."""
+        """Cut a node after `num_pages` pages; return the lower part, a new node."""
         lower = node.split(num_pages, self._new_id())
         self.nodes[lower.node_id] = lower
         self._node_of_page[lower.pages] = lower.node_id
         return lower
 
     def remove(self, leaf: Node, *, is_superseded: bool = False) -> Node:
-        """Take out a leaf with all its pages; returns what it was below, perhaps a root without children now.
+        """Remove a leaf with all its pages; return its parent, perhaps a root that has no children now.
 
         Args:
-            is_superseded: what takes its place begins with its tokens, so that states within these stay.
+            is_superseded: a node that begins with the leaf's tokens replaces it, so that states within these stay.
         """
         parent, page = leaf.parent, leaf.key
         assert parent is not None and not leaf.children
@@ -96,22 +98,26 @@ class NodeTable:
         return parent
 
     def remove_root(self, root: Node) -> None:
-        """Take out a root without children: the namespace has no run any more."""
+        """Remove a root without children: its namespace has no run any more."""
         assert not root.children
         del self.roots[root.namespace]
         if self._states is not None:
             self._states.forget([root.namespace])
 
     def drop_pages(self, node: Node, num_pages: int) -> None:
-        """Give up the last pages of a leaf, but not all."""
+        """Remove the last pages of a leaf, but not all of them."""
         left = len(node.pages) - num_pages
         page = bytes(node.run[left * PAGE_BYTES : (left + 1) * PAGE_BYTES])
         self._drop_pages(node, num_pages)
         self.forget_states(node, left, page)
 
     def forget_states(self, node: Node, num_pages: int, page: bytes) -> None:
-        """Drop the states after the first tokens of a page that stood behind the first `num_pages` of a node, and is
-        gone, but for those within what else goes on there."""
+        """Drop the states at tokens within a page that was removed, unless another continuation has the same tokens.
+
+        Args:
+            node, num_pages: the removed page came after the first `num_pages` pages of this node.
+            page: the tokens of the removed page, as a key.
+        """
         if self._states is None:
             return
 

@@ -1,6 +1,6 @@
-"""The open sequences of a cache, and the pages that pass between them and the tree: found, left there, or taken afresh.
+"""Hold the open sequences of a cache, and move pages between them and the tree: matched, shared, or newly allocated.
 
-Knows pages, counts of tokens, and how a KV log writes sequences down. Not when any of it is done: `prefix_cache.py` and
+Knows pages, counts of tokens, and how a KV log records sequences. Not when any of it is done: `prefix_cache.py` and
 `kv_transaction.py` decide that.
 """
 
@@ -18,13 +18,14 @@ from .radix_node import encode_key
 from .radix_tree import RadixTree
 from .sequence import Sequence
 from .sparse_span import SparseSpan
+from .window_rows import WindowRows
 
 
 class LiveSequences:
     """The open sequences of one cache, in the order in which they were opened.
 
     Attributes:
-        next_id: for the next sequence that is added.
+        next_id: id for the next sequence that is added.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class LiveSequences:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """As a copy: another thread may look at them while the engine's opens and closes some."""
+        """Iterate over a copy: another thread can read while the engine's thread opens and closes sequences."""
         return iter(list(self._by_id.values()))
 
     def add(self, sequence: Sequence) -> None:
@@ -45,15 +46,15 @@ class LiveSequences:
         self._by_id[sequence.seq_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out a sequence that was closed."""
+        """Remove a sequence that was closed."""
         del self._by_id[sequence.seq_id]
 
     def clear(self) -> None:
-        """Take out all sequences, whatever state they are in; ids go on."""
+        """Remove all sequences, whatever state they are in; ids continue."""
         self._by_id.clear()
 
     def get(self, seq_id: int) -> Sequence:
-        """The sequence with this id.
+        """Return the sequence with this id.
 
         Raises:
             UnknownSequence: there is none.
@@ -64,17 +65,21 @@ class LiveSequences:
         return sequence
 
     def require(self, sequence: Sequence) -> None:
-        """Raise UnknownSequence if the sequence is closed, or of another cache."""
+        """Raise UnknownSequence if the sequence is closed, or belongs to another cache."""
         if self.get(sequence.seq_id) is not sequence:
             raise UnknownSequence(f"sequence {sequence.seq_id} is of another cache")
 
     @property
     def num_unused_rows(self) -> int:
-        """Rows of the sequences' pages that no token is in yet; from another thread an approximate number."""
+        """Number of rows of the sequences' pages without a token; approximate when read from another thread."""
         return sum(max(0, len(each.page_ids) * PAGE_SIZE - each.num_rows) for each in self)
 
+    def pages_read_next(self, windows: WindowRows) -> set[int]:
+        """Return the pages whose rows the next token of any sequence reads in layers with a sliding window."""
+        return {page for each in self for page in each.page_ids[windows.first_page(each.num_computed) :]}
+
     def log_state(self) -> list[dict[str, object]]:
-        """The `sequences` of a KV log's `state` line."""
+        """Return the `sequences` field of a KV log's `state` line."""
         return [
             {
                 "request": each.request_id,
@@ -89,7 +94,10 @@ class LiveSequences:
         ]
 
     def check(self, pool: PagePool) -> None:
-        """Raise AssertionError unless all are open and whole, and share what they may; not inside a transaction."""
+        """Raise AssertionError unless all are open and consistent, with their full pages shared.
+
+        Not inside a transaction.
+        """
         for seq_id, sequence in self._by_id.items():
             sequence.check()
             assert sequence.seq_id == seq_id and not sequence.is_closed and not sequence.is_reserved
@@ -101,10 +109,11 @@ class LiveSequences:
 
 
 def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
-    """Allocate pages, evicting from the tree, least recently used first, when too few are free.
+    """Allocate pages, evicting from the tree, least recently used first, if too few are free.
 
     Raises:
-        OutOfPages: free and evictable pages together do not suffice; nothing is taken or evicted.
+        OutOfPages: too few pages are free or evictable: nothing is taken or evicted. Or there is no room for rows of
+            sliding windows: nothing is taken.
     """
     if num_pages == 0:
         return []
@@ -120,14 +129,17 @@ def take_pages(pool: PagePool, tree: RadixTree, num_pages: int) -> list[int]:
 
 
 def reuse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int) -> int:
-    """Share what the tree has of the first `limit` tokens if that is more than is computed; returns the gain."""
+    """Share the cached KV of the first `limit` tokens if that is more than is computed; return the gain.
+
+    The gain is a number of tokens.
+    """
     assert not sequence.is_reserved, f"{sequence} is reserved"
     before = sequence.num_computed
     if limit <= before:
         return 0
     found = tree.find_resumable(sequence.namespace, encode_key(sequence.token_ids[:limit]))
     if found.num_with_kv > max(found.num_tokens, before):
-        sequence.state.want_at(found.num_with_kv)  # where prefixes part: the next one finds a state there
+        sequence.want_resumable_at(found.num_with_kv)  # where prefixes diverge: the next one resumes from there
     if found.num_tokens <= before:
         return 0
     page_ids = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
@@ -136,17 +148,22 @@ def reuse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int) -> in
         tree.states.retain(found.state_slot)
         tree.states.touch(found.state_slot)
     sequence.take_kv(page_ids, found.num_tokens, found.generated, state_slot=found.state_slot)
+    if pool.windows is not None:
+        pool.windows.keep(page_ids, found.num_tokens)
     tree.touch(found.pages)  # not the partial page: one common row does not make a run recent
     return found.num_tokens - before
 
 
 def begin_sparse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int, sparse: SparseSpan) -> int:
-    """Give a new sequence the pages before the span, and its own for the span's rows; returns how many are its own.
+    """Give a new sequence the shared pages before its sparse span, and new pages for the span's rows.
+
+    Returns:
+        The number of new pages.
 
     Raises:
         OutOfPages: too few pages are free or can be evicted.
-        SparseSpanError: the span is not of the first `limit` tokens, or the pages before it are not cached. In each
-            case nothing is taken or evicted.
+        SparseSpanError: the span does not cover the first `limit` tokens, or the pages before it are not cached. In
+            each case nothing is taken or evicted.
     """
     if sparse.stop > limit or tuple(sequence.token_ids[: sparse.stop]) != sparse.token_ids:
         raise SparseSpanError(
@@ -158,7 +175,7 @@ def begin_sparse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int
         raise SparseSpanError(
             f"{sparse!r} goes on from {sparse.start} tokens, {found.num_tokens} are cached; open it without"
         )
-    pool.retain(found.pages)  # or the span's pages might evict them
+    pool.retain(found.pages)  # otherwise taking the span's pages could evict them
     try:
         own = take_pages(pool, tree, num_pages_for(sparse.start + sparse.num_rows) - len(found.pages))
     except OutOfPages:
@@ -173,9 +190,9 @@ def begin_sparse(pool: PagePool, tree: RadixTree, sequence: Sequence, limit: int
 def share_full_pages(
     pool: PagePool, tree: RadixTree, sequence: Sequence, first: int, last: int, kv_log: KVLog | None
 ) -> None:
-    """Put the pages `[first, last)`, which are full now, into the tree, if they may be shared.
+    """Put the pages `[first, last)`, which are full now, into the tree, if they can be shared.
 
-    Where the tree has the same page already, the sequence takes that one and gives its own back.
+    If the tree has the same page already, the sequence uses that one and releases its own.
     """
     if first == last or sequence.namespace is None or sequence.sparse is not None:
         return
@@ -185,7 +202,8 @@ def share_full_pages(
     shared = tree.insert_after(
         sequence.namespace, last_above, first, sequence.token_ids[tokens], own, sequence.generated[tokens]
     )
-    num_free = pool.num_free  # after pages that the new ones superseded, which have lines
+    num_free = pool.num_free  # read after `insert_after`, which logs the pages that it superseded itself
+    _regain_rows(pool, shared, own)
     pool.retain(theirs for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
     pool.release(ours for theirs, ours in zip(shared, own, strict=True) if theirs != ours)
     sequence.replace_kv([*shared, *after], sequence.num_computed, num_kept_pages=first)
@@ -195,11 +213,11 @@ def share_full_pages(
 
 
 class TreeEnd(NamedTuple):
-    """Where a run of full pages from the root on ends in the tree.
+    """The end in the tree of a run of full pages that starts at the root.
 
     Args:
-        page_id: of the last of them; None: there is none.
-        num_dropped: pages that had left the tree when these were in it.
+        page_id: the last page; None if the run is empty.
+        num_dropped: pages that had left the tree when this run was in it.
     """
 
     namespace: bytes
@@ -216,40 +234,69 @@ def insert_after(
     generated: bytes,
     write: Callable[[list[int]], None],
 ) -> TreeEnd | None:
-    """Put full pages into the tree behind others, whatever their number; returns where they end.
+    """Put full pages into the tree after others; return the new end.
 
-    None, with nothing changed, if pages have left the tree since, maybe those, or too few are free.
+    None, with nothing changed, if any pages have left the tree since `end` was taken, or if too few are free.
 
     Args:
-        generated: one byte a token, 1 where a model made it.
-        write: fills fresh pages, of these ids.
+        generated: one byte a token, 1 if a model generated it.
+        write: fills the new pages, given their ids.
     """
     num_pages = len(token_ids) // PAGE_SIZE
-    if tree.num_dropped != end.num_dropped or pool.num_free < num_pages:
+    if tree.num_dropped != end.num_dropped:
         return None
-    own = pool.allocate(num_pages)
+    try:
+        own = pool.allocate(num_pages)
+    except OutOfPages:
+        return None
     try:
         write(own)
         kept = tree.insert_after(end.namespace, end.page_id, end.num_pages, token_ids, own, generated)
+        _regain_rows(pool, kept, own)
     finally:
         pool.release(own)
     return TreeEnd(end.namespace, kept[-1], end.num_pages + num_pages, tree.num_dropped)
 
 
-def leave_in_tree(tree: RadixTree, sequence: Sequence) -> None:
-    """Keep the rows of the last page that may be shared, which is partial; the full pages are in the tree already."""
+def _regain_rows(pool: PagePool, shared: AnySequence[int], own: AnySequence[int]) -> None:
+    """Restore dropped window rows of shared pages from the sequence's own pages of the same tokens."""
+    if pool.windows is not None:
+        pool.windows.regain(shared, own)
+
+
+def leave_in_tree(pool: PagePool, tree: RadixTree, sequence: Sequence) -> None:
+    """Keep the shareable rows of the last, partial page in the tree; the full pages are there already."""
+    _leave_tail(tree, sequence)
+    keep_window(pool, sequence, sequence.num_shareable)
+
+
+def _leave_tail(tree: RadixTree, sequence: Sequence) -> None:
     num_full, num_tail = divmod(sequence.num_shareable, PAGE_SIZE)
     full, tail = sequence.page_ids[:num_full], sequence.page_ids[num_full:]
-    if not num_tail or sequence.sparse is not None or sequence.namespace is None:  # the tail may not be shared
+    if not num_tail or sequence.sparse is not None or sequence.namespace is None:  # no tail to share
         tree.touch(full)
         return
-    tokens = slice(num_full * PAGE_SIZE, sequence.num_shareable)  # may be there: found there, or popped to
+    tokens = slice(num_full * PAGE_SIZE, sequence.num_shareable)  # after a match or a pop the tree can have them
     tree.insert_tail(sequence.namespace, full, sequence.token_ids[tokens], tail[0], sequence.generated[tokens])
 
 
+def keep_windows(pool: PagePool, sequence: Sequence, start: int) -> None:
+    """Keep the window rows before each resume point that a sequence passed since `start` tokens were computed."""
+    if pool.windows is not None:
+        stop = sequence.num_computed
+        wanted = (point for point in sequence.resume_points if start < point <= stop)
+        for point in (*pool.windows.points(start, stop), *wanted):
+            keep_window(pool, sequence, point)
+
+
+def keep_window(pool: PagePool, sequence: Sequence, num_tokens: int) -> None:
+    """Keep the window rows before token `num_tokens` of a sequence, because others are likely to resume there."""
+    if pool.windows is not None:
+        pool.windows.keep(sequence.page_ids, num_tokens)
+
+
 def keep_states(tree: RadixTree, sequence: Sequence) -> None:
-    """Leave the state after a sequence's last full page, and that after all its computed tokens, where others find
-    them."""
+    """Leave the states after a sequence's last full page and after all computed tokens, for others to resume from."""
     state = sequence.state
     if 0 < state.num_page_tokens < sequence.num_computed:
         _keep(tree, sequence, state.num_page_tokens, state.page_slot)
@@ -257,12 +304,12 @@ def keep_states(tree: RadixTree, sequence: Sequence) -> None:
 
 
 def keep_state(tree: RadixTree, sequence: Sequence) -> None:
-    """Leave the state after a sequence's computed tokens where others find it, if these tokens may be shared."""
+    """Leave the state after a sequence's computed tokens for others to resume from, if these tokens can be shared."""
     _keep(tree, sequence, sequence.num_computed, sequence.state.slot)
 
 
 def forget_states(tree: RadixTree, sequence: Sequence) -> None:
-    """Drop the states that a sequence left within its last page, which is partial and is not left in the tree."""
+    """Drop the states that a sequence left within its last page, which is partial and does not stay in the tree."""
     num_full, num_tail = divmod(sequence.num_shareable, PAGE_SIZE)
     if num_tail and sequence.namespace is not None:
         tokens = sequence.token_ids[num_full * PAGE_SIZE : sequence.num_shareable]

@@ -1,6 +1,6 @@
-"""Find, share and keep the KV of prompts: the one object that the engine talks to about pages.
+"""Find, share and keep the KV of prompts: the engine's only interface to pages.
 
-Knows token ids, page ids and namespaces. Not text, tensors or requests: the engine moves the contents, as the
+Knows token ids, page ids and namespaces. Not text, tensors or requests: the engine moves the contents of pages, as the
 reservations of a step say.
 """
 
@@ -10,12 +10,13 @@ import collections.abc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
-from ..memory import Forgotten, Memory
+from ..memory import ForgetResult, Memory
 from ..states.sequence_state import turn_start
 from ..states.state_pool import StatePool
 from .cache_uses import CacheUses
@@ -42,7 +43,7 @@ from .sparse_span import SparseSpan
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Counts of now (pages, sequences, nodes), and since the start (tokens, evictions)."""
+    """Current counts of pages, sequences and nodes, and totals of tokens and evictions since the start."""
 
     num_pages: int
     num_free_pages: int
@@ -56,28 +57,28 @@ class CacheStats:
 
 
 class PrefixCache(Memory):
-    """Sequences over one pool of pages, and the tree of everything that was computed.
+    """Sequences over one pool of pages, and the radix tree of all cached KV.
 
     The life of a request::
 
-        match = cache.match(prompt_ids)                  # looks only
+        match = cache.match(prompt_ids)                  # changes nothing
         sequence = cache.open(match, context_length=n)   # shares the matched pages
-        with cache.begin() as step:                      # each step, for all its sequences
-            reservation = step.reserve(sequence, num_tokens)
-            ...                                          # step.copies, forward, sample
-            step.commit()                                # full pages are shared from here on
+        with cache.begin() as transaction:               # each step, for all its sequences
+            reservation = transaction.reserve(sequence, num_tokens)
+            ...                                          # transaction.copies, forward, sample
+            transaction.commit()                         # full pages are shared from now on
         sequence.append([token_id])
-        cache.close(sequence)                            # the rest stays in the tree
+        cache.close(sequence)                            # the partial last page joins the tree, too
 
-    Between transactions every full page of a live sequence is in the tree. Of a sequence with a sparse span only those
-    before the span are; no other page of it ever is. A sequence without a namespace takes nothing from the tree and
-    leaves nothing in it.
+    Between transactions every full page of a live sequence is in the tree. If the sequence has a sparse span, only the
+    pages before the span are, and no other page of it ever will be. A sequence without a namespace takes nothing from
+    the tree and leaves nothing in it.
 
     Attributes:
-        pool, tree: the pages, and the runs that are cached.
-        states: of a recurrent model, the slots of states; None: it keeps none.
-        sequences: those that are live, to be read.
-        aliases, uses: what is remembered of replies, and of the last requests.
+        pool, tree: the pages, and the cached runs.
+        states: recurrent models: the slots for states; None for all others.
+        sequences: the live sequences; read only.
+        aliases, uses: re-rendered replies, and the cache use of the last requests.
     """
 
     def __init__(
@@ -88,13 +89,16 @@ class PrefixCache(Memory):
         clock: Callable[[], float] = time.monotonic,
         kv_log: KVLog | None = None,
     ) -> None:
-        """An empty cache; `kv_log` gets a line for everything that happens to pages. A recurrent model has `states`."""
+        """Create an empty cache. `kv_log` gets a line for every event of a page. A recurrent model has `states`."""
         self.pool, self.states = pool, states
         self._kv_log = kv_log
         self.aliases = ReplyAliases(clock=clock)
         self.uses = CacheUses()
         self.tree = RadixTree(pool, clock=clock, kv_log=kv_log, states=states)
         self.sequences = LiveSequences()
+        if (windows := pool.windows) is not None:
+            assert states is None, "a state and rows of sliding windows would have to be kept at the same tokens"
+            windows.needed = partial(self.sequences.pages_read_next, windows)
         if kv_log is not None:
             kv_log.write("begin", num_pages=pool.num_pages)
         self._num_prompt_tokens = 0
@@ -109,13 +113,13 @@ class PrefixCache(Memory):
         num_known: int = 0,
         spelled: Callable[[], SpelledPrompt] | None = None,
     ) -> PrefixMatch:
-        """The longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
+        """Return the longest cached prefix of `prompt_ids[:num_match]`, never the whole prompt; changes nothing.
 
         Args:
-            namespace: the part of the tree that is searched; None: none, and nothing is kept of what is opened on it.
-            num_known: the first ids that were found without encoding; those that are matched count as `seam`.
-            spelled: what the prompt spells. With it, runs that the model generated are matched by text, too; then the
-                match's `prompt_ids` may be other ids that spell the same.
+            namespace: the part of the tree to search; None: nothing is found, and nothing of the request is kept.
+            num_known: number of first ids that were found without encoding; those that match count as `seam`.
+            spelled: makes the prompt's text. With it, generated runs are matched by text, too; then the match's
+                `prompt_ids` can be other ids that spell the same text.
 
         Raises:
             EmptyPrompt: there are no tokens.
@@ -131,11 +135,11 @@ class PrefixCache(Memory):
         )
 
     def match_again(self, match: PrefixMatch) -> PrefixMatch:
-        """The same match by ids alone, of the tree as it is now; changes nothing."""
+        """Repeat a match by ids alone in the tree as it is now; changes nothing."""
         return match_again(self.tree, match)
 
     def ahead(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """At most `most` tokens that the sequence's namespace has behind all of its tokens; changes nothing."""
+        """Return at most `most` tokens that the namespace has after all of the sequence's tokens; changes nothing."""
         num_full = sequence.num_shareable // PAGE_SIZE
         if sequence.namespace is None:
             return ()
@@ -143,7 +147,7 @@ class PrefixCache(Memory):
         return self.tree.ahead(sequence.namespace, above, token_ids, most)
 
     def num_elsewhere(self, prompt_ids: collections.abc.Sequence[int], namespace: bytes) -> int:
-        """The longest prefix of these ids, in tokens, that any other namespace has. Do not tell a client."""
+        """Return the length in tokens of the longest prefix in any other namespace. Do not show it to a client."""
         key = encode_key(prompt_ids[:-1])
         others = (other for other in self.tree.namespaces if other != namespace)
         return max((self.tree.find_resumable(other, key).num_tokens for other in others), default=0)
@@ -156,21 +160,22 @@ class PrefixCache(Memory):
         sparse: SparseSpan | None = None,
         request_id: str | None = None,
     ) -> Sequence:
-        """Start a sequence of the match's prompt that shares the matched pages: their tokens are computed.
+        """Start a sequence of the match's prompt that shares the matched pages, whose tokens count as computed.
 
-        If the cache changed since, the prompt is matched again: call `match` right before `open` to report the match.
+        If the cache has changed since, the prompt is matched again: to report the match, call `match` right before
+        `open`.
 
         Args:
-            sparse: the sequence begins with this span: the tokens before `sparse.stop` are computed, with fewer rows.
-                It then shares only pages before `sparse.start`. From `page_ids[sparse.start // PAGE_SIZE]` on its pages
-                are its own and empty: write the chosen rows there before anything else is done with it. Evicts as
-                `KVTransaction.reserve` does.
-            request_id: the log has it on each line of the sequence.
+            sparse: a span that the sequence begins with: the tokens before `sparse.stop` are computed, with fewer rows.
+                Only pages before `sparse.start` are shared. The pages from `page_ids[sparse.start // PAGE_SIZE]` on are
+                new and empty: write the selected rows there before using the sequence. Evicts like
+                `KVTransaction.reserve`.
+            request_id: written to every log line of the sequence.
 
         Raises:
             AppendLengthError: the prompt is longer than the context.
             OutOfPages: too few pages are free or can be evicted for the rows of `sparse`.
-            SparseSpanError: `sparse` is of another prompt, leaves nothing to compute, or follows pages that are no
+            SparseSpanError: `sparse` belongs to another prompt, leaves nothing to compute, or follows pages that are no
                 longer cached. In each case nothing is opened, taken or evicted.
         """
         sequence = Sequence(
@@ -194,7 +199,7 @@ class PrefixCache(Memory):
             num_reused, free = sparse.start, self.pool.num_free
             rows = [sparse.start, sparse.stop, sparse.num_rows]
             event, fields = "open_pruned", {"pruned": rows, "free": [free + num_own, free]}
-        sequence.state.want_at(limit)
+        sequence.want_resumable_at(limit)
         if self.states is not None and self.states.is_stored:
             sequence.state.want_at(limit // PAGE_SIZE * PAGE_SIZE)
         if self.states is not None and (start := turn_start(sequence.token_ids, self.states.special_ids)) is not None:
@@ -207,12 +212,14 @@ class PrefixCache(Memory):
         return sequence
 
     def fork(self, sequence: Sequence, at: int) -> Sequence:
-        """A new sequence of the first `at` computed tokens, sharing their pages; append before it computes.
+        """Return a new sequence of the first `at` computed tokens, sharing their pages.
+
+        Append a token to it before it computes.
 
         Raises:
-            ForkLengthError: `at` is past the computed tokens.
+            ForkLengthError: `at` is beyond the computed tokens.
             SparseForkError: `at` is inside a sparse span.
-            UnknownSequence: it is closed, or not of this cache.
+            UnknownSequence: it is closed, or belongs to another cache.
         """
         self.sequences.require(sequence)
         child = sequence.fork(at, seq_id=self.sequences.next_id)
@@ -220,18 +227,19 @@ class PrefixCache(Memory):
         return child
 
     def begin(self) -> KVTransaction:
-        """A transaction for one step, to be used in a `with`."""
-        if self._kv_log is not None and self._kv_log.is_full:  # between two steps all is whole
+        """Return a transaction for one step, to be used in a `with`."""
+        if self._kv_log is not None and self._kv_log.is_full:  # between two steps the state is consistent
             state: dict[str, object] = {"num_pages": self.pool.num_pages, "tree": self.tree.page_ids()}
             self._kv_log.turn(**state, sequences=self.sequences.log_state())
         return KVTransaction(self.pool, self.tree, self._kv_log)
 
     def settle(self, sequence: Sequence, num_certain: int | None) -> None:
-        """Say how many first tokens of a sequence are never taken back any more, None: all of them, and share the pages
-        that are full of these.
+        """Set how many first tokens of a sequence are final, None: all; share pages that are full of them.
+
+        Final tokens are never taken back.
 
         Raises:
-            UnknownSequence: it is closed, or not of this cache.
+            UnknownSequence: it is closed, or belongs to another cache.
         """
         self.sequences.require(sequence)
         first = sequence.num_shareable // PAGE_SIZE
@@ -239,29 +247,28 @@ class PrefixCache(Memory):
         share_full_pages(self.pool, self.tree, sequence, first, sequence.num_shareable // PAGE_SIZE, self._kv_log)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Leave all KV of the sequence that may be shared in the tree, where it can be evicted; it keeps its tokens.
+        """Move all shareable KV of the sequence into the tree, where it can be evicted; the sequence keeps its tokens.
 
-        A sparse span, and all KV that was computed over it, is dropped: from here on the sequence is exact. All KV of a
-        sequence without a namespace is dropped, too. The sequence stays live with `num_computed == 0`; `resume` takes
-        back what is still there.
+        A sparse span and all KV computed over it are dropped, so that the sequence is exact from now on. A sequence
+        without a namespace loses all its KV. The sequence stays live with `num_computed == 0`; `resume` takes back the
+        KV that is still cached.
 
         Raises:
-            UnknownSequence: it is closed, or not of this cache.
+            UnknownSequence: it is closed, or belongs to another cache.
         """
         self.sequences.require(sequence)
-        leave_in_tree(self.tree, sequence)
+        leave_in_tree(self.pool, self.tree, sequence)
         keep_states(self.tree, sequence)
         sequence.preempt()
 
     def resume(self, sequence: Sequence, limit: int | None = None) -> int:
-        """Take from the tree what it has of the sequence's uncomputed tokens, of the first `limit` at most; returns how
-        many tokens were gained.
+        """Share cached KV for the sequence's uncomputed tokens, up to token `limit`; return how many were gained.
 
-        For a preempted sequence, and for one that waited while another computed the same prefix. Its last
-        token is left to compute. A sequence that gains tokens has no sparse span afterwards.
+        For a preempted sequence, and for one that waited while another computed the same prefix. Its last token is left
+        to compute. A sequence that gains tokens has no sparse span afterwards.
 
         Raises:
-            UnknownSequence: it is closed, or not of this cache.
+            UnknownSequence: it is closed, or belongs to another cache.
         """
         self.sequences.require(sequence)
         before = sequence.num_computed
@@ -272,17 +279,16 @@ class PrefixCache(Memory):
         return num_gained
 
     def close(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """End a sequence: its pages are released, and with `keep` the partial last one stays in the tree too.
+        """End a sequence and release its pages; with `keep` the partial last page also stays in the tree.
 
-        Full pages are shared as soon as they are committed and stay in either case. The tokens can still be
-        read.
+        Full pages were shared when they were committed, and stay in either case. The tokens can still be read.
 
         Raises:
-            UnknownSequence: it is closed, or not of this cache.
+            UnknownSequence: it is closed, or belongs to another cache.
         """
         self.sequences.require(sequence)
         if keep:
-            leave_in_tree(self.tree, sequence)
+            leave_in_tree(self.pool, self.tree, sequence)
             keep_states(self.tree, sequence)
         else:
             forget_states(self.tree, sequence)
@@ -296,26 +302,26 @@ class PrefixCache(Memory):
         generated: bytes,
         write: Callable[[list[int]], None],
     ) -> TreeEnd | None:
-        """See `page_sharing.insert_after`; None, too, where each change of a sequence is logged: there is none."""
+        """Insert pages as `page_sharing.insert_after` does; None if there is a KV log, which has no line for it."""
         if self._kv_log is not None:
             return None
         return insert_after(self.pool, self.tree, end, token_ids, generated, write)
 
     def clear(self, namespace: bytes | None = None) -> int:
-        """Free everything that no live sequence uses, of one namespace or of all; returns how many pages."""
+        """Free everything that no live sequence uses, in one namespace or in all; return the number of pages freed."""
         self.aliases.forget(namespace)
         self.uses.forget(namespace)
         if namespace is not None:
             return self.tree.clear(namespace)
         return sum(map(self.tree.clear, self.tree.namespaces))
 
-    def forget(self, namespace: bytes) -> Forgotten:
-        """Free what no live sequence of the namespace uses."""
-        return Forgotten(num_freed_pages=self.clear(namespace), num_kept_pages=self.tree.num_pages(namespace))
+    def forget(self, namespace: bytes) -> ForgetResult:
+        """Free everything that no live sequence of the namespace uses."""
+        return ForgetResult(num_freed_pages=self.clear(namespace), num_kept_pages=self.tree.num_pages(namespace))
 
     def start_over(self) -> None:
-        """Forget everything, live sequences too, in whatever state it is: all pages are free."""
-        self.pool = PagePool(self.pool.num_pages)
+        """Forget everything, live sequences included, in whatever state it is. All pages are free afterwards."""
+        self.pool = self.pool.emptied()
         self.states = None if self.states is None else self.states.emptied()
         self.tree = self.tree.emptied(self.pool, self.states)
         self.aliases.start_over()
@@ -324,7 +330,7 @@ class PrefixCache(Memory):
             self._kv_log.write("start_over")
 
     def drop_unused(self, since: float) -> int:
-        """Free what no live sequence uses and what was last used before `since`; returns how many pages.
+        """Free what no live sequence uses and was last used before `since`; return the number of pages.
 
         `since` is a time on the cache's clock.
         """
@@ -333,7 +339,7 @@ class PrefixCache(Memory):
         return self.tree.eviction.drop_unused(since)
 
     def stats(self) -> CacheStats:
-        """Counts for metrics and tests."""
+        """Return counts for metrics and tests."""
         return CacheStats(
             num_pages=self.pool.num_pages,
             num_free_pages=self.pool.num_free,

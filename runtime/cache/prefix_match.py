@@ -1,6 +1,6 @@
-"""Say what of a prompt is cached, by which kind of match, and why not more.
+"""Match a prompt with the prefix cache: how much is cached, by which kind of match, and why not more.
 
-Looks in the tree by ids, and by text where that finds more; changes nothing. Knows neither sequences nor requests.
+Searches the tree by ids, and by text if that finds more; changes nothing. Knows neither sequences nor requests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .radix_node import TOKEN_BYTES, encode_key
 from .radix_tree import RadixTree
 from .reply_alias import ReplyAliases
 from .text_walk import ALIAS, EXACT, TEXT, TextWalk
-from .why_not_more import MAX_BEFORE, MAX_IDS_COMPARED, MAX_IDS_SHOWN, Around, MatchKind, WhyKind, WhyNotMore
+from .why_not_more import MAX_BEFORE, MAX_IDS_COMPARED, MAX_IDS_SHOWN, MatchEnd, MatchKind, WhyKind, WhyNotMore
 
 
 @dataclass(frozen=True)
 class PartialPage:
-    """The first `num_rows` rows of page `page_id` are reused by copying them; a reservation says when."""
+    """A page whose first `num_rows` rows are reused by copying them; a reservation says when."""
 
     page_id: int
     num_rows: int
@@ -30,9 +30,9 @@ class PartialPage:
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """What of a prompt is cached. Holds no page: it is true until the cache changes.
+    """The cached prefix of a prompt. Holds no page: it is valid until the cache changes.
 
-    `pages` are the full pages that are shared, `partial` the page after them of which rows are copied.
+    `pages` are the full pages that are shared. `partial` is the page after them, whose rows are copied.
     `num_tokens == PAGE_SIZE * len(pages) + partial.num_rows == sum(tokens_by_kind.values())`.
     """
 
@@ -43,12 +43,12 @@ class PrefixMatch:
     pages: tuple[int, ...]
     partial: PartialPage | None
     why_not_more: WhyNotMore
-    version: int  # of the tree that it was found in
-    key: bytes = field(repr=False)  # of the tokens that may be cached: to look for them again
+    version: int  # of the tree in which it was found
+    key: bytes = field(repr=False)  # the tokens that can match, as a key: to search for them again
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens that need no forward."""
+        """Number of prompt tokens that need no forward."""
         return sum(self.tokens_by_kind.values())
 
 
@@ -62,7 +62,7 @@ def match_prompt(
     num_known: int = 0,
     spelled: Callable[[], SpelledPrompt] | None = None,
 ) -> PrefixMatch:
-    """What the tree has of a prompt; see `PrefixCache.match`.
+    """Return the longest cached prefix of a prompt; see `PrefixCache.match`.
 
     Raises:
         EmptyPrompt: there are no tokens.
@@ -78,10 +78,10 @@ def match_prompt(
     root = tree.root(namespace)
     if namespace is not None and spelled is not None and root is not None and found.num_with_kv < limit:
         spelled_prompt = spelled()
-        walked = TextWalk(root, spelled_prompt, num_match, partial(aliases.find, namespace)).run()
-        if any(walked.kinds) and walked.reach >= spelled_prompt.starts[found.num_with_kv]:
-            num_match += len(walked.ids) - len(prompt)
-            prompt, kinds = walked.ids, walked.kinds
+        matched = TextWalk(root, spelled_prompt, num_match, partial(aliases.find, namespace)).run()
+        if any(matched.kinds) and matched.reach >= spelled_prompt.starts[found.num_with_kv]:
+            num_match += len(matched.ids) - len(prompt)
+            prompt, kinds = matched.ids, matched.kinds
             key = encode_key(prompt[: min(num_match, len(prompt) - 1)])
             found = tree.find_resumable(namespace, key)
     by_kind = _tokens_by_kind(kinds, found.num_tokens, num_known)
@@ -91,7 +91,7 @@ def match_prompt(
 def match_again(tree: RadixTree, match: PrefixMatch) -> PrefixMatch:
     """Match the ids of an earlier match in the tree as it is now, by ids alone.
 
-    A request that waits is looked up in each step. To encode its prompt takes a hundred times as long as to compare it.
+    A waiting request is matched in each step. Encoding its prompt takes a hundred times as long as comparing it.
     """
     found = tree.find_resumable(match.namespace, match.key)
     by_kind: dict[MatchKind, int] = {"exact": found.num_tokens} if found.num_tokens else {}
@@ -116,14 +116,17 @@ def _match_of(
         partial=None if found.partial_page is None else PartialPage(found.partial_page, found.num_rows),
         why_not_more=WhyNotMore("off", 0)
         if namespace is None
-        else _why_not_more(found, prompt, len(key) // TOKEN_BYTES),
+        else _why_not_more(tree, found, prompt, len(key) // TOKEN_BYTES),
         version=tree.version,
         key=key,
     )
 
 
 def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[MatchKind, int]:
-    """How many tokens were matched how, strongest first; what the tree had beyond a walk is like its last token."""
+    """Count matched tokens by kind, strongest first.
+
+    Tokens that the tree has beyond a walk count as its last token's kind.
+    """
     kinds = kinds[:num_tokens] + kinds[-1:] * (num_tokens - len(kinds))
     num_seam = kinds[:num_known].count(EXACT)
     counts: dict[MatchKind, int] = {
@@ -135,14 +138,16 @@ def _tokens_by_kind(kinds: bytes, num_tokens: int, num_known: int) -> dict[Match
     return {kind: count for kind, count in counts.items() if count}
 
 
-def _why_not_more(found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
+def _why_not_more(tree: RadixTree, found: FoundRun, prompt: tuple[int, ...], limit: int) -> WhyNotMore:
     position = found.num_tokens
     if position >= limit:
         return WhyNotMore("complete", position)
+    kind: WhyKind
     if found.num_with_kv > position:
-        return WhyNotMore("no_state", position, num_with_kv=found.num_with_kv)
-    kind: WhyKind = "evicted" if found.was_evicted else "differs" if found.ahead_ids else "unseen"
+        kind = "no_window_rows" if tree.states is None else "no_state"
+        return WhyNotMore(kind, position, num_with_kv=found.num_with_kv)
+    kind = "evicted" if found.was_evicted else "differs" if found.ahead_ids else "unseen"
     wanted, cached = prompt[position : position + MAX_IDS_COMPARED], found.ahead_ids
-    around = Around(prompt[max(position - MAX_BEFORE, 0) : position], cached, wanted) if cached else None
+    match_end = MatchEnd(prompt[max(position - MAX_BEFORE, 0) : position], cached, wanted)
     shown = cached[:MAX_IDS_SHOWN], wanted[:MAX_IDS_SHOWN]
-    return WhyNotMore(kind, position, *shown, found.is_next_generated, around=around)
+    return WhyNotMore(kind, position, *shown, found.is_next_generated, match_end=match_end)

@@ -1,6 +1,6 @@
-"""Follow a run of tokens along a prompt's text: by the prompt's own ids, and by what the tokens spell.
+"""Follow a run of tokens along a prompt's text: by the prompt's own ids, and by the text that the tokens spell.
 
-Knows one prompt and a place in its text; not the tree that the runs are from.
+Knows one prompt and a position in its text; not the tree that the runs come from.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ..artifact.manifest import PAGE_SIZE
 from .radix_node import TOKEN_BYTES, Key, encode_key, num_common_tokens, token_at
 from .reply_alias import ReplyAlias
 
-MAX_SEAM_TOKENS = 8  # of a client, whose encoding changed when a reply was put behind them: measured, it was 3 at most
-MAX_PAGE_TEXT = 4096  # bytes: what a page spells is hardly more
+MAX_SEAM_TOKENS = 8  # client tokens whose encoding changed when a reply came after them; the most measured is 3
+MAX_PAGE_TEXT = 4096  # bytes; a page hardly ever spells more
 
 
 class PromptText:
-    """A prompt as it is walked along: its text, and the key of its first `num_match` ids, which may be looked up."""
+    """The text of a prompt that is being matched, and the key of its first `num_match` ids, which can be looked up."""
 
     def __init__(self, spelled: SpelledPrompt, num_match: int) -> None:
         self.spelled = spelled
@@ -27,7 +27,7 @@ class PromptText:
         self.end = spelled.starts[num_match]
 
     def rest(self, offset: int, limit: int | None = None) -> tuple[int, ...] | None:
-        """The ids that the prompt goes on with, the first `limit` and more; None where no ids spell it."""
+        """Return the prompt's ids from `offset` on, at least the first `limit`; None if no ids spell that text."""
         tail = self.tail(offset)
         if tail is None:
             return None
@@ -35,24 +35,24 @@ class PromptText:
         return (*extra, *self.spelled.ids[index : None if limit is None else index + limit])
 
     def tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
-        """`SpelledPrompt.tail`; None within a character, too, unless the prompt's own ids begin there."""
+        """Return `SpelledPrompt.tail`; None within a character, too, unless the prompt's own ids begin there."""
         index = self.spelled.canonical_index(offset)
         if index is not None:
             return (), index
         return self.spelled.tail(offset) if self.spelled.is_character_boundary(offset) else None
 
     def has_reply(self, alias: ReplyAlias, offset: int) -> bool:
-        """Whether all that stands between `offset` and a special token is the reply as it is rendered.
+        """Return whether the text from `offset` to the next special token is exactly the reply as rendered.
 
-        What merely begins or ends like it is another text: "12" may be the beginning of "123", or be gone on with.
+        A text that only begins or ends like the reply is a different text: "12" can be the beginning of "123".
         """
         rendered = alias.rendered + alias.after
         return self.spelled.text.startswith(rendered, offset) and self.spelled.has_mark(offset + len(rendered))
 
     def num_spelled(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
-        """How many of the tokens `[start, stop)` of a run spell the text from `offset` on, and up to where.
+        """Return how many of the tokens `[start, stop)` of a run spell the text at `offset`, and where they end.
 
-        They end at the last character that is whole, if there is one. Compares pieces that double in size.
+        They end at the last whole character, if there is one. Compares pieces that double in size.
         """
         spell, text = self.spelled.spell, self.spelled.text
         done, step = start, PAGE_SIZE
@@ -78,10 +78,11 @@ class PromptText:
 
 
 class PromptCursor:
-    """A place in the prompt, and what may come next: a `script` of ids, or else whatever spells the text.
+    """A position in the prompt, and the text or ids that are expected to follow.
 
-    The script is how the text goes on after a reply, or an alias: the ids of a reply that stands in the prompt as
-    another text. While one is followed, `offset` is its end less what the rest of it spells.
+    Expected is either a `script` of ids, or any ids that spell the text. The script is the continuation of the text
+    after a reply. Or it is an alias: the ids of a reply that the prompt renders as another text. While an alias is
+    followed, `offset` is its end minus the length of its remaining text.
     """
 
     __slots__ = ("_at", "_num_pending", "_prompt", "_script", "_start", "is_alias", "offset")
@@ -89,20 +90,21 @@ class PromptCursor:
     def __init__(
         self, prompt: PromptText, offset: int = 0, *, alias: Sequence[int] = (), before: Sequence[int] = ()
     ) -> None:
-        """At `offset`; with `alias`, right before ids that stand for the text before `offset`.
+        """Start at `offset`; with `alias`, right before ids that replace the text that ends at `offset`.
 
-        These are the prompt's own `before` the alias, then the alias: to leave it, at least one of its ids is needed.
+        The script is then the prompt's own ids `before` the alias, followed by the alias. At least one id of the alias
+        must be followed before the cursor can leave it.
         """
         self._prompt = prompt
         self._script = encode_key([*before, *alias])
         self._start = len(before) * TOKEN_BYTES
         self._at = 0
-        self._num_pending = 0  # tokens of a client that are followed in the hope for a reply
+        self._num_pending = 0  # client tokens that are followed in case a reply comes after them
         self.is_alias = bool(alias)
         self.offset = offset - sum(map(len, map(prompt.spelled.spell, (*before, *alias))))
 
     def copy(self) -> PromptCursor:
-        """Another one at the same place."""
+        """Return another cursor at the same position."""
         other = PromptCursor.__new__(PromptCursor)
         for name in PromptCursor.__slots__:
             setattr(other, name, getattr(self, name))
@@ -110,7 +112,7 @@ class PromptCursor:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the prompt can be gone on with from here, as far as that is known without encoding anything."""
+        """Return whether the rest of the prompt can follow here, as far as known without encoding anything."""
         if self._num_pending or (self.is_alias and self._at <= self._start):
             return False
         spelled = self._prompt.spelled
@@ -118,32 +120,32 @@ class PromptCursor:
 
     @property
     def is_sure(self) -> bool:
-        """Whether its rest is known: no text has to be encoded for it."""
+        """Return whether the rest of the prompt is known without encoding any text."""
         return bool(self._script) or self.index is not None
 
     @property
     def index(self) -> int | None:
-        """Which of the prompt's ids begins here."""
+        """Index of the prompt's id that begins here; None if none does."""
         return self._prompt.spelled.canonical_index(self.offset)
 
     def rest(self, limit: int | None = None) -> tuple[int, ...] | None:
-        """The ids that the prompt goes on with from here, the first `limit` and more; None if none spell it."""
+        """Return the ids of the rest of the prompt, at least the first `limit`; None if no ids spell it."""
         script, text = self._left()
         rest = self._prompt.rest(self.offset + len(text), limit)
         return None if rest is None else (*script, *rest)
 
     def next_page(self) -> bytes:
-        """The ids of a page that would go on from here as a client's."""
+        """Return the key of the next page of tokens, as a client's text would encode here."""
         return encode_key((self.rest(PAGE_SIZE) or ())[:PAGE_SIZE])
 
     def next_text(self) -> bytes:
-        """What a page spells that goes on from here."""
+        """Return at least the text that the next page of tokens spells."""
         _, text = self._left()
         offset = self.offset + len(text)
         return text + self._prompt.spelled.text[offset : offset + MAX_PAGE_TEXT]
 
     def next_places(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Within a page from here: the ids that a client's text has up to each place, and its offset."""
+        """Yield each position within the next page: the client's ids from here up to it, and its offset."""
         ids = (self.rest(PAGE_SIZE) or ())[:PAGE_SIZE]
         offset = self.offset
         for count, token_id in enumerate(ids):
@@ -152,24 +154,24 @@ class PromptCursor:
             offset += len(self._prompt.spelled.spell(token_id))
 
     def _left(self) -> tuple[list[int], bytes]:
-        """What is left of the script, and what that spells."""
+        """Return the remaining ids of the script, and the text that they spell."""
         ids = tokens_of(self._script, self._at // TOKEN_BYTES, len(self._script) // TOKEN_BYTES)
         return ids, b"".join(map(self._prompt.spelled.spell, ids))
 
     def step(self, run: Key, start: int, stop: int, is_generated: bool) -> int:
-        """Go on along the tokens `[start, stop)` of a run, all of a client or all generated; how many it were.
+        """Follow the tokens `[start, stop)` of a run, all from a client or all generated; return how many match.
 
-        0 if they do not go on as the prompt does.
+        0 if the tokens do not continue the prompt.
         """
         if is_generated and not self.is_alias:
-            self._script = b""  # it was how a client's text would go on
+            self._script = b""  # the script was for a client's text
         count = self._follow_ids(run, start, stop)
         if count or self.is_alias:
             return count
         return self._follow_reply(run, start, stop) if is_generated else self._follow_client(run, start, stop)
 
     def _follow_ids(self, run: Key, start: int, stop: int) -> int:
-        """Tokens of the script, or of the prompt's encoding."""
+        """Follow tokens of the script, or of the prompt's encoding."""
         spelled, limit = self._prompt.spelled, stop - start
         if self._script:
             left = len(self._script) - self._at
@@ -187,7 +189,7 @@ class PromptCursor:
         return count
 
     def _follow_reply(self, run: Key, start: int, stop: int) -> int:
-        """Generated tokens, whatever their ids."""
+        """Follow generated tokens that spell the text, whatever their ids."""
         if self._num_pending and is_mark(self._prompt.spelled.spell(token_at(run, start))):
             return 0
         count, offset = self._prompt.num_spelled(run, start, stop, self.offset)
@@ -196,10 +198,10 @@ class PromptCursor:
         return count
 
     def _follow_client(self, run: Key, start: int, stop: int) -> int:
-        """A client's tokens behind a reply; or one whose encoding may have changed for what came behind it."""
+        """Follow client tokens after a reply, or one token whose encoding can depend on the text after it."""
         spelled = self._prompt.spelled
         if not self._script and not self._num_pending and self.index is None:
-            tail = self._prompt.tail(self.offset)  # None in mid-character: a prompt that ended there continued a reply
+            tail = self._prompt.tail(self.offset)  # None within a character: such a prompt continues a reply
             self._script, self._at = b"" if tail is None else encode_key(tail[0]), 0
             if self._script and (count := self._follow_ids(run, start, stop)):
                 return count
@@ -214,6 +216,6 @@ class PromptCursor:
 
 
 def tokens_of(run: Key, start: int, stop: int) -> list[int]:
-    """Tokens `[start, stop)` of a run."""
+    """Return the tokens `[start, stop)` of a run."""
     tokens: list[int] = np.frombuffer(bytes(run[start * TOKEN_BYTES : stop * TOKEN_BYTES]), ">u4").tolist()
     return tokens

@@ -1,4 +1,4 @@
-"""Hold one run of tokens in the tree, the pages of its KV, and the runs that go on from it.
+"""Hold one run of tokens in the tree, the pages of its KV, and the runs that continue it.
 
 Knows bytes, page ids and order. Not the pool, and not when to evict.
 """
@@ -27,7 +27,7 @@ MAX_CHILDREN_COMPARED = 64
 
 
 def encode_key(token_ids: Iterable[int]) -> bytes:
-    """Four big-endian bytes a token: equality is one memcmp, and bytes sort as the tokens do.
+    """Encode each token as four big-endian bytes: equality is one memcmp, and keys sort as the tokens do.
 
     >>> encode_key([1, 256])
     b'\\x00\\x00\\x00\\x01\\x00\\x00\\x01\\x00'
@@ -39,7 +39,7 @@ def encode_key(token_ids: Iterable[int]) -> bytes:
 
 
 def tokens_of(key: Key) -> tuple[int, ...]:
-    """The tokens of a key.
+    """Return the tokens of a key.
 
     >>> tokens_of(encode_key([1, 256]))
     (1, 256)
@@ -48,14 +48,15 @@ def tokens_of(key: Key) -> tuple[int, ...]:
 
 
 def token_at(key: Key, index: int) -> int:
-    """Token `index` of a key."""
+    """Return token `index` of a key."""
     return int.from_bytes(key[index * TOKEN_BYTES : (index + 1) * TOKEN_BYTES], "big")
 
 
 def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0, limit: int | None = None) -> int:
-    """How many tokens `run[run_start:]` and `key[key_start:]` begin with alike; starts and limit are in bytes.
+    """Return how many tokens `run[run_start:]` and `key[key_start:]` have in common at their beginning.
 
-    Compares pieces that double in size, so that the cost follows the answer and not the run.
+    Starts and limit are in bytes. Compares pieces that double in size, so that the cost depends on the result and not
+    on the run.
     """
     length = min(len(run) - run_start, len(key) - key_start)
     length = length if limit is None else min(length, limit)
@@ -71,7 +72,7 @@ def num_common_tokens(run: Key, key: Key, run_start: int = 0, key_start: int = 0
 
 
 class Path(NamedTuple):
-    """The tokens from a root on as a key, the pages that they are in, and one byte a token, 1 where a model made it."""
+    """The tokens from a root to a node as a key, their pages, and one byte a token, 1 if a model generated it."""
 
     namespace: bytes
     key: bytes
@@ -81,13 +82,15 @@ class Path(NamedTuple):
 
 @dataclass(eq=False)
 class Node:
-    """A run of full pages, or a tail: a leaf of one page of which only the first rows are valid.
+    """A run of full pages, or a tail: a leaf with one page of which only the first rows are valid.
 
-    The run begins `start` pages below the root and has `len(run) // TOKEN_BYTES` tokens. `generated` has one
-    byte a token, 1 where a model made it. Siblings are sorted by their first page of tokens; no two have the
-    same full page, but they may begin with the same rows. `evicted` are first pages of continuations that had
-    to make room, as keys, the last ones last. `disk_keys` are what the disk has its first pages under, as far as
-    that was computed.
+    The run begins `start` pages below the root and has `len(run) // TOKEN_BYTES` tokens. Siblings are sorted by their
+    first page of tokens. No two of them have the same full page, but they can begin with the same rows.
+
+    Attributes:
+        generated: one byte a token, 1 if a model generated it.
+        evicted: keys of first pages of evicted continuations, oldest first.
+        disk_keys: keys under which the disk has the run's first pages, as far as they were computed.
     """
 
     node_id: int
@@ -97,31 +100,31 @@ class Node:
     pages: list[int] = field(default_factory=list)
     generated: bytearray = field(default_factory=bytearray)
     last_used: int = 0  # a number that rises with each use
-    used_at: float = 0.0  # the same as a time
+    used_at: float = 0.0  # time of the last use, in seconds
     keys: list[bytes] = field(default_factory=list)
     children: list[Node] = field(default_factory=list)
     evicted: dict[bytes, None] = field(default_factory=dict)
     disk_keys: list[bytes] = field(default_factory=list)
-    namespace: bytes = b""  # of a root
-    spelled: SpelledChildren[Node] | None = None  # made when a text is first looked for here
+    namespace: bytes = b""  # set for roots only
+    spelled: SpelledChildren[Node] | None = None  # made when a text is first searched for here
 
     @property
     def is_tail(self) -> bool:
-        """Whether its one page is partial."""
+        """Return whether its one page is partial."""
         return len(self.run) < PAGE_BYTES * len(self.pages)
 
     @property
     def key(self) -> bytes:
-        """The tokens of its first page, by which its parent sorts it."""
+        """Tokens of its first page, by which its parent sorts it."""
         return bytes(self.run[:PAGE_BYTES])
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its run."""
+        """Number of tokens in its run."""
         return len(self.run) // TOKEN_BYTES
 
     def path(self) -> Path:
-        """What leads from the root to the end of its run, itself included."""
+        """Return the path from the root to the end of this run."""
         nodes = [self]
         while (parent := nodes[-1].parent) is not None:
             nodes.append(parent)
@@ -134,14 +137,16 @@ class Node:
         )
 
     def tokens(self, start: int, most: int) -> tuple[int, ...]:
-        """At most `most` tokens from token `start` of the run on, continued in the child used last if needed."""
+        """Return at most `most` tokens of the run from index `start`, continued in the child used last if needed."""
         own = tokens_of(self.run[start * TOKEN_BYTES : (start + most) * TOKEN_BYTES])
         if len(own) == most or not 0 < len(self.children) <= MAX_CHILDREN_COMPARED:
             return own
         return own + max(self.children, key=lambda child: child.last_used).tokens(0, most - len(own))
 
     def ahead(self, key: bytes, most: int, start: int) -> tuple[int, ...]:
-        """At most `most` tokens behind all of `key`, in the runs used last; it begins at token `start` of this run."""
+        """Return at most `most` tokens that follow `key`, in the runs used last; `key` begins at index `start` of this
+        run.
+        """
         common = num_common_tokens(self.run, key, start * TOKEN_BYTES)
         node, done = self, common * TOKEN_BYTES
         if start + common < self.num_tokens:
@@ -159,9 +164,9 @@ class Node:
         return node.tokens(node.num_tokens, most)
 
     def nearest(self, key: bytes, key_start: int) -> tuple[Node | None, int]:
-        """The child that shares the most first-page tokens with `key[key_start:]`, and how many they are.
+        """Return the child whose first page shares the most tokens with `key[key_start:]`, and their number.
 
-        Of sorted siblings it is one of the two beside the place where the key belongs.
+        Siblings are sorted, so it is one of the two next to the position where the key belongs.
         """
         wanted = key[key_start : key_start + PAGE_BYTES]
         place = bisect_left(self.keys, wanted)
@@ -174,7 +179,7 @@ class Node:
         return best, max(most, 0)
 
     def spelled_like(self, text: bytes, spell: Callable[[int], bytes]) -> Iterable[tuple[Node, int | None]]:
-        """Children that may spell what `text` begins with, and how much of it: see SpelledChildren."""
+        """Return children that can spell the beginning of `text`, with a bound for each: see `SpelledChildren.like`."""
         if self.spelled is None:
             self.spelled = SpelledChildren(spell)
             for child in self.children:
@@ -182,33 +187,33 @@ class Node:
         return self.spelled.like(text)
 
     def spelled_page(self, spell: Callable[[int], bytes]) -> tuple[bytes, int]:
-        """What its first page spells, and where its tokens end: bit `n` is set for an end after `n` bytes."""
+        """Return the text of its first page, and the ends of its tokens: bit `n` is set for an end after `n` bytes."""
         pieces = [spell(token_at(self.run, i)) for i in range(min(PAGE_SIZE, len(self.run) // TOKEN_BYTES))]
         return b"".join(pieces), sum(1 << end for end in accumulate(map(len, pieces), initial=0))
 
     def child(self, page_key: bytes) -> Node | None:
-        """The child whose first page is exactly this."""
+        """Return the child whose first page is exactly this; None if there is none."""
         place = bisect_left(self.keys, page_key)
         if place < len(self.keys) and self.keys[place] == page_key:
             return self.children[place]
         return None
 
     def beginning_with(self, rows: bytes) -> Node | None:
-        """A child whose first page begins with `rows`."""
+        """Return a child whose first page begins with `rows`; None if there is none."""
         place = bisect_left(self.keys, rows)
         if place < len(self.keys) and self.keys[place].startswith(rows):
             return self.children[place]
         return None
 
     def tail_before(self, page_key: bytes) -> Node | None:
-        """A tail whose rows are the first ones of `page_key`, if it is the neighbour."""
+        """Return the tail whose rows are the first ones of `page_key`, if it is the sibling before; else None."""
         place = bisect_left(self.keys, page_key)
         if place > 0 and self.children[place - 1].is_tail and page_key.startswith(self.keys[place - 1]):
             return self.children[place - 1]
         return None
 
     def add(self, child: Node) -> None:
-        """Put a child at its place."""
+        """Insert a child in order."""
         place = bisect_left(self.keys, child.key)
         self.keys.insert(place, child.key)
         self.children.insert(place, child)
@@ -216,7 +221,7 @@ class Node:
             self.spelled.add(child)
 
     def remove(self, child: Node) -> None:
-        """Take a child out."""
+        """Remove a child."""
         place = bisect_left(self.keys, child.key)
         assert self.children[place] is child
         del self.keys[place], self.children[place]
@@ -224,24 +229,24 @@ class Node:
             self.spelled.remove(child)
 
     def remember_evicted(self, page: bytes) -> None:
-        """Remember the first page of a continuation that was evicted; beyond the limit the oldest is forgotten."""
+        """Remember the first page of an evicted continuation; beyond the limit the oldest is forgotten."""
         self.evicted.pop(page, None)
         self.evicted[page] = None
         if len(self.evicted) > MAX_EVICTED_REMEMBERED:
             del self.evicted[next(iter(self.evicted))]
 
-    def had(self, page: Key, num_tokens: int) -> bool:
-        """Whether a continuation that was evicted here began with more than the first `num_tokens` tokens of `page`."""
+    def was_evicted(self, page: Key, num_tokens: int) -> bool:
+        """Return whether a continuation evicted here shared more than the first `num_tokens` tokens of `page`."""
         return any(num_common_tokens(gone, page) > num_tokens for gone in self.evicted)
 
     def mark_generated(self, offset: int, generated: Key) -> None:
-        """Mark tokens from token `offset` on that the model made, even if a client wrote them first."""
+        """Mark generated tokens, from token `offset` on, even if a client wrote them first."""
         if any(generated):
             old = self.generated[offset : offset + len(generated)]
             self.generated[offset : offset + len(generated)] = either(old, generated)
 
     def split(self, num_pages: int, lower_id: int) -> Node:
-        """Cut the run after `num_pages` pages; what is below becomes its only child, which is returned."""
+        """Cut the run after `num_pages` pages; the lower part becomes its only child, which is returned."""
         assert 0 < num_pages < len(self.pages)
         cut = num_pages * PAGE_SIZE
         lower = Node(
@@ -267,7 +272,7 @@ class Node:
 
 
 def either(ours: Key, theirs: Key) -> bytes:
-    """Bytewise or, of equal lengths.
+    """Return the bytewise OR of two keys of equal length.
 
     >>> either(bytes([0, 1, 0]), bytes([0, 1, 1]))
     b'\\x00\\x01\\x01'

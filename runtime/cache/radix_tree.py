@@ -1,7 +1,7 @@
 """Keep the runs of tokens whose KV is in pages, for live and finished sequences alike.
 
-Knows token ids, page ids, and when each run was used last. Not what a token means, nor which sequence shares a page:
-the pool counts those; and not which run goes first: `eviction.py` decides that.
+Knows token ids, page ids, and when each run was last used. Not the meaning of tokens, nor which sequence shares a page,
+which the pool counts; and not which run is evicted first, which `eviction.py` decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..artifact.manifest import PAGE_SIZE
 from ..kv_log.log import KVLog
-from ..states.state_pool import StatePool
+from ..states.state_pool import NO_STATE, FoundState, StatePool
 from .eviction import Eviction
 from .found_run import FoundRun
 from .node_table import NodeTable
@@ -22,20 +22,20 @@ from .radix_node import PAGE_BYTES, Key, Node, either, encode_key, num_common_to
 
 
 class RadixTree:
-    """Runs of tokens by prefix, one root a namespace.
+    """The cached runs of tokens as a radix tree, with one root per namespace.
 
     ::
 
         root -> [page page page] -> [page]            a node is a run of full pages
                                  -> [page page tail)  a tail is a leaf of its own, of one partial page
 
-    A page has one node. A node splits at page boundaries only, so that runs which differ inside a page are
-    siblings that begin with the same rows. The rows of a page in the tree never change; to write after them, copy
-    them first. Sequences that own a page own all pages above it, so what no sequence owns can go, leaves first.
+    A page belongs to one node. A node splits at page boundaries only, so runs that differ inside a page are siblings
+    that begin with the same rows. The rows of a page in the tree never change: to write after them, copy them first. A
+    sequence that owns a page owns all pages above it, so unowned pages can be evicted, leaves first.
 
     Attributes:
         eviction: frees pages that no sequence owns.
-        states: of a recurrent model, the snapshots that stand in the tree; None: it needs none.
+        states: recurrent models: the state snapshots in the tree; None for all others.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RadixTree:
         kv_log: KVLog | None = None,
         states: StatePool | None = None,
     ) -> None:
-        self._now = clock
+        self._pool, self._now = pool, clock
         self._kv_log = kv_log
         self.states = states
         self._table = NodeTable(pool, kv_log, states)
@@ -54,41 +54,48 @@ class RadixTree:
         self._clock = 0
 
     def emptied(self, pool: PagePool, states: StatePool | None = None) -> RadixTree:
-        """A tree over other pools, without runs: what was found here is outdated there, and counts go on."""
+        """Return a tree without runs over other pools.
+
+        Its version is newer than this one's, and its counts continue.
+        """
         tree = RadixTree(pool, clock=self._now, kv_log=self._kv_log, states=states)
         tree._table.version = self.version + 1
         tree._table.num_dropped = self.num_dropped + 1
-        tree.eviction.leaving = self.eviction.leaving
+        tree.eviction.before_evict = self.eviction.before_evict
         tree.eviction.num_evicted_pages = self.eviction.num_evicted_pages
         return tree
 
     @property
     def version(self) -> int:
-        """Rises when what can be found changes: pages, or of a recurrent model states."""
-        return self._table.version + (0 if self.states is None else self.states.version)
+        """Number that increases when matches can change: by pages, rows of sliding windows, or recurrent states."""
+        others = (self.states, self._pool.windows)
+        return self._table.version + sum(other.version for other in others if other is not None)
 
     @property
     def num_dropped(self) -> int:
-        """Pages that left the tree so far: while it stays the same, each page that was in it still is."""
+        """Number of pages that left the tree so far.
+
+        While it is unchanged, every page that was in the tree still is.
+        """
         return self._table.num_dropped
 
     @property
     def num_nodes(self) -> int:
-        """Runs in the tree, roots not counted."""
+        """Number of runs in the tree, roots not counted."""
         return len(self._table.nodes)
 
     @property
     def num_unused_rows(self) -> int:
-        """Rows of tails without a token, because their pages are not full."""
+        """Number of rows without a token in the partial pages of tails."""
         return self._table.num_unused_rows
 
     @property
     def namespaces(self) -> list[bytes]:
-        """Those that have a run."""
+        """Namespaces that have a run."""
         return list(self._table.roots)
 
     def num_pages(self, namespace: bytes) -> int:
-        """Pages of a namespace; looks at all its runs."""
+        """Return the number of pages of a namespace. Visits all its runs."""
         root = self.root(namespace)
         nodes = [] if root is None else [*root.children]
         for node in nodes:
@@ -96,31 +103,38 @@ class RadixTree:
         return sum(len(node.pages) for node in nodes)
 
     def root(self, namespace: bytes | None) -> Node | None:
-        """Where the namespace's runs begin, to be read; None if it has none."""
+        """Return the root of a namespace, read only; None if it has no runs."""
         return None if namespace is None else self._table.roots.get(namespace)
 
     def node_of(self, page_id: int) -> Node | None:
-        """The run that a page is in, to be read; None if it is in none."""
+        """Return the run that contains a page, read only; None if none does."""
         return self._table.node_of(page_id)
 
     def find(self, namespace: bytes | None, token_ids: Sequence[int]) -> FoundRun:
-        """The longest run of the namespace that begins like `token_ids`; changes nothing."""
+        """Return the longest run of the namespace that begins like `token_ids`; changes nothing."""
         return self.find_key(namespace, encode_key(token_ids))
 
     def find_key(self, namespace: bytes | None, key: bytes) -> FoundRun:
-        """`find` the tokens of a key."""
+        """Return the result of `find` for the tokens of a key."""
         return FoundRun.below(self.root(namespace), key)
 
     def find_resumable(self, namespace: bytes | None, key: bytes) -> FoundRun:
-        """What of `find_key` a sequence can go on from: of a recurrent model, what ends at a state."""
+        """Return the part of `find_key` after which a sequence can resume.
+
+        With a recurrent model it ends at a state. If rows of sliding windows were dropped, it ends where they are kept.
+        """
         found = self.find_key(namespace, key)
+        if (windows := self._pool.windows) is not None:
+            pages = found.pages if found.partial_page is None else [*found.pages, found.partial_page]
+            return found.up_to(FoundState(windows.resumable(pages, found.num_tokens), NO_STATE))
         if self.states is None or namespace is None:
             return found
         return found.up_to(self.states.find(namespace, found.pages, key, found.num_tokens))
 
     def ahead(self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most `most` tokens that the namespace has behind the pages `above` and all of `token_ids` after these, in
-        the runs used last; changes nothing.
+        """Return at most `most` tokens that follow the pages `above` and then `token_ids`, in the runs used last.
+
+        Changes nothing.
         """
         if self.root(namespace) is None:
             return ()
@@ -136,13 +150,13 @@ class RadixTree:
         page_ids: Sequence[int],
         generated: Key,
     ) -> list[int]:
-        """Keep full pages below `num_above` others; the result is the pages that hold these tokens now.
+        """Keep full pages below `num_above` others; return the pages that hold these tokens now.
 
-        Where the tree has a page of the same tokens at the same place, that one is in the result and the
-        given one stays the caller's alone.
+        If the tree already has a page of the same tokens at the same position, the result contains that page. The given
+        page then stays the caller's alone.
 
         Args:
-            last_above: the last of the pages above; None: there is none.
+            last_above: the last of the pages above; None if there are none.
         """
         assert len(token_ids) == PAGE_SIZE * len(page_ids) == len(generated)
         key = encode_key(token_ids)
@@ -177,7 +191,7 @@ class RadixTree:
     ) -> None:
         """Keep the first `len(token_ids)` rows of a partial page below the pages `above`.
 
-        The page stays the caller's alone where the tree has the same rows at the same place.
+        The page stays the caller's alone if the tree has the same rows at the same position.
         """
         assert 0 < len(token_ids) == len(generated) < PAGE_SIZE
         key = encode_key(token_ids)
@@ -198,14 +212,14 @@ class RadixTree:
         self._touch(longer, 1)
 
     def touch(self, page_ids: Sequence[int]) -> None:
-        """Say that these pages, from a root down, are used now; the rest of their last run is not."""
+        """Mark these pages, listed from a root down, as used now; the rest of their last run is not."""
         if page_ids:
             self._touch(*self._table.end_of(page_ids[-1], len(page_ids)))
 
     def remove(self, page_ids: Sequence[int]) -> list[int]:
-        """Take out pages that no sequence owns, with everything that goes on from them; returns all that left.
+        """Remove unowned pages and everything that continues them; return all removed pages.
 
-        Pages that are not in the tree, perhaps because one before them took them along, are passed over.
+        Pages that are not in the tree, perhaps because they were below another of `page_ids`, are skipped.
         """
         removed: list[int] = []
         for page in page_ids:
@@ -215,7 +229,7 @@ class RadixTree:
         return removed
 
     def clear(self, namespace: bytes) -> int:
-        """Free the pages of a namespace that no sequence owns, and do not remember them; returns how many."""
+        """Free the pages of a namespace that no sequence owns, and do not remember them; return their number."""
         if self.states is not None:
             self.states.forget([namespace])
         root = self.root(namespace)
@@ -232,14 +246,16 @@ class RadixTree:
         return num_freed
 
     def forget_states(self, namespace: bytes, above: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Drop the states within a partial page of these tokens that stood behind the pages `above`, and of which no
-        other has the same."""
+        """Drop the states within a partial page of these tokens, unless another run has the same rows.
+
+        The page comes after the pages `above`.
+        """
         if self.states is not None and self.root(namespace) is not None:
             end = self._end_of(namespace, above[-1] if above else None, len(above))
             self._table.forget_states(*end, encode_key(token_ids))
 
     def paths(self) -> Iterator[tuple[bytes, list[int], list[int]]]:
-        """Namespace, tokens and pages from the root to each leaf; slow."""
+        """Yield namespace, tokens and pages from the root to each leaf; slow."""
         for namespace, root in self._table.roots.items():
             stack: list[tuple[Node, list[int], list[int]]] = [(root, [], [])]
             while stack:
@@ -256,15 +272,15 @@ class RadixTree:
         assert not self.eviction.leaves.missing(), "a leaf that could never be evicted"
 
     def page_ids(self) -> list[int]:
-        """Every page that the tree owns."""
+        """Return every page that the tree owns."""
         return [page for node in self._table.nodes.values() for page in node.pages]
 
     def _end_of(self, namespace: bytes, last_above: int | None, num_above: int) -> tuple[Node, int]:
-        """The node that `num_above` pages end in, and how many of its pages they take; without any, the root."""
+        """Return the node in which `num_above` pages end, and its number of pages among them; the root for 0 pages."""
         return (self._table.root(namespace), 0) if last_above is None else self._table.end_of(last_above, num_above)
 
     def _grow(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> Node:
-        """Put a run at the end of `node`: into it, if nothing else goes on there, or into a child."""
+        """Append a run to `node`: to its own run if nothing else continues it, else as a child."""
         generated = self._supersede_tail(node, key, generated)
         if node.children or node.evicted or node.parent is None:
             return self._table.add_child(node, key, page_ids, generated)
@@ -272,9 +288,9 @@ class RadixTree:
         return node
 
     def _supersede_tail(self, node: Node, key: bytes, generated: Key) -> Key:
-        """Drop a tail that `key` begins with; `generated` with its marks.
+        """Drop a tail that `key` begins with; return `generated` with the tail's marks added.
 
-        A sequence that was about to copy its rows owns the page alone from here on, and writes to it.
+        A sequence that was about to copy its rows is the page's only owner from here on, and writes to it.
         """
         tail = node.tail_before(key[:PAGE_BYTES])
         if tail is None:
@@ -289,14 +305,14 @@ class RadixTree:
             self.eviction.leaves.push(lower)
 
     def _cut(self, node: Node, num_kept: int) -> list[int]:
-        """Take out a run's pages from `num_kept` on and all that is below; returns all that left."""
+        """Remove a run's pages from `num_kept` on and everything below it; return all removed pages."""
         below = [*node.children]
         for child in below:
             below += child.children
         removed = node.pages[num_kept:] + [page for child in below for page in child.pages]
         for child in reversed(below):
             self._table.remove(child)
-        node.evicted.clear()  # it was remembered of the run's end, which is another now
+        node.evicted.clear()  # those continued the old end of the run
         if num_kept:
             self._table.drop_pages(node, len(node.pages) - num_kept)
             self.eviction.leaves.push(node)
@@ -305,7 +321,7 @@ class RadixTree:
         return removed
 
     def _touch(self, node: Node, num_pages: int) -> None:
-        """The first pages of a run are used now; what is below them keeps its own time."""
+        """Mark the first pages of a run as used now; the pages below them keep their own time."""
         if num_pages < len(node.pages):
             self._split(node, num_pages)
         self._clock += 1

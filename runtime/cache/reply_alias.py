@@ -1,7 +1,7 @@
-"""Remember how a chat template renders a reply, where that is another text than the model generated.
+"""Remember how a chat template renders a reply, if that differs from the text that the model generated.
 
-Templates and clients trim replies, or put a space before them, or other white space before a call of a tool: then no
-later prompt has the reply's own text. The server that gave the reply knows both. Knows ids and bytes, not templates.
+Templates and clients trim replies, add a space before them, or change white space before a tool call. Then no later
+prompt contains the reply's own text. The server that gave the reply knows both. Knows ids and bytes, not templates.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from hashlib import blake2b
 
 from .radix_node import encode_key
 
-_Key = tuple[bytes, int, bytes]  # namespace, number and digest of a prompt's ids
+_Key = tuple[bytes, int, bytes]  # namespace, number of a prompt's ids, digest of the ids
 
 
 @dataclass(frozen=True)
 class ReplyAlias:
-    """A reply's ids, without the end token, and the bytes that stand for them in a later prompt.
+    """A re-rendered reply: the ids that the model generated, without the end token, and their bytes in a later prompt.
 
-    There a special token stands behind the reply, and between both the white space `after`.
+    In that prompt the white space `after` and then a special token follow the reply.
     """
 
     ids: tuple[int, ...]
@@ -31,10 +31,10 @@ class ReplyAlias:
 
     @classmethod
     def of(cls, ids: Sequence[int], text: str, rendering: str) -> ReplyAlias | None:
-        """The alias of a reply that a template renders so, up to the special token; None where that is its own text.
+        """Return the alias of a reply that a template renders as `rendering`, up to the special token.
 
-        Only white space may differ: what it begins with is taken from the rendering, and what it ends with and the
-        rendering lacks is passed over.
+        None if the rendering begins with the reply's own text, or differs in more than white space. Leading white space
+        is taken from the rendering. White space at the reply's end that the rendering lacks is ignored.
 
         >>> ReplyAlias.of([7, 8], "Sure.", " Sure. ")
         ReplyAlias(ids=(7, 8), rendered=b' Sure.', after=b' ')
@@ -49,10 +49,10 @@ class ReplyAlias:
 
 
 class ReplyAliases:
-    """The aliases used last of all namespaces, by the ids of the prompt that was replied to.
+    """The most recently used aliases of all namespaces, by the ids of the prompt that each reply answered.
 
     Attributes:
-        recorded: told of the namespace, the prompt's ids and the alias with each `record`.
+        recorded: called with the namespace, the prompt's ids and the alias by each `record`.
     """
 
     def __init__(self, max_tokens: int = 1 << 20, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,16 +62,16 @@ class ReplyAliases:
         self._num_tokens = 0
         self._aliases: OrderedDict[_Key, dict[ReplyAlias, None]] = OrderedDict()  # a set in order
         self._used_at: dict[_Key, float] = {}
-        self._num_of_length: Counter[tuple[bytes, int]] = Counter()  # prompts of so many ids
+        self._num_of_length: Counter[tuple[bytes, int]] = Counter()  # prompts, by namespace and number of ids
 
     def record(self, namespace: bytes, prompt_ids: Sequence[int], alias: ReplyAlias) -> None:
-        """Note that the namespace's reply to `prompt_ids` is rendered so; the oldest are forgotten."""
+        """Record that the namespace's reply to `prompt_ids` is re-rendered; the oldest aliases are forgotten."""
         self.restore(namespace, len(prompt_ids), prompt_digest(prompt_ids), alias)
         if self.recorded is not None:
             self.recorded(namespace, prompt_ids, alias)
 
     def restore(self, namespace: bytes, num_prompt_tokens: int, digest: bytes, alias: ReplyAlias) -> None:
-        """Note it, too, where only the number of the prompt's ids and their `prompt_digest` are known."""
+        """Record an alias, given only the number of the prompt's ids and their `prompt_digest`."""
         key = (namespace, num_prompt_tokens, digest)
         if key not in self._aliases:
             self._aliases[key] = {}
@@ -84,7 +84,10 @@ class ReplyAliases:
             self._drop(next(iter(self._aliases)))
 
     def find(self, namespace: bytes, num_tokens: int, prompt_key: Callable[[], bytes]) -> tuple[ReplyAlias, ...]:
-        """The aliases of the namespace's replies to exactly these ids, which are asked for only if some are as many."""
+        """Return the aliases of the namespace's replies to exactly these ids.
+
+        Calls `prompt_key` only if there is a reply to a prompt of `num_tokens` ids.
+        """
         if (namespace, num_tokens) not in self._num_of_length:
             return ()
         key = (namespace, num_tokens, _digest(prompt_key()))
@@ -94,22 +97,22 @@ class ReplyAliases:
         return tuple(self._aliases[key])
 
     def num_aliases(self, namespace: bytes) -> int:
-        """How many of a namespace's replies have one."""
+        """Return how many of a namespace's prompts have an alias."""
         return sum(key[0] == namespace for key in self._aliases)
 
     def forget(self, namespace: bytes | None = None) -> None:
-        """Forget a namespace's aliases, or all."""
+        """Forget the aliases of a namespace, or all."""
         for key in [key for key in self._aliases if namespace in (None, key[0])]:
             self._drop(key)
 
     def start_over(self) -> None:
-        """Forget all, in whatever state it is."""
+        """Forget all aliases, whatever state this object is in."""
         self._num_tokens = 0
         for part in (self._aliases, self._used_at, self._num_of_length):
             part.clear()
 
     def forget_unused(self, since: float) -> None:
-        """Forget what was neither recorded nor found since then, on the clock."""
+        """Forget the aliases that were neither recorded nor found since `since`, on the clock."""
         while self._aliases and self._used_at[next(iter(self._aliases))] < since:
             self._drop(next(iter(self._aliases)))
 
@@ -126,7 +129,7 @@ class ReplyAliases:
 
 
 def _end_of(text: str, rendering: str) -> int | None:
-    """Where the rendering has said all of the text but for white space; None: it says something else."""
+    """Return the index in the rendering where all of the text, except white space, has come; None if they differ."""
     letters, done = "".join(text.split()), 0
     for word in re.finditer(r"\S+", rendering):
         if done == len(letters) or not letters.startswith(word[0], done):
@@ -138,7 +141,7 @@ def _end_of(text: str, rendering: str) -> int | None:
 
 
 def prompt_digest(prompt_ids: Sequence[int]) -> bytes:
-    """16 bytes over a prompt's ids."""
+    """Return a digest of a prompt's ids: 16 bytes."""
     return _digest(encode_key(prompt_ids))
 
 

@@ -1,6 +1,6 @@
-"""A span of positions of which only some have KV rows: rows are not positions.
+"""A span of positions of which only some have KV rows, so that rows are not positions.
 
-Knows how many rows there are, and of which tokens; neither how the rows were chosen, nor the pages they lie in.
+Knows the number of rows, and the tokens of the span; not how the rows were selected, nor their pages.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from ..errors import SparseSpanError
 
 @dataclass(frozen=True)
 class SparseSpan:
-    """Of the positions `[start, stop)` of a sequence only `num_rows` have KV rows::
+    """The positions `[start, stop)` of a sequence, of which only `num_rows` have KV rows::
 
         positions  [0 .... start) [start ..................... stop) [stop ....... len)
         KV rows    [0 .... start) [start ... start + num_rows)       [start + num_rows ...)
-                    exact          chosen, of any of them             approximate
+                    exact          selected among the span           approximate
 
-    Each layer and KV head may have rows of other tokens, in any order. KV that is computed over them is approximate:
-    it is not what the text alone gives. So only this sequence ever reads the rows from `start` on, even if all rows
-    were chosen.
+    Each layer and KV head can have rows of other tokens, in any order. KV that is computed over them is approximate: it
+    is not the KV of the text alone. So only this sequence ever reads the rows from `start` on, even if all rows were
+    selected.
 
     >>> span = SparseSpan(start=16, num_rows=8, token_ids=tuple(range(48)))
     >>> span.stop, span.num_missing
     (48, 24)
 
     Raises:
-        SparseSpanError: it begins inside a page, or has other than 1 to `stop - start` rows.
+        SparseSpanError: it begins inside a page, or does not have 1 to `stop - start` rows.
     """
 
     start: int  # a multiple of PAGE_SIZE
     num_rows: int
     token_ids: tuple[int, ...] = field(repr=False)  # of [0, stop): the rows belong to these tokens only
-    generated: bytes = field(default=b"", repr=False)  # one byte a token, as far as known: 1 where a model made it
+    generated: bytes = field(default=b"", repr=False)  # one byte a token, as far as known: 1 if a model generated it
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.start % PAGE_SIZE:
@@ -49,10 +49,10 @@ class SparseSpan:
 
     @property
     def stop(self) -> int:
-        """The first position after the span: from here on each has its own row again."""
+        """First position after the span. From here on each position has its own row again."""
         return len(self.token_ids)
 
     @property
     def num_missing(self) -> int:
-        """Positions without a row. From `stop` on, a row's number is its position less this."""
+        """Number of positions without a row. From `stop` on, a row's number is its position minus this."""
         return len(self.token_ids) - self.start - self.num_rows

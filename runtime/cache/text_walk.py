@@ -1,9 +1,9 @@
-"""Walk the tree by what its tokens spell: find the run that is the same text as a prompt, whatever its ids.
+"""Match a prompt with the tree by text: find the run that spells the same text, whatever its ids.
 
-A model's own ids are often not the encoding of their text. Where a run was generated it is followed as long as it
-spells the prompt's bytes between the same special tokens; what clients wrote is followed by the prompt's own ids alone,
-but for the few tokens right before a generated run, whose encoding changed when the reply was put behind them. Knows
-nodes and aliases; a cursor knows the prompt, and pages are looked up afterwards, by the ids that come out.
+A model's generated ids are often not the encoding of their text. A generated run is followed as long as it spells the
+prompt's bytes between the same special tokens. Client text is followed by the prompt's own ids alone. The exception are
+the few tokens right before a generated run, whose encoding changed when the reply came after them. Knows nodes and
+aliases; a cursor knows the prompt. Pages are looked up afterwards, by the resulting ids.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .prompt_cursor import PromptCursor, PromptText, tokens_of
 from .radix_node import TOKEN_BYTES, Node, encode_key
 from .reply_alias import ReplyAlias
 
-EXACT, TEXT, ALIAS = 0, 1, 2  # how an id of a prompt was found; weaker and weaker
-FEW_CHILDREN = 8  # so many are simply tried
-MAX_IN_VAIN = 256  # runs that are followed one after the other and lead no further: some 20 ms
+EXACT, TEXT, ALIAS = 0, 1, 2  # kinds of match of one id, strongest first
+FEW_CHILDREN = 8  # up to this number all children are tried
+MAX_FUTILE_RUNS = 256  # runs followed in a row that match no more text: some 20 ms
 
 FindAliases = Callable[[int, Callable[[], bytes]], Sequence[ReplyAlias]]
-"""Of the replies to a prompt of so many tokens, whose ids are made only if there may be any."""
+"""Return the aliases of replies to a prompt of this many tokens; its key is made only if there can be any."""
 
 
 class AliasSpan(NamedTuple):
-    """The used ids `[start, stop)` stand for a rendered reply that ends at `offset` of the prompt's text."""
+    """The matched ids `[start, stop)` that replace a rendered reply, which ends at `offset` of the prompt's text."""
 
     start: int
     stop: int
@@ -37,8 +37,8 @@ class AliasSpan(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walked:
-    """The ids to use for a prompt, of which the tree has the first `len(kinds)`; `kinds` has a byte for each.
+class TextMatch:
+    """The ids to use for a prompt. The tree has the first `len(kinds)` of them; `kinds` has a byte for each.
 
     The tree has the prompt's text up to byte `reach`.
     """
@@ -49,8 +49,8 @@ class Walked:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Token `done` of a node's run, where the prompt goes on at `offset`."""
+class _TreePosition:
+    """A position in the tree, before token `done` of a node's run, where the prompt is at `offset`."""
 
     node: Node
     done: int
@@ -59,11 +59,11 @@ class _Place:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens from the root to here."""
+        """Number of tokens from the root to here."""
         return self.node.start * PAGE_SIZE + self.done
 
     def key(self) -> bytes:
-        """The ids from the root to here."""
+        """Return the ids from the root to here as a key."""
         runs: list[bytes | bytearray] = [self.node.run[: self.done * TOKEN_BYTES]]
         node = self.node.parent
         while node is not None:
@@ -74,59 +74,59 @@ class _Place:
 
 @dataclass
 class _Visit:
-    """A run to follow from token `done` on; `reply` is where the generated run began that the walk is in, if any.
+    """A run to follow from token `done` on. `reply` is the start of the generated run that the walk is in, if any.
 
-    It leads no further than to the offset `bound`.
+    Following it matches no text beyond the offset `bound`.
     """
 
     node: Node
     done: int
     cursor: PromptCursor
-    reply: _Place | None
+    reply: _TreePosition | None
     spans: tuple[AliasSpan, ...]
     bound: int | None = None
 
 
 class TextWalk:
-    """One search; `run` gives the best walk.
+    """One search of the tree by text; `run` returns the best match.
 
     Args:
-        num_match: how many of the prompt's ids may be looked up.
-        find_aliases: replies that a later prompt renders as another text.
+        num_match: number of the prompt's first ids that can match.
+        find_aliases: finds replies that a later prompt renders as another text.
     """
 
     def __init__(self, root: Node, prompt: SpelledPrompt, num_match: int, find_aliases: FindAliases) -> None:
         self._root, self._prompt, self._find_aliases = root, PromptText(prompt, num_match), find_aliases
         self._visits: list[_Visit] = []
-        self._tried: set[tuple[int, int, tuple[int, ...], int]] = set()  # places where aliases were looked for
+        self._tried: set[tuple[int, int, tuple[int, ...], int]] = set()  # positions where aliases were searched for
         self._best_reach = -1
-        self._best: tuple[_Place, PromptCursor] | None = None
+        self._best: tuple[_TreePosition, PromptCursor] | None = None
 
-    def run(self) -> Walked:
-        """Return the walk that covers the most of the prompt's text, of those that were tried.
+    def run(self) -> TextMatch:
+        """Return the match that covers the most of the prompt's text, among those that were tried.
 
-        Thousands of replies may spell the same text in other ids, and each could be followed. The search ends with
-        `MAX_IN_VAIN` that led no further. What is found then may be less than what the prompt's own ids find.
+        Thousands of replies can spell the same text in other ids, and each could be followed. The search ends after
+        `MAX_FUTILE_RUNS` runs in a row that matched no more text. Its result can then be shorter than a match by ids.
         """
         start = PromptCursor(self._prompt)
         self._leave(self._root, 0, start, ())
         self._go_below(_Visit(self._root, 0, start, None, ()))
-        num_in_vain = 0
-        while self._visits and num_in_vain < MAX_IN_VAIN:
+        num_futile = 0
+        while self._visits and num_futile < MAX_FUTILE_RUNS:
             visit, reach = self._visits.pop(), self._best_reach
             if visit.bound is None or visit.bound > reach:
                 self._follow(visit)
-                num_in_vain = 0 if self._best_reach > reach else num_in_vain + 1
+                num_futile = 0 if self._best_reach > reach else num_futile + 1
         assert self._best is not None
         place, cursor = self._best
         path, rest = tokens_of(place.key(), 0, place.num_tokens), cursor.rest()
         assert rest is not None
         ids = (*path, *rest)
         kinds = _kinds_of(self._prompt.spelled, ids, place.spans)
-        return Walked(ids, kinds[: len(ids) - 1], self._best_reach)
+        return TextMatch(ids, kinds[: len(ids) - 1], self._best_reach)
 
     def _follow(self, visit: _Visit) -> None:
-        """Go along a run as far as it goes, then to what is below, or back to where the reply began."""
+        """Follow a run as far as it matches, then its children; or go back to where the reply began."""
         node, cursor = visit.node, visit.cursor
         num_tokens, safe, sure = node.num_tokens, None, None
         while True:
@@ -139,7 +139,7 @@ class TextWalk:
             if not is_generated:
                 visit.reply = None
             elif visit.reply is None:
-                visit.reply = _Place(node, visit.done, cursor.offset, visit.spans)
+                visit.reply = _TreePosition(node, visit.done, cursor.offset, visit.spans)
             change = node.generated.find(1 - is_generated, visit.done)
             count = cursor.step(node.run, visit.done, num_tokens if change < 0 else change, bool(is_generated))
             if not count:
@@ -154,11 +154,11 @@ class TextWalk:
             self._try_aliases(visit.reply)
 
     def _leave(self, node: Node, done: int, cursor: PromptCursor, spans: tuple[AliasSpan, ...]) -> bool:
-        """End a walk here, if it is the best so far; whether the prompt can be gone on with."""
+        """End a walk here if it is the best so far; return whether the rest of the prompt can follow."""
         if cursor.offset > self._best_reach:
             if cursor.rest(0) is None:
                 return False
-            self._best_reach, self._best = cursor.offset, (_Place(node, done, cursor.offset, spans), cursor)
+            self._best_reach, self._best = cursor.offset, (_TreePosition(node, done, cursor.offset, spans), cursor)
         return True
 
     def _go_below(self, visit: _Visit) -> None:
@@ -170,9 +170,9 @@ class TextWalk:
         self._visit_children(node, cursor, visit.reply, visit.spans)
 
     def _visit_children(
-        self, node: Node, cursor: PromptCursor, reply: _Place | None, spans: tuple[AliasSpan, ...]
+        self, node: Node, cursor: PromptCursor, reply: _TreePosition | None, spans: tuple[AliasSpan, ...]
     ) -> None:
-        """Follow those that may go on as the prompt does, the likeliest first."""
+        """Schedule the children that can continue the prompt, the likeliest to be followed first."""
         children: Iterable[tuple[Node, int | None]] = ((child, None) for child in node.children)
         if len(node.children) > FEW_CHILDREN:
             children = self._likely_children(node, cursor)
@@ -181,7 +181,7 @@ class TextWalk:
             self._visits.append(_Visit(child, 0, cursor.copy(), reply, spans, bound))
 
     def _likely_children(self, node: Node, cursor: PromptCursor) -> Iterable[tuple[Node, int | None]]:
-        """Of many children those that may go on as the prompt does, the likeliest last, and for how many bytes."""
+        """Return those of many children that can continue the prompt, the likeliest last, with a bound in bytes."""
         likely = dict(node.spelled_like(cursor.next_text(), self._prompt.spelled.spell))
         expected, common = node.nearest(cursor.next_page(), 0)
         if expected is not None and common:
@@ -189,23 +189,23 @@ class TextWalk:
             likely[expected] = None
         return likely.items()
 
-    def _try_aliases(self, reply: _Place) -> None:
-        """Go back to where a reply began that the walk cannot follow, and take it for what it is rendered as."""
+    def _try_aliases(self, reply: _TreePosition) -> None:
+        """Go back to the start of a reply that the walk cannot follow, and try its aliases there."""
         node = reply.node
         if node.parent is None or reply.done >= PAGE_SIZE:
             self._expect_aliases(reply, (), reply.offset)
-        else:  # siblings begin with the same rows: which of them goes on with the alias, its ids say
-            above = _Place(node.parent, node.parent.num_tokens, reply.offset, reply.spans)
+        else:  # siblings begin with the same rows: the alias's ids tell which of them to follow
+            above = _TreePosition(node.parent, node.parent.num_tokens, reply.offset, reply.spans)
             self._expect_aliases(above, node.tokens(0, reply.done), reply.offset)
 
     def _try_aliases_below(self, visit: _Visit) -> None:
-        """The same where too many children begin with a reply, or with a prompt's last tokens, to go to each."""
-        above = _Place(visit.node, visit.done, visit.cursor.offset, visit.spans)
+        """Try the aliases of replies in the next page, if there are too many children to visit each."""
+        above = _TreePosition(visit.node, visit.done, visit.cursor.offset, visit.spans)
         for before, offset in visit.cursor.next_places():
             self._expect_aliases(above, before, offset)
 
-    def _expect_aliases(self, above: _Place, before: tuple[int, ...], offset: int) -> None:
-        """Visit what is at a place, or below it, for the ids `before` and then a reply that is rendered at `offset`."""
+    def _expect_aliases(self, above: _TreePosition, before: tuple[int, ...], offset: int) -> None:
+        """Schedule runs at a position, or below it, for the ids `before` and then a reply rendered at `offset`."""
         length = above.num_tokens + len(before)
         tried = (length, above.node.node_id, before, offset)
         if tried in self._tried:
@@ -225,7 +225,7 @@ class TextWalk:
 
 
 def _kinds_of(prompt: SpelledPrompt, ids: Sequence[int], spans: Sequence[AliasSpan]) -> bytes:
-    """A byte an id: EXACT where the prompt has the same id at the same place of its text, else TEXT, or ALIAS."""
+    """Return a byte per id: EXACT if the prompt has the same id at the same place of its text, else TEXT or ALIAS."""
     kinds = np.full(len(ids), TEXT, np.uint8)
     start, offset = 0, 0
     for span in (*spans, AliasSpan(len(ids), len(ids), 0)):
@@ -236,7 +236,7 @@ def _kinds_of(prompt: SpelledPrompt, ids: Sequence[int], spans: Sequence[AliasSp
 
 
 def _are_canonical(prompt: SpelledPrompt, ids: Sequence[int], offset: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which of `ids`, spelling the text from `offset` on, are the prompt's at their place; bool[len(ids)]."""
+    """Return which of `ids`, spelling the text from `offset` on, are the prompt's at their place; bool[len(ids)]."""
     lengths = np.fromiter(map(len, map(prompt.spell, ids)), np.int64, len(ids))
     offsets = offset + np.cumsum(lengths) - lengths
     starts = np.array(prompt.starts[:-1])

@@ -5,14 +5,14 @@ Knows no requests.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from radixlm.tokenizer_fix import Tokenizer, TokenizerError, TokenizerProfile, TooManyTokens
 
 from ..artifact import Artifact
 from ..errors import ContextLengthExceeded, CorruptArtifact, EmptyPrompt, InvalidParameter, InvalidRequest
+from ..system import trim_heap
 from .chat_template import ChatTemplate
 
 
@@ -43,12 +43,6 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
         return tokenizer
     except TokenizerError as error:
         raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
-
-
-def trim_heap() -> None:
-    """Give memory that is free back to the system; glibc keeps it else."""
-    with suppress(AttributeError):  # other libraries have no such function
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def with_ends(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate:

@@ -20,6 +20,7 @@ from .turns import SystemMessages, Turns
 
 Message = Mapping[str, Any]
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _WHOLE: Final = Tool("a", {"type": "object", "properties": {}}, description="b")
 _ASKED: Final = ({"role": "user", "content": "c"},)
 
@@ -57,13 +58,15 @@ class Conversations:
 
         Raises:
             EmptyPrompt: there are no messages.
-            InvalidRequest: a message is none, or the template has no place for it.
+            InvalidRequest: a message is none, its role is none, or the template has no place for it.
         """
         if not messages:
             raise EmptyPrompt("the conversation has no messages; send at least one")
         for message in messages:
             if not isinstance(message, Mapping):
                 raise InvalidRequest(f"a message is {message!r:.60}; it must be a mapping with a role and a content")
+            if message.get("role") not in ROLES:
+                raise InvalidRequest(f"a message's role is {message.get('role')!r:.60}; use one of {', '.join(ROLES)}")
         kwargs = {**self._template_kwargs, **(template_kwargs or {})}
         if not tools and _is_plain(messages):
             return messages, (), kwargs

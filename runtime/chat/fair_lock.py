@@ -6,8 +6,6 @@ Knows threads, event loops and names of clients, not what the lock is for.
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import EngineOverloaded
+from ..system import give_way
 
 T = TypeVar("T")
 Refusal = Callable[[int], EngineOverloaded]
@@ -65,7 +64,7 @@ class FairLock:
         self._together.append(self)
         self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()  # the client whose turn is next comes first
         self._num_waiting = 0
-        self._threads = ThreadPoolExecutor(num_turns, "radixlm-turn", _give_way, (niceness,))
+        self._threads = ThreadPoolExecutor(num_turns, "radixlm-turn", give_way, (niceness,))
 
     @property
     def num_waiting(self) -> int:
@@ -200,10 +199,3 @@ class FairLock:
             self._num_waiting -= 1
             if not waiters:
                 del self._waiting[client]
-
-
-def _give_way(niceness: int) -> None:
-    """Lower the priority of this thread."""
-    if niceness and sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -16,7 +16,7 @@ from ..errors import InvalidRequest
 from .chat_template import ChatTemplate
 from .reasoning_format import FIELD as REASONING_FIELD
 from .tools.call_history import GeneratedArguments
-from .tools.tool_calls import ReadReply, ToolCallReader, read_whole
+from .tools.tool_calls import ReadReply, read_reply
 from .tools.tool_format import Tool, ToolFormat
 
 Message = Mapping[str, object]
@@ -109,8 +109,7 @@ class FollowUpTurns:
     def _read(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
         if not tools:
             return ReadReply(reply)
-        schemas = {tool.name: tool.parameters for tool in tools}
-        return read_whole(reply, ToolCallReader(self._prompts.tool_format, list(schemas), schemas=schemas))
+        return read_reply(reply, self._prompts.tool_format, tools)
 
     def _rendered_words(self, words: str) -> str | None:
         return None if self._render_words is None else self._render_words(words)

@@ -16,13 +16,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import suppress
 
 from ..errors import EngineClosed, EngineError, InvalidGrammar
 from .grammar import Grammar
 from .grammar_trial_process import LOWEST, TokenBytes
 
-_PROGRAM = Path(__file__).with_name("grammar_trial_process.py")
+_PROGRAM = TokenBytes.__module__
 _PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then the program is started anew
 _LEAST_S = 0.001  # 0 would be no limit
 _MAX_MESSAGE = 500  # characters: the library prints a part of the grammar
@@ -131,7 +131,7 @@ class GrammarTrial:
             return self._process
         self._stop()
         pipe = subprocess.PIPE
-        command = [sys.executable, "-P", str(_PROGRAM), "0" if is_awaited else str(LOWEST)]
+        command = [sys.executable, "-P", "-m", _PROGRAM, "0" if is_awaited else str(LOWEST)]
         process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0, process_group=0
         )
@@ -188,7 +188,8 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End the process and the fork that tries a grammar: a fork alone would keep callers waiting for its answer."""
     if process.poll() is None:  # else its number may be another's by now
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):  # it ends just now; macOS says the latter of a zombie
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

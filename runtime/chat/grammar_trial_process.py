@@ -2,7 +2,7 @@
 
 A hostile schema takes the compiler minutes, all memory or more stack than there is, and the last of these kills the
 process. So each grammar is tried in a fork that is limited in all three. A fork of a process that already has the
-vocabulary costs milliseconds. Imports nothing of ours, so that it starts at once.
+vocabulary costs milliseconds. Imports nothing of ours but `system`, so that it starts at once.
 
 Reads a line of JSON with the vocabulary, then a line for each grammar; answers each with a line. Its argument is the
 niceness with which it reads the first, 0 where a request waits for that.
@@ -15,16 +15,19 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import threading
-from contextlib import suppress
 from typing import Any, cast
 
 import llguidance
 
+from ..system import give_way, limit_address_space, process_memory_bytes, trim_heap
+
 LOWEST = 19  # priority, as a niceness
 MAX_MEMORY_BYTES = 512 << 20  # beyond what the vocabulary takes
+_MEMORY_LOOK_MS = 20  # between two looks at what a trial takes, for systems that limit no memory
 # The rest of the program runs with the usual 8 MiB or, without a limit on stacks, 2: what passes here has room there.
 STACK_BYTES = 1 << 20
 _EMPTY = 'start: ""'
@@ -49,8 +52,7 @@ def main() -> None:
 
 def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
     """Read the first line, and build what trials share, with this thread's priority lowered."""
-    if niceness:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    give_way(niceness)
     hello = json.loads(sys.stdin.buffer.readline())
     vocabulary = TokenBytes.unpacked(hello)
     wrapper = cast(llguidance.TokenizerWrapper, vocabulary)
@@ -61,8 +63,7 @@ def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
     vocabulary.let_go()
     kept = {"time_limit_s": hello["time_limit_s"], "niceness": hello["niceness"]}
     hello.clear()
-    with suppress(AttributeError):  # as `trim_heap` of artifact_tokenizer.py
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()
     return kept, tokenizer, limits
 
 
@@ -114,7 +115,8 @@ def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: fl
     if child == 0:
         signal.setitimer(signal.ITIMER_PROF, time_limit_s)  # both kill; this one is the grammar's fault,
         signal.setitimer(signal.ITIMER_REAL, wish["real_limit_s"])  # and this one that of a busy machine
-        _limit_memory()
+        limit_address_space(MAX_MEMORY_BYTES)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         answers: list[dict[str, str]] = []
         thread = threading.Thread(target=lambda: answers.append(_try(tokenizer, limits, wish)))
         thread.start()
@@ -124,6 +126,7 @@ def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: fl
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
+        _watch_memory(child, reading, (process_memory_bytes(os.getpid()) or 0) + MAX_MEMORY_BYTES)
         answer = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status) and answer:
@@ -134,12 +137,14 @@ def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: fl
     return {"error": "it is too deep, or takes too much memory"}
 
 
-def _limit_memory() -> None:
-    with open("/proc/self/statm") as file:
-        num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MAX_MEMORY_BYTES
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, hard) if hard < 0 else (min(num_bytes, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def _watch_memory(child: int, reading: int, limit_bytes: int) -> None:
+    """Wait until the child answers into the pipe or ends, and kill it if it takes more memory than that."""
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    while not poll.poll(_MEMORY_LOOK_MS):
+        if (process_memory_bytes(child) or 0) > limit_bytes:
+            os.kill(child, signal.SIGKILL)
+            return
 
 
 def _try(tokenizer: Any, limits: Any, wish: dict[str, Any]) -> dict[str, str]:

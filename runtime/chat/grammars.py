@@ -25,7 +25,7 @@ import llguidance
 from cachetools import Cache, LRUCache
 
 from ..errors import EngineClosed, GrammarsOverloaded, InvalidGrammar
-from .artifact_tokenizer import trim_heap
+from ..system import trim_heap
 from .fair_lock import FairLock
 from .grammar import Grammar
 from .grammar_constraint import GrammarConstraint, MatcherWork
@@ -49,25 +49,24 @@ class CompiledGrammar:
     """A grammar that any number of replies can follow at a time; `Grammars.compile` makes it.
 
     Attributes:
+        grammar: what it was compiled from.
         holds_reasoning: as in `Grammar`.
         work: what its matcher remembers.
 
     Args:
-        num_characters: of the text that it is made of.
         on_failed: called when a reply becomes too much work.
     """
 
     def __init__(
         self,
+        grammar: Grammar,
         open_matcher: Callable[[], llguidance.LLMatcher],
         vocab_size: int,
         *,
-        num_characters: int = 0,
-        holds_reasoning: bool = False,
         on_failed: Callable[[], None] = lambda: None,
     ) -> None:
         self.work = MatcherWork(on_failed=on_failed)
-        self.holds_reasoning, self.num_characters = holds_reasoning, num_characters
+        self.grammar, self.holds_reasoning = grammar, grammar.holds_reasoning
         self._open_matcher = open_matcher
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -131,7 +130,7 @@ class Grammars:
         self.answer_limit_s = answer_limit_s
         least = MAX_CHARACTERS // max_grammars
         self._compiled: LRUCache[Grammar, CompiledGrammar] = LRUCache(
-            least * max_grammars, getsizeof=lambda compiled: max(compiled.num_characters, least)
+            least * max_grammars, getsizeof=lambda compiled: max(len(compiled.grammar.text), least)
         )
         self._refused: LRUCache[Grammar, InvalidGrammar] = LRUCache(MAX_REFUSED)  # apart: they drive out no good ones
         self._lock = threading.Lock()  # guards the grammars,
@@ -264,10 +263,9 @@ class Grammars:
 
     def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
         compiled = CompiledGrammar(
+            grammar,
             lambda: self._matcher(tried),
             self._tokenizer.vocab_size,
-            num_characters=len(grammar.text),
-            holds_reasoning=grammar.holds_reasoning,
             on_failed=lambda: self._drop(grammar),
         )
         with self._lock:

@@ -15,6 +15,8 @@ from ..errors import RadixLMError
 
 _KINDS: tuple[MatchKind, ...] = get_args(MatchKind)
 
+MAX_SHOWN = 60  # characters of a text in its repr
+
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: a stop token, string or expression; `length`: max_tokens or the context; `cancelled`: the client left."""
 
@@ -210,6 +212,15 @@ class Completion:
     num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text
     thought: str = ""
     readings: tuple[object, ...] = ()  # what readers of logits other than the sampler made, of types of their own
+
+    def __repr__(self) -> str:
+        """The beginning of its text, how it ended and how many tokens it has, in one line."""
+        text = self.text if len(self.text) <= MAX_SHOWN else f"{self.text[:MAX_SHOWN]}..."
+        counts = self.usage
+        return (
+            f"<Completion {text!r}: {self.finish_reason}, {counts.completion_tokens} tokens after "
+            f"{counts.prompt_tokens}, of which {counts.cached_tokens} were cached>"
+        )
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:

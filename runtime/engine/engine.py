@@ -6,39 +6,38 @@ text is `prompts.py`'s, the thread `engine_loop.py`'s, batching and pages `engin
 
 from __future__ import annotations
 
+import asyncio
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Self
+
+from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
-from ..cache.cache_tree import CacheCleared, CacheTree
-from ..chat.tools.tool_calls import ToolCall
-from ..chat.tools.tool_format import ToolFormat
-from ..errors import EngineError, StoreOff
+from ..artifact.find_artifact import find_artifact
+from ..cache.cache_tree import CacheCleared, CachedText, CacheTree
+from ..chat.tools.tool_calls import ReadReply, ToolCall, read_reply
+from ..chat.tools.tool_format import Tool, ToolFormat
+from ..errors import EngineError, InvalidArgument, StoreOff
 from ..fields import takes_fields_of
+from ..memory import Memory
+from .calls.text_calls import TextCalls
 from .completion import Completion
 from .engine_options import EngineOptions
 from .engine_stats import EngineStats
-from .generation_stream import GenerationStream, complete_all
+from .generation_stream import GenerationStream
 from .opening import open_parts
+from .reply import Reply
 from .request import Request
 from .request_maker import RequestMaker
-from .request_options import (
-    NO_OPTIONS,
-    Message,
-    Prompt,
-    RequestKeywords,
-    RequestOptions,
-    are_conversations,
-    are_prompts,
-    options_of,
-)
+from .request_options import NO_OPTIONS, Message, RequestOptions
 from .sampling_params import SamplingParams
 from .upkeep import IdleThread
+from .vectors.calls import VectorCalls
+from .vectors.prompts import VectorPrompts
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
@@ -46,18 +45,21 @@ if TYPE_CHECKING:
 CLEARS_WITHIN_S = 60.0  # the disk; what is to be forgotten waits for what is to be written
 
 
-class Engine:
+class Engine(TextCalls, VectorCalls):
     """A compiled model, ready to answer; close it, or use it as a context manager.
 
     >>> with Engine("smollm2.radixlm") as engine:  # doctest: +SKIP
-    ...     print(engine.generate("The capital of France is", SamplingParams(max_tokens=8)).text)
+    ...     print(engine.generate("The capital of France is", max_tokens=8).text)
 
     Args:
-        model: the artifact, or its directory. Opening it runs its model.so: trust where it comes from.
+        model: the artifact, or its directory. Opening it runs its model.so: trust where it comes from. Or what
+            `radixlm compile` takes, such as "model.gguf" or "hf:ORG/NAME:Q4_K_M": it is downloaded if need be, compiled
+            once, and kept in the cache folder.
         more: how it is opened; the fields of `EngineOptions`: `Engine(model, num_threads=4)`.
 
     Attributes:
         prompts: makes of texts and conversations what the model is fed.
+        vector_prompts: the same of texts that become vectors, and of documents that are scored.
         default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
         match: how cached prefixes may be found, unless a request says otherwise.
         context_length: tokens of prompt and reply together.
@@ -68,6 +70,7 @@ class Engine:
 
     Raises:
         ArtifactError: the artifact cannot be used.
+        CompileError: the model cannot be downloaded or compiled.
         InvalidParameter: an option is outside its range, or `kv_cache_bytes` holds no context worth having, or less
             than `context_length`.
         StoreError: the store cannot be used, or another process uses it.
@@ -76,7 +79,9 @@ class Engine:
     @takes_fields_of(EngineOptions)
     def __init__(self, model: str | Path | Artifact, /, **more: Any) -> None:
         self._options = options = EngineOptions(**more)
-        artifact = Artifact.open(model) if isinstance(model, str | Path) else model
+        artifact = Artifact.open(find_artifact(model)) if isinstance(model, str | Path) else model
+        if not hasattr(artifact, "manifest"):
+            raise InvalidArgument(f"model is {model!r:.60}; it must be a model, or an artifact", param="model")
         opened = open_parts(artifact, options)
         self.manifest, self.prompts, self.namespaces = artifact.manifest, opened.prompts, opened.namespaces
         self.tokenizer = self.prompts.tokenizer
@@ -84,113 +89,29 @@ class Engine:
         self.decode, self.render = self.prompts.decode, self.prompts.render
         self.default_params = SamplingParams.recommended(self.manifest.sampling)
         self.match, self.context_length = options.match, opened.core.limits.context_length
-        self.reply_options = opened.reply_options
+        self.reply_options, self._memory_bytes = opened.reply_options, opened.memory_bytes
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
         self._idle_thread: IdleThread | None = None
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue
         self._requests = RequestMaker(self.prompts, self.manifest, options, opened.core.limits, self.queue)
+        limits = opened.core.limits
+        self.vector_prompts = VectorPrompts(self.tokenizer, self.manifest, max_tokens=limits.context_length)
+        self._num_at_once = 2 * options.max_num_seqs  # so that the next are there when some end
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
-    @overload
-    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
-    ) -> Completion: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
-    ) -> list[Completion]: ...
-
-    def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestKeywords],
-    ) -> Completion | list[Completion]:
-        """Continue `prompt` (text or token ids) and wait for the end.
-
-        Several prompts in a list are computed together, and their completions come in its order; where one is refused
-        or fails, the others end, too. The options are those of `stream`.
-
-        An exception that interrupts the wait, Ctrl-C for one, ends the request.
-
-        Raises:
-            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: before anything is computed.
-            ConstraintFailed: the reply cannot go on by its grammar.
-            EngineOverloaded: too many requests wait.
-            EngineError: the request could not be computed, or the engine is closed.
-        """
-        asked = options_of(**options)
-        if are_prompts(prompt):
-            return complete_all(partial(self.stream, each, params, options=asked) for each in prompt)
-        return self._answer(self._requests.completion(cast(Prompt, prompt), params, asked))
-
-    def stream(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        on_ready: Callable[[], None] | None = None,
-        **options: Unpack[RequestKeywords],
-    ) -> GenerationStream:
-        """Like `generate`, but returns at once; the deltas come while they are computed, to `for` and `async for`.
-
-        `options` are the fields of `RequestOptions`, or one such value: `stream(prompt, cache_match="off")` is
-        `stream(prompt, options=RequestOptions(cache_match="off"))`. `on_ready` is called on the engine's thread when
-        `poll` has something new (a delta or an error): an event loop passes
-        `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
-        """
-        return self._start(self._requests.completion(prompt, params, options_of(**options)), on_ready)
-
-    @overload
-    def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
-    ) -> Completion: ...
-
-    @overload
-    def chat(
-        self,
-        messages: Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestKeywords],
-    ) -> list[Completion]: ...
-
-    def chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
-        **options: Unpack[RequestKeywords],
-    ) -> Completion | list[Completion]:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's template.
-
-        Several conversations in a list are computed together, as `generate` does it with prompts. An exception that
-        interrupts the wait ends the request.
-
-        Raises:
-            InvalidRequest: the artifact has no chat template, or the template refuses the messages.
-            EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
-        """
-        asked = options_of(**options)
-        if are_conversations(messages):
-            return complete_all(partial(self.stream_chat, each, params, options=asked) for each in messages)
-        return self._answer(self._requests.chat(cast("Sequence[Message]", messages), params, asked))
-
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        *,
-        on_ready: Callable[[], None] | None = None,
-        **options: Unpack[RequestKeywords],
-    ) -> GenerationStream:
-        """Like `chat`, but returns at once; see `stream`."""
-        return self._start(self._requests.chat(messages, params, options_of(**options)), on_ready)
+    def stream_prepared(self, prompt: PreparedPrompt, reply: Reply, params: SamplingParams) -> GenerationStream:
+        """Like `stream`, of a prompt as it is fed, and of the reply that `prompts.reply` made of it."""
+        return self._start(self._requests.prepared(prompt, reply, params), None)
 
     @property
     def tool_format(self) -> ToolFormat:
         """How the model writes that it calls a tool."""
         return self.prompts.tool_format
+
+    def read_reply(self, text: str, tools: Sequence[Tool]) -> ReadReply:
+        """Return what a reply says, and which of these tools it calls."""
+        return read_reply(text, self.tool_format, tools)
 
     @property
     def grammars(self) -> Grammars:
@@ -223,6 +144,14 @@ class Engine:
         """
         return self._loop.call(lambda core: core.cache_tree(namespace))
 
+    def cached_text(self, namespace: bytes, node_id: int) -> CachedText | None:
+        """Return the tokens of one run of `cache_tree`; None if it is gone.
+
+        Raises:
+            EngineError: the engine is closed, or died.
+        """
+        return self._loop.call(lambda core: core.cached_text(namespace, node_id))
+
     def clear_cache(self, namespace: bytes = b"") -> CacheCleared:
         """Forget a namespace's prefixes and texts, but for what live requests use: that stays until it makes room.
         Returns when they are off the disk, too.
@@ -251,6 +180,15 @@ class Engine:
         """
         return self._loop.call(lambda core: core.cache.num_elsewhere(prompt_ids, namespace))
 
+    @property
+    def store_directory(self) -> Path | None:
+        """The directory that prefixes are kept in; None: there is none, or it cannot be used."""
+        return None if self._core.tier is None else self._core.tier.store.directory
+
+    def remember(self, memory: Memory) -> None:
+        """Have a memory of the server forget what this engine forgets: a namespace, or what is unused for too long."""
+        self._loop.call(lambda core: core.memories.add(memory))
+
     def warm_up(self) -> None:
         """Do what the first request would wait for, but not what only some ask for; raises as `check`."""
         self._loop.call(lambda core: core.warm_up())
@@ -271,13 +209,26 @@ class Engine:
         self._loop.call(lambda core: core.check())
 
     def stats(self) -> EngineStats:
-        """Counters and the state now; never waits for a step."""
+        """Counters and the state now; never waits for a step.
+
+        Raises:
+            EngineClosed: the engine belongs to another process.
+        """
+        self._require_usable()
         uptime_s = self._options.clock() - self._opened_at
-        return EngineStats.of(self._core, self._loop, uptime_s=uptime_s, context_notice=self._context_notice)
+        return EngineStats.of(
+            self._core,
+            self._loop,
+            uptime_s=uptime_s,
+            memory_bytes=self._memory_bytes,
+            context_notice=self._context_notice,
+        )
 
     def close(self) -> None:
         """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed. May be called
-        twice."""
+        twice. In a forked child nothing is to do."""
+        if not self._loop.is_own:
+            return
         if self._idle_thread is not None:
             self._idle_thread.stop()
         self._finalizer()
@@ -289,6 +240,20 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        state = "open" if self._loop.is_alive else "closed"
+        pages = self._core.cache.pool.num_pages
+        return f"<Engine {self.manifest.name}: {state}, context of {self.context_length} tokens, {pages} pages>"
+
+    def _require_usable(self) -> None:
+        self._loop.require_own_process()
+
     def _grammars_in_pieces(self) -> Iterator[None]:
         yield from self.grammars.pieces_of_warm_up()  # the first piece loads a native library, too
 
@@ -296,10 +261,14 @@ class Engine:
         """Wait for the end of a request, which ends with the wait."""
         # entered first: no interrupt comes between it and the request
         with GenerationStream.of(request, self._loop.cancel) as stream:
-            self._loop.submit(request, stream.deliver)
+            self._submit(request, stream)
             return stream.result()
 
     def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
         stream = GenerationStream.of(request, self._loop.cancel, on_ready)
-        self._loop.submit(request, stream.deliver)
+        self._submit(request, stream)
         return stream
+
+    def _submit(self, request: Request, stream: GenerationStream) -> None:
+        recorder = self._options.recorder
+        self._loop.submit(request, stream.deliver if recorder is None else recorder.watch(request, stream.deliver))

@@ -10,19 +10,19 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from ..cache.cache_tree import CacheTree
+from ..cache.cache_tree import CachedText, CacheTree
 from ..cache.cache_uses import CacheUse
 from ..cache.page_pool import num_pages_for
 from ..cache.prefix_cache import PrefixCache
 from ..chat.tools.tool_calls import ToolCall
 from ..errors import EngineOverloaded, InvalidParameter
-from ..memory import Forgotten, Memories
+from ..memory import ForgetResult, Memories
 from ..model.batch import Forward
-from ..prefix.beside_saver import MadeBy
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
-from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows, Wanted
+from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows, PrefixLookup
 from ..prefix.prefill_measure import seconds_of_zeros
+from ..prefix.small_record_saver import ReplyTokens
 from ..speculation.draft_levels import DraftSource
 from ..speculation.draft_model import DraftModel
 from .completion import PrefillProgress, RequestOutput
@@ -130,6 +130,10 @@ class EngineCore:
         """What is cached for a namespace; between two steps."""
         return CacheTree.of(self.cache, namespace, self._clock(), live=self.live_uses(namespace))
 
+    def cached_text(self, namespace: bytes, node_id: int) -> CachedText | None:
+        """The tokens of one run of `cache_tree`; between two steps."""
+        return CachedText.of(self.cache, namespace, node_id)
+
     def live_uses(self, namespace: bytes) -> list[CacheUse]:
         """What the namespace's requests use now, the newest first; between two steps."""
         requests = [*self._scheduler.requests(), *self._loading.values()]
@@ -137,12 +141,12 @@ class EngineCore:
         live.sort(key=lambda request: request.spec.arrived_at, reverse=True)
         return [request.cache_use(self._clock()) for request in live]
 
-    def forget(self, namespace: bytes) -> Forgotten:
+    def forget(self, namespace: bytes) -> ForgetResult:
         """Forget a namespace in memory and on disk."""
         self._scheduler.drop_loaded_rows(namespace)
         return self.memories.forget(namespace)
 
-    def keep_call(self, namespace: bytes, call: ToolCall, made_by: MadeBy) -> None:
+    def keep_call(self, namespace: bytes, call: ToolCall, made_by: ReplyTokens) -> None:
         """Have the store keep a call that a client was given, after its reply."""
         if self.tier is not None:
             self.tier.saver.keep_call(namespace, call, made_by)
@@ -208,7 +212,7 @@ class EngineCore:
             prefilling = [item.request for item in scheduled if not item.request.num_generated]
             self._start(prefilling, begun)
             try:
-                outcomes = plan.compute(self._forward, vocab_size=self.limits.vocab_size, clock=self._clock)
+                outcomes = plan.compute(self._forward, num_outputs=self.limits.num_outputs, clock=self._clock)
                 for item, outcome in outcomes:
                     if outcome.is_damaged:
                         step.drop(item.reservation.sequence)  # what came out of it must not be reused
@@ -235,7 +239,7 @@ class EngineCore:
         try:
             for _ in range(2):  # the first one maps the weights in, so only the second is a measure
                 seconds = seconds_of_zeros(
-                    self._forward, self.cache, 0, 1, clock=self._clock, vocab_size=self.limits.vocab_size
+                    self._forward, self.cache, 0, 1, clock=self._clock, num_outputs=self.limits.num_outputs
                 )
             self._scheduler.observe_decode(num_rows=1, seconds=seconds)
         except Exception:
@@ -282,7 +286,7 @@ class EngineCore:
 
     def _waits_for(self, tier: DiskTier, request: Request) -> bool:
         """Have what the disk has of a request's prompt loaded; whether the request waits for that."""
-        wanted = Wanted(
+        wanted = PrefixLookup(
             request.request_id,
             partial(find_prefix, request=request, context_length=self.limits.context_length),
             go_on=partial(self._go_on, request),

@@ -68,17 +68,24 @@ class EngineLoop:
     @property
     def is_alive(self) -> bool:
         """Whether requests are taken and computed."""
-        return (
-            os.getpid() == self._pid
-            and self._thread.is_alive()
-            and not self.queue.is_closed
-            and self.queue.crash is None
-        )
+        return self.is_own and self._thread.is_alive() and not self.queue.is_closed and self.queue.crash is None
 
     @property
     def crash(self) -> str | None:
         """The kind of error that the thread died of for good; None while it lives, or if it was closed."""
         return None if self.queue.crash is None else type(self.queue.crash).__name__
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process opened it; a forked child did not."""
+        return os.getpid() == self._pid
+
+    def require_own_process(self) -> None:
+        """Raise EngineClosed in a forked child: it has the engine's memory, but not its thread."""
+        if not self.is_own:
+            raise EngineClosed(
+                f"this engine belongs to process {self._pid}, this is {os.getpid()}; open an engine in this process"
+            )
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Hand a request over; all that comes of it, errors too, goes to `listener`.
@@ -88,13 +95,13 @@ class EngineLoop:
             EngineClosed: the loop was closed, or belongs to another process.
             EngineDied: the loop died of an error.
         """
-        self._require_own_process()
+        self.require_own_process()
         refuse = partial(self._lose, request.request_id, listener, is_final=True)
         self.queue.put(Command(partial(self._add, request, listener), refuse, True, request.client))
 
     def cancel(self, request_id: str) -> None:
         """End a request where it is; harmless if it has ended, or the loop has."""
-        if os.getpid() != self._pid:
+        if not self.is_own:
             return
         try:
             self.queue.put(Command(partial(self._abort, request_id), lambda cause: None))
@@ -113,7 +120,7 @@ class EngineLoop:
 
     def post(self, work: Callable[[EngineCore], T]) -> Future[T]:
         """Like `call`, without waiting: a request that is submitted later comes after it."""
-        self._require_own_process()
+        self.require_own_process()
         result: Future[T] = Future()
 
         def do() -> None:
@@ -131,18 +138,11 @@ class EngineLoop:
         """Cancel what runs, end the thread and the kernels' threads, and wait for them. May be called twice; in a
         forked child nothing is to do.
         """
-        if os.getpid() != self._pid:
+        if not self.is_own:
             return
         self.queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def _require_own_process(self) -> None:
-        """Raise EngineClosed in a forked child: it has the engine's memory, but not its thread."""
-        if os.getpid() != self._pid:
-            raise EngineClosed(
-                f"this engine belongs to process {self._pid}, this is {os.getpid()}; open an engine in this process"
-            )
 
     # On the thread.
 

@@ -18,10 +18,11 @@ from ..artifact.model_config import ModelConfig
 from ..cache.why_not_more import MatchPolicy
 from ..chat.chat_template import checked_kwargs
 from ..errors import InvalidParameter
-from ..fields import Flag, check_fields, check_needs, documented, fields_of, given_of, option
+from ..fields import Flag, brief, check_fields, check_needs, documented, fields_of, given_of, option
 from ..model.batch import Runner
 from ..optional import Extra, extra_of
 from ..store import PageStore
+from .generation_stream import Recorder
 from .prompts import SuffixPolicy
 from .request_options import RequestOptions
 from .step.plan import AdmissionPolicy, SchedulerPolicy
@@ -49,10 +50,18 @@ class EngineOptions:
         InvalidParameter: a value is outside its range, or two contradict each other.
     """
 
+    memory_bytes: int | None = option(
+        None,
+        "Memory for weights, KV cache and states together; of a server with several models, for those of all that are "
+        "loaded.",
+        unset="what is free",
+        above=0,
+        flag=Flag("--memory-gb", "engine", unit=_GB),
+    )
     kv_cache_bytes: int | None = option(
         None,
         "Memory for the KV cache. One that holds less than the context shortens it, with a warning.",
-        unset="as much as `max_num_seqs` full contexts need, up to a quarter of what is free",
+        unset="as much as `max_num_seqs` full contexts need, up to a quarter of `memory_bytes`",
         above=0,
         flag=Flag("--kv-cache-gb", "engine", unit=_GB),
     )
@@ -156,9 +165,9 @@ class EngineOptions:
     )
     draft: str | Path | Artifact | None = option(
         None,
-        "A draft model: a second, smaller artifact, whose tokenizer has the same tokens. Its KV cache takes a quarter "
-        "of `kv_cache_bytes` at most.",
-        flag=Flag("--draft", "speculation", metavar="ARTIFACT", path="artifact"),
+        "A draft model: a second, smaller model, whose tokenizer has the same tokens. Its KV cache takes a quarter of "
+        "`kv_cache_bytes` at most.",
+        flag=Flag("--draft", "speculation", metavar="MODEL", path="model"),
     )
     store: str | Path | PageStore | None = option(
         None,
@@ -207,6 +216,7 @@ class EngineOptions:
         needs="kv_log",
         flag=Flag("--log-kv-mb", "serve", unit=_MB, metavar="MB"),
     )
+    recorder: Recorder | None = option(None, "What notes requests and replies, to be replayed.", unset="nothing")
     clock: Callable[[], float] = option(time.monotonic, "Seconds; only differences count.")
     open_runner: OpenRunner | None = option(None, "What runs the artifact.", unset="the native runtime")
 
@@ -215,7 +225,7 @@ class EngineOptions:
         extra = self.extra
         check_needs(fields_of(EngineOptions), given_of(self))
         if self.speculate == "draft" and self.draft is None:
-            raise InvalidParameter("speculate is 'draft', and there is no draft; give a second artifact (--draft)")
+            raise InvalidParameter("speculate is 'draft', and there is no draft; give a second model (--draft)")
         if self.draft is not None and self.speculate in ("off", "lookup"):
             raise InvalidParameter(f"a draft is given and speculate is {self.speculate!r}; leave one of them out")
         if self.draft is not None and self.speculate == "mtp":
@@ -224,6 +234,8 @@ class EngineOptions:
             extra.check(self)
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
+
+    __repr__ = brief
 
     @property
     def extra(self) -> Extra | None:
@@ -279,6 +291,12 @@ class EngineOptions:
         most = limits.max_num_tokens if most is None else most
         _require_within("max_num_seqs", self.max_num_seqs, min(limits.max_num_logits, limits.max_num_tokens))
         _require_within("max_num_batched_tokens", most, limits.max_num_tokens)
+        is_whole = manifest.model.is_bidirectional
+        if is_whole and most < limits.max_num_tokens:
+            raise InvalidParameter(
+                f"max_num_batched_tokens is {most}; this model computes a text of up to {limits.max_num_tokens} tokens "
+                "in one step: leave it out"
+            )
         if most < self.max_num_seqs:
             _LOGGER.warning(
                 "max_num_batched_tokens is %d: no more than that of max_num_seqs %d requests decode in a step",
@@ -289,7 +307,8 @@ class EngineOptions:
             max_num_batched_tokens=most,
             max_num_logits=limits.max_num_logits,
             admission=self.admission,
-            prompts_s=self.prefill_ms / 1000 or None,
+            prompts_s=None if is_whole else self.prefill_ms / 1000 or None,
+            whole_prompts=is_whole,
             speculates=self._speculates(manifest.model),
             looks_up=self.speculate == "lookup" or (self.speculate == "auto" and not manifest.model.state_bytes),
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..cache.window_rows import WindowStats
 from ..prefix.tier_hooks import TierStats
 from ..speculation.draft_model import DraftStats
 from ..states.state_pool import StateStats
@@ -40,6 +41,7 @@ class EngineStats:
     num_restarts: int = 0  # of the owner thread: after its first death, which is got over
     restarted_after: str | None = None  # the kind of error that it died of, until a step computes something
     context_length: int = 0  # tokens of prompt and reply together
+    memory_bytes: int = 0  # of weights, KV cache and states
     context_notice: str | None = None  # why that is less than the model's, unless it was asked for
     num_drafted_tokens: int = 0  # guesses that were held against the model
     num_accepted_tokens: int = 0  # those of them that were right
@@ -48,6 +50,7 @@ class EngineStats:
     num_idle_tokens: int = 0  # likewise, of prompts that were expected, while there was nothing else to do
     num_evicted_pages: int = 0
     states: StateStats | None = None  # None: the model keeps none
+    windows: WindowStats | None = None  # None: all pages have the rows of sliding windows, or there are no windows
     num_failed_steps: int = 0
     num_failed_steps_in_a_row: int = 0  # up to now
     last_failure: str | None = None  # the kind of error that the last failed step raised
@@ -66,7 +69,13 @@ class EngineStats:
 
     @classmethod
     def of(
-        cls, core: EngineCore, loop: EngineLoop, *, uptime_s: float, context_notice: str | None = None
+        cls,
+        core: EngineCore,
+        loop: EngineLoop,
+        *,
+        uptime_s: float,
+        memory_bytes: int = 0,
+        context_notice: str | None = None,
     ) -> EngineStats:
         """What an engine's core and loop count, read from any thread; never waits for a step."""
         counters, cache = core.counters, core.cache
@@ -76,6 +85,7 @@ class EngineStats:
             num_restarts=counters.num_restarts,
             restarted_after=counters.restarted_after,
             context_length=core.limits.context_length,
+            memory_bytes=memory_bytes,
             context_notice=context_notice,
             stalled_s=loop.queue.stalled_s,
             uptime_s=uptime_s,
@@ -99,6 +109,7 @@ class EngineStats:
             num_idle_tokens=0 if core.expected is None else core.expected.num_tokens,
             num_evicted_pages=cache.tree.eviction.num_evicted_pages,
             states=None if cache.states is None else cache.states.stats(),
+            windows=None if (windows := cache.pool.windows) is None else windows.stats(),
             num_failed_steps=counters.num_failed_steps,
             num_failed_steps_in_a_row=counters.num_failed_steps_in_a_row,
             last_failure=counters.last_failure,

@@ -1,4 +1,4 @@
-"""The reading end of a request that runs in the engine's thread, or of several at once.
+"""The reading end of a request that runs in the engine's thread.
 
 Knows queues, not tokens: what arrives is handed on.
 """
@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
-from functools import partial
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Protocol, Self
 
 from .completion import Completion, Delta, PrefillProgress, RequestOutput
 from .request import Request
+from .sampling_params import SamplingParams
 
 _LOGGER = logging.getLogger(__name__)
+
+
+Deliver = Callable[[RequestOutput], None]
+
+
+class Recorder(Protocol):
+    """Notes requests and what comes of them, so that they can be computed again."""
+
+    def sampled_with(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters that a reply is drawn with where its client asks for these; any thread calls it."""
+        ...
+
+    def watch(self, request: Request, deliver: Deliver) -> Deliver:
+        """Return what outputs of a request that is to be submitted go to, instead of `deliver`."""
+        ...
 
 
 class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
@@ -168,8 +183,27 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         assert self._last.completion is not None
         return self._last.completion
 
+    async def aresult(self) -> Completion:
+        """Like `result`, while the event loop goes on; cancelling the task ends the request."""
+        self.skip_to_end()
+        async for _ in self:
+            pass
+        return self.result()
+
     def __enter__(self) -> Self:
         return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __repr__(self) -> str:
+        state = "running" if self._last is None else "ended"
+        return f"<GenerationStream {self.request_id}: {state}, {len(self.prompt_token_ids)} prompt tokens>"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -193,33 +227,3 @@ class Ask(Protocol):
     """Hands one request to the engine; `partial(engine.stream, prompt, params)` is one."""
 
     def __call__(self, *, on_ready: Callable[[], None]) -> GenerationStream: ...
-
-
-def complete_all(asks: Iterable[Ask]) -> list[Completion]:
-    """Wait for all requests; where one is refused or fails, or the wait is interrupted, the others end, too.
-
-    Raises:
-        InvalidRequest, EngineError: of the first request that was refused or failed.
-    """
-    ready: SimpleQueue[int] = SimpleQueue()
-    with ExitStack() as opened:
-        streams: list[GenerationStream] = []
-        for index, ask in enumerate(asks):
-            stream = opened.enter_context(ask(on_ready=partial(ready.put, index)))
-            stream.skip_to_end()
-            streams.append(stream)
-        running = set(range(len(streams)))
-        while running:
-            index = ready.get()
-            if index in running and _has_ended(streams[index]):
-                running.remove(index)
-        return [stream.result() for stream in streams]
-
-
-def _has_ended(stream: GenerationStream) -> bool:
-    """Whether nothing more will come; raises what the request failed with."""
-    with suppress(StopIteration):
-        while stream.poll() is not None:
-            pass
-        return False
-    return True

@@ -7,12 +7,15 @@ Knows bytes, pages and slots. Nothing is allocated here.
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..artifact.manifest import PAGE_SIZE, Manifest
+from ..artifact.window_layers import WindowLayers
 from ..cache.page_pool import num_pages_for
+from ..cache.window_rows import num_window_pages
 from ..errors import InvalidParameter
+from ..system import available_memory_bytes
 
 MIN_CONTEXT_LENGTH = 128  # tokens; a cache that holds less answers nothing useful
 MAX_NUM_PAGES = 2**31 // PAGE_SIZE - 1  # a slot is an int32
@@ -20,14 +23,15 @@ MIN_STATE_SLOTS = 4  # zeros; what a step reads and writes; a snapshot
 MAX_STATE_SLOTS = 65_536
 DEFAULT_STATE_BYTES = 1 << 30
 SPARE_PAGES = 1  # for a page that is reused in part, whose rows lie there twice for a moment
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
+WINDOW_SHARE = 4  # one of so many pages has rows in layers with windows
+WINDOW_SEQS = 8  # so many sequences are computed at a time in any case, or `max_num_seqs` if they are fewer
 
 
 @dataclass(frozen=True)
 class KVCacheSize:
     """Pages to allocate, the context length that they hold, and slots for the states of a recurrent model.
 
+    Of a model with sliding windows, at most `num_window_pages` pages have rows in the layers with windows; None: all.
     `notice` is for whoever runs the engine: the pages hold less than the model's context, and nobody asked for that.
     """
 
@@ -35,6 +39,7 @@ class KVCacheSize:
     context_length: int  # tokens of prompt and reply together
     notice: str | None = field(default=None, compare=False)
     num_state_slots: int = 0
+    num_window_pages: int | None = None
 
     @classmethod
     def choose(
@@ -46,13 +51,15 @@ class KVCacheSize:
         context_length: int | None = None,
         available_bytes: int | None = None,
         state_cache_bytes: int | None = None,
+        window_layers: WindowLayers | None = None,
     ) -> KVCacheSize:
         """Pages for `kv_cache_bytes`, or by default for a quarter of `available_bytes` (asked of the system
         if None), that hold `context_length` tokens, or by default as many of the model's as they do.
 
         The default is at most what `max_num_seqs` full contexts fill and what weights and workspace leave, and at
         least one full context if half of the available memory holds that. States of a recurrent model have
-        `state_cache_bytes`, by default an eighth of `available_bytes` and at most 1 GiB.
+        `state_cache_bytes`, by default an eighth of `available_bytes` and at most 1 GiB. Where the pages hold less than
+        `max_num_seqs` full contexts, a part of them alone has rows in `window_layers`, and there are more pages.
 
         Raises:
             InvalidParameter: the states are too few, or asked for where the model keeps none; the pages hold less than
@@ -69,29 +76,33 @@ class KVCacheSize:
         available = available_memory_bytes() if available_bytes is None else available_bytes
         num_slots = _state_slots(manifest, available, state_cache_bytes)
         available = max(0, available - num_slots * manifest.model.state_bytes)
-        full_context = num_pages_for(full) + SPARE_PAGES
+        full_bytes = _bytes_of(manifest, window_layers, num_pages_for(full) + SPARE_PAGES, max_num_seqs)
         if kv_cache_bytes is None:
             num_pages, given = _default_pages(manifest, available, max_num_seqs=max_num_seqs, context_length=full)
         else:
             num_pages, given = _asked_pages(manifest, available, kv_cache_bytes)
+        num_windows: int | None = None
+        if window_layers is not None and num_pages < max_num_seqs * num_pages_for(full) + SPARE_PAGES:
+            num_bytes = num_pages * page_bytes
+            num_pages, num_windows = _with_windows(manifest, window_layers, num_bytes, full, max_num_seqs)
         num_pages = min(num_pages, MAX_NUM_PAGES)
         held = min(full, (num_pages - SPARE_PAGES) * PAGE_SIZE)
         if held < least:
-            needed = (num_pages_for(least) + SPARE_PAGES) * page_bytes
+            needed = _bytes_of(manifest, window_layers, num_pages_for(least) + SPARE_PAGES, max_num_seqs)
             raise InvalidParameter(
                 f"{given} holds {max(0, held)} tokens of context; {needed} bytes are the least, "
-                f"{full_context * page_bytes} hold {full}; raise --kv-cache-gb"
+                f"{full_bytes} hold {full}; raise kv_cache_bytes (--kv-cache-gb)"
             )
         if held == full:
-            return cls(num_pages, full, num_state_slots=num_slots)
+            return cls(num_pages, full, num_state_slots=num_slots, num_window_pages=num_windows)
         holds = f"{given} holds {held} tokens of the model's context of {manifest.context_length}"
-        would_do = f"raise --kv-cache-gb to {math.ceil(full_context * page_bytes / 1e7) / 100:g}"
+        would_do = f"raise --kv-cache-gb to {math.ceil(full_bytes / 1e7) / 100:g}"
         if context_length is not None:
             raise InvalidParameter(
                 f"{holds}, and {full} are asked for; {would_do}, or lower --context-length to {held}"
             )
         notice = f"{holds}; {would_do}, or serve with --context-length {held} if that is meant"
-        return cls(num_pages, held, notice, num_slots)
+        return cls(num_pages, held, notice, num_slots, num_windows)
 
     @classmethod
     def of_draft(
@@ -104,10 +115,11 @@ class KVCacheSize:
             InvalidParameter: they and both models' weights do not fit the available memory.
         """
         page_bytes = manifest.kv.page_bytes
-        quarter = size.num_pages * beside.kv.page_bytes // 4 // page_bytes
+        kv_bytes = size.kv_bytes(beside)
+        quarter = kv_bytes // 4 // page_bytes
         num_pages = min(size.num_pages, max(quarter, num_pages_for(MIN_CONTEXT_LENGTH) + SPARE_PAGES), MAX_NUM_PAGES)
         available = available_memory_bytes() if available_bytes is None else available_bytes
-        taken = size.num_pages * beside.kv.page_bytes + _model_bytes(beside)
+        taken = kv_bytes + _model_bytes(beside)
         needed = num_pages * page_bytes + _model_bytes(manifest)
         if taken + needed > available:
             raise InvalidParameter(
@@ -115,6 +127,17 @@ class KVCacheSize:
                 f"memory; lower --kv-cache-gb, or leave the draft out"
             )
         return cls(num_pages, min(manifest.context_length, size.context_length, (num_pages - SPARE_PAGES) * PAGE_SIZE))
+
+    def kv_bytes(self, manifest: Manifest) -> int:
+        """Return the bytes of the pages."""
+        num_bytes = self.num_pages * manifest.kv.page_bytes
+        if self.num_window_pages is not None and (layers := WindowLayers.of(manifest.model, manifest.kv)) is not None:
+            num_bytes -= self.num_pages * layers.page_bytes - self.num_window_pages * _window_page_bytes(layers)
+        return num_bytes
+
+    def memory_bytes(self, manifest: Manifest) -> int:
+        """Return the bytes of weights, workspace, pages and states."""
+        return _model_bytes(manifest) + self.kv_bytes(manifest) + self.num_state_slots * manifest.model.state_bytes
 
 
 def _default_pages(manifest: Manifest, available: int, *, max_num_seqs: int, context_length: int) -> tuple[int, str]:
@@ -148,6 +171,46 @@ def _asked_pages(manifest: Manifest, available: int, kv_cache_bytes: int) -> tup
     return num_pages, given
 
 
+def _with_windows(
+    manifest: Manifest, layers: WindowLayers, num_bytes: int, context_length: int, max_num_seqs: int
+) -> tuple[int, int | None]:
+    """How many pages fit so many bytes where some alone have rows in layers with windows, and how many these are. As
+    many as fit whole, and None, where that is not more.
+    """
+    num_whole = num_bytes // manifest.kv.page_bytes
+    full_bytes, window_bytes = manifest.kv.page_bytes - layers.page_bytes, _window_page_bytes(layers)
+    num_pages = min(
+        max_num_seqs * num_pages_for(context_length) + SPARE_PAGES,
+        num_bytes * WINDOW_SHARE // (full_bytes * WINDOW_SHARE + window_bytes),
+        max(0, num_bytes - _least_windows(manifest, layers, max_num_seqs) * window_bytes) // max(1, full_bytes),
+    )
+    if num_pages <= num_whole:
+        return num_whole, None
+    return num_pages, (num_bytes - num_pages * full_bytes) // window_bytes
+
+
+def _bytes_of(manifest: Manifest, layers: WindowLayers | None, num_pages: int, max_num_seqs: int) -> int:
+    """Bytes that hold so many pages, with rows in layers with windows for as few of them as may be."""
+    num_bytes = num_pages * manifest.kv.page_bytes
+    if layers is None:
+        return num_bytes
+    num_windows = max(-(-num_pages // WINDOW_SHARE), _least_windows(manifest, layers, max_num_seqs))
+    some = num_pages * (manifest.kv.page_bytes - layers.page_bytes) + num_windows * _window_page_bytes(layers)
+    return min(num_bytes, some)
+
+
+def _least_windows(manifest: Manifest, layers: WindowLayers, max_num_seqs: int) -> int:
+    """Pages of which a few sequences read and write rows in layers with windows in a step."""
+    return num_window_pages(layers.window, min(max_num_seqs, WINDOW_SEQS), manifest.module.max_num_tokens)
+
+
+def _window_page_bytes(layers: WindowLayers) -> int:
+    """What the rows of a page take in layers with windows: each layer's lie apart, and the system has pages of its own,
+    which they fill in part at either end of a run.
+    """
+    return layers.page_bytes + len(layers.parts) * mmap.PAGESIZE
+
+
 def _state_slots(manifest: Manifest, available: int, state_cache_bytes: int | None) -> int:
     """Slots for states, that of zeros included; 0 of a model that keeps none.
 
@@ -173,36 +236,3 @@ def _state_slots(manifest: Manifest, available: int, state_cache_bytes: int | No
 
 def _model_bytes(manifest: Manifest) -> int:
     return manifest.module.weights_bytes + manifest.module.workspace_bytes
-
-
-def available_memory_bytes() -> int:
-    """Memory that can be taken without swapping, by the kernel's own estimate and the limit of the control
-    group.
-    """
-    available = 1 << 30  # on a system that does not say
-    if _MEMINFO.exists():
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    limit, used = _read_number(_CGROUP / "memory.max"), _read_number(_CGROUP / "memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(0, limit - used + _cached_file_bytes()))
-    return available
-
-
-def _cached_file_bytes() -> int:
-    """What the control group's memory holds of files, weights that were just written among them: it makes room."""
-    try:
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    counts = dict(line.split() for line in lines)
-    return int(counts.get("active_file", 0)) + int(counts.get("inactive_file", 0))
-
-
-def _read_number(path: Path) -> int | None:
-    """The number in a file; None if there is no file or it says `max`."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

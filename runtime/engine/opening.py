@@ -13,30 +13,35 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..artifact import Artifact
+from ..artifact.find_artifact import find_artifact
 from ..artifact.manifest import Manifest
+from ..artifact.window_layers import WindowLayers
 from ..cache.cache_namespace import CacheNamespaces, ModelIdentity
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
+from ..cache.window_rows import WindowMemory, WindowRows
 from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter, StoreUnusable
 from ..kv_log.log import KVLog
 from ..memory import Memories
 from ..model.batch import Drafting, PageIO, Runner, StateIO
+from ..model.memory import can_release_memory
 from ..optional import OpenExtra, installed
-from ..prefix.beside_saver import known_calls
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
 from ..prefix.prefill_measure import StoredPrefill, measure_prefill
-from ..speculation.draft_model import DraftAbout, DraftModel
+from ..prefix.small_record_saver import known_calls
+from ..speculation.draft_model import DraftModel, DraftModelInfo
 from ..speculation.mtp_head import MTPHead
 from ..speculation.same_tokens import require_same_tokens
 from ..states.state_pool import StatePool
 from ..store import PageStore, StoreIdentity
+from ..system import available_memory_bytes
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_options import EngineOptions
 from .engine_queue import WorkQueue
-from .kv_cache_size import KVCacheSize, available_memory_bytes
+from .kv_cache_size import KVCacheSize
 from .prompts import Prompts
 from .request_options import RequestLimits
 from .upkeep import CacheExpiry, work_when_quiet
@@ -53,6 +58,7 @@ class Opened(NamedTuple):
     namespaces: CacheNamespaces
     context_notice: str | None  # why the context is shorter than the model's, unless it was asked for
     reply_options: Mapping[str, object]  # those with which equal requests may have other replies, as they are in use
+    memory_bytes: int  # of weights, KV cache and states, of a draft model, too
 
 
 def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
@@ -70,6 +76,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     policy = options.scheduler_policy(manifest)
     taken_already = manifest.module.weights_bytes if artifact.is_in_memory else 0
     available = available_memory_bytes() + taken_already
+    if options.memory_bytes is not None:
+        available = min(available, options.memory_bytes)
     size = KVCacheSize.choose(
         manifest,
         available_bytes=available,
@@ -77,6 +85,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         max_num_seqs=options.max_num_seqs,
         context_length=options.context_length,
         state_cache_bytes=options.state_cache_bytes,
+        window_layers=_layers_with_droppable_rows(manifest, options),
     )
     if size.notice is not None:
         _LOGGER.warning("%s", size.notice)
@@ -100,9 +109,10 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         runner = (
             _open_recurrent(artifact, size, options)
             if size.num_state_slots
-            else _open_runner(artifact, size.num_pages, options)
+            else _open_runner(artifact, size.num_pages, options, drops_rows=size.num_window_pages is not None)
         )
         opened.callback(runner.close)
+        windows = _open_windows(runner, manifest, size)
         if extra is not None:
             runner = extra.observe(runner)
         memories = Memories()
@@ -115,12 +125,13 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         draft_model: DraftModel | None = None
         if options.draft is not None:
             draft_model = memories.add(_open_draft(options, manifest, size, prompts, available))
-        limits = RequestLimits(prompts.vocab_size, size.context_length)
+        vector_size = None if manifest.embedding is None else manifest.model.num_outputs
+        limits = RequestLimits(prompts.vocab_size, size.context_length, vector_size)
         states: StatePool | None = None
         if size.num_state_slots:
             special_ids = prompts.tokenizer.profile.special_ids
             states = StatePool(size.num_state_slots, special_ids=special_ids, is_stored=store is not None)
-        cache = memories.add(PrefixCache(PagePool(size.num_pages), states=states, clock=clock, kv_log=log))
+        cache = memories.add(PrefixCache(PagePool(size.num_pages, windows), states=states, clock=clock, kv_log=log))
         if store is not None:
             tier = memories.add(
                 DiskTier(
@@ -182,7 +193,10 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     loop = EngineLoop(core, clock=clock, on_exit=close, max_num_requests=options.max_num_requests)
     if measuring is not None:
         work_when_quiet(queue, measuring, quiet_s=lambda: loop.queue.quiet_s, clock=clock)
-    return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, extra))
+    memory_bytes = size.memory_bytes(manifest)
+    if draft_model is not None and (about := draft_model.stats().about) is not None:
+        memory_bytes += about.weights_bytes + about.kv_bytes
+    return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, extra), memory_bytes)
 
 
 def _reply_options(options: EngineOptions, size: KVCacheSize, opened: OpenExtra | None) -> Mapping[str, object]:
@@ -213,7 +227,9 @@ def _open_draft(
         ArtifactError: it cannot be run.
         InvalidParameter: it has other tokens, or there is no memory for it.
     """
-    draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(options.draft or "")
+    draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(find_artifact(options.draft or ""))
+    if draft.manifest.embedding is not None:
+        raise InvalidParameter(f"the draft {draft.manifest.name} makes embeddings; a model drafts that writes text")
     if draft.manifest.model.state_bytes:
         raise InvalidParameter(f"the draft {draft.manifest.name} keeps states; a model guesses that keeps none")
     own = open_tokenizer(draft, None, options.clock)
@@ -227,7 +243,7 @@ def _open_draft(
         context_length=pages.context_length,
         vocab_size=prompts.vocab_size,
         clock=options.clock,
-        about=DraftAbout(
+        about=DraftModelInfo(
             draft.manifest.name,
             weights_bytes=draft.manifest.module.weights_bytes,
             kv_bytes=pages.num_pages * draft.manifest.kv.page_bytes,
@@ -235,13 +251,33 @@ def _open_draft(
     )
 
 
-def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions) -> Runner:
+def _layers_with_droppable_rows(manifest: Manifest, options: EngineOptions) -> WindowLayers | None:
+    """The layers with a sliding window, if the runner and the system can give their memory back."""
+    if options.open_runner is not None or manifest.model.is_bidirectional or not can_release_memory():
+        return None
+    return WindowLayers.of(manifest.model, manifest.kv)
+
+
+def _open_windows(runner: Runner, manifest: Manifest, size: KVCacheSize) -> WindowRows | None:
+    layers = WindowLayers.of(manifest.model, manifest.kv)
+    if size.num_window_pages is None or layers is None or not isinstance(runner, WindowMemory):
+        return None
+    return WindowRows(layers.window, size.num_window_pages, runner)
+
+
+def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions, *, drops_rows: bool = False) -> Runner:
     if options.open_runner is not None:
         return options.open_runner(artifact, num_pages, options.num_threads)
     from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do without
 
     keep_scores = options.extra is not None  # to be observed
-    return ModelRunner(artifact, num_pages=num_pages, num_threads=options.num_threads, keep_scores=keep_scores)
+    return ModelRunner(
+        artifact,
+        num_pages=num_pages,
+        num_threads=options.num_threads,
+        keep_scores=keep_scores,
+        drops_rows=drops_rows,
+    )
 
 
 def _open_recurrent(artifact: Artifact, size: KVCacheSize, options: EngineOptions) -> Runner:

@@ -26,7 +26,7 @@ from ..chat.tools.call_history import CallHistory
 from ..chat.tools.known_formats import PLAIN, format_of
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..errors import EmptyPrompt, InvalidParameter, InvalidRequest
-from ..memory import Forgotten, Memory
+from ..memory import ForgetResult, Memory
 from .reply import Reply
 from .request_options import Message, Prompt
 from .sampling_params import SamplingParams
@@ -45,11 +45,11 @@ class PromptTexts(Memory):
     def __init__(self, tokenizer: Tokenizer, call_history: CallHistory) -> None:
         self._tokenizer, self._call_history = tokenizer, call_history
 
-    def forget(self, namespace: bytes) -> Forgotten:
+    def forget(self, namespace: bytes) -> ForgetResult:
         """Forget a namespace's texts and calls."""
         self._tokenizer.forget_texts(namespace)
         self._call_history.forget(namespace)
-        return Forgotten()
+        return ForgetResult()
 
     def drop_unused(self, since: float) -> None:
         """Forget what was not used since then."""
@@ -132,6 +132,11 @@ class Prompts:
     def _shown_ids(self) -> frozenset[int]:
         """The special tokens that a decoder of replies to chats spells, so that they can be taken apart."""
         return self.reasoning.shown_ids | {token_id for _, token_id in self.tool_format.specials}
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The tokens that end a reply."""
+        return tuple(self._eos_token_ids)
 
     @cached_property
     def turn_ends(self) -> tuple[str, ...]:
@@ -295,7 +300,7 @@ class Prompts:
             begun = constraint.start()
         elif constraint is not None:
             begun = self.reasoning.before(constraint, text, decoder=decoder)
-        breakers = params.dry_sequence_breakers if params.dry_multiplier else ()
+        breakers = tuple(params.dry_sequence_breakers) if params.dry_multiplier else ()
         return Reply(
             params,
             prompt.ids,

@@ -13,7 +13,7 @@ from ..cache.prefix_match import PrefixMatch
 from ..cache.sequence import Sequence
 from ..cache.why_not_more import MatchKind, WhyNotMore
 from ..prefix.expected_prompts import ExpectedPrompt
-from ..speculation.draft import Draft
+from ..speculation.draft import MAX_AGAIN, Draft
 from ..speculation.drafter import Drafter
 from .completion import CacheMatch, Completion, Delta, PrefillProgress, PrefixReuse, Timings
 from .reply import Reply
@@ -28,6 +28,7 @@ class Request:
     Attributes:
         spec: what was asked.
         prompt: the prompt that is fed: the spec's, in the ids that were found cached once the request is admitted.
+        is_idle: whether it is computed only while there is no other request.
         reply: what was generated.
         reuse: what of the prompt was not computed.
         sampler: gives the reply its tokens.
@@ -40,7 +41,7 @@ class Request:
     def __init__(self, spec: RequestSpec, reply: Reply) -> None:
         self.spec, self.reply, self.reuse = spec, reply, PrefixReuse()
         self.request_id, self.namespace = spec.request_id, spec.namespace
-        self.client = spec.options.turn_of
+        self.client, self.is_idle = spec.options.turn_of, spec.options.idle
         self.prompt = spec.prompt
         self.sampler = ReplySampler(reply)
         self.readers = (*_readers_of(spec), self.sampler)
@@ -191,6 +192,7 @@ class Request:
             and self.spec.options.speculate
             and len(self.readers) == 1  # the rows of a draft are the sampler's alone
             and self.reuse.pruning is None
+            and self.admitted.num_recomputed <= MAX_AGAIN
         )
 
     @property
@@ -269,6 +271,7 @@ class Request:
 
 
 def _readers_of(spec: RequestSpec) -> list[Reader]:
-    """What reads a request's rows besides the sampler; another kind of reader is added here."""
+    """What reads a request's rows besides the sampler: logprobs of its prompt, and what it was made to be read by."""
     num_top = spec.params.prompt_logprobs
-    return [] if num_top is None else [PromptLogprobsReader(spec.prompt.ids, num_top)]
+    readers: list[Reader] = [] if num_top is None else [PromptLogprobsReader(spec.prompt.ids, num_top)]
+    return readers if spec.reads is None else [*readers, spec.reads()]

@@ -14,15 +14,18 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact.manifest import Manifest
 from ..chat.follow_up_turns import FollowUpTurns
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, InvalidRequest
 from ..prefix.expected_prompts import ExpectedPrompt
 from .engine_options import EngineOptions
 from .engine_queue import EngineQueue
 from .prompts import Prompts
+from .reply import Reply
 from .request import Request
 from .request_options import Message, Prompt, RequestLimits, RequestOptions, RequestSpec
 from .sampling_params import SamplingParams
+from .step.readers import Reader
 
+_NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
 Said = Callable[[str, str], Sequence[str]]  # of a reply and its thought: how later prompts may render it
 NextIds = Callable[[str, str], Sequence[int]]  # of a reply and its thought: the prompt that comes after it
 
@@ -34,6 +37,7 @@ class RequestMaker:
         self, prompts: Prompts, manifest: Manifest, options: EngineOptions, limits: RequestLimits, queue: EngineQueue
     ) -> None:
         self._prompts, self._model, self._options, self._limits = prompts, manifest.model, options, limits
+        self._name, self._writes = manifest.name, manifest.embedding is None
         self._queue = queue
         self._default_params = SamplingParams.recommended(manifest.sampling)
         self._later = FollowUpTurns(prompts)
@@ -47,6 +51,7 @@ class RequestMaker:
             EngineOverloaded: too many requests wait.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
+        self._require_writes()
         if options.tools:
             raise InvalidParameter("tools are for conversations; use chat", param="tools")
         if options.template_kwargs:
@@ -73,6 +78,7 @@ class RequestMaker:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: as `completion`.
         """
+        self._require_writes()
         if options.strip_suffix is not None:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
         if options.token_healing:
@@ -81,11 +87,41 @@ class RequestMaker:
         options = self.decided(options)
         messages = self.as_generated(messages, options)
         tools, kwargs, seam_of = options.tools, options.template_kwargs, options.seam_of
-        prepared = self._prompts.chat(
+        prepared = self._continued(messages, options) or self._prompts.chat(
             messages, tools, kwargs, seam_of=seam_of, context_length=self._limits.context_length
         )
         next_ids = partial(self._later.next_ids, messages, tools, kwargs, seam_of=seam_of)
         return self._request(prepared, params, options, partial(self._later.renderings, tools=tools), next_ids)
+
+    def reading(
+        self, prepare: Callable[[], PreparedPrompt], reads: Callable[[PreparedPrompt], Reader], options: RequestOptions
+    ) -> Request:
+        """A request that computes a prompt for a reader of its rows, and generates nothing.
+
+        Only pages of equal token ids are reused, whatever the engine allows else, and none of a model whose tokens see
+        those after them.
+
+        Raises:
+            EngineOverloaded: too many requests wait.
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest: it cannot be served.
+        """
+        self._queue.require_room(options.turn_of)
+        if options.cache_match in (None, "text", "seam") or self._model.is_bidirectional:
+            is_off = self._options.match == "off" or self._model.is_bidirectional
+            options = options.changed(cache_match="off" if is_off else "exact")
+        prompt = prepare()
+        return self._request(prompt, _NOTHING, self.decided(options), reads=lambda: reads(prompt))
+
+    def prepared(self, prompt: PreparedPrompt, reply: Reply, params: SamplingParams) -> Request:
+        """A request to continue a prompt with a reply that were made before; all pages of equal ids are reused.
+
+        Raises:
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter: it cannot be served.
+        """
+        self._limits.validate(prompt, params)
+        options = self.decided(RequestOptions(cache_match="exact"))
+        request_id = f"request-{next(self._numbers)}"
+        return Request(RequestSpec(request_id, prompt, params, options, self._options.clock()), reply)
 
     def decided(self, options: RequestOptions) -> RequestOptions:
         """The options with the engine's own where a request leaves them open."""
@@ -96,6 +132,13 @@ class RequestMaker:
         namespace = self.decided(options).calls_of
         return messages if namespace is None else self._prompts.call_history.respelled(namespace, messages)
 
+    def _continued(self, messages: Sequence[Message], options: RequestOptions) -> PreparedPrompt | None:
+        """The prompt that goes on from the ids of earlier turns; None: there are none that it can go on from."""
+        earlier, length = options.earlier, self._limits.context_length
+        if earlier is None or not 0 < earlier.num_messages < len(messages):
+            return None
+        return earlier.continued(self._prompts, messages, options.tools, options.template_kwargs, context_length=length)
+
     def _request(
         self,
         prompt: PreparedPrompt,
@@ -103,10 +146,13 @@ class RequestMaker:
         options: RequestOptions,
         renderings: Said | None = None,
         next_ids: NextIds | None = None,
+        reads: Callable[[], Reader] | None = None,
     ) -> Request:
         prompts, params = self._prompts, self._default_params if params is None else params
         self._limits.validate(prompt, params)
-        reply = prompts.reply(prompt, params, options.constraint, is_chat=next_ids is not None)
+        recorder = self._options.recorder
+        drawn = params if recorder is None else recorder.sampled_with(params)
+        reply = prompts.reply(prompt, drawn, options.constraint, is_chat=next_ids is not None)
         by_text = options.cache_match == "text"
         spelled = cache(lambda: prompts.tokenizer.spelled(prompt.ids)) if by_text else None
         expects: Callable[[str, str], ExpectedPrompt] | None = None
@@ -123,8 +169,16 @@ class RequestMaker:
             renderings if by_text else None,
             expects,
             prompts.explain,
+            reads,
         )
         return Request(spec, reply)
+
+    def _require_writes(self) -> None:
+        """Raise InvalidRequest if the model writes no text."""
+        if not self._writes:
+            raise InvalidRequest(
+                f"model {self._name} makes embeddings, and writes no text; ask for these (/v1/embeddings, embed)"
+            )
 
 
 def _require_healable(params: SamplingParams | None, options: RequestOptions) -> None:

@@ -7,8 +7,8 @@ an engine uses where a request asks for nothing is the engine's to say. Knows no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
 from ..cache.reply_alias import ReplyAlias
 from ..cache.why_not_more import MatchPolicy, WhyNotMore
@@ -16,15 +16,19 @@ from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
-from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter
+from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidArgument, InvalidParameter
+from ..fields import brief, documented, option
 from ..optional import extra_of
 from ..prefix.expected_prompts import ExpectedPrompt
 from ..store.page_key import MAX_NAMESPACE_BYTES
+from .generated_turns import GeneratedTurns
 from .reply import Reply
 from .sampling_params import MAX_PROMPT_LOGPROBS, MAX_REPLY_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from radixlm.tokenizer_fix import PreparedPrompt, SpelledPrompt
+
+    from .step.readers import Reader
 
 Client = str | bytes
 """Who takes turns with others: a client's name, or a namespace."""
@@ -47,16 +51,13 @@ class OptionKeywords(TypedDict, total=False):
     token_healing: bool
     tools: Sequence[Tool]
     template_kwargs: Mapping[str, object] | None
+    earlier: GeneratedTurns | None
     speculate: bool
     with_progress: bool
+    idle: bool
 
 
-class RequestKeywords(OptionKeywords, total=False):
-    """Likewise, and a whole value, which the others change."""
-
-    options: RequestOptions | None
-
-
+@documented
 @dataclass(frozen=True)
 class RequestOptions:
     """Options of one request; None leaves a choice to the engine.
@@ -65,41 +66,78 @@ class RequestOptions:
     >>> options.namespace, options.cache_match
     (b'of a client', 'off')
 
-    Attributes:
-        namespace: separates clients; cached prefixes are never shared between two namespaces.
-        client: who takes turns with others when requests wait; None: the namespace does.
-        cache_match: how cached prefixes may be found.
-        kv_budget: the share of a stored prefix's keys and values that is enough, above 0 and at most 1.
-        constraint: what the reply keeps to: a grammar, which is compiled for this request, or what
-            `Engine.grammars.compile` made of one, for several requests.
-        request_id: the caller's own name of the request, of 1 to 256 characters. The stream, the completion and the log
-            repeat it. Several requests may have the same name.
-        strip_suffix: of a prompt that is no conversation: whether it is fed without the token of a lone space at its
-            end. One with a constraint is fed as it is.
-        token_healing: of a prompt that is no conversation: whether its last token is chosen anew, with the bytes that
-            it has, so that the reply may go on within a word. It has no constraint and no logprobs of its own then.
-        tools: of a conversation: what the chat template is told of. `Engine.tool_format.grammar(tools, "auto")` is a
-            constraint by which the model calls them.
-        template_kwargs: of a conversation: more variables of the chat template, such as `enable_thinking`.
-        speculate: whether what the reply goes on with may be guessed; the reply is the same bytes.
-        with_progress: the stream has deltas without text that say when the request starts, and how far its prompt is.
-
     Raises:
         InvalidParameter: a value is outside its range.
+        InvalidArgument: a value is of the wrong kind.
     """
 
-    namespace: bytes = b""
-    client: str | None = field(default=None, repr=False)  # may be its API key
-    cache_match: MatchPolicy | None = None
-    kv_budget: float | None = None
-    constraint: Grammar | ConstraintSource | None = None
-    request_id: str | None = None
-    strip_suffix: bool | None = None
-    token_healing: bool = False
-    tools: Sequence[Tool] = ()
-    template_kwargs: Mapping[str, object] | None = None
-    speculate: bool = True
-    with_progress: bool = False
+    namespace: bytes = option(
+        b"", f"Separates clients, which never share cached prefixes. At most {MAX_NAMESPACE_BYTES} bytes."
+    )
+    client: str | None = option(
+        None,
+        "Who takes turns with others when requests wait.",
+        unset="the namespace does",
+        secret=True,  # may be an API key
+    )
+    cache_match: MatchPolicy | None = option(
+        None, "How cached prefixes may be found.", unset="as the engine's `match` says"
+    )
+    kv_budget: float | None = option(
+        None,
+        "The share of a stored prefix's KV that is enough.",
+        unset="as the engine's `kv_budget` says",
+        above=0,
+        high=1,
+    )
+    constraint: Grammar | ConstraintSource | None = option(
+        None,
+        "What the reply keeps to: a `Grammar`, which is compiled for this request, or what `Engine.grammars.compile` "
+        "made of one, for several requests. Calls take `response_format`, too.",
+        unset="any text",
+    )
+    request_id: str | None = option(
+        None,
+        f"The caller's own name of the request, of 1 to {MAX_ID_LENGTH} characters. The stream, the completion and the "
+        "log repeat it. Several requests may have the same name.",
+        unset="the engine's",
+    )
+    strip_suffix: bool | None = option(
+        None,
+        "Of a prompt that is no conversation: whether it is fed without the token of a lone space at its end. One with "
+        "a constraint is fed as it is.",
+        unset="as the engine's `strip_suffix` says",
+    )
+    token_healing: bool = option(
+        False,
+        "Of a prompt that is no conversation: whether its last token is chosen anew, with the bytes that it has, so "
+        "that the reply may go on within a word. It has no constraint and no logprobs of its own then.",
+    )
+    tools: Sequence[Tool] = option(
+        (),
+        'Of a conversation: what the chat template is told of. `Engine.tool_format.grammar(tools, "auto")` is a '
+        "constraint by which the model calls them.",
+    )
+    template_kwargs: Mapping[str, object] | None = option(
+        None,
+        "Of a conversation: more variables of the chat template, such as `enable_thinking`.",
+        unset="the engine's `template_kwargs`",
+    )
+    earlier: GeneratedTurns | None = option(
+        None,
+        "Of a conversation: the ids that its first messages were fed and generated as. They are used where the chat "
+        "template would write these messages so.",
+        unset="all of it is rendered and encoded",
+    )
+    speculate: bool = option(True, "Whether what the reply goes on with may be drafted; the reply is the same bytes.")
+    with_progress: bool = option(
+        False, "The stream has deltas without text that say when the request starts, and how far its prompt is."
+    )
+    idle: bool = option(
+        False,
+        "Whether the request is computed only while there is no other: it gives its place and its pages to any request "
+        "that comes, and goes on afterwards.",
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.namespace, bytes) or len(self.namespace) > MAX_NAMESPACE_BYTES:
@@ -113,6 +151,13 @@ class RequestOptions:
             extra.check_request(self)
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
+        if not (self.constraint is None or hasattr(self.constraint, "start") or isinstance(self.constraint, Grammar)):
+            raise InvalidArgument(
+                f"constraint is {self.constraint!r:.60}; it must be a Grammar; a JSON schema goes to response_format",
+                param="constraint",
+            )
+        if not all(isinstance(tool, Tool) for tool in self.tools):
+            raise InvalidArgument(f"tools has {self.tools!r:.60}; each must be a Tool", param="tools")
         if self.request_id is None:
             return
         if not isinstance(self.request_id, str) or not 0 < len(self.request_id) <= MAX_ID_LENGTH:
@@ -120,6 +165,8 @@ class RequestOptions:
                 f"request_id is {self.request_id!r:.60}; it must be a string of 1 to {MAX_ID_LENGTH} characters",
                 param="request_id",
             )
+
+    __repr__ = brief
 
     @property
     def turn_of(self) -> Client:
@@ -143,23 +190,6 @@ class RequestOptions:
 
 
 NO_OPTIONS = RequestOptions()
-
-
-def options_of(options: RequestOptions | None = None, **changes: Unpack[OptionKeywords]) -> RequestOptions:
-    """The value that a call's keywords make."""
-    return (options or NO_OPTIONS).changed(**changes)
-
-
-def are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
-    """Whether it is several: a text is one, and so is a list of ids."""
-    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Sequence)
-
-
-def are_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> TypeGuard[Sequence[Sequence[Message]]]:
-    """Whether it is several."""
-    return len(messages) > 0 and isinstance(messages[0], Sequence)
 
 
 def checked_match(match: MatchPolicy) -> MatchPolicy:
@@ -186,6 +216,7 @@ class RequestSpec:
     renderings: Callable[[str, str], Sequence[str]] | None = None  # of a reply, later, and its thought
     expects: Callable[[str, str], ExpectedPrompt] | None = None  # the prompt after a reply and its thought, if known
     explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
+    reads: Callable[[], Reader] | None = None  # makes what reads its rows besides the sampler
 
     @property
     def name(self) -> str:
@@ -230,6 +261,12 @@ class RequestLimits:
 
     vocab_size: int  # tokens that the tokenizer has and the model knows
     context_length: int  # tokens of prompt and reply together
+    vector_size: int | None = None  # of an embedding model, numbers that it gives of a token
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that the model gives of a token: logits, or a hidden state."""
+        return self.vocab_size if self.vector_size is None else self.vector_size
 
     def validate(self, prompt: PreparedPrompt, params: SamplingParams) -> None:
         """Raise if the model can never serve this.

@@ -7,7 +7,7 @@ vocabulary) is checked by `RequestLimits`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from ..artifact.manifest import USUAL_SAMPLING, SamplingDefaults
 from ..chat.text_rules.pattern import automaton_of
 from ..errors import InvalidParameter
-from ..fields import Flag, check_fields, documented, option
+from ..fields import Flag, brief, check_fields, documented, option
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17  # numbers of a request: tokens of its prompts times one and `prompt_logprobs`
@@ -56,7 +56,7 @@ class SamplingParams:
         unset="up to the context length",
         low=0,
         off=-1,
-        names={"responses": "max_output_tokens"},
+        names={"responses": "max_output_tokens", "ollama": "num_predict"},
         flag=Flag("--max-tokens", "sampling"),
     )
     temperature: float = option(
@@ -97,6 +97,7 @@ class SamplingParams:
         unset=_usual("repetition_penalty"),
         low=0.01,  # logits divided by less could overflow
         high=100,
+        names={"ollama": "repeat_penalty"},
         flag=Flag("--repetition-penalty", "sampling"),
     )
     presence_penalty: float = option(0.0, "Above 0, repeat less of the reply.", low=-2, high=2)
@@ -110,7 +111,7 @@ class SamplingParams:
         off=-1,
         flag=Flag("--seed", "sampling"),
     )
-    stop: tuple[str, ...] = option(
+    stop: Sequence[str] = option(
         (),
         "End the reply before this.",
         most=16,
@@ -118,14 +119,14 @@ class SamplingParams:
         names={"messages": "stop_sequences"},
         flag=Flag("--stop", "sampling", metavar="TEXT"),
     )
-    stop_regex: tuple[str, ...] = option(
+    stop_regex: Sequence[str] = option(
         (),
         "End the reply before the first match of this regular expression.",
         most=16,
         longest=1024,
         flag=Flag("--stop-regex", "sampling", metavar="REGEX"),
     )
-    banned_strings: tuple[str, ...] = option(
+    banned_strings: Sequence[str] = option(
         (),
         "Have the reply go on without this, in whatever case: a token that begins it is taken back, and another is "
         "chosen.",
@@ -133,8 +134,8 @@ class SamplingParams:
         longest=256,
         flag=Flag("--ban", "sampling", metavar="TEXT"),
     )
-    stop_token_ids: tuple[int, ...] = option(
-        (), "End the reply with one of these tokens, beside the model's own end-of-sequence tokens.", most=1024
+    stop_token_ids: Sequence[int] = option(
+        (), "End the reply with one of these tokens, besides the model's own end-of-sequence tokens.", most=1024
     )
     logit_bias: Mapping[int, float] = option(
         dict, "Added to the logits of these token ids.", low=-100, high=100, most=1024
@@ -206,7 +207,7 @@ class SamplingParams:
         low=-1,
         flag=Flag("--dry-penalty-last-n", "sampling"),
     )
-    dry_sequence_breakers: tuple[str, ...] = option(
+    dry_sequence_breakers: Sequence[str] = option(
         ("\n", ":", '"', "*"),
         "DRY: a repetition ends at a token that contains one of these, in either case; such tokens are never "
         "penalized.",
@@ -241,6 +242,8 @@ class SamplingParams:
         if (length := sum(map(len, self.banned_strings))) > MAX_BANNED_CHARACTERS:
             message = f"banned_strings have {length} characters; at most {MAX_BANNED_CHARACTERS} do"
             raise InvalidParameter(message, param="banned_strings")
+
+    __repr__ = brief
 
     @classmethod
     def recommended(cls, defaults: SamplingDefaults) -> SamplingParams:

@@ -6,7 +6,7 @@ Knows requests, pages and a token budget. No tensors, no text, and no clock: tim
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain, islice
 
@@ -34,6 +34,8 @@ class Scheduler:
 
     Clients take turns: the one with fewest running requests comes first. Where no place is free, a client that has two
     more of them than one that waits gives up its newest, unless admission is conservative.
+
+    Idle requests run while there are no others. Any other request preempts all of them, and they resume after it.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Scheduler:
         self._preempted: dict[str, Request] = {}  # their sequences are open and hold no pages
         self._running: dict[str, Request] = {}  # in order of arrival
         self._arrivals: dict[str, int] = {}
-        self._num_arrived = 0
+        self._num_arrived = self._num_idle = 0
         self._by_client = Counter[Client]()  # requests in any queue
         self._turns: dict[Client, int] = {}  # when each of these clients was let in last, in requests of all
         self._num_admitted = 0
@@ -97,6 +99,7 @@ class Scheduler:
         assert request.request_id not in self._arrivals, "added twice"
         self._arrivals[request.request_id] = self._num_arrived
         self._num_arrived += 1
+        self._num_idle += request.is_idle
         self._by_client[request.client] += 1
         self._waiting[request.request_id] = WaitingRequest(request, loaded, rows)
 
@@ -120,6 +123,7 @@ class Scheduler:
             queue.clear()
         for counts in (self._arrivals, self._by_client, self._turns):
             counts.clear()
+        self._num_idle = 0
 
     def remove(self, request_id: str) -> Request:
         """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
@@ -127,6 +131,7 @@ class Scheduler:
         self._guessing.end(request_id)
         queue = next((queue for queue in (self._running, self._preempted) if request_id in queue), None)
         request = self._waiting.pop(request_id).request if queue is None else queue.pop(request_id)
+        self._num_idle -= request.is_idle
         self._by_client[request.client] -= 1
         if not self._by_client[request.client]:
             del self._by_client[request.client]
@@ -136,9 +141,9 @@ class Scheduler:
     @property
     def num_tokens_ahead(self) -> int | None:
         """Tokens that are computed before a request that is added now; None: not known, for others wait as well."""
-        if self.num_waiting or self.num_running == self._policy.max_num_seqs:
+        if self._num_ready or self.num_running == self._policy.max_num_seqs:
             return None
-        return sum(request.admitted.num_uncomputed for request in self._running.values())
+        return sum(request.admitted.num_uncomputed for request in self._running.values() if self._may_run(request))
 
     def schedule(self, step: KVTransaction, now: float, stops: Mapping[str, int] | None = None) -> StepPlan:
         """Reserve pages for the next step, preempting if need be.
@@ -152,14 +157,19 @@ class Scheduler:
         Raises:
             RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
         """
+        for request in [request for request in self._running.values() if not self._may_run(request)]:
+            self._stop(request)
         decoding, prefilling = self._by_kind()
-        num_prompts = len(prefilling) + self.num_waiting
+        num_prompts = len(prefilling) + self._num_ready
+        if num_prompts and self._is_idle:
+            num_prompts += 1  # the request that may come next, which does not wait for a long step
         time = (
             None if self._pace is None else self._pace.time_of(now, num_streams=len(decoding), num_prompts=num_prompts)
         )
         most, num_logits = self._policy.max_num_batched_tokens, self._policy.max_num_logits
-        plan = StepPlan(step, most, stops, time, max_num_logits=num_logits)
-        has_prompts = (self.num_waiting and plan.has_room) or any(map(plan.has_room_for, prefilling))
+        whole = self._policy.whole_prompts
+        plan = StepPlan(step, most, stops, time, max_num_logits=num_logits, whole_prompts=whole)
+        has_prompts = (self._num_ready and plan.has_room) or any(map(plan.has_room_for, prefilling))
         drafts = None if has_prompts else self._guessing.begin(decoding)
         for request in decoding:
             if request.request_id not in self._running or plan.budget <= 0:
@@ -173,7 +183,7 @@ class Scheduler:
             if prefilling and plan.has_room_for(prefilling[0]):
                 plan.set_half_aside()
             others = sorted(prefilling[1:], key=lambda request: request.admitted.num_uncomputed)
-            self._advance_each(others, plan, num_more=bool(self.num_waiting))
+            self._advance_each(others, plan, num_more=bool(self._num_ready))
             self._admit(plan, now)
             plan.take_back()
             for request in prefilling[:1]:
@@ -206,6 +216,7 @@ class Scheduler:
         assert num_queued == len(self._arrivals), "a request is in two queues, or in none"
         assert {request.request_id for request in self.requests()} == set(self._arrivals)
         assert self._by_client == Counter(request.client for request in self.requests())
+        assert self._num_idle == sum(request.is_idle for request in self.requests())
         assert len(self._running) <= self._policy.max_num_seqs
         arrivals = [self._arrival(request) for request in self._running.values()]
         assert arrivals == sorted(arrivals), "running requests are not in order of arrival"
@@ -227,7 +238,7 @@ class Scheduler:
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running.values():
-            (decoding if request.admitted.num_uncomputed == 1 else prefilling).append(request)
+            (decoding if request.admitted.decodes else prefilling).append(request)
         return decoding, prefilling
 
     def _arrival(self, request: Request) -> int:
@@ -253,6 +264,10 @@ class Scheduler:
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Take a request's pages, those of this step too; what it computed stays in the tree for now."""
         plan.drop(request)
+        self._stop(request)
+
+    def _stop(self, request: Request) -> None:
+        """Take the pages of a request that has none in this step."""
         self._cache.preempt(request.admitted)
         self._preempted[request.request_id] = self._running.pop(request.request_id)
         request.preempted()
@@ -261,9 +276,27 @@ class Scheduler:
 
     # Waiting requests.
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether there are idle requests, and no others."""
+        return 0 < self._num_idle == len(self._arrivals)
+
+    def _may_run(self, request: Request) -> bool:
+        return not request.is_idle or self._is_idle
+
+    @property
+    def _num_ready(self) -> int:
+        """How many requests wait that may run; the idle ones that may not all wait by the time this is asked."""
+        if not self._num_idle or self._is_idle:
+            return self.num_waiting
+        return sum(not request.is_idle for request in self._queued())
+
+    def _queued(self) -> Iterator[Request]:
+        return chain(self._preempted.values(), (waiting.request for waiting in self._waiting.values()))
+
     def _admit(self, plan: StepPlan, now: float) -> None:
         """Run waiting requests until one does not fit: none overtakes it for that."""
-        while self.num_waiting and plan.has_room:
+        while self._num_ready and plan.has_room:
             clients = self._clients_in_turn()
             if len(self._running) == self._policy.max_num_seqs and not self._give_up_place(clients[0], plan, now):
                 return
@@ -293,7 +326,7 @@ class Scheduler:
         if len(self._by_client) == 1:
             return list(self._by_client)
         running = Counter(request.client for request in self._running.values())
-        waiting = dict.fromkeys(request.client for request in chain(self._preempted.values(), self.waiting_requests()))
+        waiting = dict.fromkeys(request.client for request in self._queued() if self._may_run(request))
         return sorted(waiting, key=lambda client: (running[client], self._turns.get(client, 0)))
 
     def _give_up_place(self, client: Client, plan: StepPlan, now: float) -> bool:
@@ -305,7 +338,7 @@ class Scheduler:
         greediest = max(running, key=running.__getitem__)
         if running[greediest] < running[client] + 2:
             return False
-        if self._best(client, now) is None and not any(each.client == client for each in self._preempted.values()):
+        if self._best(client, now) is None and not self._preempted_of(client):
             return False
         self._preempt(next(each for each in reversed(self._running.values()) if each.client == greediest), plan)
         return True
@@ -313,7 +346,7 @@ class Scheduler:
     def _next(self, clients: list[Client], plan: StepPlan, now: float) -> Request | None:
         """The request that runs next; None: it does not fit, or all wait for what running ones compute."""
         for client in clients:
-            preempted = [request for request in self._preempted.values() if request.client == client]
+            preempted = self._preempted_of(client)
             if preempted:
                 return self._resume(min(preempted, key=self._arrival), plan)
             chosen = self._best(client, now)
@@ -321,9 +354,13 @@ class Scheduler:
                 return self._start(*chosen, plan, now)
         return None
 
+    def _preempted_of(self, client: Client) -> list[Request]:
+        return [each for each in self._preempted.values() if each.client == client and self._may_run(each)]
+
     def _best(self, client: Client, now: float) -> tuple[WaitingRequest, PrefixMatch] | None:
         """A client's waiting request that runs next; None: it has none, or all wait for what running ones compute."""
-        own = (waiting for waiting in self._waiting.values() if waiting.request.client == client)
+        waiting = self._waiting.values()
+        own = (each for each in waiting if each.request.client == client and self._may_run(each.request))
         score = partial(WaitingRequest.score, now=now, ageing=self._policy.ageing_tokens_per_s)
         candidates = islice(own, self._policy.num_candidates)
         return self._admission.choose(candidates, self._running.values(), score)

@@ -212,6 +212,9 @@ class Admission:
         states = self.cache.states
         if states is not None and states.num_available < len(running) + 2:
             return False  # each of them writes a state in the next step, and it reads one, too
+        windows = self.cache.pool.windows
+        if windows is not None and not windows.has_room_for(len(running) + 1, plan.max_num_tokens):
+            return False
         pool, shared, num_missing = self.cache.pool, match.pages, 0
         if rows is not None:
             shared, num_missing = rows.shared_pages(match), rows.span.num_missing

@@ -1,1 +1,1 @@
-"""What happens to the KV of sequences, written down; and done again, to find the first line that cannot be."""
+"""A log of all changes to the KV of sequences, and its replay, which finds the first invalid line."""

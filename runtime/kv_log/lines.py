@@ -1,6 +1,6 @@
 """The lines of a KV log as types: the fields of each event, checked when a line is read.
 
-Values only. `log.py` says what they mean, `replay.py` what may follow what.
+Values only. `log.py` documents their meaning, `replay.py` the valid order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Rows = tuple[int, int, int]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """What every line has."""
+    """The fields of every line."""
 
     time: float | None = None
     request: str | None = None
 
 
-class OfSequence(Line, frozen=True, kw_only=True):
-    """What every line of a sequence has; `free` where pages are taken or given back."""
+class SequenceFields(Line, frozen=True, kw_only=True):
+    """The fields of every line of a sequence; `free` if pages are taken or released."""
 
     seq: int
     length: Change
@@ -51,70 +51,70 @@ class State(Line, tag="state", frozen=True):
     sequences: list[SequenceState]
 
 
-class Open(OfSequence, tag="open", frozen=True):
+class Open(SequenceFields, tag="open", frozen=True):
     pages: list[int]
     private: bool = False
 
 
-class OpenPruned(OfSequence, tag="open_pruned", frozen=True):
+class OpenPruned(SequenceFields, tag="open_pruned", frozen=True):
     pages: list[int]
     pruned: Rows
 
 
-class Fork(OfSequence, tag="fork", frozen=True):
+class Fork(SequenceFields, tag="fork", frozen=True):
     parent: int
     pages: list[int]
-    state: bool = False  # the model keeps states: it goes on from one, which may stand earlier
+    state: bool = False  # the model keeps states: it resumes from one, which can be earlier
 
 
-class Resume(OfSequence, tag="resume", frozen=True):
+class Resume(SequenceFields, tag="resume", frozen=True):
     pages: list[int]
 
 
-class Reserve(OfSequence, tag="reserve", frozen=True):
+class Reserve(SequenceFields, tag="reserve", frozen=True):
     reserved: Change
     pages: list[int]
     copies: list[Rows]
     draft: Count = 0
 
 
-class Accept(OfSequence, tag="accept", frozen=True):
+class Accept(SequenceFields, tag="accept", frozen=True):
     pages: list[int]
 
 
-class Commit(OfSequence, tag="commit", frozen=True):
+class Commit(SequenceFields, tag="commit", frozen=True):
     kept: Count
     pages: list[int]
-    state: bool = False  # the model keeps states: after a wrong guess nothing is computed
+    state: bool = False  # the model keeps states: after a rejected draft token nothing is computed
 
 
-class Share(OfSequence, tag="share", frozen=True):
+class Share(SequenceFields, tag="share", frozen=True):
     kept: Count
     shared: Count
     pages: list[int]
 
 
-class Drop(OfSequence, tag="drop", frozen=True):
+class DropReservation(SequenceFields, tag="drop", frozen=True):
     pass
 
 
-class Append(OfSequence, tag="append", frozen=True):
+class Append(SequenceFields, tag="append", frozen=True):
     pass
 
 
-class Pop(OfSequence, tag="pop", frozen=True):
-    state: bool = False  # as of a fork
+class Pop(SequenceFields, tag="pop", frozen=True):
+    state: bool = False  # as in `Fork`
 
 
-class Preempt(OfSequence, tag="preempt", frozen=True):
+class Preempt(SequenceFields, tag="preempt", frozen=True):
     pass
 
 
-class Close(OfSequence, tag="close", frozen=True):
+class Close(SequenceFields, tag="close", frozen=True):
     pass
 
 
-class Keep(Line, tag="keep", frozen=True):
+class KeepPages(Line, tag="keep", frozen=True):
     pages: list[int]
 
 
@@ -128,7 +128,19 @@ class StartOver(Line, tag="start_over", frozen=True):
 
 
 SequenceLine = (
-    Open | OpenPruned | Fork | Resume | Reserve | Accept | Commit | Share | Drop | Append | Pop | Preempt | Close
+    Open
+    | OpenPruned
+    | Fork
+    | Resume
+    | Reserve
+    | Accept
+    | Commit
+    | Share
+    | DropReservation
+    | Append
+    | Pop
+    | Preempt
+    | Close
 )
-AnyLine = SequenceLine | Begin | State | Keep | Evict | StartOver
+AnyLine = SequenceLine | Begin | State | KeepPages | Evict | StartOver
 DECODER: msgspec.json.Decoder[AnyLine] = msgspec.json.Decoder(AnyLine)

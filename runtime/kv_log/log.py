@@ -1,75 +1,78 @@
-"""Log what happens to the KV of sequences, one JSON line an operation; a log is replayed to find what went wrong.
+"""Log every change to the KV of sequences, one JSON line each; replaying a log finds errors.
 
 Knows ids, lengths and pages, never tokens. A line has the `time`, in seconds since 1970, an `event`, and the id of the
-`request` that it concerns: null where only the tree changes. Of a sequence it has the number as `seq`, its `length` and
-how many of its tokens are `computed`, each before and after::
+`request`, null if only the tree changes. For a sequence it has the number as `seq`, its `length` and how many of its
+tokens are `computed`, each before and after::
 
     {"time": 1795372800.25, "event": "append", "request": "request-7", "seq": 3, "length": [40, 41],
      "computed": [40, 40]}
 
-    begin                 of a process, with `num_pages`; nothing of another one in the same file is left
-    state                 of all there is, where a file goes on from a full one: `num_pages`, pages of the `tree`,
-                          `sequences` with one number for each `length` and `computed`
-    open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`. What is opened as `private`
-                          shares pages with its forks alone
-    open_pruned           likewise; `pruned`: of the tokens `[start, stop)` only so many have rows: [start, stop, rows].
-                          What is behind `start` is not shared, until a `pop` below `stop`, a `resume` that gains,
+    begin                 a process begins, with `num_pages`; nothing of an earlier one in the same file remains
+    state                 the complete state, at the start of a file that continues a full one: `num_pages`, pages of
+                          the `tree`, `sequences` with one number for each `length` and `computed`
+    open, fork, resume    `pages`: all that the sequence has now; `fork` has its `parent`. A sequence opened as
+                          `private` shares pages with its forks alone
+    open_pruned           the same; `pruned`: the tokens `[start, stop)` have only some rows: [start, stop, rows].
+                          Pages after `start` are not shared, until a `pop` below `stop`, a `resume` that gains,
                           or a `preempt` ends that
     reserve               `pages` taken to compute the tokens `reserved`; `copies` of rows: [source, target, rows]
-                          The last `draft` ones may be behind the sequence's own: guesses
-    accept                `pages` that are left of those, once as much of the draft is appended as was right
-    commit, drop          the end of that; after a commit, `pages` are the sequence's after its first `kept` ones
-    share                 likewise: its full pages are the tree's now, which had some of them already
-    append, pop           of tokens; `pop` gives back the pages that no token is left in
-    preempt, close        all its pages are given back
+                          The last `draft` ones can be draft tokens after the sequence's own
+    accept                `pages` that remain of those, after the accepted draft tokens were appended
+    commit, drop          the reservation ends; after a commit, `pages` are the sequence's after its first `kept` ones
+    share                 the same; its full pages are the tree's now, which had some of them already
+    append, pop           of tokens; `pop` releases the pages that become empty
+    preempt, close        all its pages are released
     keep, evict           `pages` that the tree owns from now on, or no longer
-    start_over            there is nothing any more
+    start_over            everything is released
 
-Where pages are taken or given back, `free` counts the pages without an owner, before and after. `replay.py` reads it.
+If pages are taken or released, `free` counts the pages without an owner, before and after. `replay.py` reads the log.
 
-A full file `FILE` is renamed `FILE.1`, what was that becomes `FILE.2`, and so on.
+A full file `FILE` is renamed `FILE.1`, the former `FILE.1` becomes `FILE.2`, and so on.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TextIO
 
-NUM_OLDER = 4  # files that are kept beside the one that is written
+NUM_OLDER = 4  # older files that are kept
 
 
 class RotatingFile:
-    """Each line is in the file as soon as it is written. The caller calls `turn`, between two lines.
+    """A file of lines, each written at once. The caller calls `turn`, between two lines, to start a new file.
 
     Args:
-        max_bytes: the file is full with so many; None: it never is. A pipe or a device is never full: its name is not
-            ours to change.
+        max_bytes: size at which the file is full; None: never. Pipes and devices are never full, because they cannot be
+            renamed.
+        is_private: whether only the user can read the files.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, max_bytes: int | None) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | Path, max_bytes: int | None, *, is_private: bool = False) -> None:
+        self._path, self._is_private = Path(path), is_private
         is_ours = self._path.is_file() or not self._path.exists()
         self._max_bytes = max_bytes if is_ours else None
         self._num_bytes = self._path.stat().st_size if self._path.exists() else 0
         is_cut = _is_cut(self._path)
         self._file = self._open("a")
-        if is_cut:  # the process before this one ended in the middle of a line
+        if is_cut:  # the previous process ended in the middle of a line
             self.write("\n")
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to `turn`."""
+        """Return whether it is time to call `turn`."""
         return self._max_bytes is not None and self._num_bytes >= self._max_bytes
 
     def write(self, text: str) -> None:
-        """Add whole lines.
+        """Add complete lines.
 
         Raises:
             OSError: they cannot be written.
@@ -78,7 +81,7 @@ class RotatingFile:
         self._file.write(text)
 
     def turn(self) -> None:
-        """Rename the file and the older ones, of which the oldest goes, and begin an empty one.
+        """Rename the file and the older ones, remove the oldest, and start an empty file.
 
         Raises:
             OSError: one cannot be renamed.
@@ -91,17 +94,25 @@ class RotatingFile:
         self._file = self._open("w")
 
     def close(self) -> None:
-        """End it."""
+        """Close the file."""
         self._file.close()
 
     def _open(self, mode: str) -> TextIO:
-        return open(self._path, mode, encoding="utf-8", buffering=1)  # type: ignore[return-value]
+        opener = _opened_privately if self._is_private else None
+        return open(self._path, mode, encoding="utf-8", buffering=1, opener=opener)  # type: ignore[return-value]
 
 
 def files_of(path: Path) -> list[Path]:
-    """A rotating file and what it was before, the oldest first; `path` is the last, whether it exists or not."""
+    """Return the files of a rotating file, the oldest first; `path` is the last, whether it exists or not."""
     older = [_numbered(path, number) for number in reversed(range(1, NUM_OLDER + 1))]
     return [*(file for file in older if file.is_file()), path]
+
+
+def _opened_privately(path: str, flags: int) -> int:
+    file = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        os.fchmod(file, 0o600)  # an existing file can have another mode
+    return file
 
 
 def _numbered(path: Path, number: int) -> Path:
@@ -109,7 +120,7 @@ def _numbered(path: Path, number: int) -> Path:
 
 
 def _is_cut(path: Path) -> bool:
-    """Whether a file ends within a line."""
+    """Return whether a file ends within a line."""
     if not path.exists() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -121,14 +132,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class LogFile(Protocol):
-    """Where lines are written."""
+    """A file that lines are written to."""
 
     def write(self, text: str, /) -> object: ...
     def close(self) -> None: ...
 
 
 class LoggedSequence(Protocol):
-    """What a line says of a sequence."""
+    """The properties of a sequence that a line contains."""
 
     @property
     def request_id(self) -> str | None: ...
@@ -140,10 +151,10 @@ class LoggedSequence(Protocol):
 
 
 class KVLog:
-    """A file of operations. If it cannot be written, the log ends and serving goes on.
+    """A file of operations. If it cannot be written, the log ends and serving continues.
 
     Args:
-        file: this object's own from here on.
+        file: owned by this object from now on.
         clock: seconds since 1970.
     """
 
@@ -153,7 +164,7 @@ class KVLog:
 
     @classmethod
     def open(cls, path: str | Path, max_bytes: int | None = None) -> KVLog:
-        """A log that continues a file, which is renamed when it has `max_bytes`; see `RotatingFile`.
+        """Open a log that appends to a file, which is renamed when it has `max_bytes`; see `RotatingFile`.
 
         Raises:
             OSError: the file cannot be written.
@@ -162,11 +173,11 @@ class KVLog:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to `turn`."""
+        """Return whether it is time to call `turn`."""
         return isinstance(self._file, RotatingFile) and self._file.is_full
 
     def turn(self, **state: object) -> None:
-        """Begin another file with a line of all there is, so that it can be replayed without those before it."""
+        """Start another file with a line of the complete state, so that it can be replayed without the earlier ones."""
         if isinstance(self._file, RotatingFile):
             try:
                 self._file.turn()
@@ -183,7 +194,10 @@ class KVLog:
         computed: int | None = None,
         **fields: object,
     ) -> None:
-        """Add a line. `length` and `computed` are the sequence's before the operation, where they differ from now."""
+        """Add a line.
+
+        `length` and `computed` are values before the operation, given only if they differ from the present ones.
+        """
         if self._file is None:
             return
         line: dict[str, object] = {"event": event, "request": None}
@@ -196,7 +210,7 @@ class KVLog:
         self._add(line | fields)
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,6 +1,6 @@
-"""Replay a KV log, and find the first line that cannot be.
+"""Replay a KV log, and find the first invalid line.
 
-Holds what is live at a line, and never the log itself.
+Holds the live state at a line, and never the log itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .lines import (
     Close,
     Evict,
     Fork,
-    Keep,
+    KeepPages,
     Open,
     OpenPruned,
     SequenceLine,
@@ -31,16 +31,16 @@ from .lines import (
 from .log import files_of
 from .replayed_sequence import KVLawBroken, PageOwners, ReplayedSequence, require
 
-MAX_LINE_BYTES = 256 << 20  # a state of millions of pages has less; what is longer is no line
+MAX_LINE_BYTES = 256 << 20  # a state of millions of pages has less; anything longer is not a line
 _MAX_SHOWN = 300  # characters of a line, in a message
 
 
 def replay(path: Path) -> KVReplay:
-    """What a log, with the files that it was rotated into, leads to at its end.
+    """Replay a log, with the files that it was rotated into; return the state at its end.
 
     Raises:
-        KVLogBroken: a line breaks a law, or is none, or there is no line at all. One that was cut, because its process
-            ended, is passed over.
+        KVLogBroken: a line breaks a rule, or cannot be decoded, or there is no line at all. A line that was cut,
+            because its process ended, is skipped.
         OSError: a file cannot be read.
     """
     replayed = KVReplay()
@@ -55,7 +55,7 @@ def replay(path: Path) -> KVReplay:
 
 @dataclass
 class KVReplay:
-    """What there is after the lines so far; `run` raises where one is not what these lists say."""
+    """The state after the lines so far; `run` raises if a line contradicts it."""
 
     owners: PageOwners = field(default_factory=lambda: PageOwners(0))
     sequences: dict[int, ReplayedSequence] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class KVReplay:
     _is_begun: bool = False
 
     def run(self, lines: Iterable[bytes], name: str = "log") -> None:
-        """Do lines; `name` is that of their file.
+        """Replay lines; `name` is the name of their file.
 
         Raises:
             KVLogBroken: see `replay`.
         """
-        unread: KVLogBroken | None = None  # what may be cut, if nothing of its process comes after it
+        unread: KVLogBroken | None = None  # an invalid line, which can be cut if its process wrote nothing after it
         text = b""
         for number, text in enumerate(lines, 1):
             try:
@@ -97,7 +97,7 @@ class KVReplay:
                 self._state(line)
             case StartOver():
                 self._begin(self.owners.num_pages)
-            case Keep():
+            case KeepPages():
                 self.owners.keep(line.pages)
                 self._require_untainted(set(line.pages))
             case Evict():
@@ -114,17 +114,18 @@ class KVReplay:
         self._is_begun = True
 
     def _state(self, line: State) -> None:
-        """Begin with it, or compare it with what the lines before it make."""
+        """Begin with this state, or compare it with the state that the earlier lines produced."""
         if self._is_begun:
             require(line.num_pages == self.owners.num_pages, f"there were {self.owners.num_pages} pages before it")
             require(sorted(line.tree) == sorted(self.owners.tree), "the tree is not what the lines before it make")
             are_same = [
-                said.seq in self.sequences and self.sequences[said.seq].agrees_with(said) for said in line.sequences
+                stated.seq in self.sequences and self.sequences[stated.seq].agrees_with(stated)
+                for stated in line.sequences
             ]
             require(all(are_same) and len(are_same) == len(self.sequences), "the sequences are not what they make")
             return
         self._begin(line.num_pages)
-        self.sequences = {said.seq: ReplayedSequence.of(said, self.owners) for said in line.sequences}
+        self.sequences = {stated.seq: ReplayedSequence.of(stated, self.owners) for stated in line.sequences}
         self.owners.take(line.tree)
         self.owners.tree.update(line.tree)
         self._require_untainted(self.owners.tree)
@@ -140,9 +141,9 @@ class KVReplay:
         if isinstance(line, Close):
             del self.sequences[line.seq]
 
-    def _require_free(self, before: int, said: tuple[int, int] | None) -> None:
+    def _require_free(self, before: int, stated: tuple[int, int] | None) -> None:
         now = self.owners.num_free
-        require(said in (None, (before, now)), f"{before} pages were free and {now} are")
+        require(stated in (None, (before, now)), f"{before} pages were free and {now} are")
 
     def _require_untainted(self, page_ids: set[int]) -> None:
         for sequence in self.sequences.values():

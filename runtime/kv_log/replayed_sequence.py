@@ -1,7 +1,7 @@
-"""One sequence of a KV log that is replayed: its length, its plain list of pages, and what each line may do to them.
+"""Replay the lines of one sequence of a KV log: its length, its plain list of pages, and the rules for each line.
 
-The slow, obvious version of `sequence.py`, `kv_transaction.py` and `page_pool.py`. Knows its own lines, and the owners
-of each page and which pages are in the tree; not the other sequences.
+The slow, obvious version of `sequence.py`, `kv_transaction.py` and `page_pool.py`. Knows its own lines, the owners of
+each page, and the pages in the tree; not the other sequences.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .lines import Rows, SequenceLine, SequenceState
 
 
 class KVLawBroken(Exception):
-    """What a line of a KV log says cannot be; the message says why."""
+    """An invalid line of a KV log; the message gives the reason."""
 
 
 class PageOwners:
-    """Pages without owners, at first.
+    """The number of owners of each page, and the pages of the tree; at first no page has an owner.
 
     >>> owners = PageOwners(3)
     >>> owners.take([2])
@@ -36,10 +36,10 @@ class PageOwners:
         self._num_owners = array("i", bytes(4 * num_pages))
 
     def take(self, page_ids: Iterable[int]) -> None:
-        """One more owns the pages.
+        """Add an owner to each page.
 
         Raises:
-            KVLawBroken: one is none of the pool's.
+            KVLawBroken: a page is not in the pool.
         """
         for page in page_ids:
             require(0 <= page < self.num_pages, f"{page} is none of the {self.num_pages} pages")
@@ -47,26 +47,26 @@ class PageOwners:
             self._num_owners[page] += 1
 
     def give(self, page_ids: Iterable[int]) -> None:
-        """One of those that own the pages no longer does."""
+        """Remove an owner from each page."""
         for page in page_ids:
             self._num_owners[page] -= 1
             self.num_free += not self._num_owners[page]
 
     def take_free(self, page_ids: Sequence[int]) -> None:
-        """As `take`.
+        """Add the first owner to each page.
 
         Raises:
-            KVLawBroken: one has an owner, or is listed twice.
+            KVLawBroken: a page has an owner, or is listed twice.
         """
         before = self.num_free
         self.take(page_ids)
         require(self.num_free == before - len(page_ids), "it takes a page that has an owner")
 
     def keep(self, page_ids: Sequence[int]) -> None:
-        """The tree owns the pages, too.
+        """Make the tree another owner of the pages.
 
         Raises:
-            KVLawBroken: it does already, or no sequence does.
+            KVLawBroken: the tree owns one already, or no sequence does.
         """
         before = self.num_free
         self.take(page_ids)
@@ -76,10 +76,10 @@ class PageOwners:
         require(len(self.tree) == num_before + len(page_ids), "the tree keeps pages that it has already")
 
     def evict(self, page_ids: Sequence[int]) -> None:
-        """The tree owns the pages no longer.
+        """End the tree's ownership of the pages.
 
         Raises:
-            KVLawBroken: it did not, or one is there twice.
+            KVLawBroken: the tree does not own one, or one is listed twice.
         """
         num_before = len(self.tree)
         self.require_shared(page_ids)
@@ -88,45 +88,45 @@ class PageOwners:
         self.give(page_ids)
 
     def require_shared(self, page_ids: Iterable[int], own: Iterable[int] = ()) -> None:
-        """Raise KVLawBroken unless all pages are in the tree, or among one's `own`."""
+        """Raise KVLawBroken unless all pages are in the tree, or in `own`."""
         known = set(own)
         is_shared = all(page in self.tree or page in known for page in page_ids)
         require(is_shared, "it has pages that are not in the tree")
 
 
 def require(is_so: bool, law: str) -> None:
-    """Raise KVLawBroken unless a law holds."""
+    """Raise KVLawBroken unless a condition holds."""
     if not is_so:
         raise KVLawBroken(law)
 
 
 @dataclass
 class ReplayedSequence:
-    """What is known of a sequence; every method raises KVLawBroken where its line cannot be."""
+    """The state of one sequence; every method raises KVLawBroken if its line is invalid."""
 
     owners: PageOwners
     length: int = 0
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     reserved: list[int] | None = None  # pages of a step
-    pruned: Rows | None = None  # of the tokens [start, stop) only so many have rows
+    pruned: Rows | None = None  # the tokens [start, stop), and how many of them have rows
     is_private: bool = False
 
     @classmethod
-    def of(cls, said: SequenceState, owners: PageOwners) -> ReplayedSequence:
-        """As a `state` line has it."""
-        sequence = cls(owners, said.length, said.computed, [], None, said.pruned, said.private)
-        sequence._replace(said.pages)
+    def of(cls, stated: SequenceState, owners: PageOwners) -> ReplayedSequence:
+        """Return the sequence that a `state` line describes."""
+        sequence = cls(owners, stated.length, stated.computed, [], None, stated.pruned, stated.private)
+        sequence._replace(stated.pages)
         sequence.check()
         return sequence
 
-    def agrees_with(self, said: SequenceState) -> bool:
-        """Whether a `state` line has it so."""
+    def agrees_with(self, stated: SequenceState) -> bool:
+        """Return whether a `state` line describes this sequence."""
         now = self.length, self.computed, self.pages, self.reserved, self.pruned, self.is_private
-        return now == (said.length, said.computed, said.pages, None, said.pruned, said.private)
+        return now == (stated.length, stated.computed, stated.pages, None, stated.pruned, stated.private)
 
     def rows_of(self, num_tokens: int) -> int:
-        """KV rows of the first tokens."""
+        """Return the number of KV rows of the first `num_tokens` tokens."""
         if self.pruned is None:
             return num_tokens
         start, stop, num_rows = self.pruned
@@ -134,17 +134,17 @@ class ReplayedSequence:
 
     @property
     def tainted(self) -> set[int]:
-        """Its pages that must not be in the tree."""
+        """Pages of the sequence that must not be in the tree."""
         if self.pruned is None and not self.is_private:
             return set()
         start = 0 if self.pruned is None else self.pruned[0]
         return {*self.pages[start // PAGE_SIZE :], *(self.reserved or ())}
 
     def do(self, line: SequenceLine, parent: ReplayedSequence | None) -> None:
-        """Do a line of it; a fork has a `parent`."""
-        said = line.length[0], line.computed[0]
+        """Replay a line of this sequence; a fork has a `parent`."""
+        stated = line.length[0], line.computed[0]
         has = self.length, self.computed
-        require(has == said, f"{has[0]} tokens are there and {has[1]} computed, not {said[0]} and {said[1]}")
+        require(has == stated, f"{has[0]} tokens are there and {has[1]} computed, not {stated[0]} and {stated[1]}")
         self._change(line, parent)
         self.length = line.length[1]
         computed = line.computed[1]
@@ -175,7 +175,7 @@ class ReplayedSequence:
                 self._reserve(line)
             case lines.Accept():
                 self._accept(line)
-            case lines.Drop():
+            case lines.DropReservation():
                 self._end_reservation()
             case lines.Commit():
                 self._commit(line)
@@ -241,7 +241,7 @@ class ReplayedSequence:
         self.reserved = line.pages
 
     def _end_reservation(self) -> list[int]:
-        """Give back what was reserved; which pages that were."""
+        """Release the reserved pages, and return them."""
         reserved, self.reserved = self.reserved, None
         if reserved is None:
             raise KVLawBroken("nothing is reserved")
@@ -275,7 +275,7 @@ class ReplayedSequence:
         self._replace([], num_kept=_num_pages(self.rows_of(self.computed)))
 
     def _replace(self, page_ids: list[int], *, num_kept: int = 0) -> None:
-        """Have these pages after the first `num_kept` ones."""
+        """Replace the pages after the first `num_kept` ones by these."""
         before = self.pages[num_kept:]
         self.owners.take(page_ids)
         self.owners.give(before)

@@ -1,1 +1,1 @@
-"""One ragged forward of a compiled model: its batch, its runner, the rows of its KV."""
+"""One ragged forward of a compiled model: its batch, its runner, and the rows of its KV."""

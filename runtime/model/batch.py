@@ -1,8 +1,8 @@
-"""One ragged forward pass as arrays, and the protocol of whatever runs it.
+"""One ragged forward pass as arrays, and the protocol of its runners.
 
-Prefill, decode and both mixed look the same here: rows of tokens, each with a slot to write its KV to and the
-pages that it reads. The one place that knows the arrays; `model_runner.py` runs them. Of requests and sequences it
-knows only which tokens a step computes, and on which pages.
+Prefill, decode and a mix of both have the same form: rows of tokens, each with a slot for its KV, and its pages. Only
+this module knows the arrays; `model_runner.py` runs them. Of requests and sequences it knows only the tokens that a
+step computes, and their pages.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 UInt8Array = npt.NDArray[np.uint8]
 BatchShape = tuple[int, int, int, int]
-"""Tokens, sequences, pages of the longest, and rows of logits."""
+"""Tokens, sequences, pages of the longest sequence, and rows of logits."""
 
 
 class BatchArrays(NamedTuple):
-    """`T` tokens of `B` sequences that each hold at most `P` pages; `R` of the tokens want logits.
+    """The arrays of a batch: `T` tokens of `B` sequences with at most `P` pages each; `R` of the tokens get logits.
 
-    All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order and each sees
-    the rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused places
-    of `page_table` are 0 and never read. Rows are not positions: `kv_length` is `position + 1`, or less where some
-    positions of the sequence have no row. The tokens of a sequence lie side by side.
+    All are int32. A slot is `page_id * PAGE_SIZE + row`. Within a sequence, tokens come in order. Each token sees the
+    rows `[0, kv_length)` of its sequence's pages, its own included: that is the causal mask. Unused entries of
+    `page_table` are 0 and never read. Rows are not positions: `kv_length` is `position + 1`, or less if some positions
+    of the sequence have no row. The tokens of a sequence are adjacent.
     """
 
     token_ids: Int32Array  # [T]
@@ -45,7 +45,7 @@ class BatchArrays(NamedTuple):
 
     @classmethod
     def of(cls, values: Int32Array, shape: BatchShape) -> BatchArrays:
-        """The arrays that lie end to end in `values`, as views."""
+        """Return views of the arrays that are concatenated in `values`."""
         num_tokens, num_sequences, width, _ = shape
         table = 4 * num_tokens
         lengths = table + num_sequences * width
@@ -61,15 +61,16 @@ class BatchArrays(NamedTuple):
 
 
 class Batch:
-    """The arrays of a step, end to end in one, because a step pays for each array that it handles.
+    """The arrays of a step, concatenated into one, because a step pays for each array that it handles.
 
     Attributes:
         shape: `(T, B, P, R)` of `BatchArrays`.
         values: its arrays in order, int32.
-        state_in: int32 `[B]`, the slot at which a sequence's state is before its first token of the step; 0 is that of
-            a sequence without tokens. Only of models that keep states, else None.
-        state_out: int32 `[B]`, the slot that gets its state after the last one; as `state_in` to replace it. It is
-            never 0, and no other sequence of the step reads or writes it. One without tokens leaves it as it is.
+        state_in: int32 `[B]`, the slot of each sequence's state before its first token of the step; 0 for a sequence
+            without earlier tokens. None if the model keeps no states.
+        state_out: int32 `[B]`, the slot for the state after the last token; equal to `state_in` to overwrite it. It is
+            never 0, and no other sequence of the step reads or writes it. A sequence without tokens leaves it
+            unchanged.
     """
 
     __slots__ = ("shape", "state_in", "state_out", "values")
@@ -87,10 +88,10 @@ class Batch:
         state_in: Int32Array | None = None,
         state_out: Int32Array | None = None,
     ) -> None:
-        """A batch of such arrays, which are copied.
+        """Create a batch from such arrays, which are copied.
 
         Raises:
-            EngineError: an array is not int32, or not of the shape that the others ask for.
+            EngineError: an array is not int32, or its shape does not fit the others.
         """
         arrays = BatchArrays(token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows)
         num_tokens = token_ids.size
@@ -113,7 +114,7 @@ class Batch:
         state_in: Int32Array | None = None,
         state_out: Int32Array | None = None,
     ) -> Batch:
-        """A batch of arrays that lie end to end already, but for those of states."""
+        """Return a batch of arrays that are concatenated already; arrays of states are separate."""
         batch = cls.__new__(cls)
         batch.shape, batch.values = shape, values
         batch.state_in, batch.state_out = state_in, state_out
@@ -129,9 +130,11 @@ class Batch:
         wants_logits: bool = False,
         state_out: int | None = None,
     ) -> Batch:
-        """The tokens `[start, stop)` of a context of zeros that lies on these pages, as a step of their own.
+        """Return a batch of the tokens `[start, stop)` of a context of zeros on these pages.
 
-        `wants_logits` says whether the last token's are computed; `state_out` is where a recurrent model's state goes.
+        Args:
+            wants_logits: compute the logits of the last token.
+            state_out: the slot for the state of a recurrent model; None for all others.
         """
         positions, pages = np.arange(start, stop, dtype=np.int32), np.array(page_ids, np.int32)
         slots = pages[positions // PAGE_SIZE] * np.int32(PAGE_SIZE) + positions % np.int32(PAGE_SIZE)
@@ -144,12 +147,12 @@ class Batch:
 
     @property
     def arrays(self) -> BatchArrays:
-        """Views, one an array."""
+        """Views of the single arrays."""
         return BatchArrays.of(self.values, self.shape)
 
 
 class SequencePart(Protocol):
-    """The tokens of one sequence that a step computes; a reservation of the cache is one."""
+    """The tokens of one sequence that a step computes; a `Reservation` of the cache is one."""
 
     @property
     def start(self) -> int:
@@ -163,7 +166,7 @@ class SequencePart(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The tokens, `stop - start` of them."""
+        """The `stop - start` tokens."""
         ...
 
     @property
@@ -178,21 +181,21 @@ class SequencePart(Protocol):
 
     @property
     def state_in(self) -> int:
-        """Of a recurrent model, the slot of the state before the first token."""
+        """Slot of the state before the first token, for a recurrent model."""
         ...
 
     @property
     def state_out(self) -> int:
-        """Likewise, the slot that gets the state after the last token; 0: the model keeps no states."""
+        """Slot for the state after the last token; 0 if the model keeps no states."""
         ...
 
 
 def make_batch(parts: Sequence[SequencePart], num_logits: Sequence[int]) -> Batch:
     """Return the arrays of a step: sequences in the order given, each one's tokens in order of position.
 
-    `num_logits` says of how many tokens at the end of each part the logits are needed.
+    `num_logits` is the number of last tokens of each part that get logits.
     """
-    # array("i") grows, and takes other arrays as they are: half of the time that NumPy's constructors need here
+    # array("i") grows, and accepts other arrays directly: half of the time that NumPy's constructors need here
     token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
     pages = [part.page_ids for part in parts]
     width = max(map(len, pages))
@@ -218,13 +221,13 @@ def make_batch(parts: Sequence[SequencePart], num_logits: Sequence[int]) -> Batc
 
 
 class TopLogits(NamedTuple):
-    """The largest logits of `R` rows, and whether all of a row are finite.
+    """The largest logits of `R` rows, and whether all logits of each row are finite.
 
-    Largest first, the lower id first among equals. Of a row that is not finite, the rest means nothing.
+    Sorted from the largest; among equals the lower id comes first. For a row that is not finite, the rest is undefined.
 
     Attributes:
-        running_sums: of a row at a temperature, the running sum of `exp((logit - largest) / temperature)` after each
-            `WEIGHT_BLOCK` logits, to 1e-12; None: the module cannot tell. Valid as long as the rest.
+        running_sums: returns, for a row and a temperature, the running sum of `exp((logit - largest) / temperature)`
+            after each `WEIGHT_BLOCK` logits, to 1e-12. None if the module cannot compute it. Valid as long as the rest.
     """
 
     values: Float32Array  # [R, K]
@@ -233,7 +236,7 @@ class TopLogits(NamedTuple):
     running_sums: Callable[[int, float], Float64Array] | None = None
 
     def one(self, row: int) -> TopLogits:
-        """Those of one row."""
+        """Return the values of one row."""
         own, sums = slice(row, row + 1), self.running_sums
         of_row = None if sums is None else lambda _, temperature: sums(row, temperature)
         return TopLogits(self.values[own], self.token_ids[own], self.is_finite[own], of_row)
@@ -241,7 +244,7 @@ class TopLogits(NamedTuple):
 
 @dataclass(frozen=True)
 class PageCopy:
-    """Copy the first `num_rows` KV rows of page `src_page` to `dst_page`, in every layer."""
+    """A copy of the first `num_rows` KV rows of page `src_page` to `dst_page`, in every layer."""
 
     src_page: int
     dst_page: int
@@ -249,14 +252,17 @@ class PageCopy:
 
 
 class Forward(Protocol):
-    """What the engine needs of a model; `ModelRunner` is the real one, tests bring their own."""
+    """The model as the engine needs it; `ModelRunner` is the real one, tests have their own."""
 
     def forward(self, batch: Batch) -> Float32Array:
-        """Write the KV of `batch` and return logits `[R, vocab_size]`, valid until the next call."""
+        """Write the KV of `batch` and return logits `[R, vocab_size]`, valid until the next call.
+
+        Embedding models return hidden states `[R, hidden_size]` in their place.
+        """
         ...
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """Of the first `num_rows` rows that `forward` returned last, and of their ids below `vocab_size`.
+        """Return the largest logits of the first `num_rows` rows of the last `forward`, for ids below `vocab_size`.
 
         Valid until the next call.
         """
@@ -268,46 +274,46 @@ class Forward(Protocol):
 
 
 class Runner(Forward, Protocol):
-    """A model that runs, and can be freed."""
+    """A model that can be run and freed."""
 
     def close(self) -> None:
-        """Free it."""
+        """Free the model."""
         ...
 
 
 @runtime_checkable
 class Drafting(Protocol):
-    """A model with an MTP head, which drafts. Its rows are computed by `forward`, beside those of the model."""
+    """A model with an MTP head, which drafts tokens. `forward` computes the head's rows together with the model's."""
 
     def draft(self, batch: Batch) -> Float32Array:
-        """Return the head's logits `[R, vocab_size]` of the token behind each, valid until the next call.
+        """Return the head's logits `[R, vocab_size]` for the token after each of these, valid until the next call.
 
-        Of each sequence, the rows before `batch` are there. Those of its own tokens are written as the head alone can:
-        `forward` writes them once more.
+        All rows before `batch` must exist. The rows of the batch's own tokens are provisional, computed by the head
+        alone; `forward` writes them again.
         """
         ...
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """As `Forward`'s, of what `draft` returned last."""
+        """Return the largest logits of the last `draft`, like `Forward.top_logits`."""
         ...
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
-        """As `Forward`'s."""
+        """Do the copies, in order."""
         ...
 
 
 @runtime_checkable
 class PageIO(Protocol):
-    """The door through which whole pages leave the pool and come back; `ModelRunner` has one.
+    """Reads whole pages from the pool, and writes them; `ModelRunner` implements it.
 
-    A page is `page_bytes` bytes of all layers, as the manifest's `KVLayout` counts them.
+    A page is `page_bytes` bytes of all layers, as defined by the manifest's `KVLayout`.
     """
 
     def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
         """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`.
 
         Raises:
-            EngineError: a page is outside the pool, or `out` is of another shape.
+            EngineError: a page is outside the pool, or `out` has another shape.
         """
         ...
 
@@ -315,14 +321,14 @@ class PageIO(Protocol):
         """Copy `pages`, uint8 `[len(page_ids), page_bytes]`, into the pool.
 
         Raises:
-            EngineError: as `read_pages`; nothing was written.
+            EngineError: as in `read_pages`; nothing was written.
         """
         ...
 
 
 @runtime_checkable
 class StateIO(Protocol):
-    """The door through which states of recurrent layers leave their slots and come back."""
+    """Reads states of recurrent layers from their slots, and writes them."""
 
     @property
     def state_bytes(self) -> int:
@@ -330,14 +336,14 @@ class StateIO(Protocol):
         ...
 
     def read_state(self, slot: int) -> UInt8Array:
-        """A copy of a slot's state, uint8 `[state_bytes]`."""
+        """Return a copy of a slot's state, uint8 `[state_bytes]`."""
         ...
 
     def write_state(self, slot: int, state: UInt8Array) -> None:
-        """Put `state`, uint8 `[state_bytes]`, into a slot that is not the first."""
+        """Write `state`, uint8 `[state_bytes]`, to a slot other than the first."""
         ...
 
 
 def slots_of(page_ids: Sequence[int], rows: range) -> list[int]:
-    """Where the KV rows `rows` of a sequence lie that has these pages: `page_id * PAGE_SIZE + row`."""
+    """Return the slots of the KV rows `rows` of a sequence with these pages: `page_id * PAGE_SIZE + row`."""
     return [page_ids[row // PAGE_SIZE] * PAGE_SIZE + row % PAGE_SIZE for row in rows]

@@ -1,9 +1,8 @@
-"""Whole pages of KV taken apart into tokens' rows, and put together again from rows in any order.
+"""Split whole pages of KV into rows of tokens, and build pages from rows in any order.
 
-Keys are stored after RoPE, so that attention does not care in which order the rows of a prefix lie, nor whether all
-are there: a row in pages may be any token's, another one in each layer and KV head. Copies bits and computes nothing.
-Layers are all alike.
-Knows how a page lies in memory, not pools or files, nor why rows are chosen.
+Keys are stored after RoPE, so attention does not depend on the order of a prefix's rows, nor on their completeness. A
+row in pages can belong to any token, and to another one in each layer and KV head. Copies bits and computes nothing.
+All layers have the same layout. Knows the layout of a page, not pools or files, nor why rows are selected.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Items = npt.NDArray[Any]
 Order = npt.NDArray[np.integer[Any]]
 UInt8Array = npt.NDArray[np.uint8]
 ROW_DTYPES: dict[KVDType, Any] = {"f16": np.float16, "f32": np.float32, "k12v8": np.int16}
-"""What rows are out of pages; k12v8's values, which are int8 in the pool, are as wide as its keys."""
+"""Types of rows outside of pages; k12v8's values, which are int8 in the pool, are as wide as its keys."""
 _POOL_DTYPES = {**ROW_DTYPES, "k12v8": np.int8}
 
 
@@ -38,15 +37,15 @@ class KVRows:
     """
 
     layout: KVLayout
-    items: Items  # [2, layers, kv_heads, tokens, head_dim], of `ROW_DTYPES`
-    scales: Float32Array | None  # [2, layers, kv_heads, tokens], of codes
+    items: Items  # [2, layers, kv_heads, tokens, head_dim], of a type in `ROW_DTYPES`
+    scales: Float32Array | None  # [2, layers, kv_heads, tokens], if rows are codes
 
     @classmethod
     def of_pages(cls, layout: KVLayout, pages: UInt8Array, num_tokens: int | None = None) -> KVRows:
-        """The first `num_tokens` rows (by default all) of `pages`, uint8 `[N, page_bytes]`; copies.
+        """Return the first `num_tokens` rows (by default all) of `pages`, uint8 `[N, page_bytes]`; copies.
 
         Raises:
-            EngineError: the pages are of another layout, or too few.
+            EngineError: the pages have another layout, or are too few.
         """
         count = len(pages) * PAGE_SIZE if num_tokens is None else num_tokens
         if pages.dtype != np.uint8 or pages.ndim != 2 or pages.shape[1] != layout.page_bytes:
@@ -67,7 +66,10 @@ class KVRows:
 
     @classmethod
     def joined(cls, parts: Sequence[KVRows]) -> KVRows:
-        """The rows of all `parts`, at least one, of one layout, one behind the other."""
+        """Return the rows of all `parts`, concatenated.
+
+        There must be at least one part, and all have the same layout.
+        """
         if len(parts) == 1:
             return parts[0]
         items = np.concatenate([part.items for part in parts], axis=3)
@@ -76,14 +78,16 @@ class KVRows:
 
     @property
     def num_tokens(self) -> int:
-        """Rows of each layer and head."""
+        """Number of rows in each layer and head."""
         return int(self.items.shape[3])
 
     def take(self, order: Order) -> KVRows:
-        """The rows `order[layer, head]` of each layer and KV head, in that order; `order` is `[layers, kv_heads, n]`.
+        """Return the rows `order[layer, head]` of each layer and KV head, in that order.
+
+        `order` is `[layers, kv_heads, n]`.
 
         Raises:
-            EngineError: `order` is of another shape, or names a row that is not there.
+            EngineError: `order` has another shape, or contains a row that does not exist.
         """
         layers, heads = self.items.shape[1:3]
         if order.ndim != 3 or order.shape[:2] != (layers, heads):
@@ -95,8 +99,11 @@ class KVRows:
 
     @staticmethod
     def pages_of(parts: Sequence[KVRows], order: Order) -> UInt8Array:
-        """`KVRows.joined(parts).take(order).to_pages()`, one layer after the other: memory that is new to the process
-        costs more than what is done with it, 60 ms for 600 rows of SmolLM2, of which this takes a third."""
+        """Return `KVRows.joined(parts).take(order).to_pages()`, computed one layer at a time.
+
+        Memory that is new to the process costs more than the work on it, 60 ms for 600 rows of SmolLM2. This takes a
+        third.
+        """
         layout = parts[0].layout
         one = KVLayout(dtype=layout.dtype, page_size=PAGE_SIZE, layers=layout.layers[:1])
         pages = np.empty((-(-order.shape[2] // PAGE_SIZE), layout.num_layers, one.page_bytes), np.uint8)
@@ -108,7 +115,7 @@ class KVRows:
         return pages.reshape(len(pages), layout.page_bytes)
 
     def to_pages(self) -> UInt8Array:
-        """As few pages as hold the rows, uint8 `[N, page_bytes]`; what the last one has left is zeros."""
+        """Return the fewest pages that hold the rows, uint8 `[N, page_bytes]`; the rest of the last one is zeros."""
         layout, count = self.layout, self.num_tokens
         num_pages = -(-count // PAGE_SIZE)
         pages = np.zeros((num_pages, layout.page_bytes), np.uint8)
@@ -130,24 +137,24 @@ class KVRows:
         return pages
 
     def keys_of(self, head: int) -> Float32Array:
-        """The keys of one KV head as numbers, `[layers, tokens, head_dim]`."""
+        """Return the keys of one KV head as numbers, `[layers, tokens, head_dim]`."""
         keys = self.items[0, :, head].astype(np.float32)
         return keys if self.scales is None else keys * self.scales[0, :, head, :, None]
 
 
 def value_dtype(layout: KVLayout) -> Any:
-    """What values are in pages."""
+    """Return the type of values in pages."""
     return _POOL_DTYPES[layout.dtype]
 
 
 def inverse_order(order: Order) -> Order:
-    """What takes rows in `order`, a permutation of all of them in each layer and head, back to where they were."""
+    """Return the order that undoes `order`, which is a permutation of all rows in each layer and head."""
     inverse: Order = np.argsort(order, axis=-1)
     return inverse
 
 
 def _heads_of(layout: KVLayout, pages: UInt8Array) -> tuple[Items, Items]:
-    """Views of the keys and the values of pages, each `[N, layers, kv_heads, items]`."""
+    """Return views of the keys and the values of pages, each `[N, layers, kv_heads, items]`."""
     each, num_heads = layout.of_layer(0), layout.num_kv_heads
     shape = (len(pages), layout.num_layers, each.page_items)
     items = np.ascontiguousarray(pages).view(_POOL_DTYPES[layout.dtype]).reshape(shape)
@@ -158,8 +165,10 @@ def _heads_of(layout: KVLayout, pages: UInt8Array) -> tuple[Items, Items]:
 
 
 def _rows_in(layout: KVLayout, heads: Items, part: int) -> Items:
-    """A view of the rows of keys (`part` 0) or values, `[N, layers, kv_heads, PAGE_SIZE, ...]`; what follows is one row
-    of `head_dim` numbers."""
+    """Return a view of the rows of keys (`part` 0) or values, `[N, layers, kv_heads, PAGE_SIZE, ...]`.
+
+    The remaining axes hold one row of `head_dim` numbers.
+    """
     dim, behind = layout.head_dim, heads[..., layout.num_scale_items :]
     before = behind.shape[:-1]
     if not layout.of_layer(0).has_codes:

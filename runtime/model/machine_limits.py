@@ -1,6 +1,7 @@
-"""What this machine can do at most, measured by the loops that an artifact has beside its model.
+"""Measure the limits of this machine, with loops that an artifact contains besides its model.
 
-Knows entry points and rates, not models. The best of many runs counts: what else runs on the machine is not its limit.
+Knows entry points and rates, not models. The best of many runs counts, because other load on the machine is not a limit
+of it.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ import numpy as np
 
 from ..artifact import Artifact
 from ..errors import EngineError
+from ..system import use_huge_pages
 from .batch import Int32Array
+from .library import choose_num_threads, load_functions
 from .memory import map_weights
-from .model_runner import choose_num_threads, load_functions
 
 _SUMS_PER_THREAD = 16
-_PRODUCTS = 1 << 28  # of each thread: some milliseconds
+_PRODUCTS = 1 << 28  # per thread: some milliseconds
 _LAUNCHES = 1000
 _RUNS = 8
 
 
 @dataclass(frozen=True)
 class MachineLimits:
-    """The best rates that were seen, by the number of threads.
+    """The best measured rates, by number of threads.
 
     Attributes:
-        read_gb_per_s: of memory that no cache holds; each thread reads what it was the first to write.
-        weights_gb_per_s: of the artifact's weights as they are mapped, by all threads.
-        integer_gop_per_s: of products and sums of 8-bit integers with weights in 4 bits, in registers; two a product.
-        launch_us: to start all threads of the pool and wait for them, which each kernel does that they share.
+        read_gb_per_s: from memory that no cache holds; each thread reads the memory that it wrote first.
+        weights_gb_per_s: from the artifact's mapped weights, by all threads.
+        integer_gop_per_s: products and sums of 8-bit integers with 4-bit weights in registers; a product counts as two.
+        launch_us: time to start all threads of the pool and wait for them, which each parallel kernel does.
     """
 
     num_threads: int
@@ -42,7 +44,7 @@ class MachineLimits:
     launch_us: float
 
     def or_better(self, other: MachineLimits) -> MachineLimits:
-        """The better of each two values, which two measurements on the same threads gave."""
+        """Return the better of each two values, from two measurements on the same threads."""
         return MachineLimits(
             self.num_threads,
             {count: max(rate, other.read_gb_per_s[count]) for count, rate in self.read_gb_per_s.items()},
@@ -53,15 +55,15 @@ class MachineLimits:
 
 
 class LimitsMeter:
-    """The loops of one artifact, and the memory that they read.
+    """The measuring loops of one artifact, and the memory that they read.
 
     Args:
-        num_threads: of TVM's pool, as `ModelRunner` takes it.
-        read_bytes: of memory of its own; several times what all caches hold.
+        num_threads: of TVM's pool, like `ModelRunner`'s.
+        read_bytes: size of the memory; several times the size of all caches.
 
     Raises:
         EngineError: the artifact was compiled before modules had these loops.
-        UnsupportedCPU, CorruptArtifact: as `ModelRunner`.
+        UnsupportedCPU, CorruptArtifact: see `ModelRunner`.
     """
 
     def __init__(self, artifact: Artifact, *, num_threads: int | None = None, read_bytes: int) -> None:
@@ -74,9 +76,8 @@ class LimitsMeter:
         weights = map_weights(artifact)
         self._weights = weights[: weights.nbytes // 4 * 4].view(np.int32)
         pages = mmap.mmap(-1, read_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
         self._memory = np.frombuffer(pages, np.int32)
+        use_huge_pages(self._memory.ctypes.data, self._memory.nbytes)
         self._functions["touch_memory"](self._memory, self._sums, self.num_threads)
 
     def measure(self) -> MachineLimits:
@@ -96,7 +97,7 @@ class LimitsMeter:
         return self._rate(self._memory.nbytes, "read_memory", self._memory, num_threads or self.num_threads)
 
     def _rate(self, amount: int, name: str, what: Int32Array | int, parts: int) -> float:
-        """10^9 of `amount` a second, in the best of several calls."""
+        """Return 10^9 of `amount` per second, in the best of several calls."""
         best = min(_seconds(lambda: self._functions[name](what, self._sums, parts)) for _ in range(_RUNS))
         return amount / best / 1e9
 

@@ -1,16 +1,12 @@
-"""Memory that a model works in: zeros that cost nothing before they are used, weights mapped from their file, and
-states.
+"""Memory of a model: zeros that use memory only once touched and can be released, mapped weights, and states.
 
-Knows sizes, files and arrays, not what lies where: which sequence has which slot of the pool of states is the caller's
-to know.
+Knows sizes, files and arrays, not their contents: the caller knows which sequence has which slot of the pool of states.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import mmap
-import os
+from collections.abc import Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -18,48 +14,80 @@ import numpy.typing as npt
 
 from ..artifact import Artifact
 from ..artifact.model_config import STATE_ITEM_BYTES, ModelConfig
+from ..artifact.window_layers import WindowLayers
 from ..errors import EngineError
+from ..system import SPARSE_FLAGS, map_pages, remove_pages, total_memory_bytes, use_huge_pages
 from .batch import Batch, Float32Array, Int32Array, UInt8Array
 
 _ALIGNMENT = 64
-_MADV_POPULATE_READ = 22  # Linux 5.14; older ones refuse it
-_MAPPED_AT_A_TIME = 16 << 20  # bytes; other threads wait to map memory meanwhile
+_MAPPED_AT_A_TIME = 16 << 20  # bytes; other threads cannot map memory during this time
 
 
-def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Page-aligned zeros that take memory only once they are touched."""
+def zeros(shape: tuple[int, ...], dtype: npt.DTypeLike, *, is_sparse: bool = False) -> npt.NDArray[Any]:
+    """Return page-aligned zeros that use memory only once they are touched.
+
+    With `is_sparse` they can be larger than the machine's memory.
+    """
     size = int(np.prod([np.dtype(dtype).itemsize, *shape], dtype=object))
-    memory = mmap.mmap(-1, max(size, 1))
+    memory = mmap.mmap(-1, max(size, 1), flags=SPARSE_FLAGS if is_sparse else mmap.MAP_SHARED)
     return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape)
 
 
-def map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
-    """The data section of the weights, mapped and never copied (MAP_PRIVATE, because DLPack wants writable memory).
+def release_memory(array: npt.NDArray[Any], start: int, stop: int) -> bool:
+    """Release the whole pages within bytes `[start, stop)` of `zeros`, which become zeros again.
 
-    In huge pages, where the file system and the page cache have them.
+    Return whether the system can do that.
+    """
+    first = array.ctypes.data
+    start, stop = -(-(first + start) // mmap.PAGESIZE) * mmap.PAGESIZE, (first + stop) // mmap.PAGESIZE * mmap.PAGESIZE
+    return stop <= start or remove_pages(start, stop - start)
+
+
+def can_release_memory() -> bool:
+    """Return whether the system can release memory of `zeros`."""
+    return release_memory(zeros((mmap.PAGESIZE,), np.uint8), 0, mmap.PAGESIZE)
+
+
+class WindowPool:
+    """The part of a KV pool of `num_pages` pages for layers with a sliding window, whose rows can be dropped."""
+
+    def __init__(self, pool: npt.NDArray[Any], num_pages: int, layers: WindowLayers) -> None:
+        self._pool, self._num_pages, self._layers = pool, num_pages, layers
+
+    def drop(self, runs: Iterable[range]) -> None:
+        """Release the memory of runs of pages, as far as they fill pages of the system."""
+        for run in runs:
+            stop = min(run.stop, self._num_pages)
+            for before, size in self._layers.parts:
+                first = before * self._num_pages
+                release_memory(self._pool, first + run.start * size, first + stop * size)
+
+
+def map_weights(artifact: Artifact) -> npt.NDArray[np.uint8]:
+    """Map the data section of the weights, without copying it (MAP_PRIVATE, because DLPack requires writable memory).
+
+    Uses huge pages if the file system and the page cache have them.
     """
     offset = artifact.data_offset()
     with artifact.weights_path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    with contextlib.suppress(AttributeError, OSError):  # the system or its kernel has none
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    weights = np.frombuffer(memory, np.uint8, artifact.manifest.module.weights_bytes, offset)
+    mapped = np.frombuffer(memory, np.uint8)
+    use_huge_pages(mapped.ctypes.data, mapped.nbytes)
+    weights = mapped[offset : offset + artifact.manifest.module.weights_bytes]
     assert weights.ctypes.data % _ALIGNMENT == 0
     return weights
 
 
 def map_in(memory: npt.NDArray[np.uint8]) -> None:
-    """Have the system read and map the pages of `memory` before they are used, unless they are more than it has.
+    """Make the system read and map the pages of `memory` before they are used, unless they exceed the machine's memory.
 
-    The first forward would do that page by page, in the middle of its work.
+    Otherwise the first forward would do that page by page.
     """
-    if memory.nbytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:
+    if memory.nbytes > total_memory_bytes():
         return
-    madvise = ctypes.CDLL(None).madvise  # the one of `mmap` keeps the interpreter's lock
-    start, stop = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE, memory.ctypes.data + memory.nbytes
+    start, stop = memory.ctypes.data, memory.ctypes.data + memory.nbytes
     for address in range(start, stop, _MAPPED_AT_A_TIME):
-        size = min(_MAPPED_AT_A_TIME, stop - address)
-        if madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_READ):
+        if not map_pages(address, min(_MAPPED_AT_A_TIME, stop - address)):
             return
 
 
@@ -77,7 +105,7 @@ class StateSlots:
 
     @classmethod
     def of(cls, model: ModelConfig, num_slots: int, max_rows: int) -> Self | None:
-        """The states of a model; None if it keeps none."""
+        """Return the states of a model; None if it keeps none."""
         return cls(num_slots, model.state_bytes // STATE_ITEM_BYTES, max_rows) if model.state_bytes else None
 
     @property
@@ -86,30 +114,30 @@ class StateSlots:
         return int(self.pool.itemsize * self.pool.shape[1])
 
     def read_state(self, slot: int) -> UInt8Array:
-        """A copy of a slot's state, uint8 `[state_bytes]`."""
+        """Return a copy of a slot's state, uint8 `[state_bytes]`."""
         state: UInt8Array = self.pool[slot].view(np.uint8).copy()
         return state
 
     def write_state(self, slot: int, state: UInt8Array) -> None:
-        """Put `state`, uint8 `[state_bytes]`, into a slot that is not the first.
+        """Write `state`, uint8 `[state_bytes]`, to a slot other than the first.
 
         Raises:
-            EngineError: there is no such slot, or the state is of another size.
+            EngineError: there is no such slot, or the state has another size.
         """
         if not 0 < slot < len(self.pool) or state.nbytes != self.state_bytes:
             raise EngineError(f"a state of {state.nbytes} bytes for slot {slot}; {self.state_bytes} are one")
         self.pool[slot].view(np.uint8)[:] = state
 
     def rows(self, num_rows: int) -> tuple[Int32Array, Int32Array]:
-        """The slots that each sequence of a step reads and writes, as views that `set_rows` fills."""
+        """Return the slots that each sequence of a step reads and writes, as views that `set_rows` fills."""
         return self._in[:num_rows], self._out[:num_rows]
 
     def set_rows(self, batch: Batch) -> None:
-        """Take the slots of the next step.
+        """Set the slots of the next step.
 
         Raises:
-            EngineError: there is not one of each for each sequence, one is outside the pool or the first is to be
-                written, or two sequences with tokens use one that either of them writes.
+            EngineError: there is not one of each for each sequence, one is outside the pool, or the first is to be
+                written. Or two sequences with tokens use a slot that either of them writes.
         """
         num_rows = batch.shape[1]
         for name, slots, least in (("state_in", batch.state_in, 0), ("state_out", batch.state_out, 1)):
@@ -131,12 +159,12 @@ class StateSlots:
         self._in[:num_rows], self._out[:num_rows] = read, written
 
     def leave_alone(self, num_rows: int) -> None:
-        """Name slots for a step that reads and writes none of them."""
+        """Set slots for a step that neither reads nor writes any."""
         self._in[:num_rows], self._out[:num_rows] = 0, 1
 
 
 def _is_shared(read: list[int], written: list[int]) -> bool:
-    """Whether a slot that is written is another's, too.
+    """Return whether a written slot is also used by another sequence.
 
     >>> _is_shared([0, 0, 3], [1, 2, 3]), _is_shared([0, 1], [1, 2])
     (False, True)

@@ -1,29 +1,25 @@
-"""Runs an artifact's compiled module: weights mapped, KV pool allocated, each forward checked before it is called.
+"""Run an artifact's compiled module: map its weights, allocate the KV pool, and check each forward before calling it.
 
-The only file that imports `tvm_ffi`. Knows arrays; pages belong to `page_pool.py`, tokens to `sequence.py`. One thread
+Knows arrays; the library is loaded by `library.py`, pages belong to `page_pool.py`, tokens to `sequence.py`. One thread
 owns a runner. Closing one ends the threads that kernels run on; other runners of the artifact start them again.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import importlib.util
 import math
-import os
-import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..artifact import Artifact
-from ..artifact.cpu import default_num_threads
+from ..artifact.artifact_use import ArtifactUse
 from ..artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, WEIGHT_BLOCK
-from ..errors import CorruptArtifact, EngineError, InvalidParameter
+from ..artifact.window_layers import WindowLayers
+from ..errors import EngineError, InvalidParameter
 from .batch import (
     Batch,
     BatchArrays,
@@ -35,39 +31,42 @@ from .batch import (
     TopLogits,
     UInt8Array,
 )
-from .memory import StateSlots, map_in, map_weights, zeros
+from .library import load_functions, tensor_maker
+from .memory import StateSlots, WindowPool, map_in, map_weights, zeros
 
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
-_MAX_SHAPES = 256  # of batches whose arguments are kept
-_NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # an array made empty has strides that TVM refuses
+_MAX_SHAPES = 256  # shapes of batches whose arguments are kept
+_NO_ROWS: Int32Array = np.zeros(1, np.int32)[:0]  # TVM refuses the strides of an array created empty
 
 
 class ModelRunner:
     """An artifact ready to run, with a KV pool of `num_pages` pages.
 
     Args:
-        num_threads: that kernels run on, the caller's included; by default `TVM_NUM_THREADS`, or every processor that
-            this process may use. Runners of one artifact share their threads: the last one says how many.
-        keep_scores: have `attention_sums` beside the pool, for `forward_scored`.
-        weights: instead of the artifact's own; uint8, aligned to 64 bytes.
-        num_state_slots: of models that keep states, two at least; others have none, whatever it is.
+        num_threads: threads that kernels run on, the caller's included; by default `TVM_NUM_THREADS`, or all CPUs that
+            this process can use. Runners of one artifact share their threads: the last one sets the number.
+        keep_scores: allocate `attention_sums` next to the pool, for `forward_scored`.
+        weights: replaces the artifact's own weights; uint8, aligned to 64 bytes.
+        num_state_slots: at least two for models that keep states; ignored for others.
+        drops_rows: the caller drops rows of sliding windows, so that all pages together can exceed the memory.
 
     Attributes:
         state_pool: float32 `[num_state_slots, state_bytes / 4]`, a sequence's state in each slot; None for models
-            without. Callers may copy slots, read them and write them between calls; the first one stays zeros.
+            without states. Callers can copy, read and write slots between calls; the first one stays zeros.
         attention_sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, the softmax weights of each KV row of the
-            pool, summed over tokens of all calls of `forward_scored` and their query heads; None unless they are kept.
-            Callers may change it: the rows of a page that is taken again still have their sums.
-        attention_counts: int32 `[num_pages, PAGE_SIZE]`, over how many tokens each row is summed; likewise.
+            pool, summed over the tokens and query heads of all calls of `forward_scored`. None unless scores are kept.
+            Callers can change it: the rows of a page that is taken again still have their sums.
+        attention_counts: int32 `[num_pages, PAGE_SIZE]`, the number of tokens in each row's sum. None unless scores are
+            kept.
         queries: float32 `[layers, max_num_tokens, heads, head_dim]`, the queries of the last call of `forward_scored`,
-            with RoPE, in the order of its tokens; None unless scores are kept.
+            with RoPE, in the order of its tokens. None unless scores are kept.
 
     Raises:
         UnsupportedCPU: the module needs features that this machine lacks.
         CorruptArtifact: the module cannot be loaded, or is not the one that the manifest describes.
         InvalidParameter: there are no pages, or too few slots for states.
-        EngineError: the memory for the pools cannot be had, or the module has no `forward_scored`.
+        EngineError: the memory for the pools cannot be allocated, or the module has no `forward_scored`.
     """
 
     def __init__(
@@ -78,15 +77,17 @@ class ModelRunner:
         num_threads: int | None = None,
         keep_scores: bool = False,
         num_state_slots: int = 0,
+        drops_rows: bool = False,
         weights: npt.NDArray[np.uint8] | None = None,
     ) -> None:
         if num_pages < 1:
             raise InvalidParameter(f"num_pages is {num_pages}, must be at least 1")
         artifact.check_cpu()
         manifest = artifact.manifest
-        layout, module, vocab_size = manifest.kv, manifest.module, manifest.model.vocab_size
+        layout, module, num_outputs = manifest.kv, manifest.module, manifest.model.num_outputs
         self._layout = layout
-        self._module, self._vocab_size, self._num_pages = module, vocab_size, num_pages
+        self._module, self._num_outputs, self._num_pages = module, num_outputs, num_pages
+        self._vocab_size = manifest.model.vocab_size
         self._max_pages = -(-manifest.context_length // PAGE_SIZE)
         if keep_scores and "forward_scored" not in module.entry_points:
             why = manifest.model.why_not_partial or "compile it again"
@@ -108,9 +109,9 @@ class ModelRunner:
                 ((num_pages, PAGE_SIZE), np.int32),
                 ((layout.num_layers, module.max_num_tokens, heads, layout.head_dim), np.float32),
             )
-        num_logits, padded = module.max_num_logits, -(-vocab_size // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
+        num_logits, padded = module.max_num_logits, -(-num_outputs // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
-            pool = zeros(pool_shape, _KV_DTYPES[layout.dtype])
+            pool = zeros(pool_shape, _KV_DTYPES[layout.dtype], is_sparse=drops_rows)
             states = StateSlots.of(manifest.model, num_state_slots, module.max_num_tokens)
             workspace = zeros((module.workspace_bytes,), np.uint8)
             scores = [zeros(shape, dtype) for shape, dtype in scores_shapes]
@@ -125,7 +126,9 @@ class ModelRunner:
             raise EngineError(
                 f"{num_pages} pages of {layout.page_bytes} bytes cannot be allocated ({error}); lower --kv-cache-gb"
             ) from None
-        self._tensor = _tvm_ffi().from_dlpack
+        self._tensor = tensor_maker()
+        layers = WindowLayers.of(manifest.model, layout)
+        self._windows = None if layers is None else WindowPool(pool, num_pages, layers)
         self.states, self.state_pool = states, None if states is None else states.pool
         pools = (pool,) if states is None else (pool, states.pool)
         self._state = [self._tensor(array) for array in (*pools, weights, workspace)]
@@ -133,7 +136,7 @@ class ModelRunner:
         self.attention_counts: Int32Array | None = scores[1] if keep_scores else None
         self.queries: Float32Array | None = scores[2] if keep_scores else None
         self._scores = [self._tensor(array) for array in scores]
-        # by number of rows, made once: a tensor takes longer than to find the largest logits of a row
+        # by number of rows, made once: making a tensor takes longer than finding the largest logits of a row
         self._tops = [
             TopLogits(top.values[:num_rows], top.token_ids[:num_rows], top.is_finite[:num_rows])
             for num_rows in range(num_logits + 1)
@@ -143,14 +146,15 @@ class ModelRunner:
             for num_rows in range(num_logits + 1)
         ]
         self._scale: Float64Array = zeros((1,), np.float64)
-        self._sums: Float64Array = zeros((-(-vocab_size // WEIGHT_BLOCK),), np.float64)
+        self._sums: Float64Array = zeros((-(-num_outputs // WEIGHT_BLOCK),), np.float64)
         self._of_sums = [*map(self._tensor, (self._logits, top.values, self._scale, self._sums))]
         num_values = module.max_num_tokens * (self._max_pages + 6)
         self._values: Int32Array = zeros((num_values,), np.int32)
         self._arguments: dict[BatchShape, tuple[Any, ...]] = {}
+        self._use = ArtifactUse.begin(artifact.path)
 
     def forward(self, batch: Batch) -> Float32Array:
-        """Write the KV of `batch` to the pool; return logits `[R, vocab_size]`, valid until the next call.
+        """Write the KV of `batch` to the pool; return logits `[R, num_outputs]`, valid until the next call.
 
         Raises:
             EngineError: the batch does not fit the module or the pool; nothing was written.
@@ -158,25 +162,24 @@ class ModelRunner:
         return self._forward("forward", batch)
 
     def draft(self, batch: Batch) -> Float32Array:
-        """The logits of an MTP head, as `Drafting` says; of states it reads and writes none.
+        """Return the logits of the MTP head, as `Drafting.draft` does. It reads and writes no states.
 
         Raises:
-            EngineError: as `forward`, or the model has no head.
+            EngineError: as in `forward`, or the model has no head.
         """
         if "draft" not in self._functions:
             raise EngineError("this model has no MTP head, which drafts")
         return self._forward("draft", batch)
 
     def forward_scored(self, batch: Batch, *, stride: int) -> Float32Array:
-        """As `forward`, to the last bit; adds the softmax weights of its tokens to `attention_sums`, and counts them;
-        sets `queries`.
+        """Run `forward`, with bit-identical results; also add softmax weights to `attention_sums`, and set `queries`.
 
         Args:
-            stride: of one of so many tokens of each sequence, counted from its last; with more than 1, of none of a
-                sequence that has a single token in the step.
+            stride: weights of one in `stride` tokens of each sequence are added, counted from its last token. With more
+                than 1, a sequence with a single token in the step adds none.
 
         Raises:
-            EngineError: as `forward`, or no scores are kept.
+            EngineError: as in `forward`, or no scores are kept.
         """
         if not self._scores:
             raise EngineError("this runner keeps no attention scores; make it with keep_scores=True")
@@ -194,40 +197,45 @@ class ModelRunner:
         except Exception as error:  # the module checks all indices before it writes anything
             self._explain(batch)
             raise EngineError(f"the module failed: {error}") from error
-        return self._logits[: batch.shape[3], : self._vocab_size]
+        return self._logits[: batch.shape[3], : self._num_outputs]
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """Of the first `num_rows` rows that `forward` returned last, and of their ids below `vocab_size`.
+        """Return the largest logits of the first `num_rows` rows of the last `forward`, for ids below `vocab_size`.
 
         Valid until the next call.
         """
-        if not 0 < vocab_size <= self._vocab_size or not 0 <= num_rows <= self._module.max_num_logits:
-            raise EngineError(f"{num_rows} rows of {vocab_size} logits; {self._vocab_size} logits are a row")
+        if not 0 < vocab_size <= self._num_outputs or not 0 <= num_rows <= self._module.max_num_logits:
+            raise EngineError(f"{num_rows} rows of {vocab_size} logits; {self._num_outputs} logits are a row")
         self._functions["top_logits"](*self._outputs[num_rows], vocab_size)
         values, token_ids, is_finite, _ = self._tops[num_rows]
-        sums = functools.partial(self._running_sums, vocab_size) if "weight_sums" in self._functions else None
+        sums = partial(self._running_sums, vocab_size) if "weight_sums" in self._functions else None
         return TopLogits(values[:, :vocab_size], token_ids[:, :vocab_size], is_finite, sums)
 
     def _running_sums(self, vocab_size: int, row: int, temperature: float) -> Float64Array:
-        """`TopLogits.running_sums` of the first `vocab_size` logits."""
+        """Return `TopLogits.running_sums` of the first `vocab_size` logits."""
         self._scale[0] = 1.0 / (temperature * math.log(2.0))
         self._functions["weight_sums"](*self._of_sums, row, vocab_size)
         return np.cumsum(self._sums[: -(-vocab_size // WEIGHT_BLOCK)])
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
         """Do the copies, in order."""
-        for copy in copies:  # one at a time: a page may be the target of one and the source of the next
+        for copy in copies:  # one at a time: a page can be the target of one and the source of the next
             pages = (copy.src_page, copy.dst_page)
             if not all(0 <= page < self._num_pages for page in pages) or not 0 <= copy.num_rows <= PAGE_SIZE:
                 raise EngineError(f"{copy} is outside the pool of {self._num_pages} pages of {PAGE_SIZE} rows")
             arrays = (np.array([value], np.int32) for value in (*pages, copy.num_rows))
             self._functions["copy_pages"](self._state[0], *map(self._tensor, arrays))
 
+    def drop_window_rows(self, runs: Iterable[range]) -> None:
+        """Release the memory of these runs of pages in layers with a sliding window to the system."""
+        if self._windows is not None:
+            self._windows.drop(runs)
+
     def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
-        """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`, as they lie in the pool.
+        """Copy pages to `out[:len(page_ids)]`, uint8 `[N, page_bytes]`, in the layout of the pool.
 
         Raises:
-            EngineError: a page is outside the pool, or `out` is of another shape.
+            EngineError: a page is outside the pool, or `out` has another shape.
         """
         self._move_pages("read_pages", page_ids, out[: len(page_ids)])
 
@@ -235,21 +243,22 @@ class ModelRunner:
         """Copy `pages`, uint8 `[len(page_ids), page_bytes]`, into the pool.
 
         Raises:
-            EngineError: as `read_pages`; nothing was written.
+            EngineError: as in `read_pages`; nothing was written.
         """
         self._move_pages("write_pages", page_ids, pages)
 
     def close(self) -> None:
-        """Let go of pool, weights and workspace, and end the kernels' threads: another runner starts them again."""
+        """Free pool, weights and workspace, and end the kernels' threads, which another runner starts again."""
         if set_num_threads := self._functions.get("set_num_threads"):
             set_num_threads(0)
         self._state, self._outputs, self._of_sums, self._functions, self._scores = [], [], [], {}, []
-        self.states = self.state_pool = None
+        self.states = self.state_pool = self._windows = None
         self.attention_sums = self.attention_counts = self.queries = None
         self._arguments.clear()
+        self._use.end()
 
     def _move_pages(self, entry_point: str, page_ids: Sequence[int], data: UInt8Array) -> None:
-        """Move whole pages; the entry points check no index themselves."""
+        """Copy whole pages after checking their indices, because the entry points do not check them."""
         layout = self._layout
         shape = (len(page_ids), layout.page_bytes)
         if data.dtype != np.uint8 or data.shape != shape or not data.flags.c_contiguous:
@@ -263,9 +272,10 @@ class ModelRunner:
         self._functions[entry_point](self._state[0], *map(self._tensor, (pages, buffer)))
 
     def _make_arguments(self, shape: BatchShape) -> tuple[Any, ...]:
-        """What `forward` takes for batches of this shape: made once, because it takes longer than the rest of a call.
+        """Return the arguments of `forward` for batches of this shape.
 
-        A decode step's shape is that of the one before for some `PAGE_SIZE` steps, a prefill's seldom comes again.
+        They are kept, because making them takes longer than the rest of a call. A decode step has the shape of the one
+        before for some `PAGE_SIZE` steps; a prefill's shape seldom comes again.
         """
         num_tokens, num_sequences, width, num_logits = shape
         module = self._module
@@ -291,7 +301,7 @@ class ModelRunner:
         return arguments
 
     def _explain(self, batch: Batch) -> None:
-        """Raise an EngineError that names what the module has refused, and what it takes."""
+        """Raise an EngineError that names the value that the module refused, and the valid range."""
         num_tokens, num_sequences, width, _ = batch.shape
         ranges = {
             "token_ids": (0, self._vocab_size),
@@ -306,56 +316,3 @@ class ModelRunner:
             low, high = ranges[name]
             if array.size and (array.min() < low or array.max() >= high):
                 raise EngineError(f"{name} holds {array.min()}..{array.max()}, must be in {low}..{high - 1}")
-
-
-@functools.cache
-def _tvm_ffi() -> Any:
-    """TVM's runtime without its compiler.
-
-    `tvm_ffi` imports torch where it is installed, which would cost over a second: it is hidden meanwhile.
-    """
-    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
-    hide = "torch" not in sys.modules
-    if hide:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        import tvm_ffi
-    finally:
-        if hide:
-            del sys.modules["torch"]
-    package = importlib.util.find_spec("tvm")
-    if package is None or package.origin is None:
-        raise EngineError("apache-tvm is not installed; install radixlm with its dependencies")
-    library = Path(package.origin).parent / "lib" / "libtvm_runtime.so"
-    try:
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise EngineError(f"TVM's runtime cannot be loaded ({error}); install apache-tvm again") from None
-    return tvm_ffi
-
-
-def choose_num_threads(num_threads: int | None = None) -> int:
-    """Return how many threads to compute with: those given, else `TVM_NUM_THREADS`, else one for each processor."""
-    return num_threads or int(os.environ.get("TVM_NUM_THREADS", default_num_threads()))
-
-
-def load_functions(artifact: Artifact, num_threads: int | None = None) -> dict[str, Any]:
-    """Load the module's entry points, by name.
-
-    Raises:
-        CorruptArtifact: it cannot be loaded, or lacks one.
-    """
-    num_threads = choose_num_threads(num_threads)
-    try:
-        library = _tvm_ffi().load_module(str(artifact.module_path.resolve()))
-        functions = {name: library[name] for name in artifact.manifest.module.entry_points}
-        for name in functions.keys() & {"top_logits", "weight_sums", "copy_pages"}:
-            functions[name].release_gil = False  # sooner done than the lock is back
-        if set_num_threads := functions.get("set_num_threads"):
-            set_num_threads(num_threads)
-        else:  # compiled before libraries had threads of their own: TVM's pool
-            os.environ["TVM_NUM_THREADS"] = str(num_threads)
-        return functions
-    except (RuntimeError, AttributeError, KeyError, OSError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise CorruptArtifact(f"{artifact.module_path} cannot be loaded ({reason}); compile it again") from None

@@ -1,4 +1,4 @@
-"""Let a model say what it is told: its tokens are those of a script, whatever it computes.
+"""A model that generates the tokens of a script, for tests and replays, instead of its own.
 
 For one request at a time. Knows arrays and ids, not where a script comes from.
 """
@@ -14,7 +14,7 @@ from .batch import Batch, Float32Array, PageCopy, Runner, TopLogits
 
 
 class ScriptedRunner:
-    """Runs `model`, or nothing, and says the ids of `script` one after the other to a request that takes the best.
+    """Runs `model`, or nothing, and generates the ids of `script` for a request that samples greedily.
 
     >>> runner = ScriptedRunner(vocab_size=10)
     >>> runner.script.extend([7, 8])
@@ -22,38 +22,41 @@ class ScriptedRunner:
     [7, 8, 0]
 
     Args:
-        model: computes what is asked, and goes on where the script ends; None: nothing is computed, and that is id 0.
+        model: computes every forward, and generates after the end of the script. None: nothing is computed, and the ids
+            after the script are 0.
     """
 
     def __init__(self, vocab_size: int, model: Runner | None = None) -> None:
         self.script: deque[int] = deque()
         self._vocab_size = vocab_size
         self._model = model
-        self._guesses: list[int] = []  # of the last forward: what is fed behind the row that says a token
+        self._draft_ids: list[int] = []  # draft tokens of the last forward
 
     def forward(self, batch: Batch) -> Float32Array:
-        """The model's logits `[R, vocab_size]`, or zeros."""
+        """Return the model's logits `[R, vocab_size]`, or zeros."""
         arrays = batch.arrays
-        self._guesses = arrays.token_ids[arrays.logit_rows[1:]].tolist()
+        self._draft_ids = arrays.token_ids[arrays.logit_rows[1:]].tolist()
         if self._model is not None:
             return self._model.forward(batch)
         return np.zeros((batch.shape[3], self._vocab_size), np.float32)
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """The next id of the script as the largest logit, and the ones after it as far as they were guessed; the
-        model's own after its end."""
+        """Return the next id of the script as the largest logit, and the ids after it as far as the draft tokens match.
+
+        After the end of the script, return the model's own.
+        """
         if self._model is not None and not self.script:
             return self._model.top_logits(num_rows, vocab_size)
-        said = [self.script.popleft() if self.script else 0]
-        for guess in self._guesses[: num_rows - 1]:
-            if guess != said[-1] or not self.script:
+        generated = [self.script.popleft() if self.script else 0]
+        for draft_id in self._draft_ids[: num_rows - 1]:
+            if draft_id != generated[-1] or not self.script:
                 break
-            said.append(self.script.popleft())
-        ids = np.array([*said, *said[-1:] * (num_rows - len(said))], np.int32)[:, None]
+            generated.append(self.script.popleft())
+        ids = np.array([*generated, *generated[-1:] * (num_rows - len(generated))], np.int32)[:, None]
         return TopLogits(np.zeros_like(ids, np.float32), ids, np.ones(num_rows, np.int32))
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
-        """The model's."""
+        """Do the copies in the model."""
         if self._model is not None:
             self._model.copy_rows(copies)
 

@@ -1,1 +1,1 @@
-"""Where the beginning of a prompt comes from when memory does not have it: loads from the store, saves to it."""
+"""The disk tier of the prefix cache: loads prefixes from the store that memory does not have, and saves new ones."""

@@ -1,6 +1,6 @@
-"""Find prefixes among the pages on disk: a prefix cache whose page ids number records instead of pages in memory.
+"""Find prefixes among the pages on disk: a prefix cache whose page ids are numbers of records on disk.
 
-Knows heads, keys and tokens; reads and writes nothing. One thread owns it, the engine's.
+Knows page keys and tokens; reads and writes nothing. The engine's thread owns it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from ..store.page_key import NO_PARENT, PageKey
 
 @dataclass(frozen=True)
 class StoredPrefix:
-    """The pages on disk of the first `PAGE_SIZE * len(heads)` tokens of a prompt, and the token after them.
+    """The pages on disk of the first `PAGE_SIZE * len(page_keys)` tokens of a prompt, and the token after them.
 
-    `generated` has one byte a token of the pages, 1 where a model made it.
+    `generated` has one byte per token of the pages, 1 if a model generated it.
     """
 
     namespace: bytes
     token_ids: tuple[int, ...]
     generated: bytes
-    heads: tuple[PageKey, ...]
+    page_keys: tuple[PageKey, ...]
 
     @cached_property
     def key(self) -> bytes:
-        """The tokens of its pages, encoded for the tree: they are looked up in each step until all are in memory."""
-        return encode_key(self.token_ids[: len(self.heads) * PAGE_SIZE])
+        """Tokens of the pages as a key of the tree. They are looked up in each step until all are in memory."""
+        return encode_key(self.token_ids[: len(self.page_keys) * PAGE_SIZE])
 
 
 class DiskIndex:
-    """What is on disk, by prefix. `cache.match` finds it as it finds pages in memory; no sequence is ever opened on it.
+    """The pages on disk, by prefix. `cache.match` finds them like pages in memory; no sequence is ever opened on it.
 
-    A record whose parent is not known cannot be found by anybody and is passed over.
+    A record whose parent is not known can never be found, and is left out.
 
     Args:
-        num_records: as many are known at most; memory is taken for those that are known.
-        num_states: of a recurrent model, as many states; what is found of a prompt ends at one. None: it keeps none.
+        num_records: the most records; only known ones take memory.
+        num_states: recurrent models: the most states; each match ends at a state. None: the model keeps none.
     """
 
     def __init__(self, num_records: int, *, num_states: int | None = None, clock: Callable[[], float]) -> None:
-        # slots number states on disk instead of in memory
+        # slots are numbers of states on disk instead of in memory
         states = None if num_states is None else StatePool(num_states + MIN_SLOTS + SPARE_SLOTS)
         self.cache = PrefixCache(PagePool(num_records), states=states, clock=clock)
         self._keys: list[bytes] = []  # by record
@@ -57,36 +57,36 @@ class DiskIndex:
         self._record_of: dict[bytes, int] = {}  # by key
 
     def __len__(self) -> int:
-        """Records that can be found."""
+        """Return the number of records that can be found."""
         return len(self._record_of)
 
     @property
     def num_states(self) -> int:
-        """States that can be found."""
+        """Number of states that can be found."""
         return 0 if self.cache.states is None else self.cache.states.num_snapshots
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._record_of
 
-    def add(self, heads: Iterable[PageKey]) -> None:
-        """Note pages that are on disk now, parents before children; those of one chain together are quickest."""
+    def add(self, page_keys: Iterable[PageKey]) -> None:
+        """Add pages that are on disk now, parents before children; fastest if the pages of a chain are adjacent."""
         run: list[PageKey] = []
-        for head in heads:
-            if head.key in self._record_of:
+        for page in page_keys:
+            if page.key in self._record_of:
                 continue
-            if run and head.parent_key != run[-1].key:
+            if run and page.parent_key != run[-1].key:
                 self._add_run(run)
                 run = []
-            run.append(head)
+            run.append(page)
         self._add_run(run)
 
     def has_state(self, key: bytes) -> bool:
-        """Whether the state after the page with this key is on disk."""
+        """Return whether the state after the page with this key is on disk."""
         record, states = self._record_of.get(key), self.cache.states
         return states is not None and record is not None and states.at_page_end(record) is not None
 
     def add_state(self, key: bytes) -> None:
-        """Note that the state after the page with this key is on disk; without the page it is not found."""
+        """Record that the state after the page with this key is on disk; without the page it is not found."""
         record, states = self._record_of.get(key), self.cache.states
         if states is not None and record is not None and states.at_page_end(record) is None:
             slot = states.allocate()
@@ -99,52 +99,58 @@ class DiskIndex:
             self.cache.states.forget(self._record_of[key] for key in keys if key in self._record_of)
 
     def remove(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Forget pages, and those that are not found without them; the keys of all that were forgotten."""
+        """Forget pages, and those that cannot be found without them; return the keys of all of them."""
         records = [self._record_of[key] for key in keys if key in self._record_of]
         return self._forget(self.cache.tree.remove(records))
 
     def clear(self, namespace: bytes) -> list[bytes]:
-        """Forget a namespace; the keys of its pages."""
+        """Forget a namespace; return the keys of its pages."""
         root = self.cache.tree.root(namespace)
         children = [] if root is None else list(root.children)
         return self._forget([page for child in children for page in self.cache.tree.remove(child.pages[:1])])
 
     def drop_unused(self, since: float) -> list[bytes]:
-        """Forget what was not used since then, on the index's clock; its keys. Looks at everything if there is some."""
+        """Forget pages that were last used before `since`, on the index's clock; return their keys.
+
+        Visits all records if there are any such pages.
+        """
         if not self.cache.tree.eviction.drop_unused(since):
             return []
         pool = self.cache.pool
         return self._forget([record for record in self._record_of.values() if not pool.is_in_tree(record)])
 
     def keys(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> list[bytes]:
-        """Of the first pages of these tokens, those that are on disk; they count as used now."""
+        """Return the keys of the longest prefix of these tokens that is on disk, and record its use."""
         found = self.cache.tree.find(namespace, token_ids)
         self.cache.tree.touch(found.pages)
         return [self._keys[record] for record in found.pages]
 
     def prefix(self, namespace: bytes, token_ids: tuple[int, ...], num_pages: int) -> StoredPrefix:
-        """The first pages of tokens that were found; there must be a token after them. They count as used now."""
+        """Return the first pages of these tokens, and record their use.
+
+        The disk must have these pages, and a token must follow them.
+        """
         found = self.cache.tree.find(namespace, token_ids[: num_pages * PAGE_SIZE])
         assert len(found.pages) == num_pages and len(token_ids) > num_pages * PAGE_SIZE
         self.cache.tree.touch(found.pages)
-        heads = self._heads(namespace, token_ids, found.pages, found.generated)
-        return StoredPrefix(namespace, token_ids[: num_pages * PAGE_SIZE + 1], found.generated, heads)
+        page_keys = self._page_keys(namespace, token_ids, found.pages, found.generated)
+        return StoredPrefix(namespace, token_ids[: num_pages * PAGE_SIZE + 1], found.generated, page_keys)
 
     def run(self, namespace: bytes, token_ids: tuple[int, ...], start: int, stop: int) -> tuple[PageKey, ...] | None:
-        """Pages `[start, stop)` of these tokens; None unless all up to there are on disk."""
+        """Return pages `[start, stop)` of these tokens; None unless all pages before `stop` are on disk."""
         found = self.cache.tree.find(namespace, token_ids[: stop * PAGE_SIZE])
         if len(found.pages) < stop:
             return None
-        return self._heads(namespace, token_ids, found.pages, found.generated)[start:]
+        return self._page_keys(namespace, token_ids, found.pages, found.generated)[start:]
 
     def any_chain(self, num_pages: int) -> tuple[PageKey, ...]:
-        """The first pages of some prompt, at most so many; empty if there is nothing."""
+        """Return the first pages, at most `num_pages`, of an arbitrary prompt; empty if nothing is on disk."""
         record = next(iter(self._record_of.values()), None)
         node = None if record is None else self.cache.tree.node_of(record)
         if node is None:
             return ()
         path = node.path()
-        return self._heads(path.namespace, tokens_of(path.key), path.page_ids[:num_pages], path.generated)
+        return self._page_keys(path.namespace, tokens_of(path.key), path.page_ids[:num_pages], path.generated)
 
     def check(self) -> None:
         """Raise AssertionError unless keys, records and tree agree."""
@@ -152,7 +158,7 @@ class DiskIndex:
         assert sorted(self._record_of.values()) == sorted(self.cache.tree.page_ids())
         assert all(self._keys[record] == key for key, record in self._record_of.items())
 
-    def _heads(
+    def _page_keys(
         self, namespace: bytes, token_ids: tuple[int, ...], records: list[int], generated: bytes
     ) -> tuple[PageKey, ...]:
         keys = [NO_PARENT, *(self._keys[record] for record in records)]
@@ -163,7 +169,7 @@ class DiskIndex:
         )
 
     def _add_run(self, run: list[PageKey]) -> None:
-        """Note a chain, as far as there is room."""
+        """Add a chain of pages, as far as there is room."""
         pool = self.cache.pool
         run = run[: pool.num_free]
         if not run:
@@ -176,14 +182,14 @@ class DiskIndex:
         num_missing = max(records) + 1 - len(self._keys)
         self._keys += [b""] * num_missing
         self._depths.extend([0] * num_missing)
-        token_ids = [token_id for head in run for token_id in head.token_ids]
-        generated = b"".join(head.generated for head in run)
+        token_ids = [token_id for page in run for token_id in page.token_ids]
+        generated = b"".join(page.generated for page in run)
         kept = self.cache.tree.insert_after(run[0].namespace, last_above, num_above, token_ids, records, generated)
         pool.release(records)
-        for depth, (head, record, ours) in enumerate(zip(run, kept, records, strict=True), num_above + 1):
-            if record == ours:  # else the tree has the same tokens under a key that somebody made up
-                self._keys[record], self._depths[record] = head.key, depth
-                self._record_of[head.key] = record
+        for depth, (page, record, ours) in enumerate(zip(run, kept, records, strict=True), num_above + 1):
+            if record == ours:  # else the tree has the same tokens under a forged key
+                self._keys[record], self._depths[record] = page.key, depth
+                self._record_of[page.key] = record
 
     def _forget(self, records: list[int]) -> list[bytes]:
         keys = [self._keys[record] for record in records]

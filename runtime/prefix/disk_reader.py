@@ -1,6 +1,6 @@
-"""Read from the store in a thread of its own, one read after the other, and say in the engine's thread when it is done.
+"""Read from the store in a separate thread, one read at a time, and report each result in the engine's thread.
 
-Knows reads and a few buffers, not where pages go or which request wants them.
+Knows reads and a few buffers, not where pages go or which request needs them.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-PIECE_BYTES = 8 << 20  # of a buffer: disks reach their speed, and inserting what comes back does not hold up a step
-HANG_S = 10.0  # a read or a write that takes longer, when all is closed, is not waited for
-NUM_BUFFERS = 3  # one is read into, one is copied to the pool, one waits
+PIECE_BYTES = 8 << 20  # of a buffer: enough for the disk's full speed, and inserting it does not delay a step
+HANG_S = 10.0  # when closing, longer reads and writes are not waited for
+NUM_BUFFERS = 3  # one is being read into, one is copied to the pool, one waits
 
 
 class EngineThread(Protocol):
-    """Has closures run in the engine's thread, between two steps."""
+    """Runs closures in the engine's thread, between two steps."""
 
     def post(self, work: Callable[[], None]) -> None:
-        """Run a closure before the next step. Any thread may call it."""
+        """Run a closure before the next step. For any thread."""
         ...
 
     def at(self, time_s: float, work: Callable[[], None]) -> None:
-        """Run a closure once the engine's clock has come to `time_s`. The engine's thread calls it."""
+        """Run a closure once the engine's clock reaches `time_s`. For the engine's thread."""
         ...
 
 
 @dataclass(eq=False)
 class Read:
-    """A read that is queued, runs or is done; the engine's thread looks at it, and learns by `done` what came of it.
+    """A read that is queued, running or finished. The engine's thread owns it, and gets the result by `done`.
 
     Attributes:
-        num_bytes: that it reads, about.
-        pages: that it read, uint8 `[N, page_bytes]`, until `done` returns; None: it reads something else.
-        num_right: of the pages, so many first ones are right; of something else 1 if it is right.
-        seconds: that it took.
+        num_bytes: approximate bytes to read.
+        pages: the pages read, uint8 `[N, page_bytes]`, until `done` returns; None if it reads something else.
+        num_right: number of valid first pages; for other reads 1 if the data is valid.
+        seconds: duration of the read.
     """
 
     work: Callable[[UInt8Array], int]
@@ -64,26 +64,26 @@ class Read:
 
     @property
     def is_right(self) -> bool:
-        """Whether all of it is right."""
+        """Return whether all data is valid."""
         return self.num_right == max(self.num_pages, 1)
 
 
 class DiskReader:
-    """Does reads in order. A read of pages without room of its own waits for one of a few buffers.
+    """Reads from the store in order. A read of pages without memory of its own waits for one of a few buffers.
 
     Args:
-        queue: has `Read.done` called; the buffer goes back when that returns.
+        queue: calls `Read.done`; the buffer is free again when that returns.
 
     Attributes:
-        piece_pages: that fit into a buffer.
+        piece_pages: pages that fit into a buffer.
     """
 
     def __init__(self, store: PageStore, page_bytes: int, queue: EngineThread) -> None:
         self._store, self.page_bytes, self._queue = store, page_bytes, queue
         self.piece_pages = max(1, PIECE_BYTES // page_bytes)
-        self._wake = threading.Condition()  # guards all below
+        self._wake = threading.Condition()  # guards everything below
         self._reads: deque[Read] = deque()
-        self._num_buffers = 0  # that exist; they are made when they are needed
+        self._num_buffers = 0  # buffers allocated so far, when first needed
         self._free: list[UInt8Array] = []
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="radixlm-store-reader", daemon=True)
@@ -91,15 +91,17 @@ class DiskReader:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes to be read before anything that is asked for now."""
+        """Bytes that are read before anything requested now."""
         with self._wake:
             return sum(read.num_bytes for read in self._reads)
 
     def read_pages(
-        self, heads: tuple[PageKey, ...], done: Callable[[Read], None], *, into: UInt8Array | None = None
+        self, page_keys: tuple[PageKey, ...], done: Callable[[Read], None], *, into: UInt8Array | None = None
     ) -> Read:
-        """Read pages, at most `piece_pages`, or any number into room for them: uint8 `[len(heads), page_bytes]`."""
-        read = Read(lambda out: self._store.read(heads, out), done, len(heads) * self.page_bytes, len(heads), into)
+        """Read at most `piece_pages` pages, or more `into` memory for them: uint8 `[len(page_keys), page_bytes]`."""
+        read = Read(
+            lambda out: self._store.read(page_keys, out), done, len(page_keys) * self.page_bytes, len(page_keys), into
+        )
         return self._add(read)
 
     def read_state(self, page: PageKey, out: UInt8Array, done: Callable[[Read], None]) -> Read:
@@ -107,13 +109,14 @@ class DiskReader:
         return self.run(lambda: self._store.states.read(page, out), done, num_bytes=out.nbytes)
 
     def run(self, work: Callable[[], bool], done: Callable[[Read], None], *, num_bytes: int = 0) -> Read:
-        """Read something else: `work` does it in the reader's thread, and returns whether it is right. An exception is
-        logged, and counts as False.
+        """Read something else: `work` runs in the reader's thread, and returns whether the data is valid.
+
+        An exception is logged, and counts as False.
         """
         return self._add(Read(lambda _: work(), done, num_bytes, 0))
 
     def cancel(self, reads: Iterable[Read]) -> None:
-        """Take reads out of the queue, which are done then. One that runs goes on, and is told done after that."""
+        """Remove reads from the queue, which are then done. A running read continues, and `done` is called after it."""
         for read in reads:
             read.is_cancelled = True
         with self._wake:
@@ -122,7 +125,7 @@ class DiskReader:
             self._reads = deque(read for read in self._reads if not read.is_cancelled)
 
     def close(self) -> bool:
-        """End after the read that runs. False if the disk hangs: the read goes on. May be called twice."""
+        """Stop after the running read; return False if the disk hangs and the read continues. Can be called twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -140,11 +143,11 @@ class DiskReader:
             begun = time.perf_counter()
             try:
                 read.num_right = int(read.work(_NO_PAGES if read.pages is None else read.pages))
-            except Exception:  # the store handles what disks do; this is a mistake of ours
+            except Exception:  # the store handles errors of disks; this is a bug
                 _LOGGER.exception("reading from the store failed")
             read.seconds, read.is_done = time.perf_counter() - begun, True
             self._queue.post(partial(self._finish, read))
-            del read  # or its pages would stay until the next one
+            del read  # otherwise its pages stay allocated until the next read
 
     def _next(self) -> Read | None:
         with self._wake:
@@ -155,7 +158,7 @@ class DiskReader:
             return None
 
     def _has_room(self, read: Read) -> bool:
-        """Whether a read has somewhere to read to; it gets a buffer if one is free."""
+        """Return whether a read has memory to read into; give it a buffer if one is free."""
         if read.pages is not None or not read.num_pages:
             return True
         if not self._free and self._num_buffers < NUM_BUFFERS:
@@ -167,7 +170,7 @@ class DiskReader:
         return read.pages is not None
 
     def _finish(self, read: Read) -> None:
-        """In the engine's thread."""
+        """Call `done` and free the buffer. Runs in the engine's thread."""
         try:
             read.done(read)
         finally:

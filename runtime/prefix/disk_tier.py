@@ -1,7 +1,7 @@
-"""The second tier of the cache: what memory has no room for, and what the process before this one computed, on disk.
+"""The second tier of the cache: keeps on disk the pages that memory has no room for, also from earlier processes.
 
-Puts together what finds, loads and saves pages. Exact: what it finds is the page of these very tokens, or a miss.
-Knows prompts and pages, not requests. The engine's thread owns it; two threads of its own read and write.
+Connects the parts that find, load and save pages. Exact: a page that it finds belongs to exactly these tokens, or it is
+a miss. Knows prompts and pages, not requests. The engine's thread owns it; two threads of its own read and write.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 from ..artifact.manifest import PAGE_SIZE
 from ..cache.prefix_cache import PrefixCache
 from ..cache.sequence import Sequence
-from ..memory import Forgotten, Memory
+from ..memory import ForgetResult, Memory
 from ..model.batch import PageIO, StateIO
 from ..store.page_key import NO_PARENT, PageKey
 from ..store.record import BLOCK, padded
 from ..store.store_state import PutResult
-from .beside_saver import BesideSaver, StateSaver, keep_alias, load_aliases
 from .disk_index import DiskIndex
 from .disk_reader import DiskReader, EngineThread
 from .disk_writer import DiskWriter, remaining_s
-from .loaded_prefix import LoadedRows, Wanted
+from .loaded_prefix import LoadedRows, PrefixLookup
 from .page_saver import PageSaver
 from .prefix_loader import PrefixLoader
 from .rates import Rates
+from .small_record_saver import SmallRecordSaver, StateSaver, keep_alias, load_aliases
 from .tier_hooks import Observer, TierExtra, TierStats
 
 if TYPE_CHECKING:
@@ -36,22 +36,23 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-QUEUE_BYTES = 128 << 20  # of pages that wait to be written
-CLOSE_S = 10.0  # to write what waits, at the end
+QUEUE_BYTES = 128 << 20  # pages that wait to be written
+CLOSE_S = 10.0  # at the end, to write the queued pages
 
 
 class DiskTier(Memory):
-    """A store below a cache. `begin` says whether a request waits for the disk; closures in `queue` do the rest.
+    """A store below a cache. `begin` returns whether a request waits for the disk; closures in `queue` do the rest.
 
     Args:
-        clock: seconds; the cache's own.
-        states: of a recurrent model: they are stored, too, and what is loaded ends with one.
-        make_extra: makes what offers requests other rows than the pages of their prefixes, and observes prompts.
+        clock: seconds; the same clock as the cache's.
+        states: recurrent models: states are stored, too, and each loaded prefix ends with one.
+        make_extra: makes the extra of this tier, which offers requests other rows than whole pages, and observes
+            prompts.
 
     Attributes:
-        store, cache, index, writer, reader, queue, loader, saver: what the tier works with.
-        rates: of disk and model.
-        extra: what `make_extra` made.
+        store, cache, index, writer, reader, queue, loader, saver: the parts of the tier.
+        rates: measured speed of disk and model.
+        extra: the result of `make_extra`.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class DiskTier(Memory):
         max_bytes = store.stats().max_bytes
         num_states = None if states is None else max_bytes // (2 * (BLOCK + padded(states.state_bytes)))
         self.index = DiskIndex(max_bytes // (BLOCK + padded(page_bytes)) + 1, num_states=num_states, clock=clock)
-        self.index.cache.aliases = cache.aliases  # what a reply is rendered as does not depend on where it lies
-        self.index.add(store.heads())
+        self.index.cache.aliases = cache.aliases  # re-rendered replies are the same in memory and on disk
+        self.index.add(store.page_keys())
         for key in () if states is None else store.pages_with_state():
             self.index.add_state(key)
         self.writer = DiskWriter(store, queue, max_bytes=max(queue_bytes, page_bytes), wrote=self._wrote)
         self.reader = DiskReader(store, page_bytes, queue)
-        aliases, calls = BesideSaver(self.writer), BesideSaver(self.writer)
+        aliases, calls = SmallRecordSaver(self.writer), SmallRecordSaver(self.writer)
         load_aliases(cache.aliases, store)
         cache.aliases.recorded = partial(keep_alias, aliases)
         self.loader = PrefixLoader(
@@ -94,14 +95,18 @@ class DiskTier(Memory):
         self.extra = None if make_extra is None else make_extra(self)
         if self.extra is not None:
             self.saver.observer = self.extra.observer
-        self._waiting: dict[str, Wanted] = {}  # by name
+        self._waiting: dict[str, PrefixLookup] = {}  # by name
         self._is_closed = False
-        cache.tree.eviction.leaving = self.saver.save_leaving
+        cache.tree.eviction.before_evict = self.saver.save_leaving
+        if (windows := cache.pool.windows) is not None:
+            windows.before_drop = self.saver.save_rows_leaving
         self.loader.probe()
 
-    def begin(self, wanted: Wanted) -> bool:
-        """Load what the disk has of a prompt and memory has not, where that is quicker than computing it. Returns
-        whether the request waits until `wanted.go_on` is called.
+    def begin(self, wanted: PrefixLookup) -> bool:
+        """Load the part of a prompt that the disk has and memory has not, if that is faster than computing it.
+
+        Returns:
+            Whether the request waits until `wanted.go_on` is called.
         """
         waits = self.extra is not None and self.extra.offers.begin(wanted)
         if not waits and not self.loader.begin(wanted):
@@ -110,7 +115,7 @@ class DiskTier(Memory):
         return True
 
     def abandon(self, name: str) -> None:
-        """Load nothing for a request any more that has ended."""
+        """Stop loading for a request that has ended."""
         self.loader.abandon(name)
         if (wanted := self._waiting.pop(name, None)) is not None:
             wanted.is_abandoned = True
@@ -118,24 +123,24 @@ class DiskTier(Memory):
                 self.extra.offers.abandon(name)
 
     def computed(self, sequence: Sequence, *, num_reused: int) -> None:
-        """Save the prompt of a sequence, which is computed, and have noted what it used: the first `num_reused` tokens,
-        or offered rows.
+        """Save the computed prompt of a sequence, and report its use of the first `num_reused` tokens or of offered
+        rows.
         """
         self._note(lambda observer: observer.computed(sequence, num_reused=num_reused))
         self.save_computed(sequence)
 
     def save_computed(self, sequence: Sequence) -> None:
-        """Save what is computed of a sequence between the next steps."""
+        """Save the computed tokens of a sequence between the next steps."""
         if sequence.namespace is not None:
             self.saver.save(sequence.namespace, sequence.token_ids[: sequence.num_computed])
 
     def read_ahead(self) -> None:
-        """Read something for later requests, if the disk has nothing to read."""
+        """Read data for later requests, if the disk is idle."""
         if self.extra is not None:
             self.extra.offers.read_ahead()
 
     def distrust(self, namespace: bytes, token_ids: collections.abc.Sequence[int]) -> None:
-        """Take what was computed of these tokens off the disk, with all that goes on from it: it may be wrong."""
+        """Remove the pages of these tokens from disk, with all that continue them, because they can be wrong."""
         self.saver.forget()
         self._end_loads()
         keys, parent_key = [], NO_PARENT
@@ -146,44 +151,48 @@ class DiskTier(Memory):
             keys.append(parent_key := page.key)
         self._forget(keys)
 
-    def forget(self, namespace: bytes) -> Forgotten:
-        """Take a namespace off the disk; what is pending is done when its bytes are gone."""
+    def forget(self, namespace: bytes) -> ForgetResult:
+        """Remove a namespace from disk; the pending future is done when its bytes are gone."""
         self.saver.forget(namespace)
         self._end_loads(namespace)
         keys = self.index.clear(namespace)
-        return Forgotten(num_discarded_pages=len(keys), pending=(self.writer.discard(namespace),))
+        return ForgetResult(num_discarded_pages=len(keys), pending=(self.writer.discard(namespace),))
 
     def drop_unused(self, since: float) -> None:
-        """Take off the disk what was not used since then, on the cache's clock; not before this process began."""
+        """Remove pages from disk that were last used before `since`, on the cache's clock.
+
+        Uses before this process began are not known: its start counts as one.
+        """
         keys = self.index.drop_unused(since)
         if keys:
             self.writer.drop(keys)
 
     def start_over(self) -> None:
-        """Forget what waits to be saved. Requests that wait go on. What is on disk stays, and the cache, which has
-        started over, knows again how replies are rendered.
+        """Drop what waits to be saved, and let waiting requests continue.
+
+        Pages on disk stay. The aliases of the cache, which has started over, are loaded again.
         """
         self.saver.forget()
         self._end_loads()
         load_aliases(self.cache.aliases, self.store)
 
-    def go_on(self, wanted: Wanted, rows: LoadedRows | None = None) -> None:
-        """Let a request go on that waited, with offered rows or what was loaded."""
+    def go_on(self, wanted: PrefixLookup, rows: LoadedRows | None = None) -> None:
+        """Let a waiting request continue, with offered rows or with loaded pages."""
         if self._waiting.pop(wanted.name, None) is wanted:
             wanted.go_on(wanted.loaded, rows)
 
-    def load_pages(self, wanted: Wanted) -> None:
-        """Load pages for a request that waited for offered rows, or let it go on."""
+    def load_pages(self, wanted: PrefixLookup) -> None:
+        """Load pages for a request that waited for offered rows, or let it continue."""
         if self._waiting.get(wanted.name) is wanted and not self.loader.begin_again(wanted):
             self.go_on(wanted)
 
     def load_ended(self) -> None:
-        """A transfer has ended: the disk may have nothing to read."""
+        """Read ahead after a transfer has ended, because the disk can be idle."""
         if self.extra is not None:
             self.queue.post(self.read_ahead)
 
     def stats(self) -> TierStats:
-        """Counts as of now, from any thread."""
+        """Return current counts, from any thread."""
         store, saver, extra = self.store.stats(), self.saver, self.extra
         return TierStats(
             off_because=store.off_because,
@@ -207,13 +216,16 @@ class DiskTier(Memory):
         )
 
     def shut_down(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what waits, for so long, and close the store. A disk that hangs is not waited for. May be called
-        twice.
+        """Write what is queued, for at most `timeout_s` seconds, and close the store.
+
+        A disk that hangs is not waited for. Can be called twice.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        self.cache.tree.eviction.leaving = None
+        self.cache.tree.eviction.before_evict = None
+        if (windows := self.cache.pool.windows) is not None:
+            windows.before_drop = None
         deadline = time.monotonic() + timeout_s
         has_read = self.reader.close()
         if has_read and self.extra is not None:
@@ -233,29 +245,29 @@ class DiskTier(Memory):
         self.index.check()
 
     def _note(self, tell: Callable[[Observer], None]) -> None:
-        """Have the extra told of something."""
+        """Report something to the extra."""
         if self.extra is None:
             return
         try:
             tell(self.extra.observer)
-        except Exception:  # it is no more than a hint
+        except Exception:  # an observation is only a hint
             _LOGGER.exception("what a prompt looked at could not be noted")
         self.saver.go_on()
 
-    def _wrote(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
-        """The writer has changed the store."""
+    def _wrote(self, page_keys: tuple[PageKey, ...], result: PutResult) -> None:
+        """Update the index after the writer has changed the store."""
         stored = frozenset(result.stored)
         self.index.remove(result.evicted)
         self.index.remove_states(result.lost_states)
-        self.index.add(head for head in heads if head.key in stored)
-        self.saver.settle(heads)
+        self.index.add(page for page in page_keys if page.key in stored)
+        self.saver.settle(page_keys)
 
     def _end_loads(self, namespace: bytes | None = None) -> None:
-        """All, or a namespace's; requests that wait go on before the next step."""
+        """End all loads, or a namespace's; waiting requests continue before the next step."""
         self.loader.end(namespace)
         if self.extra is not None:
             self.extra.offers.end(namespace)
 
     def _forget(self, keys: list[bytes]) -> None:
-        """Take pages out of the index and the store, and what cannot be found without them."""
+        """Remove pages from index and store, with those that cannot be found without them."""
         self.writer.drop([*keys, *self.index.remove(keys)])

@@ -1,6 +1,7 @@
-"""Change the store in a thread of its own, and say in the engine's thread what became of it.
+"""Change the store in a separate thread, and report each result in the engine's thread.
 
-Knows changes and the bytes that wait. What does not fit the queue is not taken, and no caller waits for room.
+Knows changes and the bytes queued for them. A change that does not fit the queue is refused, and no caller waits for
+room.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ _LOGGER = logging.getLogger(__name__)
 class _Change:
     work: Callable[[PageStore], PutResult]
     num_bytes: int = 0
-    heads: tuple[PageKey, ...] = ()
+    page_keys: tuple[PageKey, ...] = ()
     done: Future[None] = field(default_factory=Future)
 
 
 class DiskWriter:
-    """Makes changes in order; its thread is the only one to change the store.
+    """Makes changes in order; its thread is the only one that changes the store.
 
     Args:
-        max_bytes: of pages that wait, the ones being written included.
-        queue: has `wrote` called.
-        wrote: told of each change in the engine's thread: the pages that it was to store, and what became of them.
+        max_bytes: the most bytes of queued pages, those being written included.
+        queue: calls `wrote`.
+        wrote: called in the engine's thread after each change, with the pages to store and the result.
     """
 
     def __init__(
@@ -53,10 +54,10 @@ class DiskWriter:
     ) -> None:
         self._store, self._queue, self._wrote = store, queue, wrote
         self.max_bytes = max_bytes
-        self._num_unfinished = 0  # changes of which `wrote` was not told yet; the engine's thread's own
-        self._wake = threading.Condition()  # guards all below
+        self._num_unfinished = 0  # changes not yet reported to `wrote`; owned by the engine's thread
+        self._wake = threading.Condition()  # guards everything below
         self._changes: deque[_Change] = deque()
-        self._current: _Change | None = None  # is being made, and its future has no result
+        self._current: _Change | None = None  # the change in progress, whose future has no result yet
         self._num_bytes = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="radixlm-store-writer", daemon=True)
@@ -64,7 +65,7 @@ class DiskWriter:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes of pages the queue takes now."""
+        """Bytes of pages that the queue accepts now."""
         return max(0, self.max_bytes - self._num_bytes)
 
     @property
@@ -74,27 +75,29 @@ class DiskWriter:
 
     @property
     def is_off(self) -> bool:
-        """Whether the store takes nothing any more."""
+        """Return whether the store is off."""
         return self._store.stats().is_off
 
     @property
     def is_idle(self) -> bool:
-        """Whether all changes are made, and `wrote` was told of them."""
+        """Return whether all changes are made, and were reported to `wrote`."""
         return self._num_unfinished == 0
 
-    def write(self, heads: Sequence[PageKey], pages: UInt8Array) -> bool:
-        """Store pages, uint8 `[len(heads), page_bytes]`, which must not change any more. False: there is no room."""
+    def write(self, page_keys: Sequence[PageKey], pages: UInt8Array) -> bool:
+        """Queue pages to store, uint8 `[len(page_keys), page_bytes]`, which must not change any more.
+
+        False if there is no room.
+        """
         if pages.nbytes > self.room_bytes:
             return False
-        taken = tuple(heads)
+        taken = tuple(page_keys)
         return self._add(_Change(lambda store: store.put(taken, pages), pages.nbytes, taken))
 
     def submit(self, work: Callable[[PageStore], PutResult], *, num_bytes: int = 0) -> Future[None]:
-        """Change the store in another way, after what is queued; the future's result comes when that is done.
+        """Queue any other change of the store; return a future that is done after it.
 
-        `num_bytes` are held until then.
-
-        It raises StoreOff if that cannot be done any more, or the store says so.
+        `num_bytes` count as queued until then. The future raises StoreOff if the change is no longer possible, or if
+        the store raises it.
         """
         change = _Change(work, num_bytes)
         if not self._add(change):
@@ -102,17 +105,18 @@ class DiskWriter:
         return change.done
 
     def discard(self, namespace: bytes) -> Future[None]:
-        """Take a namespace off the disk, after what is queued; the future raises StoreOff if it may still be there."""
+        """Queue the removal of a namespace from disk; the future raises StoreOff if its pages can still exist."""
         return self.submit(lambda store: PutResult((), tuple(store.discard(namespace))))
 
     def drop(self, keys: Sequence[bytes]) -> Future[None]:
-        """Take pages off the disk with all that goes on from them, after what is queued."""
+        """Queue the removal of pages from disk, with all that continue them."""
         taken = tuple(keys)
         return self.submit(lambda store: PutResult((), tuple(store.drop(taken))))
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is queued, for so long, then drop the rest. What is being written is written whole; False if the
-        disk hangs: the write goes on. May be called twice.
+        """Write queued changes for at most `timeout_s` seconds, and drop the rest; the change in progress is completed.
+
+        Return False if the disk hangs and the write continues. Can be called twice.
         """
         with self._wake:
             self._is_closing = True
@@ -131,7 +135,7 @@ class DiskWriter:
         return not self._thread.is_alive()
 
     def _add(self, change: _Change) -> bool:
-        """Queue a change; False if the writer is closing."""
+        """Queue a change; return False if the writer is closing."""
         with self._wake:
             if self._is_closing:
                 return False
@@ -148,17 +152,17 @@ class DiskWriter:
                 result = change.work(self._store)
             except StoreOff as error:
                 failure = error
-            except Exception:  # the store handles what disks do; this is a mistake of ours
+            except Exception:  # the store handles errors of disks; this is a bug
                 _LOGGER.exception("writing to the store failed")
             with self._wake:
                 self._num_bytes -= change.num_bytes
                 is_awaited, self._current = self._current is not None, None
-            self._queue.post(partial(self._finish, change.heads, result))
+            self._queue.post(partial(self._finish, change.page_keys, result))
             if is_awaited and failure is not None:
                 change.done.set_exception(failure)
             elif is_awaited:
                 change.done.set_result(None)
-            del change  # or its pages would stay until the next one
+            del change  # otherwise its pages stay allocated until the next change
 
     def _next(self) -> _Change | None:
         with self._wake:
@@ -167,10 +171,10 @@ class DiskWriter:
             self._current = self._changes.popleft() if self._changes else None
             return self._current
 
-    def _finish(self, heads: tuple[PageKey, ...], result: PutResult) -> None:
-        """In the engine's thread."""
+    def _finish(self, page_keys: tuple[PageKey, ...], result: PutResult) -> None:
+        """Report a change to `wrote`. Runs in the engine's thread."""
         self._num_unfinished -= 1
-        self._wrote(heads, result)
+        self._wrote(page_keys, result)
 
 
 def _closed() -> StoreOff:
@@ -178,5 +182,5 @@ def _closed() -> StoreOff:
 
 
 def remaining_s(deadline: float) -> float:
-    """Seconds to a time of `time.monotonic`, 0.0 if it has passed."""
+    """Return the seconds until a time of `time.monotonic`, 0.0 if it has passed."""
     return max(0.0, deadline - time.monotonic())

@@ -1,7 +1,7 @@
-"""A prompt whose prefix is looked for on disk, and what came: whole pages, or the rows that an extra offers instead.
+"""A prompt whose prefix is searched for on disk, and the result: whole pages, or the rows that an extra offers instead.
 
-Knows prompts by name, counts, positions, a match, a span of rows and pages; neither requests, nor how anything was
-loaded, nor which rows were chosen and why.
+Knows prompts by name, counts, positions, a match, a span of rows and pages. Does not know requests, how anything was
+loaded, or how rows were selected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..model.batch import PageIO, UInt8Array
 
 @dataclass(frozen=True)
 class LoadedPrefix:
-    """The tokens `[start, stop)` of a prompt came from disk while it waited; what memory had before, by kind.
+    """The tokens `[start, stop)` of a prompt that came from disk, and memory's tokens before that, by kind.
 
     >>> LoadedPrefix(32, 96, {"exact": 32}).by_kind({"exact": 64, "text": 40}, num_tokens=104)
     {'exact': 32, 'text': 32}
@@ -32,15 +32,15 @@ class LoadedPrefix:
     memory_by_kind: Mapping[MatchKind, int]
 
     def behind(self, num_computed: int) -> LoadedPrefix:
-        """The same without the first `num_computed` tokens of the prompt."""
+        """Return a copy without the first `num_computed` tokens of the prompt."""
         return replace(self, start=max(self.start, num_computed))
 
     def by_kind(self, found: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind, int]:
-        """How many of the tokens that were reused came from disk, of each kind.
+        """Return how many of the reused tokens came from disk, by kind of match.
 
         Args:
-            found: all `num_tokens` that were reused, by kind. Where they lie is not known: those that memory did not
-                have before are taken for the disk's first.
+            found: all `num_tokens` reused tokens, by kind. Their positions are not known: those that memory did not
+                have before are attributed to the disk first.
         """
         left = max(0, min(self.stop, num_tokens) - self.start)
         counts = dict.fromkeys(found, 0)
@@ -54,10 +54,9 @@ class LoadedPrefix:
 
 @dataclass(frozen=True, eq=False)
 class LoadedRows:
-    """An offer: begin the sequence with the rows of `span`, in `pages`, uint8 `[N, page_bytes]`, of the prompt of
-    `match`, which the disk gave.
+    """An offer to begin the sequence with the KV rows of `span`, read from disk for the prompt of `match`.
 
-    No other request may use the rows.
+    The rows are in `pages`, uint8 `[N, page_bytes]`. No other request can use them.
 
     Attributes:
         io: writes the pages to the pool.
@@ -71,25 +70,25 @@ class LoadedRows:
     dropped_attention: float = 0.0
 
     def shared_pages(self, memory: PrefixMatch) -> tuple[int, ...]:
-        """The pages of memory's match that the sequence shares: those before the rows."""
+        """Return the pages of memory's match that the sequence shares: those before the rows."""
         return memory.pages[: self.span.start // PAGE_SIZE]
 
     @property
     def share(self) -> float:
-        """Rows for each token before `span.stop`, above 0 and at most 1."""
+        """Number of rows divided by the number of tokens before `span.stop`, above 0 and at most 1."""
         return (self.span.stop - self.span.num_missing) / self.span.stop
 
     def memory_match(self, cache: PrefixCache) -> PrefixMatch:
-        """What memory has of the ids that the rows are of."""
+        """Match the ids of the rows in memory."""
         match = self.match
         return cache.match(match.prompt_ids, num_match=match.num_match, namespace=match.namespace)
 
     def open(self, cache: PrefixCache, *, context_length: int, request_id: str | None = None) -> Sequence:
-        """A sequence of the match's prompt that begins with the rows.
+        """Open a sequence of the match's prompt that begins with the rows.
 
         Raises:
             OutOfPages: there is no room.
-            SparseSpanError: what is before the rows is no longer cached, or memory has all their tokens by now.
+            SparseSpanError: the pages before the rows are no longer cached, or memory has all their tokens by now.
         """
         span, match = self.span, self.memory_match(cache)
         if match.num_tokens >= span.stop:
@@ -103,10 +102,10 @@ class LoadedRows:
         return sequence
 
     def reuse(self, memory: PrefixMatch) -> tuple[PrefixMatch, LoadedPrefix]:
-        """What a sequence that was opened so reuses, and which of it came from disk.
+        """Return what a sequence opened in this way reuses, and the part that came from disk.
 
-        The disk's match may reach behind the rows, and `memory`, memory's match, behind their beginning. The tokens
-        that are not reused are counted off the weakest kind of match.
+        The disk's match can extend beyond the rows, and `memory`, memory's match, beyond their beginning. Tokens that
+        are not reused are subtracted from the weakest kind of match.
         """
         start, stop = self.span.start, self.span.stop
         match = replace(
@@ -120,7 +119,7 @@ class LoadedRows:
 
 
 def _first(by_kind: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind, int]:
-    """The first `num_tokens` of these counts, strongest kinds first."""
+    """Return the first `num_tokens` of these counts, strongest kinds first."""
     counts, left = {}, num_tokens
     for kind, count in by_kind.items():
         if taken := min(count, left):
@@ -130,20 +129,19 @@ def _first(by_kind: Mapping[MatchKind, int], num_tokens: int) -> dict[MatchKind,
 
 
 FindPrefix = Callable[[PrefixCache], PrefixMatch]
-"""What a request may reuse of a cache: of the one in memory, and of the one on disk."""
+"""Match a prompt in a cache: the one in memory, or the one on disk."""
 
 
 @dataclass(eq=False)
-class Wanted:
-    """A prompt that is looked for on disk, and what was found.
+class PrefixLookup:
+    """A prompt that is searched for on disk, and the result.
 
     Args:
-        go_on: called when a request that waits need wait no longer, with what came from disk: pages, or rows that
-            an extra offers.
-        met: called with what the disk had of the prompt, when the prompt's end has come from there while the request
-            computed or was still queued.
-        num_tokens_ahead: that are computed before a request that does not wait; None: not known.
-        options: what the request asks for, as an extra may know it.
+        go_on: called when a waiting request can continue, with the pages from disk, or with rows that an extra offers.
+        met: called with the loaded prefix and the disk's match, when the end of the prompt was loaded from disk. The
+            request was prefilling or queued at that time.
+        num_tokens_ahead: tokens that are computed before a request that does not wait; None if unknown.
+        options: the request's options for an extra.
     """
 
     name: str
@@ -154,7 +152,7 @@ class Wanted:
     options: object = None
     is_abandoned: bool = False
     num_tries: int = 0
-    match: PrefixMatch | None = None  # of the disk, at the last try
-    num_in_memory: int = 0  # pages, before the first try
-    memory_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # likewise
+    match: PrefixMatch | None = None  # on disk, at the last try
+    num_in_memory: int = 0  # pages in memory before the first try
+    memory_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # tokens in memory before the first try
     loaded: LoadedPrefix | None = None

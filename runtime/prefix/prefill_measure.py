@@ -1,7 +1,7 @@
-"""Measure what computing a prompt costs, so that the first load from disk can be weighed against it.
+"""Measure the cost of prefill, so that the first load from disk can be compared with it.
 
-A file beside a store's pages keeps that for the next start. Knows a model and its pages, and that one file: of this
-artifact on this machine, or a miss, whatever is wrong with it.
+A file next to a store's pages keeps the result for the next start. Knows a model and its pages, and that one file. A
+file of another artifact or machine, or a damaged one, is a miss.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .rates import ComputeSums, LinearRate, Rates
 
 _LOGGER = logging.getLogger(__name__)
 NAME: Final = "PREFILL"
-_MAX_TOKEN_S: Final = 60.0  # what takes longer was not measured here
-_FAR = 4096  # tokens: a context of 8,192 takes twice as long to measure at its end, and costs grow by the same line
+_MAX_TOKEN_S: Final = 60.0  # a higher value cannot be a measurement
+_FAR = 4096  # tokens; measuring at 8,192 takes twice as long, and the costs follow the same line
 _FEW_TOKENS = 32
 _MEASURED_TOKENS = 128  # at 8,000 tokens SmolLM2 takes 1.70 ms for each, 2.00 for 64 at once, and 1.58 for 512
 
@@ -42,28 +42,29 @@ def measure_prefill(
     max_num_tokens: int,
     clock: Callable[[], float],
 ) -> Generator[None, None, bool]:
-    """Compute a few tokens of no request, at the beginning of a context and far behind that, and tell `rates` how
-    long they took: a step for each `next`. Free pages are written to; where there are too few it ends, for then
-    requests were computed and have told more.
+    """Measure prefill at both ends of a context, one step for each `next`, and pass the times to `rates`.
+
+    Computes a few tokens that belong to no request, on free pages. Ends if there are too few, because then requests
+    have been computed, which measure more.
 
     Args:
-        max_num_tokens: of one step.
+        max_num_tokens: the most tokens of one step.
         clock: seconds; only differences count.
 
     Returns:
-        Whether all of it was measured.
+        Whether everything was measured.
     """
-    num_pages = min(context_length // PAGE_SIZE, cache.pool.num_pages, _FAR // PAGE_SIZE)
+    num_pages = min(context_length // PAGE_SIZE, cache.pool.max_allocation, _FAR // PAGE_SIZE)
     num_tokens = min(_MEASURED_TOKENS, max_num_tokens, num_pages * PAGE_SIZE)
     num_few = min(_FEW_TOKENS, num_tokens)
     for start in (0, num_pages * PAGE_SIZE - num_tokens):
-        # what is first on pages of the pool waits for the system to find them: twice as long, and more
+        # the first use of pages of the pool waits for the system to allocate memory: twice as long, and more
         for first, is_warm in ((start + num_tokens - num_few, False), (start, True)):
             try:
                 seconds = seconds_of_zeros(forward, cache, first, start + num_tokens, clock=clock)
             except OutOfPages:
                 return False
-            except Exception:  # whatever it is, requests will meet it and say so
+            except Exception:  # requests will raise the same error, and report it
                 _LOGGER.exception("prefill could not be measured")
                 return False
             if is_warm:
@@ -79,12 +80,14 @@ def seconds_of_zeros(
     stop: int,
     *,
     clock: Callable[[], float],
-    vocab_size: int | None = None,
+    num_outputs: int | None = None,
 ) -> float:
-    """Return how long the tokens `[start, stop)` of a context of zeros take, on pages that are free before and after.
+    """Return the seconds that the tokens `[start, stop)` of a context of zeros take.
+
+    Uses pages that are free before and after.
 
     Args:
-        vocab_size: with the logits of the last one, and the largest of so many; None: without.
+        num_outputs: with the logits of the last token, and the largest of this many; None: without logits.
 
     Raises:
         OutOfPages: too few pages are free.
@@ -94,20 +97,20 @@ def seconds_of_zeros(
     pages: list[int] = []
     try:
         pages = pool.allocate(-(-stop // PAGE_SIZE))
-        batch = Batch.of_zeros(start, stop, pages, wants_logits=vocab_size is not None, state_out=slot)
+        batch = Batch.of_zeros(start, stop, pages, wants_logits=num_outputs is not None, state_out=slot)
         begun = clock()
         forward.forward(batch)
-        if vocab_size is not None:
-            forward.top_logits(1, vocab_size)
+        if num_outputs is not None:
+            forward.top_logits(1, num_outputs)
         return clock() - begun
     finally:
-        pool.release(reversed(pages))  # a stack: the next step gets the same ones
+        pool.release(reversed(pages))  # the pool is a stack: the next step gets the same pages
         if states is not None and slot is not None:
             states.release(slot)
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file; a block with a checksum at its end, as a page's header is."""
+    """The contents of the file, in a block with a checksum at its end, like a page's header."""
 
     version: Literal[1]
     identity: str
@@ -117,7 +120,7 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class StoredPrefill:
-    """The measurement in a store's directory. Another artifact's or machine's is not used, and is written over."""
+    """The measurement in a store's directory. One of another artifact or machine is ignored, and overwritten."""
 
     directory: Path
     identity: str
@@ -125,14 +128,14 @@ class StoredPrefill:
 
     @classmethod
     def of(cls, directory: Path, identity: StoreIdentity, *, num_threads: int | None, is_scored: bool) -> StoredPrefill:
-        """That of an artifact on this machine, with so many threads; None: as many as it gives."""
+        """Return the measurement of an artifact on this machine. `num_threads` is None for the default number."""
         threads = default_num_threads() if num_threads is None else num_threads
         way = "scored" if is_scored else "plain"
         machine = f"{cpu_name()}; {' '.join(sorted(cpu_features()))}; {threads} threads; {way}"
         return cls(directory, identity.digest.hex(), machine)
 
     def load(self, rates: Rates) -> bool:
-        """Have rates that measured nothing begin with it; False if there is none that is right."""
+        """Initialize unmeasured rates from the file; return False if there is no valid one."""
         sums = self._read()
         if sums is None:
             return False
@@ -140,7 +143,7 @@ class StoredPrefill:
         return True
 
     def save(self, rates: Rates) -> None:
-        """Write what the rates say of computing, if it was measured; a disk that fails is no trouble."""
+        """Write the measured rates of prefill, if any; a failing disk is only logged."""
         if rates.compute_sums is None:
             return
         record = _Record(1, self.identity, self.machine, rates.compute_sums)
@@ -174,9 +177,9 @@ class StoredPrefill:
 
 
 def _is_possible(sums: ComputeSums) -> bool:
-    """Whether sums are of measurements: JSON has no infinity, but may have any number."""
+    """Return whether sums can come from measurements: JSON has no infinity, but can contain any number."""
     weight, x, y, xx, _ = sums
-    if min(sums) < 0 or weight <= 0 or y <= 0 or xx * weight < x * x * 0.999:  # but for rounding
+    if min(sums) < 0 or weight <= 0 or y <= 0 or xx * weight < x * x * 0.999:  # allows for rounding
         return False
     seconds = LinearRate.of(sums).seconds(0.0)
     return seconds is not None and 0 < seconds < _MAX_TOKEN_S

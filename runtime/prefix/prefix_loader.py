@@ -1,7 +1,7 @@
-"""Plan and run transfers for requests whose prompts the disk has more of than memory.
+"""Plan and run transfers for requests whose prompts have more tokens on disk than in memory.
 
 Knows prompts by name, not requests. A request waits for a transfer from the front, and holds no page meanwhile. A
-transfer from the back meets a request that computes, and never makes it later. Several requests may share one.
+transfer from the back proceeds while a request computes, and never delays it. Several requests can share one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..model.batch import PageIO, StateIO
 from .disk_index import DiskIndex, StoredPrefix
 from .disk_reader import DiskReader, EngineThread, Read
-from .loaded_prefix import LoadedPrefix, Wanted
+from .loaded_prefix import LoadedPrefix, PrefixLookup
 from .prefix_plan import LoadBudget, PrefixPlan, meet, plan
 from .rates import Rates
 from .tier_hooks import LoadCounts
@@ -25,22 +25,24 @@ from .transfer import PageInserter, Transfer
 _LOGGER = logging.getLogger(__name__)
 
 MAX_TRIES = 3  # transfers that a request waits for, one after the other
-STAGED_STATE_BYTES = 512 << 20  # likewise, of those that end with a state
-STAGED_BYTES = 128 << 20  # read from the back and not yet in the tree, of all transfers together
-_MIN_COMPUTED = 4 * PAGE_SIZE  # tokens of a step that is cut short because the disk has the rest: fewer are dear
-_PIECE_S = 0.05  # a batch from the back is what the disk reads in this time: the last one may be read in vain
+STAGED_STATE_BYTES = 512 << 20  # read and not yet in the tree, in transfers that end with a state
+STAGED_BYTES = 128 << 20  # read from the back and not yet in the tree, in all transfers together
+_MIN_COMPUTED = 4 * PAGE_SIZE  # the least tokens of a step that is cut short for a load: fewer are expensive
+_PIECE_S = 0.05  # a batch from the back is read in this time; the last one can be useless
 _PROBE_BYTES = 2 << 20
-_PROBE_EVERY_S = 30.0  # a disk that is not worth reading from is measured again so often
+_PROBE_EVERY_S = 30.0  # seconds until a disk that is too slow is measured again
 
 
 class PrefixLoader:
-    """`begin` says whether a request is to wait; `before_step` lets those that compute be met.
+    """Loads prefixes from disk.
+
+    `begin` returns whether a request waits; `before_step` completes transfers from the back.
 
     Args:
-        ready: told of requests that need wait no longer.
-        ended: told when a transfer has ended.
-        lost: told of the keys of pages that are on disk no more, and of all behind them.
-        states: of a recurrent model; all that it loads ends with a state, and comes from the front.
+        ready: called with requests that can continue.
+        ended: called when a transfer has ended.
+        lost: called with the keys of pages that are not on disk any more; all pages after them are lost, too.
+        states: recurrent models: each transfer ends with a state, and comes from the front.
 
     Attributes:
         plan: decides where a prefix comes from.
@@ -58,7 +60,7 @@ class PrefixLoader:
         queue: EngineThread,
         *,
         clock: Callable[[], float],
-        ready: Callable[[Wanted], None],
+        ready: Callable[[PrefixLookup], None],
         ended: Callable[[], None],
         lost: Callable[[list[bytes]], None],
         states: StateIO | None = None,
@@ -69,36 +71,36 @@ class PrefixLoader:
         self._inserter, self._page_bytes = PageInserter(cache, io, states), reader.page_bytes
         self._state_bytes = 0 if states is None else states.state_bytes
         self.counts = LoadCounts()
-        self._transfers: dict[Transfer, dict[str, Wanted]] = {}  # and the requests that each is for
-        self._deadlines: dict[Transfer, float] = {}  # of transfers that requests wait for
-        self._unmeasured: set[Transfer] = set()  # the disk was not measured when their deadline was set
+        self._transfers: dict[Transfer, dict[str, PrefixLookup]] = {}  # with the requests that use each, by name
+        self._deadlines: dict[Transfer, float] = {}  # for transfers that requests wait for
+        self._unmeasured: set[Transfer] = set()  # transfers whose deadline was set before the disk was measured
         self._probed_at = clock()
 
     @property
     def met_names(self) -> list[str]:
-        """The requests that a transfer from the back is for."""
+        """Names of the requests with a transfer from the back."""
         return [name for transfer, users in self._transfers.items() if transfer.direction == "back" for name in users]
 
     @property
     def room_bytes(self) -> int:
-        """How much another transfer may read from the back before it is met."""
+        """Bytes that another transfer from the back can read ahead."""
         return STAGED_BYTES - sum(transfer.room_bytes for transfer in self._transfers)
 
-    def begin(self, wanted: Wanted) -> bool:
-        """Load what the disk has and memory has not, where that is worth it; whether to wait until `go_on`."""
+    def begin(self, wanted: PrefixLookup) -> bool:
+        """Load the tokens that the disk has and memory has not, if worthwhile; return whether to wait until `go_on`."""
         memory, disk = wanted.find(self._cache), wanted.find(self._index.cache)
         stop = len(disk.pages)
         if stop * PAGE_SIZE <= memory.num_tokens:
             return False
         assert disk.namespace is not None, "it has pages"
         prefix = self._index.prefix(disk.namespace, disk.prompt_ids, stop)
-        start = self._inserter.num_computed(prefix) if self._state_bytes else self._inserter.num_there(prefix)
+        start = self._inserter.num_there(prefix)
         if start == stop:
             return False
         wanted.num_tries, wanted.match = wanted.num_tries + 1, disk
         if wanted.num_tries == 1:
             wanted.num_in_memory, wanted.memory_by_kind = start, {**memory.tokens_by_kind}
-        has_same_ids = memory.prompt_ids == disk.prompt_ids  # else what is computed may be of other ids
+        has_same_ids = memory.prompt_ids == disk.prompt_ids  # else the computed tokens can have other ids
         if (shared := self._shared(prefix, start, has_same_ids)) is not None:
             self._transfers[shared][wanted.name] = wanted
             return shared.direction == "front"
@@ -122,8 +124,8 @@ class PrefixLoader:
         self._wait(transfer, planned.deadline_s)
         return True
 
-    def begin_again(self, wanted: Wanted) -> bool:
-        """`begin` for a request that waited. One that cannot be looked up goes on, and fails alone."""
+    def begin_again(self, wanted: PrefixLookup) -> bool:
+        """Call `begin` for a request that waited. If that raises, the request continues without a load."""
         try:
             return self.begin(wanted)
         except Exception:
@@ -131,8 +133,10 @@ class PrefixLoader:
             return False
 
     def before_step(self) -> dict[str, int]:
-        """Insert what has been met. By name, the positions before which the next step had better stop: what is behind
-        comes from disk meanwhile.
+        """Insert the tail pages that prefill has caught up with.
+
+        Returns:
+            By name, the position at which the next step should stop, because the rest is being loaded from disk.
         """
         stops: dict[str, int] = {}
         for transfer in [transfer for transfer in self._transfers if transfer.direction == "back"]:
@@ -149,36 +153,36 @@ class PrefixLoader:
         return stops
 
     def abandon(self, name: str) -> None:
-        """Load nothing for a request any more that has ended."""
+        """Stop loading for a request that has ended."""
         for transfer, users in list(self._transfers.items()):
             if users.pop(name, None) is not None and not users:
                 self._end(transfer)
 
     def end(self, namespace: bytes | None = None) -> None:
-        """End all transfers, or a namespace's. Requests that wait for them go on."""
+        """End all transfers, or a namespace's. Requests that wait for them continue."""
         for transfer in list(self._transfers):
             if namespace is None or transfer.prefix.namespace == namespace:
                 self._end(transfer, run=self._queue.post)
 
     def probe(self) -> None:
-        """Measure the disk with a batch of anything that is on it; no request waits for that."""
+        """Measure the disk by reading arbitrary pages; no request waits for that."""
         self._probed_at = self._clock()
-        heads = self._index.any_chain(max(1, min(self._reader.piece_pages, _PROBE_BYTES // self._page_bytes)))
-        if heads:
-            self._reader.read_pages(heads, self._measure)
+        page_keys = self._index.any_chain(max(1, min(self._reader.piece_pages, _PROBE_BYTES // self._page_bytes)))
+        if page_keys:
+            self._reader.read_pages(page_keys, self._measure)
 
     def _shared(self, prefix: StoredPrefix, start: int, has_same_ids: bool) -> Transfer | None:
-        """A transfer that already brings page `start` of this prefix from the front, or its last page from the back."""
+        """Return a running transfer of the first missing page of this prefix, or of its last page from the back."""
         for transfer in self._transfers:
             if transfer.direction == "front":
                 if transfer.start <= start and transfer.has(start, prefix):
                     return transfer
-            elif has_same_ids and transfer.has(len(prefix.heads) - 1, prefix):
+            elif has_same_ids and transfer.has(len(prefix.page_keys) - 1, prefix):
                 return transfer
         return None
 
     def _plan(self, start: int, stop: int, queued_bytes: int, num_tokens_ahead: int | None) -> PrefixPlan:
-        """Where the pages `[0, stop)` come from, of which memory has the first `start`."""
+        """Plan the source of the pages `[0, stop)`, of which memory has the first `start`."""
         budget = LoadBudget(
             token_bytes=self._page_bytes / PAGE_SIZE,
             queued_bytes=queued_bytes + self._state_bytes,
@@ -188,7 +192,12 @@ class PrefixLoader:
         return self.plan(start * PAGE_SIZE, stop * PAGE_SIZE, self._rates, budget)
 
     def _load(
-        self, wanted: Wanted, prefix: StoredPrefix, start: int, direction: Literal["front", "back"], piece_pages: int
+        self,
+        wanted: PrefixLookup,
+        prefix: StoredPrefix,
+        start: int,
+        direction: Literal["front", "back"],
+        piece_pages: int,
     ) -> Transfer:
         transfer = Transfer(
             *(prefix, start, direction, self._inserter, self._reader),
@@ -201,7 +210,7 @@ class PrefixLoader:
         return transfer
 
     def _has_room_for(self, num_pages: int) -> bool:
-        """Whether so many pages of a recurrent model may wait for a state."""
+        """Return whether `num_pages` more pages of a recurrent model can wait for a state."""
         staged = sum(transfer.room_bytes for transfer in self._transfers)
         return staged + num_pages * self._page_bytes <= STAGED_STATE_BYTES
 
@@ -209,7 +218,7 @@ class PrefixLoader:
         self._rates.observe_read(num_bytes=read.num_bytes, seconds=read.seconds)
 
     def _arrived(self, transfer: Transfer, first: int, read: Read) -> None:
-        """Take in a batch; see whether the rest is still worth it."""
+        """Process a batch that was read, and end the transfer if the rest is no longer worthwhile."""
         self._measure(read)
         if transfer.is_over:
             return
@@ -238,7 +247,7 @@ class PrefixLoader:
                 self._wait(transfer, planned.deadline_s)
 
     def _meet(self, transfer: Transfer) -> None:
-        """Insert what a transfer from the back has, if the requests that compute have come there."""
+        """Insert the pages of a transfer from the back, if the computing requests have reached them."""
         is_met = transfer.meet()
         if is_met:
             self.counts.num_loaded_pages += transfer.stop - transfer.there
@@ -247,7 +256,7 @@ class PrefixLoader:
                 stop = min(transfer.stop, len(wanted.match.pages))
                 loaded = LoadedPrefix(transfer.there * PAGE_SIZE, stop * PAGE_SIZE, wanted.memory_by_kind)
                 wanted.met(loaded, wanted.match)
-        elif transfer.there == transfer.stop:  # the disk was slower, all the way
+        elif transfer.there == transfer.stop:  # all pages were computed before they were read
             self.counts.num_loads_cut += 1
         elif transfer.is_broken:
             self.counts.num_loads_broken += 1
@@ -256,27 +265,27 @@ class PrefixLoader:
         self._end(transfer)
 
     def _wait(self, transfer: Transfer, seconds: float) -> None:
-        """Let requests wait so long for a transfer, from now on."""
+        """Set the deadline of a transfer that requests wait for."""
         deadline = self._deadlines[transfer] = self._clock() + seconds
         self._queue.at(deadline, partial(self._end_late, transfer, deadline))
 
     def _end_late(self, transfer: Transfer, deadline: float) -> None:
-        """A deadline has passed; that of a transfer may have moved."""
+        """End a transfer whose deadline has passed, unless a later one was set."""
         if self._deadlines.get(transfer) == deadline:
             self.counts.num_loads_late += 1
             self._end(transfer)
 
     def _break(self, transfer: Transfer) -> None:
-        """A page was not right, or could not be inserted."""
+        """End a transfer after an invalid page, or a page that could not be inserted."""
         self.counts.num_loads_broken += 1
         if transfer.has_lost_state:
-            self._index.remove_states([transfer.prefix.heads[-1].key])
+            self._index.remove_states([transfer.prefix.page_keys[-1].key])
         if transfer.lost_key is not None:
             self._lost([transfer.lost_key])
         self._end(transfer)
 
     def _end(self, transfer: Transfer, run: Callable[[Callable[[], None]], None] = lambda work: work()) -> None:
-        """Forget a transfer, and `run` what lets the requests go on that wait for it."""
+        """End a transfer, and `run` closures that let waiting requests continue."""
         transfer.end()
         users = self._transfers.pop(transfer)
         self._deadlines.pop(transfer, None)
@@ -290,11 +299,11 @@ class PrefixLoader:
             start = start if wanted.loaded is None else min(start, wanted.loaded.start)
             wanted.loaded = LoadedPrefix(start, max(stop, start), wanted.memory_by_kind)
             if transfer.arrived < transfer.stop:
-                wanted.num_tries = MAX_TRIES  # it was waited for in vain
+                wanted.num_tries = MAX_TRIES  # the request waited for nothing
             run(partial(self._continue, wanted))
 
-    def _continue(self, wanted: Wanted) -> None:
-        """Load more for a request that waited, if the disk has more by now; else it goes on."""
+    def _continue(self, wanted: PrefixLookup) -> None:
+        """Load more for a request that waited, if the disk has more by now; otherwise let it continue."""
         wanted.num_tokens_ahead = None
         if wanted.is_abandoned or (wanted.num_tries < MAX_TRIES and self.begin_again(wanted)):
             return

@@ -1,11 +1,11 @@
-"""Plan where each token of a prompt's beginning comes from: memory, the disk, or the model.
+"""Plan the source of each token of a prompt's prefix: memory, the disk, or the model.
 
-Pure functions of what matched, measured rates and a budget; they know no pages, threads or requests. A hit that is
-slower than a miss is no hit (SGLang issue 26305).
+Pure functions of a match, measured rates and a budget; they know no pages, threads or requests. A cache hit that is
+slower than a miss is worthless (SGLang issue 26305).
 
-A token costs more to compute the further back it looks, and the same to load wherever it is. So to load a part of a
-range from its front is never better than the better of all and nothing. To do both at once may be: the front is
-computed while the disk reads from the back, until they meet.
+Computing a token costs more at higher positions, and loading costs the same everywhere. So loading a part of a range
+from its front is never better than the better of loading all and loading nothing. Doing both at once can be better: the
+front is computed while the disk reads from the back, until they meet.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..artifact.manifest import PAGE_SIZE
 from .rates import Rates
 
 Source = Literal["memory", "front", "back", "computed"]
-"""`front`: the disk reads from the segment's first page on while the request waits; `back`: from its last page on while
-the model computes what is before it."""
+"""`front`: the disk reads from the segment's first page on while the request waits. `back`: it reads from the last page
+backwards while the model computes the tokens before the segment."""
 
-_MIN_GAIN = 1.15  # computing must take so much longer than loading: it is measured by a tenth too slow, and scatters
-_MIN_SPLIT_GAIN = 1.15  # what both at once must be quicker than the better of the two: they share processor and memory
+_MIN_GAIN = 1.15  # the least ratio of compute to load time: measured compute times are a tenth too high, and scatter
+_MIN_SPLIT_GAIN = 1.15  # the least speedup of both at once over the better of the two: they share CPU and memory
 SPLIT_S = 0.04  # loading and computing at once slow each other: 900 and 2,500 tokens, 25 to 100 MB/s (bench/LOG.md)
-_SLACK_S = 0.05  # for the threads to get their turn
-_PATIENCE = 2.0  # times what was planned, before a load is late
-_UNKNOWN_S = 1.0  # to wait for a load of which nothing is known
+_SLACK_S = 0.05  # for the scheduling of threads
+_PATIENCE = 2.0  # a load is late after this multiple of the planned time
+_UNKNOWN_S = 1.0  # to wait for a load if no rate is known
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Where the tokens `[start, stop)` come from."""
+class PlanSegment:
+    """The tokens `[start, stop)` of a prompt, and their source."""
 
     start: int
     stop: int
@@ -40,13 +40,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class LoadBudget:
-    """What a load may use, and what comes before it.
+    """The limits of a load, and the work queued before it.
 
     Attributes:
-        token_bytes: that a token takes on disk.
-        queued_bytes: that the disk reads before.
-        room_bytes: that may be read from the back before it is met.
-        num_tokens_ahead: that the model computes before, if the request does not wait. None: not known, so that
+        token_bytes: bytes of a token on disk.
+        queued_bytes: bytes that the disk reads before.
+        room_bytes: bytes that can be read from the back ahead of prefill.
+        num_tokens_ahead: tokens that the model computes before the request, if it does not wait. None if unknown: then
             nothing is computed that can be loaded.
     """
 
@@ -61,15 +61,15 @@ class PrefixPlan:
     """The source of each token of a prefix, in order and without gaps::
 
         [0, 512) memory | [512, 2048) front                          the request waits for the disk
-        [0, 512) memory | [512, 1280) computed | [1280, 2048) back   it computes, and meets the disk
-        [0, 512) memory | [512, 2048) computed                       that is as quick
+        [0, 512) memory | [512, 1280) computed | [1280, 2048) back   it computes until it meets the disk
+        [0, 512) memory | [512, 2048) computed                       loading would not be faster
 
     Attributes:
-        expected_s: until all is there. None: the disk was never measured, or nothing is loaded.
-        deadline_s: after so many seconds a request waits no longer for the load; 0.0 if it does not wait.
+        expected_s: until all tokens are available. None if the disk was never measured, or nothing is loaded.
+        deadline_s: the most seconds that a request waits for the load; 0.0 if it does not wait.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[PlanSegment, ...]
     expected_s: float | None = None
     deadline_s: float = 0.0
 
@@ -77,31 +77,31 @@ class PrefixPlan:
     def of(
         cls, *segments: tuple[int, int, Source], expected_s: float | None = None, deadline_s: float = 0.0
     ) -> PrefixPlan:
-        """A plan of `(start, stop, source)`; empty segments are left out."""
-        kept = tuple(Segment(start, stop, source) for start, stop, source in segments if start < stop)
+        """Return a plan of `(start, stop, source)`; empty segments are left out."""
+        kept = tuple(PlanSegment(start, stop, source) for start, stop, source in segments if start < stop)
         return cls(kept, expected_s, deadline_s)
 
     @property
-    def load(self) -> Segment | None:
-        """The segment that comes from disk; None: none does."""
+    def load(self) -> PlanSegment | None:
+        """The segment that comes from disk; None if none does."""
         return next((segment for segment in self.segments if segment.source in ("front", "back")), None)
 
 
 def plan(num_in_memory: int, num_on_disk: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:
-    """Where the tokens `[0, num_on_disk)` come from, all of which the disk has, and memory the first `num_in_memory`.
+    """Plan the source of the tokens `[0, num_on_disk)`: the disk has all of them, memory the first `num_in_memory`.
 
-    A rate that was never measured is taken for better than it may be, within limits.
+    An unmeasured rate is assumed to be high, within limits.
 
     >>> rates = Rates(disk_bytes_per_s=50e6)
     >>> rates.observe_compute(num_tokens=500, position=250, seconds=0.25)
     >>> plan(0, 1000, rates, LoadBudget(token_bytes=10_000))  # to load takes 0.2 s, to compute 0.5 s
-    PrefixPlan(segments=(Segment(start=0, stop=1000, source='front'),), expected_s=0.2, deadline_s=0.45)
+    PrefixPlan(segments=(PlanSegment(start=0, stop=1000, source='front'),), expected_s=0.2, deadline_s=0.45)
     >>> plan(0, 1000, rates, LoadBudget(token_bytes=40_000)).segments  # 0.8 s
-    (Segment(start=0, stop=1000, source='computed'),)
+    (PlanSegment(start=0, stop=1000, source='computed'),)
     """
     start, stop, ahead = num_in_memory, num_on_disk, budget.num_tokens_ahead
     loaded = _plan_front(start, stop, rates, budget)
-    # while other requests compute, nothing is computed that can as well be loaded
+    # while other requests compute, nothing is computed that can be loaded as fast
     if ahead == 0 or (ahead is not None and loaded is None):
         split = _plan_split(start, stop, rates, budget, ahead)
         if split is not None:
@@ -110,19 +110,19 @@ def plan(num_in_memory: int, num_on_disk: int, rates: Rates, budget: LoadBudget)
 
 
 def meet(start: int, stop: int, rates: Rates, *, token_bytes: float, lead_s: float = 0.0) -> int:
-    """Up to where `[start, stop)` is computed by the time that the rest of it is loaded from its back.
+    """Return the position in `[start, stop)` at which computing from the front meets loading from the back.
 
     Both rates must have been measured.
 
     Args:
-        lead_s: how much later the disk begins.
+        lead_s: seconds by which the disk begins later.
 
     Returns:
         The end of a page, unless it is `stop`.
     """
 
     def is_behind(position: int) -> bool:
-        """Whether the disk has `[position, stop)` before the model has `[start, position)`."""
+        """Return whether the disk has `[position, stop)` before the model has `[start, position)`."""
         load_s = rates.load_s(token_bytes * (stop - position))
         assert load_s is not None
         return (rates.compute_s(start, position) or 0.0) >= lead_s + load_s
@@ -132,7 +132,7 @@ def meet(start: int, stop: int, rates: Rates, *, token_bytes: float, lead_s: flo
 
 
 def _plan_front(start: int, stop: int, rates: Rates, budget: LoadBudget) -> PrefixPlan | None:
-    """Load `[start, stop)` while the request waits; None: to compute it is as quick."""
+    """Plan to load `[start, stop)` while the request waits; None if computing is as fast."""
     compute_s = rates.compute_s(start, stop)
     expected_s = rates.load_s(budget.token_bytes * (stop - start) + budget.queued_bytes)
     if expected_s is None:
@@ -149,7 +149,7 @@ def _plan_front(start: int, stop: int, rates: Rates, budget: LoadBudget) -> Pref
 
 
 def _plan_split(start: int, stop: int, rates: Rates, budget: LoadBudget, ahead: int) -> PrefixPlan | None:
-    """Compute the beginning of `[start, stop)` while its end is loaded; None: either alone is as quick."""
+    """Plan to compute the beginning of `[start, stop)` while its end is loaded; None if either alone is as fast."""
     compute_s, queued_s = rates.compute_s(start, stop), rates.load_s(budget.queued_bytes)
     load_s = rates.load_s(budget.token_bytes * (stop - start))
     if compute_s is None or queued_s is None or load_s is None:

@@ -1,16 +1,15 @@
-"""Which models the server has, which version it is, and what it does not do."""
+"""Which models the server has, and which version it is."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from importlib.metadata import version
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..artifact.manifest import SamplingDefaults
-from .errors import HTTPError
+from ..version import VERSION
 from .models import Models
 from .served import Served, json_response
 
@@ -29,20 +28,23 @@ async def describe_model(models: Models, request: Request) -> Response:
 
 async def tell_version(models: Models, request: Request) -> Response:
     """`GET /version`: of radixlm."""
-    return json_response(VersionReply(version("radixlm")))
-
-
-async def refuse_embeddings(models: Models, request: Request) -> Response:
-    """`POST /v1/embeddings`: 501, which OpenAI's clients are told not to try again."""
-    message = "there are no embeddings here: models are compiled to write text"
-    raise HTTPError(501, message, code="not_implemented", headers={"x-should-retry": "false"})
+    return json_response(VersionReply(VERSION))
 
 
 def _described(served: Served, name: str) -> ModelReply:
-    created = datetime.fromtimestamp(served.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     most = served.engine.context_length
     sampling = served.engine.default_params.defaults
+    created = created_at(served.created)
     return ModelReply(name, served.created, name, created, most, max_model_len=most, default_sampling=sampling)
+
+
+def created_at(created: int) -> str:
+    """Return a Unix time as RFC 3339 has it.
+
+    >>> created_at(0)
+    '1970-01-01T00:00:00Z'
+    """
+    return datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ModelReply(msgspec.Struct):

@@ -5,7 +5,7 @@ Knows the engine's words. A dialect translates its body into an `AskedChat`, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
+from ..chat.tools.tool_calls import ToolCall
 from ..chat.tools.tool_format import Tool
 from ..chat.tools.tool_use import ToolUse
 from ..engine.request_options import RequestOptions, require_few_reply_logprobs
@@ -39,6 +40,7 @@ class AskedChat:
         content_field: its name, for the header that lists what is not followed whole.
         num_choices: replies; of a seed the n-th gets the n-th after it.
         truncates: leave out what does not fit.
+        known_as: a call of the reply, with each id that it may have when it comes back.
     """
 
     messages: Sequence[Message]
@@ -51,6 +53,7 @@ class AskedChat:
     content_field: str = "response_format"
     num_choices: int = 1
     truncates: bool = False
+    known_as: Callable[[ToolCall], Iterable[ToolCall]] = lambda call: (call,)
 
     async def open(self, served: Served, request: Request) -> OpenedChat:
         """Hand it to the engine.
@@ -66,6 +69,8 @@ class AskedChat:
         truncated = Truncated(self.messages)
         if self.truncates:
             truncated = await served.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
+            if truncated.dropped:
+                options = options.changed(earlier=None)
         ask = partial(served.engine.stream_chat, truncated.messages, options=options)
         wishes = [self.params]
         if self.num_choices > 1:
@@ -77,7 +82,11 @@ class AskedChat:
 
     def reply(self, served: Served, choices: Choices, index: int = 0) -> ReplyEvents:
         """Makes the events of a reply; each of its tool calls is known when it comes back."""
-        note = partial(served.engine.note_call, options=self.options, stream=choices.stream(index))
+
+        def note(call: ToolCall) -> None:
+            for each in self.known_as(call):
+                served.engine.note_call(each, options=self.options, stream=choices.stream(index))
+
         return ReplyEvents(self.use.reader(served.engine.tool_format, note, has_schema=self.content() is not None))
 
     async def _constraint(self, served: Served, request: Request) -> ConstraintSource | None:

@@ -19,24 +19,30 @@ from ..cache.cache_tree import TreeRun
 from ..cache.cache_uses import CacheUse
 from ..engine.completion import FinishReason
 from ..errors import InvalidParameter
+from .errors import HTTPError
 from .models import Models
 from .openai.replies import WhyNotMoreReply
 from .openai.reply_parts import why_not_more
 from .served import Served, json_response
 
 PARAMETERS = ("cache_salt", "prompt_cache_key")  # as in the body of a completion
+RUN = "run"
 
 
 async def cache(models: Models, request: Request) -> Response:
-    """`GET /v1/cache`: sums and runs, of one model. `DELETE /v1/cache`: what no running request uses is forgotten.
+    """`GET /v1/cache`: sums and runs, of one model; with `?run=ID`, one run whole.
 
-    All models forget, or the one that is named. Both wait for the step that runs.
+    `DELETE /v1/cache`: what no running request uses is forgotten, by all models or the one that is named. Both wait for
+    the step that runs.
     """
+    allowed = (*_parameters(models), RUN) if request.method == "GET" else _parameters(models)
     for name in request.query_params:
-        if name not in _parameters(models):
-            raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(_parameters(models))}")
+        if name not in allowed:
+            raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(allowed)}")
     if request.method == "GET":
-        return await _show(models.of_query(request), request)
+        served = models.of_query(request)
+        run_id = request.query_params.get(RUN)
+        return await (_show(served, request) if run_id is None else _show_run(served, request, run_id))
     rows = models.rows if "model" not in request.query_params else (models.of_query(request),)
     replies = await asyncio.gather(*(_clear(served, request) for served in rows), return_exceptions=True)
     for failed in replies:  # after all: no model keeps what is to be forgotten because another one failed
@@ -73,7 +79,7 @@ async def _show(served: Served, request: Request) -> Response:
             num_used_pages=tree.num_used_pages,
             num_aliases=tree.num_aliases,
             num_states=tree.num_states,
-            runs=[_run_reply(served, run) for run in tree.runs],
+            runs=[_run_reply(served, run, namespace) for run in tree.runs],
             is_whole=tree.is_whole,
             is_counted=tree.is_counted,
             requests=[_use_reply(served, use, tree.now, namespace) for use in tree.uses],
@@ -81,12 +87,43 @@ async def _show(served: Served, request: Request) -> Response:
     )
 
 
+async def _show_run(served: Served, request: Request, run_id: str) -> Response:
+    """One run with all of its text and ids.
+
+    Raises:
+        HTTPError: 403, the server tells no cached text. 404, there is no such run any more.
+    """
+    if not served.options.tells_cached_text:
+        raise HTTPError(403, "this server does not tell cached text", code="cached_text_withheld")
+    namespace = _namespace(served, request)
+
+    def read() -> CachedTextReply | None:
+        runs = served.engine.cache_tree(namespace).runs
+        node_id = next((run.node_id for run in runs if _told_id(f"run {run.node_id}", namespace) == run_id), None)
+        found = None if node_id is None else served.engine.cached_text(namespace, node_id)
+        if found is None:
+            return None
+        return CachedTextReply(run_id, found.start, found.token_ids, served.text(found.token_ids))
+
+    reply = await served.lanes.cache.run(request, read)
+    if reply is None:
+        raise HTTPError(404, "this run is not cached any more; ask for the tree again", param=RUN, code="run_not_found")
+    return json_response(reply)
+
+
 def _namespace(served: Served, request: Request) -> bytes:
     return served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
 
 
-def _run_reply(served: Served, run: TreeRun) -> CachedRunReply:
+def _told_id(name: str, namespace: bytes) -> str:
+    """A name for clients: the engine's own count what all clients do, which no client needs to know."""
+    return blake2s(name.encode(), key=namespace[:32], digest_size=4).hexdigest()
+
+
+def _run_reply(served: Served, run: TreeRun, namespace: bytes) -> CachedRunReply:
+    tells = served.options.tells_cached_text
     return CachedRunReply(
+        id=_told_id(f"run {run.node_id}", namespace),
         parent=run.parent,
         start=run.start,
         num_tokens=run.num_tokens,
@@ -96,16 +133,16 @@ def _run_reply(served: Served, run: TreeRun) -> CachedRunReply:
         num_children=run.num_children,
         num_states=run.num_states,
         unused_s=round(run.unused_s, 3),
-        begins=served.text(run.first_ids) if served.options.tells_cached_text else None,
+        num_shared=run.num_shared,
+        begins=served.text(run.first_ids) if tells else None,
+        begins_after=served.text(run.first_ids[run.num_shared :]) if tells else None,
     )
 
 
 def _use_reply(served: Served, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
     ended_at = now if use.ended_at is None else use.ended_at
-    # the engine's ids count the requests of all clients, which no client needs to know
-    name = blake2s(use.request_id.encode(), key=namespace[:32], digest_size=4).hexdigest()
     return CacheUseReply(
-        id=name,
+        id=_told_id(use.request_id, namespace),
         state=use.state,
         run=use.run,
         num_prompt_tokens=use.num_prompt_tokens,
@@ -120,6 +157,7 @@ def _use_reply(served: Served, use: CacheUse, now: float, namespace: bytes) -> C
 
 
 class CachedRunReply(msgspec.Struct, kw_only=True):
+    id: str  # for `?run=`
     parent: int | None  # the place in `runs` of what it goes on from
     start: int  # tokens before it
     num_tokens: int
@@ -129,7 +167,9 @@ class CachedRunReply(msgspec.Struct, kw_only=True):
     num_children: int
     num_states: int  # of a recurrent model: states behind its pages from which prompts can go on
     unused_s: float
+    num_shared: int  # of its first tokens: those that the run with its parent before it in `runs` begins with, too
     begins: str | None  # a few tokens
+    begins_after: str | None  # of these, those after the shared ones
 
 
 class CacheUseReply(msgspec.Struct, kw_only=True):
@@ -158,6 +198,14 @@ class CacheReply(msgspec.Struct, kw_only=True):
     is_counted: bool  # all runs are in the sums
     requests: list[CacheUseReply]  # those that run, and the last that ended; the newest first
     object: str = "cache"
+
+
+class CachedTextReply(msgspec.Struct):
+    id: str
+    start: int  # tokens before it
+    token_ids: tuple[int, ...]
+    text: str
+    object: str = "cache.run"
 
 
 class ClearedReply(msgspec.Struct):

@@ -19,6 +19,7 @@ from ..engine.generation_stream import Ask, GenerationStream
 from ..engine.request_options import require_few_logprobs
 from ..engine.sampling_params import SamplingParams
 from ..errors import EngineClosed, RadixLMError
+from .prefill_log import PrefillLog
 from .request_log import RequestRecord
 
 CANCELLING_S = 1.0  # how long the log waits for the counts of a request that was cancelled
@@ -57,6 +58,7 @@ class Choices:
         self._ready = asyncio.Event()
         self._wake = partial(waker.set, self._ready)
         self.before_waiting: Callable[[], Awaitable[None]] = _nothing
+        self._prefill_log = None if record is None else PrefillLog(record, self._streams, self._running.values())
 
     def submit(self, ask: Ask) -> None:
         """Hand the request of one more choice to the engine; any thread may, one at a time.
@@ -125,6 +127,8 @@ class Choices:
 
     async def leave(self) -> None:
         """Cancel those that run. Where there is a record, wait a moment for what they were until then."""
+        if self._prefill_log is not None:
+            self._prefill_log.stop()
         for stream in self._streams:  # all first: none is computed while another is waited for
             stream.cancel()
         if self._record is None or not self._running:

@@ -1,4 +1,4 @@
-"""Every error as a status and OpenAI's body: `{"error": {"message", "type", "param", "code"}}`, or Anthropic's.
+"""Every error as a status and OpenAI's body: `{"error": {"message", "type", "param", "code"}}`, or another API's.
 
 Knows which errors are the client's mistake: bad input is 400, never 422. The server's own are 500 or 503.
 """
@@ -23,10 +23,13 @@ from ..errors import (
     EngineOverloaded,
     InvalidParameter,
     InvalidRequest,
+    ModelFailed,
+    ModelTooLarge,
     RadixLMError,
     StoreOff,
 )
 from .anthropic.error_replies import MessagesErrorReply, error_reply, is_of_messages
+from .ollama import error_replies as ollama
 
 _log = logging.getLogger(__name__)
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -37,6 +40,11 @@ class ErrorBody(msgspec.Struct):
     type: str
     param: str | None = None
     code: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return self.code or self.type
 
 
 class ErrorReply(msgspec.Struct):
@@ -83,6 +91,10 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 429, ErrorReply(ErrorBody(str(error), "requests", code="rate_limit_exceeded"))  # OpenAI's words
         case EngineClosed():
             return 503, _reply(503, str(error))
+        case ModelFailed():
+            return 503, _reply(503, str(error), "model", code="model_failed")
+        case ModelTooLarge():
+            return 507, _reply(507, str(error), "model", code="model_too_large")
         case StoreOff():
             return 503, _reply(503, str(error), code="store_off")
         case EngineDied():
@@ -111,7 +123,7 @@ def respond(error: Exception, path: str, headers: dict[str, str] | None = None) 
     """`error` as an answer, in the shape that clients of a path know."""
     if isinstance(error, HTTPError):
         headers = {**error.headers, **(headers or {})}
-    if isinstance(error, EngineDied):  # clients send a 500 again by themselves, and the next death is final
+    if isinstance(error, EngineDied | ModelTooLarge):  # clients send a 500 again by themselves, which does not help
         headers = {"x-should-retry": "false", **(headers or {})}
     if isinstance(error, EngineOverloaded):
         headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
@@ -119,10 +131,19 @@ def respond(error: Exception, path: str, headers: dict[str, str] | None = None) 
     return Response(msgspec.json.encode(reply), status, headers, media_type="application/json")
 
 
-def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesErrorReply]:
+def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesErrorReply | ollama.OllamaErrorReply]:
     """Status and body for `error`, likewise."""
     status, reply = describe(error)
+    if ollama.is_of_ollama(path):
+        return ollama.error_reply(status, reply.error.message, reply.error.code)
     return status, error_reply(error, status, reply.error.message) if is_of_messages(path) else reply
+
+
+def failure(error: Exception, path: str) -> tuple[int, str]:
+    """Return the status of `error` and the name that logs have for it, likewise."""
+    status, reply = shaped(error, path)
+    named = describe(error)[1] if isinstance(reply, ollama.OllamaErrorReply) else reply
+    return status, named.error.name
 
 
 def _reply(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorReply:

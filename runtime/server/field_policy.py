@@ -1,6 +1,6 @@
 """Fields of a request that no endpoint acts on: which are ignored and listed back, and which are refused.
 
-One table for all dialects. Knows names and values, not bodies: `unknown_fields.py` finds the fields in these.
+One table for all APIs. Knows names and values, not bodies: `unknown_fields.py` finds the fields in these.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _MIN_COMPARED = 5  # letters of a known name that others are compared with: too 
 _LONGEST = 64  # letters of a name that is compared with those that are known, all of which are shorter
 _NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
 _BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # between the words of a name
+_RUNNER = ("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock")
 
 HARMLESS: Mapping[str, str] = {
     "cache_control": "prefixes are cached without being marked",
@@ -38,7 +39,7 @@ HARMLESS: Mapping[str, str] = {
     "title": "for the client's own books",
     "diagnostics": "every answer says why no more was found in the cache",
     "context_management": "the whole history is read",
-    "store": "nothing is stored",
+    "store": "only responses are kept",
     "service_tier": "all requests are served alike",
     "speed": "all requests are served alike",
     "priority": "all requests are served alike",
@@ -57,6 +58,11 @@ HARMLESS: Mapping[str, str] = {
     "caller": "tools are called by the model alone",
     "allowed_callers": "tools are called by the model alone",
     "citations": "no citations are made",
+    "keep_alive": "the operator decides how long a model stays loaded",
+    "num_keep": "the context is never shifted",
+    "shift": "the context is never shifted",
+    **dict.fromkeys(_RUNNER, "the operator decides how the model is run"),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "only a sampler reads it that is refused"),
 }
 """Fields that an answer does not depend on, anywhere in a body: why none is lost by ignoring them."""
 
@@ -113,7 +119,7 @@ REFUSED: Mapping[str, Refused] = {
     "options": Refused("send what is in there beside the others, in the body itself, by the names of /openapi.json"),
     "enable_thinking": Refused("this endpoint says it by thinking, or not at all: see /openapi.json", is_on=True),
     "think": Refused("send enable_thinking in chats and responses, thinking in messages", is_on=True),
-    "thinking_budget": Refused("nothing cuts a thought short: leave it out", (-1,)),
+    "thinking_budget": Refused("reasoning has no budget here: leave it out", (-1,)),
     "allowed_token_ids": Refused("send guided_choice or guided_regex"),
     "regex": Refused("send guided_regex, in chats and completions"),
     "ebnf": Refused("send guided_grammar, in chats and completions"),
@@ -125,12 +131,16 @@ REFUSED: Mapping[str, Refused] = {
         "a prompt begins as the model wants it: send token ids to /v1/completions", (True,), is_on=True
     ),
     "truncate_prompt_tokens": Refused('send {"truncation": "middle"}, or a shorter prompt'),
+    "truncate": Refused('send {"truncation": "middle"}, or a shorter prompt'),
+    "raw": Refused("send the prompt to /v1/completions or /api/generate"),
     "lora_path": Refused("there are no adapters here: leave it out"),
     "lora_request": Refused("there are no adapters here: leave it out"),
-    "system_prompt": Refused("send it as the system's words, where this endpoint has these"),
+    "system_prompt": Refused("send it as a system message"),
     "assistant_prefill": Refused("the reply always begins anew: leave it out"),
     "num_ctx": Refused("the server's --context-length sets it: leave it out"),
-    "chat_template": Refused("the model's own template is used: leave it out"),
+    **{name: Refused("the model's own template is used: leave it out") for name in ("chat_template", "template")},
+    "context": Refused("send the conversation as messages"),
+    "penalize_newline": Refused(_NO_SAMPLER, (True,), is_on=True),
     "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,), is_on=True),
     "continue_final_message": Refused("the reply always begins anew: leave it out"),
     "prompt_embeds": Refused("models read and write text here: leave it out"),
@@ -142,14 +152,17 @@ REFUSED: Mapping[str, Refused] = {
     "container": Refused("the server runs no code: give the model tools, and run them in the client"),
     "web_search_options": Refused("the server searches nothing: give the model a tool, and call it in the client"),
     "plugins": Refused("the server has none: leave it out"),
-    "previous_response_id": Refused("nothing is stored: send the whole conversation"),
-    "conversation": Refused("nothing is stored: send the whole conversation"),
-    "thread": Refused("nothing is stored: send the whole conversation"),
-    "background": Refused("nothing is stored: wait for the answer, or stream it"),
+    "previous_response_id": Refused("/v1/responses has it; here, send the whole conversation"),
+    "conversation": Refused("/v1/responses has it; here, send the whole conversation"),
+    "thread": Refused("there are no threads here: send the whole conversation"),
+    "background": Refused("wait for the answer, or stream it; /v1/batches answers many requests in the background"),
 }  # fmt: skip
 """Fields of a body, not of what it holds, that some endpoint or another server has and this one has not.
 
 A field that one endpoint acts on is refused by the others, never ignored."""
+
+SPREAD = frozenset({"options"})
+"""Objects whose fields mean what they would beside them: Ollama's bodies have parameters in one."""
 
 SHAPING = frozenset({"response_format", "structured_outputs", "text", "output_config", "tool_choice"})
 """Fields that say what an answer is to be like: no field inside of them is ignored, but for harmless ones."""
@@ -182,7 +195,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     name = _in_snake_case(name)
     if name in HARMLESS:
         return "empty" if asks_for_nothing(value) else "harmless"
-    refused = REFUSED.get(name) if not parent else None
+    refused = REFUSED.get(name) if not parent or parent in SPREAD else None
     if refused is not None:
         if refused.asks_for_nothing(value):
             return "empty"

@@ -1,4 +1,4 @@
-"""`GET /health`: whether engines make progress, not only whether they exist.
+"""`GET /health` and `/health/ready`: whether engines make progress, not only whether they exist.
 
 Knows engines' counts and what is bad about them, not how they came about.
 """
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..engine.engine_stats import EngineStats
+from .http import loading
 from .http.door import api_key_of
 from .models import Models
 from .served import Served
@@ -53,6 +54,11 @@ class Verdict:
             cause = f" ({store_off_because})" if tells_causes else ""
             return cls(f"the store is off{cause}; nothing is kept on disk")
         return cls(None)
+
+
+async def live(models: Models, request: Request) -> Response:
+    """`GET /health/live`: 200 as long as the process answers."""
+    return loading.live()
 
 
 async def health(models: Models, request: Request) -> Response:

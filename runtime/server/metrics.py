@@ -59,7 +59,7 @@ class Metrics(Collector):
         text = "Answers by path and status; 499: the client left."
         yield counter("http_responses", text, dict(self._responses), "path", "status")
         of_each = {served.name: self._of(served) for served in self._models.rows}
-        yield from _by_model(of_each) if self._models.has_several else of_each.popitem()[1]
+        yield from by_model(of_each) if self._models.has_several else of_each.popitem()[1]
 
     def _of(self, served: Served) -> Iterator[Metric]:
         """What is told of one model."""
@@ -84,7 +84,7 @@ class Metrics(Collector):
         yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
 
 
-def _by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
+def by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
     """The metrics of several models, each once, whose samples have the model's name as a label."""
     merged: dict[str, Metric] = {}
     for name, metrics in of_each.items():
@@ -135,6 +135,10 @@ def _page_metrics(stats: EngineStats) -> Iterator[Metric]:
     yield gauge("kv_used_ratio", "Share of the pages that requests hold.", {(): used})
     yield counter("kv_pages_evicted", "Cached pages that made room.", {(): stats.num_evicted_pages})
     yield gauge("kv_rows_reserved", "Tokens that the pages of an owner could hold.", reserved, "owner")
+    if (windows := stats.windows) is not None:
+        rows = {("kept",): windows.num_with_rows, ("free",): windows.max_pages - windows.num_with_rows}
+        yield gauge("kv_window_pages", "Pages by whether rows of sliding windows are kept.", rows, "state")
+        yield counter("kv_window_pages_dropped", "Pages that lost such rows.", {(): windows.num_dropped})
     if (states := stats.states) is not None:
         used_slots = states.num_slots - states.num_free - states.num_cached
         slots = {("free",): states.num_free, ("cached",): states.num_cached, ("used",): used_slots}

@@ -5,7 +5,7 @@ Knows names and bodies, not what any endpoint does with them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -18,9 +18,11 @@ from .errors import HTTPError
 from .http.door import client_of
 from .http.request_body import MAX_BODIES, BodyRoom, read_json
 from .lanes import reading_lane
+from .ollama.names import spellings
 from .request_log import record_of
 from .served import Served
 from .server_options import ServerOptions
+from .stored.stored import Stored
 from .unknown_fields import LeaveOut, decode_body
 
 if TYPE_CHECKING:
@@ -49,18 +51,29 @@ class ModelEndpoint(Generic[Body, Asked]):
     leave_out: LeaveOut | None = None
 
 
+def unknown_model(asked: str | None, names: Iterable[str]) -> HTTPError:
+    """The answer to a request for a model that is none of `names`."""
+    known = " and ".join(map(repr, names))
+    message = (
+        f"there is no model {asked!r:.200} here; this server has {known}. It answers to any name where it is started "
+        "with --model-id '*'"
+    )
+    return HTTPError(404, message, param="model", code="model_not_found")
+
+
 class Models:
     """All models of a server, the first of which answers requests that name none. The only thing that the application
     owns.
 
     Args:
         options: of the server, whatever the model.
+        stored: what clients leave on it; None: nothing is kept.
 
     Raises:
         InvalidParameter: there is none, or two have a name in common.
     """
 
-    def __init__(self, rows: Sequence[Served], options: ServerOptions) -> None:
+    def __init__(self, rows: Sequence[Served], options: ServerOptions, stored: Stored | None = None) -> None:
         if not rows:
             raise InvalidParameter("there is no model to serve; give one")
         self.rows = tuple(rows)
@@ -69,8 +82,8 @@ class Models:
         names = [name for served in rows for name in served.names]
         if len(self._by_name) < len(names) or sum(served.takes_any for served in rows) > 1:
             raise InvalidParameter(f"two models have a name in common, of {', '.join(map(repr, names))}; rename one")
-        self.options = options
-        self._bodies = BodyRoom(MAX_BODIES * options.max_body_bytes)
+        self.options, self.stored = options, stored
+        self.bodies = BodyRoom(MAX_BODIES * options.max_body_bytes)
         self._reading = reading_lane(lambda: (served.engine for served in self.rows))
 
     @classmethod
@@ -80,12 +93,14 @@ class Models:
         Raises:
             InvalidParameter: there are several, and `options.model_ids`, which are the names of one.
         """
+        each: Iterable[Engine] = engines.values() if isinstance(engines, Mapping) else [engines]
+        stored = stored_of(each, options)
         if not isinstance(engines, Mapping):
-            return cls([Served.of(engines, options)], options)
+            return cls([Served.of(engines, options, stored)], options, stored)
         if options.model_ids:
             raise InvalidParameter("model_ids name one model; several have the names that they are given by")
-        rows = [Served.of(engine, replace(options, model_ids=(name,))) for name, engine in engines.items()]
-        return cls(rows, options)
+        rows = [Served.of(engine, replace(options, model_ids=(name,)), stored) for name, engine in engines.items()]
+        return cls(rows, options, stored)
 
     @property
     def has_several(self) -> bool:
@@ -98,11 +113,10 @@ class Models:
         Raises:
             HTTPError: 404, there is no model of this name.
         """
-        served = self._by_name.get(asked, self._any) if asked else self.rows[0]
+        known = (self._by_name[name] for name in spellings(asked or "") if name in self._by_name)
+        served = next(known, self._any) if asked else self.rows[0]
         if served is None:
-            known = " and ".join(map(repr, self._by_name))
-            message = f"there is no model {asked!r:.200} here; this server has {known}"
-            raise HTTPError(404, message, param="model", code="model_not_found")
+            raise unknown_model(asked, self._by_name)
         return served
 
     def of_query(self, request: Request) -> Served:
@@ -129,7 +143,7 @@ class Models:
         """
         most = self.options.max_body_bytes
         most = most if endpoint.max_bytes is None else min(endpoint.max_bytes, most)
-        with self._bodies.reading(client_of(request)) as room:
+        with self.bodies.reading(client_of(request)) as room:
             body = await read_json(request, max_bytes=most, room=room)
 
             def prepare() -> tuple[Served, Any]:
@@ -144,3 +158,11 @@ class Models:
 
             served, asked = await self._reading.run(request, prepare)
         return await endpoint.answer(served, request, asked)
+
+
+def stored_of(engines: Iterable[Engine], options: ServerOptions) -> Stored | None:
+    """What keeps what clients leave: in the directory of the first engine that has one, or else in memory."""
+    if not options.keeps_responses:
+        return None
+    directories = (engine.store_directory for engine in engines)
+    return Stored(next((each for each in directories if each is not None), None), options)

@@ -5,27 +5,43 @@ Knows what each path takes and returns, in a table. `app.py` has the objects tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..version import VERSION
 from .about import ModelList, ModelReply, VersionReply
 from .anthropic.error_replies import MessagesErrorReply
 from .anthropic.replies import CountTokensReply, MessageReply
 from .anthropic.requests import CountTokensRequest, MessagesRequest
 from .cache import CacheReply, ClearedReply
+from .embeddings.replies import EmbeddingsReply, RerankReply, ScoresReply
+from .embeddings.requests import EmbeddingsRequest, RerankRequest, ScoreRequest
 from .errors import ErrorReply
+from .ollama.embed import OllamaEmbeddingsReply, OllamaEmbeddingsRequest, OllamaEmbedReply, OllamaEmbedRequest
+from .ollama.error_replies import OllamaErrorReply
+from .ollama.replies import (
+    OllamaChatReply,
+    OllamaGenerateReply,
+    OllamaModelList,
+    OllamaShowReply,
+    OllamaVersionReply,
+    StatusReply,
+)
+from .ollama.requests import NamedModel, OllamaChatRequest, OllamaGenerateRequest
 from .openai.chat_request import ChatRequest
 from .openai.replies import ChatReply, TextReply
 from .openai.requests import CompletionRequest
 from .openai.response_replies import ResponseReply
 from .openai.response_requests import ResponseRequest
 from .openai.tokenize import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest, TokenizerInfoReply
+from .request_log import HEALTH_PATHS
+from .stored.operations import BODILESS, STORED, names_in
 
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
@@ -51,12 +67,23 @@ class Operation:
     summary: str
     reply: Any  # a type, or the media type of what is no JSON
     body: Any = None
-    streams: bool = False  # as events, if the body asks for it
+    streams: bool = False  # if the body asks for it, or unless it declines
+    stream_type: str = "text/event-stream"
     status: int = 200
     in_path: tuple[str, ...] = ()
     in_query: tuple[str, ...] = ()
     asks_for_model: bool = False  # in its query, where there are several
     error: type[msgspec.Struct] = ErrorReply
+    needs_body: bool = True  # if it has one
+
+
+def _ollama(
+    method: str, name: str, summary: str, reply: Any, body: Any = None, *, status: int = 200, streams: bool = False
+) -> Operation:
+    path, lines = f"/api/{name}", "application/x-ndjson"
+    return Operation(
+        method, path, summary, reply, body, streams=streams, stream_type=lines, status=status, error=OllamaErrorReply
+    )
 
 
 OPERATIONS = (
@@ -80,15 +107,22 @@ OPERATIONS = (
         CountTokensRequest,
         error=MessagesErrorReply,
     ),
-    Operation("post", "/v1/embeddings", "Say that there are none", ErrorReply, status=501),
+    Operation("post", "/v1/embeddings", "Make vectors of texts", EmbeddingsReply, EmbeddingsRequest),
+    Operation("post", "/v1/rerank", "Put documents in order of a query", RerankReply, RerankRequest),
+    Operation("post", "/v2/rerank", "Put documents in order of a query", RerankReply, RerankRequest),
+    Operation("post", "/v1/score", "Score documents for queries", ScoresReply, ScoreRequest),
     Operation("get", "/v1/models", "List the model", ModelList),
     Operation("get", "/v1/models/{model_id}", "Describe the model", ModelReply, in_path=("model_id",)),
+    *(
+        Operation(*row[:4], body=row[4], needs_body=row[1] not in BODILESS, in_path=names_in(row[1]), in_query=row[5])
+        for row in STORED
+    ),
     Operation(
         "get",
         "/v1/cache",
         "Show what is cached for the caller",
         CacheReply,
-        in_query=("cache_salt", "prompt_cache_key"),
+        in_query=("cache_salt", "prompt_cache_key", "run"),
         asks_for_model=True,
     ),
     Operation(
@@ -99,6 +133,25 @@ OPERATIONS = (
         in_query=("cache_salt", "prompt_cache_key"),
         asks_for_model=True,
     ),
+    _ollama(
+        "post", "chat", "Answer a conversation in Ollama's shapes", OllamaChatReply, OllamaChatRequest, streams=True
+    ),
+    _ollama(
+        "post",
+        "generate",
+        "Answer a prompt in Ollama's shapes",
+        OllamaGenerateReply,
+        OllamaGenerateRequest,
+        streams=True,
+    ),
+    _ollama("get", "tags", "List the models in Ollama's shapes", OllamaModelList),
+    _ollama("get", "ps", "List the models that are loaded", OllamaModelList),
+    _ollama("post", "show", "Describe a model in Ollama's shapes", OllamaShowReply, NamedModel),
+    _ollama("get", "version", "Name the version of Ollama's API", OllamaVersionReply),
+    _ollama("post", "pull", "Say whether a model is here", StatusReply, NamedModel, streams=True),
+    _ollama("delete", "delete", "Say that no model is deleted", OllamaErrorReply, status=403),
+    _ollama("post", "embed", "Make vectors of texts in Ollama's shapes", OllamaEmbedReply, OllamaEmbedRequest),
+    _ollama("post", "embeddings", "Make the vector of a text", OllamaEmbeddingsReply, OllamaEmbeddingsRequest),
     Operation("post", "/tokenize", "Encode a text or a conversation", TokenizeReply, TokenizeRequest),
     Operation("post", "/detokenize", "Decode token ids", DetokenizeReply, DetokenizeRequest),
     Operation(
@@ -110,6 +163,8 @@ OPERATIONS = (
     ),
     Operation("get", "/version", "Name radixlm's version", VersionReply),
     Operation("get", "/health", "Say whether the engine gets on", dict[str, Any]),
+    Operation("get", "/health/ready", "Say whether requests are served", dict[str, Any]),
+    Operation("get", "/health/live", "Say that the process answers", dict[str, Any]),
     Operation("get", "/metrics", "Count for Prometheus", "text/plain"),
     Operation("get", "/prometheus/metrics", "Count for Prometheus", "text/plain"),
     Operation("get", "/openapi.json", "Describe this API", dict[str, Any]),
@@ -122,11 +177,13 @@ class OpenAPI:
     Args:
         has_keys: whether the server asks for one.
         has_several: whether there are several models.
+        more: operations that this server has beside `OPERATIONS`.
     """
 
-    def __init__(self, *, has_keys: bool, has_several: bool = False) -> None:
+    def __init__(self, *, has_keys: bool, has_several: bool = False, more: Sequence[Operation] = ()) -> None:
         self._has_keys = has_keys
         self._has_several = has_several
+        self._operations = (*OPERATIONS, *more)
 
     async def answer(self, request: Request) -> Response:
         """`GET /openapi.json`."""
@@ -134,23 +191,24 @@ class OpenAPI:
 
     @cached_property
     def _document(self) -> bytes:
-        types = [kind for operation in OPERATIONS for kind in (operation.body, operation.reply) if _is_type(kind)]
-        types += [ErrorReply, MessagesErrorReply]
+        types = [kind for operation in self._operations for kind in (operation.body, operation.reply) if _is_type(kind)]
+        types += [ErrorReply, MessagesErrorReply, OllamaErrorReply]
         schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
         by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=False)}
         paths: dict[str, Schema] = {}
-        for operation in OPERATIONS:
+        for operation in self._operations:
             paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type, self._has_several)
         document: Schema = {
             "openapi": "3.1.0",
-            "info": {"title": "radixlm", "version": version("radixlm"), "license": {"name": "Apache-2.0"}},
+            "info": {"title": "radixlm", "version": VERSION, "license": {"name": "Apache-2.0"}},
             "paths": paths,
             "components": {"schemas": components},
         }
         if self._has_keys:
             document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]
-            paths["/health"]["get"]["security"] = []
+            for path in HEALTH_PATHS:
+                paths[path]["get"]["security"] = []
         return msgspec.json.encode(document)
 
 
@@ -164,7 +222,7 @@ def _operation(operation: Operation, by_type: dict[str, Schema], has_several: bo
     }
     if operation.body is not None:
         content = {"application/json": {"schema": by_type[repr(operation.body)]}}
-        said["requestBody"] = {"required": True, "content": content}
+        said["requestBody"] = {"required": operation.needs_body, "content": content}
     parameters = [_parameter(name, "path") for name in operation.in_path]
     in_query = (*operation.in_query, "model") if has_several and operation.asks_for_model else operation.in_query
     parameters += [_parameter(name, "query") for name in in_query]
@@ -179,7 +237,7 @@ def _content(operation: Operation, by_type: dict[str, Schema]) -> Schema:
         return {operation.reply: {"schema": {"type": "string"}}}
     content: Schema = {"application/json": {"schema": by_type[repr(operation.reply)]}}
     if operation.streams:
-        content["text/event-stream"] = {}  # 3.1 has no way to say what each event is
+        content[operation.stream_type] = {}  # 3.1 has no way to say what each event is
     return content
 
 

@@ -1,4 +1,6 @@
-"""The page at `/`: a chat, and a picture of the cache. Files of the package, as they are; nothing is built.
+"""The web UI at `/`: a chat, and a picture of the cache. Files of the package, as they are; nothing is built.
+
+At `/` clients of Ollama look whether it runs. Only browsers ask for HTML there, and only they get the web UI.
 
 Knows the files and the headers that fence them in. They hold no secret and are served without a key: what they show,
 they ask the API for, with the key that the user gives them.
@@ -6,24 +8,32 @@ they ask the API for, with the key that the user gives them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import sha256
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-_SCRIPTS = (
-    *("main", "api", "chat", "elements", "inspector", "key"),
-    *("request_list", "settings", "tree_view"),
-)
-_FILES = {
-    "/": ("index.html", "text/html"),
-    "/static/icon.svg": ("icon.svg", "image/svg+xml"),
-    **{f"/static/{name}.css": (f"{name}.css", "text/css") for name in ("page", "chat", "cache")},
-    **{f"/static/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
-}
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", "": "text/plain"}
+_STATIC = files(__package__) / "static"
+
+
+def _listed(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _listed(entry, f"{path}/{entry.name}")
+        else:
+            yield "/" if entry.name == "index.html" else f"{path}/{entry.name}", entry
+
+
+_FILES = dict(_listed(_STATIC, "/static"))
 PAGE_PATHS = frozenset(_FILES)
+OLLAMA_IS_RUNNING = "Ollama is running"
+"""What clients of Ollama look for."""
 
 # What the model writes is hostile: even if some of it came to be markup, it could load, run and send nothing.
 _POLICY = (
@@ -43,10 +53,13 @@ _HEADERS = {
 
 def page_routes() -> list[Route]:
     """A route for each file, read once."""
-    static = files(__package__) / "static"
     return [
-        Route(path, _File((static / name).read_bytes(), media_type).answer, methods=["GET"])
-        for path, (name, media_type) in _FILES.items()
+        Route(
+            path,
+            (_Index if path == "/" else _File)(file.read_bytes(), _TYPES[PurePath(file.name).suffix]).answer,
+            methods=["GET"],
+        )
+        for path, file in _FILES.items()
     ]
 
 
@@ -62,3 +75,15 @@ class _File:
         if self._etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(self._content, headers=headers, media_type=self._media_type)
+
+
+class _Index(_File):
+    """The page itself, for browsers; for others a line that says that the server runs."""
+
+    async def answer(self, request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            response = await super().answer(request)
+        else:
+            response = Response(OLLAMA_IS_RUNNING, headers={"Cache-Control": "no-cache"}, media_type="text/plain")
+        response.headers["Vary"] = "Accept"
+        return response

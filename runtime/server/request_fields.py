@@ -53,7 +53,7 @@ KVShare = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
 NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
 NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
 
-API = Literal["openai", "responses", "messages"]
+API = Literal["openai", "responses", "messages", "ollama"]
 Request = TypeVar("Request", bound=msgspec.Struct)
 
 

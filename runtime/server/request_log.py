@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,9 @@ from .http.connection import header_of
 _log = logging.getLogger("radixlm.requests")
 
 # Monitors and the page ask for these every few seconds: logged at level debug, unless they fail.
-QUIET = frozenset({("GET", "/health"), ("GET", "/metrics"), ("GET", "/prometheus/metrics"), ("GET", "/v1/cache")})
+HEALTH_PATHS = ("/health", "/health/ready", "/health/live")
+METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # NVIDIA's servers answer to the second; metrics counts both
+QUIET = frozenset(("GET", path) for path in (*HEALTH_PATHS, *METRICS_PATHS, "/v1/cache"))
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Needs no quotes in the log: no white space, and nothing that steers a terminal or the direction of what it shows.
 _BARE = re.compile(
@@ -53,14 +55,18 @@ class RequestRecord:
     has_started: bool = False  # the answer
     namespace: bytes | None = None
     completions: list[Completion] = field(default_factory=list)
+    prefill: Callable[[], dict[str, int]] | None = None  # tokens of its prompts by now; None: the engine has none
     error: str | None = None
     body: bytearray | None = None  # None: the log does not show it
     match: MatchPolicy = "text"  # where the body does not say
     ignored: IgnoredFields | None = None  # None: no body was read
+    is_idle: bool = False  # it is a batch's: computed while there is no other request
+    is_forwarded: bool = False  # the server that answers logs and counts it
     _error_body: bytearray = field(default_factory=bytearray)
 
     def fields(self, scope: Scope) -> dict[str, Any]:
         """The fields of the log's line; times in seconds, counts for all replies together."""
+        error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
         said: dict[str, Any] = {
             "id": self.request_id,
             "method": scope["method"],
@@ -70,8 +76,9 @@ class RequestRecord:
         }
         if self.completions:
             said |= _summed(self.completions)
+        elif self.prefill is not None:
+            said |= self.prefill()
         said["total_s"] = round(time.monotonic() - self.arrived_at, 4)
-        error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
         if error is not None:
             said["error"] = error
         if self.ignored is not None and self.ignored.unknown:
@@ -79,6 +86,10 @@ class RequestRecord:
         if self.body is not None:
             said["prompt"] = _prompt_of(self.body, self.match)
         return said
+
+    def fail(self, status: int, error: str) -> None:
+        """Let an answer end with an error. Log and metrics have this status, whatever a stream began with."""
+        self.status, self.error = status, error
 
     def add_error_body(self, part: bytes) -> None:
         """Keep the body of an error's answer."""
@@ -136,7 +147,9 @@ class RequestLog:
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status, record.has_started = message["status"], True
+                record.has_started = True
+                if record.error is None:
+                    record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_headers(record)]
             elif record.status >= 400:
                 record.add_error_body(message.get("body", b""))
@@ -145,13 +158,14 @@ class RequestLog:
         try:
             await self._app(scope, receiving if self._has_prompts else receive, sending)
         except Exception as error:  # a mistake of ours: the client gets an answer with its id all the same
-            record.error = type(error).__name__
+            record.fail(500, type(error).__name__)
             if record.has_started:
                 raise
             await respond(error, scope["path"])(scope, receive, sending)
         finally:
-            self._responses[self._path_of(scope), str(record.status)] += 1
-            is_quiet = record.status < 400 and (scope["method"], scope["path"]) in QUIET
+            if not record.is_forwarded:
+                self._responses[self._path_of(scope), str(record.status)] += 1
+            is_quiet = record.is_forwarded or (record.status < 400 and (scope["method"], scope["path"]) in QUIET)
             level = logging.DEBUG if is_quiet else logging.INFO
             if _log.isEnabledFor(level):
                 fields = record.fields(scope)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
@@ -29,12 +28,14 @@ from ..engine.generation_stream import Ask
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
+from ..version import VERSION
 from .choices import Choices, Waker
 from .http.connection import while_connected
 from .http.door import api_key_of, client_of
 from .lanes import Lanes
 from .request_log import record_of
 from .server_options import ServerOptions
+from .stored.stored import Stored
 from .truncation import Message, Truncated, Truncation, drop_middle
 from .unknown_fields import SURROGATES
 from .unread_parts import require_none
@@ -67,6 +68,7 @@ class Served:
         names: those that are listed, at least one; the first is the server's own word for the model.
         takes_any: whether it is called by any name that no other model has.
         options: those of the server, as they are for this model.
+        stored: what clients leave on the server; None: nothing is kept.
         fingerprint: with it, equal requests with equal seeds have equal replies: `fingerprint_of`.
         created: Unix time at which serving began.
     """
@@ -78,17 +80,19 @@ class Served:
     lanes: Lanes
     fingerprint: str
     created: int
+    stored: Stored | None = None
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, engine: Engine, options: ServerOptions) -> Self:
+    def of(cls, engine: Engine, options: ServerOptions, stored: Stored | None = None) -> Self:
         """An engine by the names of `options.model_ids`, each once, or by its artifact's own; `*` among them is any
         name, and is not listed."""
         listed = listed_of(options.model_ids) or (engine.manifest.name,)
         fingerprint = fingerprint_of(engine, options.truncation)
-        return cls(
-            engine, listed, ANY in options.model_ids, options, Lanes.of(engine), fingerprint, created=int(time.time())
-        )
+        if stored is not None:
+            engine.remember(stored)
+        lanes, now = Lanes.of(engine), int(time.time())
+        return cls(engine, listed, ANY in options.model_ids, options, lanes, fingerprint, created=now, stored=stored)
 
     @property
     def name(self) -> str:
@@ -137,6 +141,7 @@ class Served:
             request_id=record_of(request).request_id or None,
             speculate=body.speculate is not False,
             with_progress=bool(body.return_progress),
+            idle=record_of(request).is_idle,
         )
 
     async def constraint(self, request: Request, grammar: Grammar | None) -> ConstraintSource | None:
@@ -289,14 +294,16 @@ def listed_of(model_ids: Sequence[str]) -> tuple[str, ...]:
 
 def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
     """What OpenAI's replies say of the server: a digest of the version, of the artifact, with weights, module and
-    target, and of the options with which the same request may have another reply.
+    target, and of the options with which the same request may have another reply; then the numeric class that
+    computes, `fma` or `no-fma`.
 
     One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part,
     no call of a tool came back, and the chat template does not write the day.
     """
     options = {name: value for name, value in engine.reply_options.items() if value is not None}  # those of an extra
-    means = (version("radixlm"), engine.manifest.digest, truncation, options)
-    return "fp_" + sha256(msgspec.json.encode(means)).hexdigest()[:16]
+    means = (VERSION, engine.manifest.digest, truncation, options)
+    digest = sha256(msgspec.json.encode(means)).hexdigest()[:16]
+    return f"fp_{digest}_{engine.manifest.target.numeric_class}"
 
 
 async def whole_answer(completions: Sequence[Completion], make: Callable[[], msgspec.Struct]) -> Response:

@@ -12,6 +12,7 @@ from ..fields import Flag, check_fields, documented, option
 from .truncation import Truncation
 
 MAX_STALL_S = 60.0  # a step of the largest model takes seconds, not a minute
+DAY_S = 86400.0
 KEEP_ALIVE_S = 15.0  # proxies close what was silent for a minute, some for half of one
 
 
@@ -39,7 +40,18 @@ class ServerOptions:
         unset="none",
         flag=Flag("--cors-origin", "server", metavar="ORIGIN"),
     )
-    hosts: Sequence[str] = option((), "Names that requests may be sent to; none: any.")
+    hosts: Sequence[str] = option(
+        (),
+        "A host name that requests may be sent to, besides localhost; repeatable.",
+        unset="any name, or localhost alone where only this machine can connect and there are no keys",
+        flag=Flag("--allowed-host", "server", metavar="NAME"),
+    )
+    metrics_key: str | None = option(
+        None,
+        "The key with which /metrics is read, and nothing else: for Prometheus.",
+        unset="a client's key, if there are any",
+        flag=Flag("--metrics-key", "server", metavar="KEY"),
+    )
     ignores_prompt_cache_key: bool = option(
         False,
         "Whether requests share a cache whatever their prompt_cache_key is. Agents send one for each conversation, of "
@@ -68,6 +80,24 @@ class ServerOptions:
         True,
         "Whether `why_not_more` shows some tokens of what is cached in the request's namespace, and `/v1/cache` the "
         "beginnings of runs. False for a server whose clients share a namespace and do not trust each other.",
+    )
+    keeps_responses: bool = option(
+        True,
+        "Keep what /v1/responses answers, so that previous_response_id goes on from it, and conversations, files and "
+        "batches: in the directory of --store, or else in memory. A request says no with store set to false.",
+        flag=Flag("--keep-responses", "server"),
+    )
+    response_ttl_s: float = option(
+        30 * DAY_S,
+        "Forget a response or a conversation that was not used for so long.",
+        above=0,
+        flag=Flag("--response-ttl", "server", unit=("days", DAY_S), metavar="DAYS"),
+    )
+    response_bytes: int = option(
+        1_000_000_000,
+        "Room for responses and conversations, and as much for files and batches.",
+        low=1,
+        flag=Flag("--response-gb", "server", unit=("GB", 1e9), metavar="GB"),
     )
     max_body_bytes: int = option(16 << 20, "Longer request bodies are refused with 413.", low=1)
     max_stall_s: float = option(

@@ -33,6 +33,7 @@ def decode_body(
     """JSON as a type, and the fields that are ignored.
 
     Args:
+        type: a struct, whose `ACTS_ON` names fields that others ignore.
         is_strict: refuse every field that the type does not have.
         leave_out: takes other things out of a body that is not of the type.
 
@@ -48,7 +49,7 @@ def decode_body(
             raise
         cleaned = _without_unknown(body, type, ignored, leave_out, is_strict)
         value = decode_json(cleaned, type)
-    for name in HARMLESS:
+    for name in HARMLESS.keys() - getattr(type, "ACTS_ON", frozenset()):
         asked = getattr(value, name, None)
         if asked is not None and not asks_for_nothing(asked):  # nearly always it is None
             ignored.harmless.add(name)

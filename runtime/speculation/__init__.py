@@ -1,4 +1,5 @@
-"""Guess the next tokens of a reply, so that one step checks several: drafts, where they come from, how many pay.
+"""Speculative decoding: draft the next tokens of a reply, so that one step can verify several of them.
 
-Knows token ids, the radix tree and seconds; not requests, steps or models.
+Has the sources of draft tokens, and decides how many are worthwhile. Knows token ids, the radix tree and seconds; not
+requests, steps or models.
 """

@@ -1,8 +1,8 @@
-"""Guess with a second model of the same vocabulary, which has its own pages and prefix cache.
+"""Draft with a second model of the same vocabulary, which has its own pages and prefix cache.
 
-A guess is never in the second model's sequence: rows for guesses are reserved behind it, and given back when guessing
-ends, so that nothing that the first model rejects is in a tree. What was right is computed again with the next guesses,
-as rows of one step. Knows token ids, pages and seconds; not requests, nor how a token is chosen from logits.
+Draft tokens never enter the second model's sequence. Rows for them are reserved after it, and released when drafting
+ends, so that no rejected token is in a tree. Accepted tokens are computed again with the next draft, as rows of one
+step. Knows token ids, pages and seconds; not requests, nor how a token is chosen from logits.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ..cache import sequence as cached
 from ..cache.kv_transaction import KVTransaction, Reservation
 from ..cache.prefix_cache import PrefixCache
 from ..errors import OutOfPages
-from ..memory import Forgotten, Memory
+from ..memory import ForgetResult, Memory
 from ..model.batch import Runner, make_batch
 from .draft import StepCost
-from .draft_levels import Ask, DraftRows, DraftSource
+from .draft_levels import DraftRequest, DraftRows, DraftSource
 from .draft_worth import MAX_DEPTH
 
-_MOST_BEHIND = 16  # tokens that a step of guessing may catch up with; more are computed before
-_CHUNK = 64  # tokens of a prompt in a step
+_MAX_UNCOMPUTED = 16  # uncomputed tokens that a drafting step can include; more are computed before
+_CHUNK = 64  # prompt tokens in a step
 
 
 @dataclass(frozen=True)
-class DraftAbout:
-    """What a draft model takes of memory."""
+class DraftModelInfo:
+    """Name and memory use of a draft model."""
 
     name: str
     weights_bytes: int
@@ -36,9 +36,9 @@ class DraftAbout:
 
 @dataclass(frozen=True)
 class DraftStats:
-    """What a draft model has and did."""
+    """Current state and counts of a draft model."""
 
-    about: DraftAbout | None
+    about: DraftModelInfo | None
     num_pages: int
     num_free_pages: int
     num_cached_pages: int
@@ -46,19 +46,19 @@ class DraftStats:
 
 
 class DraftModel(DraftSource, Memory):
-    """A model that guesses for another.
+    """A model that drafts for another.
 
     Args:
         forward: the model; `shut_down` closes it.
-        cache: its own.
-        context_length: of its own; replies that are longer have no guesses.
-        vocab_size: tokens that both models know.
+        cache: its own prefix cache.
+        context_length: its own; longer replies get no drafts.
+        vocab_size: number of tokens that both models know.
         clock: seconds; only differences count.
-        about: what it takes of memory, to be told.
+        about: its memory use, for `stats`.
 
     Attributes:
-        worth: when guesses pay.
-        num_tokens: that it computed.
+        worth: decides when drafting is worthwhile.
+        num_tokens: number of tokens that it computed.
     """
 
     def __init__(
@@ -69,34 +69,34 @@ class DraftModel(DraftSource, Memory):
         context_length: int,
         vocab_size: int,
         clock: Callable[[], float],
-        about: DraftAbout | None = None,
+        about: DraftModelInfo | None = None,
     ) -> None:
         super().__init__("the draft model", forward, vocab_size=vocab_size, clock=clock)
         self._about = about
         self._forward, self._cache = forward, cache
         self._context_length = context_length
         self._sequences: dict[str, cached.Sequence] = {}
-        self._without: set[str] = set()  # requests that have no room
+        self._without: set[str] = set()  # names of requests that it has too few pages for
 
     @property
     def names(self) -> frozenset[str]:
-        """The requests that it follows."""
+        """Names of the requests that it follows."""
         return frozenset(self._sequences)
 
     def end(self, name: str) -> None:
-        """A request gave its pages back, or ended; what was computed for it stays cached."""
+        """Forget a request that released its pages or ended; its computed tokens stay cached."""
         super().end(name)
         self._without.discard(name)
         if (sequence := self._sequences.pop(name, None)) is not None:
             self._cache.close(sequence)
 
-    def forget(self, namespace: bytes) -> Forgotten:
-        """Forget a namespace's prefixes, but for what live requests use; its own pages are not counted."""
+    def forget(self, namespace: bytes) -> ForgetResult:
+        """Forget a namespace's prefixes, except those of live requests; its own pages are not counted."""
         self._cache.clear(namespace)
-        return Forgotten()
+        return ForgetResult()
 
     def drop_unused(self, since: float) -> int:
-        """Free what was last used before a time on the cache's clock; returns how many pages."""
+        """Free pages that were last used before a time on the cache's clock; return their number."""
         return self._cache.drop_unused(since)
 
     def start_over(self) -> None:
@@ -107,7 +107,7 @@ class DraftModel(DraftSource, Memory):
         self._cache.start_over()
 
     def stats(self) -> DraftStats:
-        """What it has now, and did so far."""
+        """Return the current state and counts."""
         pages = self._cache.stats()
         numbers = (pages.num_pages, pages.num_free_pages, pages.num_cached_pages)
         return DraftStats(self._about, *numbers, self.num_tokens)
@@ -121,84 +121,98 @@ class DraftModel(DraftSource, Memory):
         """Close the model."""
         self._forward.close()
 
-    def _follow(self, ask: Ask, cost: StepCost, num_rows: int) -> cached.Sequence | None:
-        """The sequence of a reply, with all of its tokens and few of them uncomputed; None: not now."""
-        if ask.name in self._without or len(ask.sequence.token_ids) + ask.most > self._context_length:
+    def _follow(self, request: DraftRequest, cost: StepCost, num_rows: int) -> cached.Sequence | None:
+        """Return the sequence of a reply, with all of its tokens and few of them uncomputed; None if not worthwhile."""
+        if request.name in self._without or len(request.sequence.token_ids) + request.most > self._context_length:
             return None
-        is_worth = partial(self.worth.pays_for_prompt, ask.num_generated, ask.num_left, cost, num_rows)
-        sequence = self._sequences.get(ask.name)
+        is_worth = partial(self.worth.pays_for_prompt, request.num_generated, request.num_left, cost, num_rows)
+        sequence = self._sequences.get(request.name)
         if sequence is None:
-            match = self._cache.match(ask.sequence.token_ids, namespace=ask.sequence.namespace)
-            if not is_worth(len(ask.sequence.token_ids) - match.num_tokens):
+            match = self._cache.match(request.sequence.token_ids, namespace=request.sequence.namespace)
+            if not is_worth(len(request.sequence.token_ids) - match.num_tokens):
                 return None
             sequence = self._cache.open(match, context_length=self._context_length)
-            self._sequences[ask.name] = sequence
+            self._sequences[request.name] = sequence
         else:
-            _go_along(sequence, ask.sequence.token_ids)
-        if sequence.num_uncomputed > _MOST_BEHIND:
+            _synchronize(sequence, request.sequence.token_ids)
+        if sequence.num_uncomputed > _MAX_UNCOMPUTED:
             if not is_worth(sequence.num_uncomputed):
                 return None
-            self._compute_part(ask.name, sequence)
-        return sequence if ask.name in self._sequences and sequence.num_uncomputed <= _MOST_BEHIND else None
+            self._compute_part(request.name, sequence)
+        return sequence if request.name in self._sequences and sequence.num_uncomputed <= _MAX_UNCOMPUTED else None
 
     def _compute_part(self, name: str, sequence: cached.Sequence) -> None:
-        """Compute the next tokens of what a sequence is behind."""
+        """Compute the next chunk of a sequence's uncomputed tokens."""
         begun = self._clock()
         num_tokens = min(_CHUNK, sequence.num_uncomputed - 1)
-        with self._cache.begin() as step:
+        with self._cache.begin() as transaction:
             try:
-                reservation = step.reserve(sequence, num_tokens)
+                reservation = transaction.reserve(sequence, num_tokens)
             except OutOfPages:
                 self._give_up(name)
                 return
-            if step.copies:
-                self._forward.copy_rows(step.copies)
+            if transaction.copies:
+                self._forward.copy_rows(transaction.copies)
             self._forward.forward(make_batch([reservation], [0]))
-            step.commit()
+            transaction.commit()
         self.num_tokens += num_tokens
         self.worth.observe_prompt(num_tokens, self._clock() - begun)
 
     def _give_up(self, name: str) -> None:
-        """Follow a request no more: there are too few pages."""
+        """Stop following a request, because there are too few pages."""
         self._without.add(name)
         self._cache.close(self._sequences.pop(name), keep=False)
 
-    def _guess(self, asks: Sequence[Ask], cost: StepCost, num_rows: int, num_expected: float) -> None:
-        ready = [(ask, sequence) for ask in asks if (sequence := self._follow(ask, cost, num_rows)) is not None]
-        with self._cache.begin() as step:
-            rows = [(ask, r) for ask, sequence in ready if (r := self._reserve(step, ask, sequence)) is not None]
+    def _draft_tokens(
+        self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
+    ) -> None:
+        ready = [
+            (request, sequence)
+            for request in requests
+            if (sequence := self._follow(request, cost, num_rows)) is not None
+        ]
+        with self._cache.begin() as transaction:
+            rows = [
+                (request, r)
+                for request, sequence in ready
+                if (r := self._reserve(transaction, request, sequence)) is not None
+            ]
             if not rows:
                 return
-            if step.copies:
-                self._forward.copy_rows(step.copies)
-            self._levels([(ask, _rows_of(reservation)) for ask, reservation in rows], cost, num_rows, num_expected)
+            if transaction.copies:
+                self._forward.copy_rows(transaction.copies)
+            self._levels(
+                [(request, _rows_of(reservation)) for request, reservation in rows], cost, num_rows, num_expected
+            )
             for _, reservation in rows:
-                step.accept(reservation.sequence, 0)
-            step.commit()
+                transaction.accept(reservation.sequence, 0)
+            transaction.commit()
 
-    def _reserve(self, step: KVTransaction, ask: Ask, sequence: cached.Sequence) -> Reservation | None:
-        """Rows of a sequence's uncomputed tokens and of guesses behind them, whose ids are not known yet."""
+    def _reserve(
+        self, transaction: KVTransaction, request: DraftRequest, sequence: cached.Sequence
+    ) -> Reservation | None:
+        """Reserve rows for a sequence's uncomputed tokens and for draft tokens after them, whose ids are unknown."""
         try:
-            return step.reserve(sequence, sequence.num_uncomputed, [0] * (min(ask.most, MAX_DEPTH) - 1))
+            return transaction.reserve(sequence, sequence.num_uncomputed, [0] * (min(request.most, MAX_DEPTH) - 1))
         except OutOfPages:
-            self._give_up(ask.name)
+            self._give_up(request.name)
             return None
 
 
 def _rows_of(reservation: Reservation) -> DraftRows:
-    """The rows that were reserved."""
+    """Return the room of a reservation for a sequence's tokens and draft tokens."""
     tokens = reservation.sequence.token_ids[reservation.start :]
     return DraftRows(reservation.start, tokens, reservation.rows, reservation.page_ids)
 
 
-def _go_along(sequence: cached.Sequence, token_ids: Sequence[int]) -> None:
-    """Have a sequence hold these tokens: drop those that were taken back, and add those that came."""
+def _synchronize(sequence: cached.Sequence, token_ids: Sequence[int]) -> None:
+    """Make a sequence hold these tokens: drop those that were taken back, and add new ones."""
     own, length = sequence.token_ids, min(len(sequence), len(token_ids))
     if len(own) > length or own != token_ids[:length]:
         same = next((place for place in range(length) if own[place] != token_ids[place]), length)
         sequence.pop(len(sequence) - same)
     sequence.append(token_ids[len(sequence) :])
-    if not sequence.num_uncomputed:  # the logits behind the last token are wanted once more
+    if not sequence.num_uncomputed:  # the logits after the last token are needed once more
         last = token_ids[-1]
         sequence.pop(1)
         sequence.append([last])

@@ -1,7 +1,7 @@
-"""Guess what one reply goes on with: as its grammar wants it, as the tree knows it, or as its tokens went on before.
+"""Draft the next tokens of one reply without a model: from its grammar, the prefix tree, or its earlier tokens.
 
-The last is prompt lookup (Saxena, 2023): replies repeat what was said. Knows one sequence's tokens and its namespace's
-tree, and no other namespace's; of a grammar, what it allows next.
+The last is prompt lookup (Saxena, 2023): replies repeat earlier text. Knows one sequence's tokens and its namespace's
+tree, and no other namespace's; and the tokens that a grammar allows next.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ..model.batch import Int32Array
 from .draft import FORCED, MAX_DRAFT, MODEL, NO_DRAFT, TREE, Acceptance, Draft, StepCost, draft_length
 
 LookAhead = Callable[[int], tuple[int, ...]]
-"""At most so many tokens that the tree has behind all of the sequence's."""
+"""Return at most this many tokens that the tree has after all of the sequence's."""
 
 IntArray = npt.NDArray[np.intp]
 
-LENGTHS = (32, 16, 8, 4, 3, 2, 1)  # tokens of a suffix that are the same, the best first
-LOOKED_FOR = 4  # tokens of a suffix; of what is found, the longest
-_CANDIDATES = 16  # that are compared, the last ones
+LENGTHS = (32, 16, 8, 4, 3, 2, 1)  # lengths of an equal suffix in tokens, the best first
+MAX_SUFFIX = 4  # tokens of a suffix that are searched for; the longest match wins
+_CANDIDATES = 16  # the last matches, which are compared
 _BACK = np.arange(1, LENGTHS[0] + 1)
 _NONE = np.empty(0, np.intp)
-_LOOK_EVERY = 8  # tokens: the tree is asked again so often where it knew nothing
-_AHEAD = 256  # tokens that the tree is asked for at once
+_LOOK_EVERY = 8  # tokens until the tree is searched again after a miss
+_AHEAD = 256  # tokens requested from the tree at once
 _EXPECTED = {
     TREE: 0.8,
     32: 0.95,
@@ -40,37 +40,37 @@ _EXPECTED = {
     2: 0.3,
     1: 0.15,
     FORCED: 0.95,
-}  # right guesses, by kind
+}  # expected acceptance rate, by kind
 
 
 @dataclass
 class Drafter:
-    """Drafts for one reply.
+    """The drafter of one reply.
 
     Args:
-        token_ids: of prompt and reply so far.
-        look_ahead: into the tree; None: it is not to be asked.
-        foresight: of the reply's grammar; None: it has none.
-        told: of a draft model's drafts, how many tokens were checked, and how many of them were right.
+        token_ids: prompt and reply so far.
+        look_ahead: searches the tree; None: the tree is not searched.
+        foresight: of the reply's grammar; None without a grammar.
+        on_verified: called for a draft model's drafts, with the numbers of verified and of accepted tokens.
     """
 
     token_ids: Sequence[int]
     look_ahead: LookAhead | None = None
     foresight: Foresight | None = None
-    told: Callable[[int, int], None] | None = None
+    on_verified: Callable[[int, int], None] | None = None
     _ahead: tuple[int, ...] = ()
-    _looks_at: int = 0  # the length at which the tree is asked next
+    _looks_at: int = 0  # the length at which the tree is searched next
     _seen: dict[int, Acceptance] = field(default_factory=lambda: {kind: Acceptance(e) for kind, e in _EXPECTED.items()})
 
-    _after: dict[int, Acceptance] = field(default_factory=dict)  # by the token before a guess
+    _after: dict[int, Acceptance] = field(default_factory=dict)  # by the token before a draft token
 
     def __post_init__(self) -> None:
         self._lookup = SuffixLookup(self.token_ids)
 
     def propose(self, most: int, cost: StepCost, *, num_rows: int, num_expected: float) -> Draft:
-        """A draft of the tokens behind all of the sequence's, for a step of `num_rows` without it."""
+        """Return a draft of the tokens after the sequence, for a step of `num_rows` rows without it."""
         most = min(most, MAX_DRAFT)
-        if most <= 0 or not cost.is_worth_guesses(num_rows, num_expected):
+        if most <= 0 or not cost.is_worth_drafting(num_rows, num_expected):
             return NO_DRAFT
         self._catch_up()
         forced = () if self.foresight is None else self.foresight.forced()[:most]
@@ -87,11 +87,11 @@ class Drafter:
         return NO_DRAFT
 
     def observe(self, draft: Draft, num_accepted: int) -> None:
-        """Note how much of a draft was right."""
+        """Record how many tokens of a draft were accepted."""
         forced, number = draft.num_forced, len(draft.token_ids)
         if draft.kind == MODEL:
-            assert self.told is not None, "a draft of no model"
-            self.told(number, num_accepted)
+            assert self.on_verified is not None, "a draft of no model"
+            self.on_verified(number, num_accepted)
             return
         if forced:
             self._seen[FORCED].observe(forced, min(forced, num_accepted))
@@ -105,16 +105,16 @@ class Drafter:
         sure, share, after = self._seen[FORCED].share, self._seen[kind].share, self._after
         shares = [sure] * min(num_forced, len(token_ids))
         for before in self._ids_before(token_ids)[len(shares) :]:
-            is_known = 0 < kind < LENGTHS[0] and before in after  # what goes on for so long is no matter of one token
+            is_known = 0 < kind < LENGTHS[0] and before in after  # a long match does not depend on one token
             shares.append(after[before].share_of(share) if is_known else share)
         return Draft(token_ids, kind, tuple(accumulate(shares, mul)), num_forced)
 
     def _ids_before(self, token_ids: Sequence[int]) -> list[int]:
-        """The token before each of a draft's."""
+        """Return the token before each token of a draft."""
         return [self._lookup.last, *token_ids[:-1]]
 
     def _sources(self, forced: tuple[int, ...], most: int) -> list[tuple[int, tuple[int, ...]]]:
-        """What each source has behind the forced tokens, with these, the best first."""
+        """Return the candidates of each source, the best first, each beginning with the forced tokens."""
         ahead = self._tree(most)
         if ahead[: len(forced)] != forced[: len(ahead)]:
             ahead = ()
@@ -128,7 +128,7 @@ class Drafter:
         return self._ahead[:most]
 
     def _catch_up(self) -> None:
-        """Take in the tokens that came since the last time; those that were taken back are forgotten."""
+        """Add the tokens that came since the last call, and forget those that were taken back."""
         if len(self.token_ids) < len(self._lookup):
             self._lookup, self._ahead = SuffixLookup(self.token_ids), ()
         new = self.token_ids[len(self._lookup) :]
@@ -139,7 +139,7 @@ class Drafter:
 
 
 class SuffixLookup:
-    """The tokens of a prompt and its reply, to find what followed the last of them when they last stood there.
+    """The tokens of a prompt and its reply, to find the tokens that followed an earlier occurrence of the last ones.
 
     >>> lookup = SuffixLookup([1, 2, 3, 4, 5, 9, 2, 3])
     >>> lookup.draft(3)
@@ -171,8 +171,10 @@ class SuffixLookup:
         self._length = length
 
     def draft(self, most: int, *, behind: Sequence[int] = ()) -> tuple[tuple[int, ...], int]:
-        """At most `most` tokens that followed the longest suffix, and its length, rounded down to one of `LENGTHS`; 0:
-        none did. The suffix is that of all tokens and those `behind` them, which are not added.
+        """Return at most `most` tokens that followed the longest earlier suffix, and its length; 0 if there is none.
+
+        The length is rounded down to one of `LENGTHS`. The suffix is that of all tokens and then those `behind` them,
+        which are not added.
         """
         own = self._length
         self.extend(behind)
@@ -189,10 +191,13 @@ class SuffixLookup:
         return tuple(self._ids[begin : min(begin + most, self._length)].tolist()), length
 
     def _ends(self) -> IntArray:
-        """Where the longest earlier suffixes end, of `LOOKED_FOR` tokens at most; in order, behind their last token."""
+        """Return the ends of the longest earlier suffixes, of at most `MAX_SUFFIX` tokens, in order.
+
+        An end is the index after the suffix's last token.
+        """
         ids = self._ids[: self._length]
         ends = np.flatnonzero(ids[:-1] == ids[-1]) + 1 if self._length else _NONE
-        for length in range(2, LOOKED_FOR + 1):
+        for length in range(2, MAX_SUFFIX + 1):
             if not (longer := ends[ends >= length]).size:
                 break
             longer = longer[ids[longer - length] == ids[-length]]
@@ -202,7 +207,7 @@ class SuffixLookup:
         return ends
 
     def _longest(self, ends: IntArray) -> tuple[int, int]:
-        """Of places where suffixes end, that of the longest one, the last on ties, and how much of it is the same."""
+        """Return the end of the longest suffix among `ends`, the last one on ties, and its length."""
         back = _BACK[: self._length]
         before = ends[:, None] - back
         is_same = (self._ids[before] == self._ids[self._length - back]) & (before >= 0)

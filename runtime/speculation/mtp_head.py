@@ -1,8 +1,9 @@
-"""Guess with a model's own multi-token prediction head, whose rows are in the model's pages.
+"""Draft with a model's own multi-token prediction (MTP) head, whose KV rows are in the model's pages.
 
-`forward` computes the head's row of each token beside the model's, so that it is shared, stored and given back with its
-page. A guess goes on from such rows. Its own are written behind the sequence's, on the last page if that is private and
-on pages that are free: nobody else sees them, and the next step writes over them. Knows pages and token ids.
+`forward` computes the head's row of each token together with the model's, so that it is shared, stored and released
+with its page. Drafting continues from such rows. Rows of draft tokens are written after the sequence's: on the last
+page if that is private, and on free pages. No other request reads them, and the next step overwrites them. Knows pages
+and token ids.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from ..cache import sequence as cached
 from ..cache.page_pool import PagePool, num_pages_for
 from ..model.batch import Batch, Drafting, Float32Array, PageCopy, TopLogits
 from .draft import StepCost
-from .draft_levels import Ask, DraftRows, DraftSource
+from .draft_levels import DraftRequest, DraftRows, DraftSource
 from .draft_worth import MAX_DEPTH
 
 
 class MTPHead(DraftSource):
-    """The head of the model that the replies are of.
+    """The MTP head of the model that generates the replies.
 
     Args:
         model: computes the head.
@@ -28,27 +29,32 @@ class MTPHead(DraftSource):
     """
 
     def __init__(self, model: Drafting, pool: PagePool, *, vocab_size: int, clock: Callable[[], float]) -> None:
-        super().__init__("the MTP head", _Runs(model), vocab_size=vocab_size, clock=clock)
+        super().__init__("the MTP head", _HeadRunner(model), vocab_size=vocab_size, clock=clock)
         self._model, self._pool = model, pool
 
-    def _guess(self, asks: Sequence[Ask], cost: StepCost, num_rows: int, num_expected: float) -> None:
+    def _draft_tokens(
+        self, requests: Sequence[DraftRequest], cost: StepCost, num_rows: int, num_expected: float
+    ) -> None:
         taken: list[int] = []
         try:
-            rooms = [(ask, self._room(ask.sequence, min(ask.most, MAX_DEPTH), taken)) for ask in asks]
-            rows = [(ask, room) for ask, room in rooms if room is not None]
+            rooms = [
+                (request, self._room(request.sequence, min(request.most, MAX_DEPTH), taken)) for request in requests
+            ]
+            rows = [(request, room) for request, room in rooms if room is not None]
             if rows:
                 self._levels(rows, cost, num_rows, num_expected)
         finally:
             self._pool.release(taken)
 
     def _room(self, sequence: cached.Sequence, num_tokens: int, taken: list[int]) -> DraftRows | None:
-        """Rows for so many tokens behind the computed ones; pages for them are added to `taken`. None: too few are
-        free, or a row before is missing.
+        """Return rows for `num_tokens` tokens after the computed ones, and add pages for them to `taken`.
+
+        None if too few pages are free, or a row before them is missing.
         """
-        first = sequence.num_rows
-        if sequence.num_uncomputed != 1 or sequence.sparse is not None or not first:
+        page_ids, num_recomputed = sequence.page_ids, sequence.num_recomputed
+        first = sequence.num_rows + num_recomputed
+        if not sequence.decodes or sequence.sparse is not None or not first or num_pages_for(first) > len(page_ids):
             return None
-        page_ids = sequence.page_ids
         copies = first % PAGE_SIZE > 0 and not self._pool.is_private(page_ids[-1])
         num_new = num_pages_for(first + num_tokens) - len(page_ids) + copies
         if num_new > self._pool.num_free:
@@ -59,19 +65,21 @@ class MTPHead(DraftSource):
             self._model.copy_rows([PageCopy(page_ids[-1], new[0], first % PAGE_SIZE)])
             page_ids = page_ids[:-1]
         rows = range(first, first + num_tokens)
-        return DraftRows(sequence.num_computed, sequence.token_ids[-1:], rows, page_ids + array("i", new))
+        return DraftRows(
+            sequence.num_computed + num_recomputed, sequence.token_ids[-1:], rows, page_ids + array("i", new)
+        )
 
 
-class _Runs:
-    """A head's steps in place of a model's."""
+class _HeadRunner:
+    """Computes steps of the head instead of the model."""
 
     def __init__(self, model: Drafting) -> None:
         self._model = model
 
     def forward(self, batch: Batch) -> Float32Array:
-        """The logits of the head's drafts."""
+        """Return the logits of the head's draft tokens."""
         return self._model.draft(batch)
 
     def top_logits(self, num_rows: int, vocab_size: int) -> TopLogits:
-        """Of what `forward` returned."""
+        """Return the largest logits of the last `forward`."""
         return self._model.top_logits(num_rows, vocab_size)

@@ -1,4 +1,4 @@
-"""Whether two models spell with the same tokens, so that ids of one are ids of the other.
+"""Check that two models have the same vocabulary, so that token ids of one are valid for the other.
 
 Knows tokenizers; not where a model comes from.
 """
@@ -13,7 +13,7 @@ from ..errors import InvalidParameter
 
 
 def digest_of_tokens(tokenizer: Tokenizer, num_tokens: int) -> str:
-    """A digest of the first ids, of their bytes, and of which of them are special."""
+    """Return a digest of the first `num_tokens` ids: their bytes, and whether each is special."""
     digest, special_ids = hashlib.sha256(), tokenizer.profile.special_ids
     for token_id in range(min(num_tokens, tokenizer.vocab_size)):
         spelled = tokenizer.token_bytes(token_id)
@@ -24,14 +24,14 @@ def digest_of_tokens(tokenizer: Tokenizer, num_tokens: int) -> str:
 def require_same_tokens(
     name: str, one: Tokenizer, draft_name: str, draft: Tokenizer, *, num_tokens: int, num_known: int
 ) -> None:
-    """Do nothing where a draft's first ids spell what the model's do.
+    """Raise unless the first ids of a draft model spell the same as the model's.
 
     Args:
-        num_tokens: ids that the model may say.
-        num_known: ids that the draft's model knows.
+        num_tokens: number of ids that the model can generate.
+        num_known: number of ids that the draft model knows.
 
     Raises:
-        InvalidParameter: they do not, or the draft does not know them all.
+        InvalidParameter: they differ, or the draft model does not know all of them.
     """
     expected, found = digest_of_tokens(one, num_tokens), digest_of_tokens(draft, num_tokens)
     if expected != found:

@@ -1,1 +1,1 @@
-"""States of recurrent layers: which slots hold them, and which stand in the tree as snapshots."""
+"""States of recurrent layers: the slots that hold them, and the snapshots of them in the prefix tree."""

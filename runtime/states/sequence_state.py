@@ -1,4 +1,4 @@
-"""Hold where one sequence's recurrent state is, and at which tokens others want it: where its last message begins.
+"""Hold the slot of one sequence's recurrent state, and the token counts at which snapshots of it are wanted.
 
 Knows slots, token ids and their counts.
 """
@@ -12,12 +12,12 @@ from .state_pool import NO_STATE, SPARE_SLOTS, StatePool
 
 
 class SequenceState:
-    """The state after a sequence's computed tokens. Of a model that keeps none, all of it does nothing.
+    """The state after a sequence's computed tokens. For a model without recurrent states, every method does nothing.
 
     Attributes:
-        slot: where it is; the zeros if nothing is computed.
-        page_slot: where that after the first `num_page_tokens` is, the last full page that a step ended with; the zeros
-            if there is none. Only where states are stored, and slots are many.
+        slot: the slot of the state; the zeros if nothing is computed.
+        page_slot: the slot of the state after the first `num_page_tokens` tokens, the last full page at which a step
+            ended. The zeros if there is none. Only used if states are stored on disk, and there are many slots.
     """
 
     def __init__(self, pool: StatePool | None) -> None:
@@ -28,21 +28,24 @@ class SequenceState:
 
     @property
     def logged(self) -> dict[str, bool]:
-        """What lines of a KV log say of it."""
+        """Fields about it in lines of a KV log."""
         return {} if self.pool is None else {"state": True}
 
     @property
     def slots(self) -> tuple[int, int]:
-        """All that it uses."""
+        """All slots that it uses."""
         return self.slot, self.page_slot
 
     def restart(self, slot: int) -> None:
-        """Be in another slot, as `move`, for other tokens."""
+        """Move to another slot, for other tokens."""
         self._keep_page(NO_STATE, 0)
         self.move(slot)
 
     def computed(self, num_tokens: int) -> None:
-        """Say that it is after so many tokens: at the end of a page it is kept until the end of the next."""
+        """Record that the state is after `num_tokens` tokens.
+
+        At the end of a page it is kept until the end of the next.
+        """
         pool = self.pool
         if pool is not None and pool.is_stored and num_tokens % PAGE_SIZE == 0:
             if pool.num_available > pool.num_in_use + SPARE_SLOTS:
@@ -57,28 +60,28 @@ class SequenceState:
             self.page_slot, self.num_page_tokens = slot, num_tokens
 
     def move(self, slot: int) -> None:
-        """Be in another slot, which the caller has retained or allocated for it."""
+        """Move to another slot, which the caller has retained or allocated for it."""
         if self.pool is not None:
             self.pool.release(self.slot)
             self.slot = slot
 
     def want_at(self, num_tokens: int) -> None:
-        """Have the sequence stop once behind so many tokens, because others may go on from there."""
+        """Make the sequence stop once after `num_tokens` tokens, because others are likely to resume from there."""
         if self.pool is not None:
             self._stops = tuple(sorted({*self._stops, num_tokens}))
 
     def cut(self, num_tokens: int) -> None:
-        """Want nothing behind so many tokens."""
+        """Drop everything that is wanted after `num_tokens` tokens."""
         self._stops = tuple(stop for stop in self._stops if stop <= num_tokens)
         if self.num_page_tokens > num_tokens:
             self._keep_page(NO_STATE, 0)
 
     def next_stop(self, num_computed: int) -> int | None:
-        """The least count of tokens, above those that are computed, at which it is wanted; None: nowhere."""
+        """Return the next count of tokens, above those computed, at which the state is wanted; None if none is."""
         return next((stop for stop in self._stops if stop > num_computed), None)
 
     def is_wanted_at(self, num_tokens: int) -> bool:
-        """Whether it is wanted behind so many tokens."""
+        """Return whether the state after `num_tokens` tokens is wanted."""
         return num_tokens in self._stops
 
     def check(self, num_computed: int) -> None:
@@ -87,16 +90,15 @@ class SequenceState:
         assert has_state == (self.slot != NO_STATE), f"slot {self.slot} is the state after {num_computed} tokens"
 
 
-MAX_BETWEEN = 4  # tokens from one special token to the next of the same seam, as in `<|im_end|>\\n<|im_start|>`
-MIN_BEFORE = 16  # tokens; it costs more to stop than to compute less again
-MIN_MESSAGE = 8  # tokens; less behind the last seam is no message, but how the template asks for one
+MAX_BETWEEN = 4  # tokens between the special tokens of one boundary, as in `<|im_end|>\\n<|im_start|>`
+MIN_BEFORE = 16  # tokens; recomputing fewer costs less than stopping for a snapshot
+MIN_MESSAGE = 8  # tokens; fewer after the last boundary are not a message but the template's generation prompt
 
 
 def turn_start(token_ids: Sequence[int], special_ids: Container[int]) -> int | None:
-    """How many tokens are before the last message, the special ones included; None: no seam was found.
+    """Return the number of tokens before the last message, special tokens included; None if no boundary was found.
 
-    A client that changes its last message each time, or puts words behind it that it takes away again, goes on from
-    there.
+    A client that changes its last message, or adds text after it that it removes again, resumes from there.
 
     >>> turn_start([1] * 20 + [9, 7, 8] + [1] * 10 + [9, 7, 8], special_ids=(7, 9))
     22

@@ -1,6 +1,6 @@
-"""Hold snapshots that no sequence uses by how much they are worth: the next one to go is found without a look at all.
+"""Order snapshots that no sequence uses by their credit, so that the next one to evict is found without a search.
 
-Knows slots and credits. Not what these are made of.
+Knows slots and credits. Not how credits are computed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import heapq
 from collections.abc import Callable, Collection, Iterable
 
 Entry = tuple[int, int]
-"""A credit and the slot that has it, the least first."""
+"""A credit and the slot that has it; the least is evicted first."""
 
 
 class SnapshotQueue:
-    """A heap of entries in which outdated ones stay until they are met: O(log n) amortised.
+    """A heap of unused snapshots. Outdated entries stay until they are reached: O(log n) amortised.
 
     Args:
-        is_now: whether a slot holds a snapshot of this credit that no sequence uses. Whatever makes that true pushes
-            the entry.
+        is_now: returns whether a slot holds an unused snapshot of this credit. Any code that makes this true pushes the
+            entry.
     """
 
     def __init__(self, is_now: Callable[[Entry], bool]) -> None:
@@ -25,18 +25,18 @@ class SnapshotQueue:
         self._heap: list[Entry] = []
 
     def __len__(self) -> int:
-        """Entries, outdated ones included."""
+        """Return the number of entries, outdated ones included."""
         return len(self._heap)
 
     def push(self, entry: Entry, most: int) -> None:
-        """Add an entry; `most` are true at most."""
+        """Add an entry; at most `most` entries are current."""
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * most + 64:
             self._heap = [each for each in set(self._heap) if self._is_now(each)]
             heapq.heapify(self._heap)
 
     def pop(self) -> Entry | None:
-        """Take out the least entry that is true; None if none is."""
+        """Remove and return the least current entry; None if there is none."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if self._is_now(entry):
@@ -44,5 +44,5 @@ class SnapshotQueue:
         return None
 
     def missing(self, entries: Iterable[Entry]) -> Collection[Entry]:
-        """Those of these that are not in it: none, ever."""
+        """Return those of these entries that are not in the queue. A correct queue has all."""
         return set(entries) - set(self._heap)

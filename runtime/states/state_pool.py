@@ -1,6 +1,6 @@
-"""Own the slots of recurrent states: count their users, and know at which tokens of the tree snapshots stand.
+"""Own the slots of recurrent states: count their users, and find snapshots by their place in the prefix tree.
 
-Knows slots, pages and keys of tokens. Not what a state holds, nor which sequence uses it.
+Knows slots, pages and keys of tokens. Not the contents of states, nor which sequence uses a state.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..errors import OutOfStates
 from .snapshot_queue import Entry, SnapshotQueue
 
 NO_STATE = 0
-"""The slot of zeros, which is the state before a first token. It is never written, and belongs to no sequence."""
+"""The slot of zeros, the state before the first token. It is never written, and belongs to no sequence."""
 MIN_SLOTS = 3  # zeros, a state that a step reads, and one that it writes
-SPARE_SLOTS = 2  # that snapshots leave free: what is done while nothing is asked evicts nothing
+SPARE_SLOTS = 2  # left free by snapshots, so that work in idle time evicts nothing
 _TOKEN_BYTES = 4
 
-Place = int | bytes
-"""What a snapshot stands behind: the last full page before it, or the namespace if there is none."""
+SnapshotPlace = int | bytes
+"""The place of a snapshot: the last full page before it, or the namespace if there is none."""
 
 
 class FoundState(NamedTuple):
-    """A state after `num_tokens` tokens, and where it lies."""
+    """A state after `num_tokens` tokens, and its slot."""
 
     num_tokens: int
     slot: int
@@ -33,16 +33,16 @@ class FoundState(NamedTuple):
 
 @dataclass
 class _Snapshot:
-    place: Place
-    rows: bytes  # the tokens behind the place, as a key
+    place: SnapshotPlace
+    rows: bytes  # the tokens after the place, as a key
     before: int  # the slot of the snapshot before it; the zeros if there is none
-    num_saved: int  # tokens from there on
+    num_saved: int  # tokens after that snapshot
     credit: int
-    behind: set[int] = field(default_factory=set)  # slots of snapshots that it is before
+    behind: set[int] = field(default_factory=set)  # slots of the snapshots that come next after it
 
 
 class StateStats(NamedTuple):
-    """Slots but for the zeros, and how many snapshots made room since the start."""
+    """Counts of slots, without the zeros, and the number of snapshots evicted since the start."""
 
     num_slots: int
     num_free: int
@@ -55,17 +55,18 @@ class StatePool:
     """`num_slots` slots: the zeros, and others that are free, cached (snapshots without a user) or in use.
 
     `1 + num_free + num_cached + num_in_use == num_slots`, always. A step reads a sequence's state from one slot and
-    writes it to another, so that a snapshot is a slot that is not overwritten, and a step that fails has changed
-    nothing. A slot becomes free when it has no user and is no snapshot.
+    writes it to another. So a snapshot is a slot that is not overwritten, and a failed step changes nothing. A slot
+    becomes free when it has no user and is no snapshot.
 
-    A snapshot stands behind a full page of the tree and the few tokens after that, and leaves with them. When slots
-    are short, the snapshot with the least credit goes: the tokens that it saves, above what the last ones that went
-    had when it was used last (GreedyDual: Young 1994). Those behind it save its tokens, too, from then on: the old
-    snapshots of a long talk thin out, and none of its parts is without one.
+    A snapshot comes after a full page of the tree and a few tokens, and is removed with them. If slots are short, the
+    snapshot with the least credit is evicted (GreedyDual: Young 1994). At each use a snapshot's credit becomes the
+    number of tokens that it saves, plus the credit of the last evicted one. The snapshots next after an evicted one
+    save its tokens, too, from then on. So old snapshots of a long conversation get sparser, but every part of it keeps
+    one.
 
     Attributes:
-        num_evicted: snapshots that made room.
-        version: rises when what can be found changes.
+        num_evicted: snapshots that were evicted.
+        version: increases when matches can change.
 
     >>> pool = StatePool(3)
     >>> slot = pool.allocate()
@@ -76,55 +77,56 @@ class StatePool:
     """
 
     def __init__(self, num_slots: int, *, special_ids: Container[int] = (), is_stored: bool = False) -> None:
-        """A pool without states; `special_ids` stand between messages, where snapshots are wanted.
+        """Create a pool without states.
 
         Args:
-            is_stored: they are wanted at the ends of pages, too, because the disk has whole pages.
+            special_ids: tokens between messages, where snapshots are wanted.
+            is_stored: snapshots are wanted at the ends of pages, too, because the disk has whole pages.
         """
         if num_slots < MIN_SLOTS:
             raise OutOfStates(f"{num_slots} slots for states; {MIN_SLOTS} are the least: raise --state-cache-gb")
         self.num_slots, self.special_ids, self.is_stored = num_slots, special_ids, is_stored
-        self._free: list[int] = []  # of those that were taken
-        self._num_users = [0]  # of the zeros and of the slots that were ever taken, which are the first ones
+        self._free: list[int] = []  # slots that were taken once and are free
+        self._num_users = [0]  # of the zeros, and of each slot that was ever taken; these are the first ones
         self._num_in_use = 0
         self._snapshots: dict[int, _Snapshot] = {}  # by slot
-        self._at: dict[Place, dict[bytes, int]] = {}  # slots
+        self._at: dict[SnapshotPlace, dict[bytes, int]] = {}  # slots of snapshots, by place and rows
         self._least_credit = 0
         self._unused = SnapshotQueue(self._is_unused)
         self.num_evicted = 0
         self.version = 0
 
     def emptied(self) -> StatePool:
-        """A pool as large, without states."""
+        """Return a new pool of the same size, without states."""
         return StatePool(self.num_slots, special_ids=self.special_ids, is_stored=self.is_stored)
 
     @property
     def num_free(self) -> int:
-        """Slots that hold nothing."""
+        """Number of slots that hold nothing."""
         return len(self._free) + self.num_slots - len(self._num_users)
 
     @property
     def num_cached(self) -> int:
-        """Snapshots that no sequence uses: all of them can go."""
+        """Number of snapshots that no sequence uses. All of them can be evicted."""
         return self.num_slots - 1 - self.num_free - self._num_in_use
 
     @property
     def num_in_use(self) -> int:
-        """Slots that a sequence uses, snapshots among them."""
+        """Number of slots that a sequence uses, snapshots included."""
         return self._num_in_use
 
     @property
     def num_available(self) -> int:
-        """Slots that `allocate` could give."""
+        """Number of slots that `allocate` could return."""
         return self.num_free + self.num_cached
 
     @property
     def num_snapshots(self) -> int:
-        """Slots that stand in the tree."""
+        """Number of snapshots in the tree."""
         return len(self._snapshots)
 
     def allocate(self) -> int:
-        """Take a slot, with the caller as its one user; a snapshot goes if none is free.
+        """Take a slot, with the caller as its one user; evict a snapshot if none is free.
 
         Raises:
             OutOfStates: all slots are in use; nothing is taken.
@@ -143,7 +145,7 @@ class StatePool:
         return slot
 
     def retain(self, slot: int) -> None:
-        """Add a user to a slot that is not free; the zeros need none."""
+        """Add a user to a slot that is not free; no effect for the zeros."""
         if slot == NO_STATE:
             return
         users = self._num_users[slot]
@@ -153,7 +155,7 @@ class StatePool:
         self._num_users[slot] = users + 1
 
     def release(self, slot: int) -> None:
-        """Take a user from a slot; without any it is free, unless it is a snapshot."""
+        """Remove a user from a slot; without users it is free, unless it is a snapshot."""
         if slot == NO_STATE:
             return
         self._num_users[slot] -= 1
@@ -166,13 +168,15 @@ class StatePool:
             else:
                 self._free.append(slot)
 
-    def keep(self, place: Place, rows: bytes, slot: int, *, num_saved: int, before: int = NO_STATE) -> None:
-        """Make a slot, which the caller uses and writes no more, the snapshot behind `place` and the tokens `rows`.
+    def keep(self, place: SnapshotPlace, rows: bytes, slot: int, *, num_saved: int, before: int = NO_STATE) -> None:
+        """Make a slot the snapshot after `place` and the tokens `rows`.
 
-        Where there is one already, that one stays, and counts as used.
+        The caller uses the slot, and never writes it again. If there is a snapshot already, that one stays, and counts
+        as used.
 
         Args:
-            num_saved: tokens from the snapshot in the slot `before` it on, the one that is found for a token less.
+            before: slot of the snapshot before this one: the one that is found for a token less.
+            num_saved: number of tokens after the snapshot `before`.
         """
         assert self._num_users[slot], f"slot {slot} is free and holds no state"
         there = self._at.get(place, {}).get(rows)
@@ -188,10 +192,13 @@ class StatePool:
                 self._evict()
 
     def find(self, namespace: bytes, page_ids: Sequence[int], key: bytes, num_tokens: int) -> FoundState:
-        """The last snapshot of the first `num_tokens` tokens of `key`, which are in these pages and the rows behind
-        them; the zeros if there is none."""
+        """Return the last snapshot of the first `num_tokens` tokens of `key`; the zeros if there is none.
+
+        Args:
+            page_ids: the pages of the tokens; the rest of the tokens are in rows after them.
+        """
         for num_pages in range(min(len(page_ids), num_tokens // PAGE_SIZE), -1, -1):
-            place: Place = page_ids[num_pages - 1] if num_pages else namespace
+            place: SnapshotPlace = page_ids[num_pages - 1] if num_pages else namespace
             start = num_pages * PAGE_SIZE * _TOKEN_BYTES
             left = num_tokens * _TOKEN_BYTES - start
             found = [
@@ -205,42 +212,41 @@ class StatePool:
         return FoundState(0, NO_STATE)
 
     def at_page_end(self, page_id: int) -> int | None:
-        """The slot of the snapshot right behind a page; None: there is none."""
+        """Return the slot of the snapshot right after a page; None if there is none."""
         return self._at.get(page_id, {}).get(b"")
 
     def touch(self, slot: int) -> None:
-        """Say that a snapshot is used now."""
+        """Record that a snapshot is used now."""
         snapshot = self._snapshots.get(slot)
         if snapshot is not None:
             snapshot.credit = self._least_credit + snapshot.num_saved
             self._queue(slot)
 
-    def forget(self, places: Iterable[Place]) -> None:
-        """Drop the snapshots behind these places, which are gone; those that sequences use are theirs alone now."""
+    def forget(self, places: Iterable[SnapshotPlace]) -> None:
+        """Drop the snapshots at these places, which were removed; those in use then belong to their sequences alone."""
         for place in places:
             for slot in list(self._at.get(place, {}).values()):
                 self._drop(slot)
 
-    def forget_rows(self, place: Place, page: bytes, is_elsewhere: Callable[[bytes], bool]) -> None:
-        """Drop the snapshots behind a place within a page of these tokens, which is gone, but for those whose rows are
-        elsewhere, too."""
+    def forget_rows(self, place: SnapshotPlace, page: bytes, is_elsewhere: Callable[[bytes], bool]) -> None:
+        """Drop the snapshots within a removed page after a place, except those whose rows are elsewhere, too."""
         for rows, slot in list(self._at.get(place, {}).items()):
             if rows and page.startswith(rows) and not is_elsewhere(rows):
                 self._drop(slot)
 
-    def snapshots_behind(self, places: Iterable[Place]) -> int:
-        """How many snapshots stand behind these places."""
+    def snapshots_behind(self, places: Iterable[SnapshotPlace]) -> int:
+        """Return the number of snapshots at these places."""
         return sum(len(self._at.get(place, {})) for place in places)
 
     def stats(self) -> StateStats:
-        """Counts for metrics; from another thread approximate ones."""
+        """Return counts for metrics; approximate when read from another thread."""
         return StateStats(self.num_slots - 1, self.num_free, self.num_cached, self.num_snapshots, self.num_evicted)
 
     def check(self, users: Iterable[int]) -> None:
         """Compare every count with the slots of live sequences, one for each user.
 
         Raises:
-            AssertionError: a count is wrong, a slot is lost, or it is used and free.
+            AssertionError: a count is wrong, a slot is lost, or a slot is both used and free.
         """
         counts = Counter(slot for slot in users if slot != NO_STATE)
         free = Counter(self._free)
@@ -263,7 +269,7 @@ class StatePool:
         assert not self._unused.missing(unused), "a snapshot that could never be evicted"
 
     def _evict(self) -> bool:
-        """Drop the snapshot with the least credit that no sequence uses; whether there was one."""
+        """Drop the unused snapshot with the least credit; return whether there was one."""
         victim = self._unused.pop()
         if victim is None:
             return False
@@ -273,7 +279,7 @@ class StatePool:
         return True
 
     def _drop(self, slot: int) -> None:
-        """Make a slot no snapshot any more."""
+        """Remove a snapshot; its slot stays in use if it has users."""
         self.version += 1
         snapshot = self._snapshots.pop(slot)
         before = self._snapshots.get(snapshot.before)
@@ -294,7 +300,7 @@ class StatePool:
             self._free.append(slot)
 
     def _queue(self, slot: int) -> None:
-        """Note what a snapshot is worth, which changed, or which no sequence uses from here on."""
+        """Queue a snapshot whose credit has changed, or that is now unused."""
         entry = self._snapshots[slot].credit, slot
         if self._is_unused(entry):
             self._unused.push(entry, len(self._snapshots))

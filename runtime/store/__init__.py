@@ -1,15 +1,14 @@
-"""Pages of keys and values on disk: found again by what they depend on, checked on every read, safe from any crash."""
+"""KV pages on disk: found by a hash of everything they depend on, checked on every read, and safe from crashes."""
 
-from .beside_record import Beside, StoredAlias, StoredCall
 from .bundle import ImportReport, export_bundle, import_bundle, is_bundle
 from .files import Files, OSFiles
 from .page_key import NO_PARENT, PageKey, StoreIdentity
 from .page_store import PageStore
+from .small_record import SmallRecord, StoredAlias, StoredCall
 from .store_state import GCReport, PutResult, RecoveryReport, StoreStats, VerifyReport
 
 __all__ = [
     "NO_PARENT",
-    "Beside",
     "Files",
     "GCReport",
     "ImportReport",
@@ -18,6 +17,7 @@ __all__ = [
     "PageStore",
     "PutResult",
     "RecoveryReport",
+    "SmallRecord",
     "StoreIdentity",
     "StoreStats",
     "StoredAlias",

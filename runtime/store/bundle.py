@@ -1,15 +1,15 @@
-"""Pages in a file that can be carried elsewhere: the same pages give the same bytes, wherever they were stored.
+"""Export pages to a portable file, and import them. The same pages always give the same bytes.
 
-A bundle names the model, but no namespace, directory or time. The import says which namespace the pages belong to.
+A bundle names the model, but no namespace, directory or time. The import chooses the namespace of the pages.
 
-A bundle may come from an attacker. The import compares every size with the size of the file before it takes memory, and
-every page with its checksum. No check can tell whether keys and values belong to their tokens: import only bundles from
-a source whose programs you would run. The layout::
+A bundle can come from an attacker. The import compares every size with the size of the file before it allocates memory,
+and verifies the checksum of every page. No check can tell whether KV belongs to its tokens: import only bundles from a
+source whose programs you would run. The layout::
 
     magic, version, bytes of the identity, number of pages, the identity
     of each page: number of its parent in the bundle (-1: it has none), 16 token ids, 16 flags, checksum of the payload
     checksum of all before
-    the payloads, one behind the other
+    the payloads, one after the other
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreError, StoreMismatch
+from ..system import sync_file
 from .page_key import NO_PARENT, PageKey, StoreIdentity, pack_tokens, unpack_tokens
 from .page_store import PageStore
 from .record import CHECKSUM_BYTES, checksum, is_sealed, sealed
@@ -39,24 +40,24 @@ _BYTES_AT_ONCE: Final = 32 << 20
 
 
 class PageSource(Protocol):
-    """What pages are exported from: a PageStore, or StoredPages beside a server."""
+    """A source of pages to export: a `PageStore`, or `StoredPages` while a server writes the store."""
 
     @property
     def identity(self) -> StoreIdentity: ...
 
-    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int: ...
+    def read(self, page_keys: Sequence[PageKey], out: NDArray[np.uint8]) -> int: ...
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What became of a bundle."""
+    """Result of an import."""
 
     num_pages: int
-    num_stored: int  # of these, pages that the store has now; it may have had some of them before
+    num_stored: int  # pages of the bundle that the store has now, including those that it had before
 
 
 def is_bundle(path: str | Path) -> bool:
-    """Whether a file begins as a bundle does.
+    """Return whether a file begins like a bundle.
 
     Raises:
         OSError: it cannot be read.
@@ -65,35 +66,36 @@ def is_bundle(path: str | Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def export_bundle(source: PageSource, heads: Sequence[PageKey], path: str | Path) -> None:
-    """Write pages to a file. The file gets its name when it is complete, and only its owner may read it, as with the
-    files of the store.
+def export_bundle(source: PageSource, page_keys: Sequence[PageKey], path: str | Path) -> None:
+    """Write pages to a file.
+
+    The file gets its name when it is complete. Only its owner can read it, like the files of the store.
 
     Args:
-        heads: the pages, and all pages before them in their prompts.
+        page_keys: the pages, with all pages before them in their prompts.
 
     Raises:
         StoreError: the parent of a page is missing, the pages have several namespaces, or a page cannot be read.
         OSError: the file cannot be written.
     """
-    ordered, parents = _in_order(heads)
+    ordered, parents = _in_order(page_keys)
     identity, path = source.identity, Path(path)
     checksums = [checksum(row.data) for rows in _payloads(source, ordered) for row in rows]
     pages = b"".join(
-        _PAGE.pack(parent, pack_tokens(head.token_ids), head.generated, digest)
-        for parent, head, digest in zip(parents, ordered, checksums, strict=True)
+        _PAGE.pack(parent, pack_tokens(page.token_ids), page.generated, digest)
+        for parent, page, digest in zip(parents, ordered, checksums, strict=True)
     )
     text = identity.to_json()
     table = _START.pack(_MAGIC, FORMAT_VERSION, len(text), len(ordered)) + text + pages
     unnamed = path.with_name(path.name + ".new")
     try:
-        unnamed.unlink(missing_ok=True)  # it would keep its mode
+        unnamed.unlink(missing_ok=True)  # an existing file would keep its mode
         with open(unnamed, "xb", opener=partial(os.open, mode=0o600)) as file:
             file.write(sealed(table, len(table) + CHECKSUM_BYTES))
             for rows in _payloads(source, ordered):
                 file.write(rows.data)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.fileno())
         os.replace(unnamed, path)
     finally:
         unnamed.unlink(missing_ok=True)
@@ -103,24 +105,24 @@ def import_bundle(store: PageStore, path: str | Path, namespace: bytes, *, evict
     """Store the pages of a file in a namespace.
 
     Args:
-        evicts: whether stored pages make room for the new ones; if not, the import leaves out pages without room.
+        evicts: whether stored pages can be evicted for the new ones; if not, pages without room are left out.
 
     Raises:
         StoreMismatch: the pages belong to another model, or to another version of radixlm.
-        StoreCorrupt: the file is no bundle, or it is damaged; the pages before the damage are stored.
+        StoreCorrupt: the file is not a bundle, or is damaged; the pages before the damage are stored.
         OSError: the file cannot be read.
     """
     with Path(path).open("rb") as file:
         bundle = _Bundle.read(file, Path(path), store.identity)
-        heads, num_stored = bundle.heads(namespace), 0
+        page_keys, num_stored = bundle.page_keys(namespace), 0
         for first, rows in bundle.payloads(file):
-            num_stored += len(store.put(heads[first : first + len(rows)], rows, evicts=evicts).stored)
-        return ImportReport(len(heads), num_stored)
+            num_stored += len(store.put(page_keys[first : first + len(rows)], rows, evicts=evicts).stored)
+        return ImportReport(len(page_keys), num_stored)
 
 
 @dataclass(frozen=True)
 class _Bundle:
-    """The checked table of a bundle."""
+    """The table of a bundle, after verification."""
 
     path: Path
     identity: StoreIdentity
@@ -153,16 +155,16 @@ class _Bundle:
                 raise StoreCorrupt(f"{path} broke: its page {i} has parent {parent}, flags {generated.hex()}")
         return cls(path, identity, pages)
 
-    def heads(self, namespace: bytes) -> list[PageKey]:
-        """The keys that the pages have in a namespace."""
-        heads: list[PageKey] = []
+    def page_keys(self, namespace: bytes) -> list[PageKey]:
+        """Return the keys of the pages in a namespace."""
+        page_keys: list[PageKey] = []
         for parent, tokens, generated, _ in self.pages:
-            parent_key = heads[parent].key if parent >= 0 else NO_PARENT
-            heads.append(PageKey.of(self.identity, namespace, parent_key, unpack_tokens(tokens), generated))
-        return heads
+            parent_key = page_keys[parent].key if parent >= 0 else NO_PARENT
+            page_keys.append(PageKey.of(self.identity, namespace, parent_key, unpack_tokens(tokens), generated))
+        return page_keys
 
     def payloads(self, file: BinaryIO) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """The payloads in portions, `[N, page_bytes]`, each with the number of its first page."""
+        """Yield the payloads in portions, `[N, page_bytes]`, each with the number of its first page."""
         page_bytes = self.identity.page_bytes
         at_once = max(1, _BYTES_AT_ONCE // page_bytes)
         for first in range(0, len(self.pages), at_once):
@@ -177,37 +179,38 @@ class _Bundle:
             yield first, rows
 
 
-def _in_order(heads: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
-    """The pages with parents before children, and the place of each page's parent, -1 without one. The order depends
-    on the tokens alone.
+def _in_order(page_keys: Sequence[PageKey]) -> tuple[list[PageKey], list[int]]:
+    """Sort pages with parents before children; return them and the index of each page's parent, -1 without one.
+
+    The order depends on the tokens alone.
     """
-    if len({head.namespace for head in heads}) > 1:
+    if len({page.namespace for page in page_keys}) > 1:
         raise StoreError("pages of several namespaces do not fit into one bundle; export them one by one")
     children: dict[bytes, list[PageKey]] = {}
-    for head in {head.key: head for head in heads}.values():
-        children.setdefault(head.parent_key, []).append(head)
+    for page in {page.key: page for page in page_keys}.values():
+        children.setdefault(page.parent_key, []).append(page)
     ordered, number = list[PageKey](), {NO_PARENT: -1}
     waiting = [NO_PARENT]
     for key in waiting:
-        for head in sorted(children.get(key, []), key=lambda head: head.token_ids):
-            number[head.key] = len(ordered)
-            ordered.append(head)
-            waiting.append(head.key)
-    if len(ordered) != len({head.key for head in heads}):
-        raise StoreError(f"{len(heads)} pages were to be exported, {len(ordered)} have all those before them")
-    return ordered, [number[head.parent_key] for head in ordered]
+        for page in sorted(children.get(key, []), key=lambda page: page.token_ids):
+            number[page.key] = len(ordered)
+            ordered.append(page)
+            waiting.append(page.key)
+    if len(ordered) != len({page.key for page in page_keys}):
+        raise StoreError(f"{len(page_keys)} pages were to be exported, {len(ordered)} have all those before them")
+    return ordered, [number[page.parent_key] for page in ordered]
 
 
-def _payloads(source: PageSource, heads: Sequence[PageKey]) -> Iterator[NDArray[np.uint8]]:
+def _payloads(source: PageSource, page_keys: Sequence[PageKey]) -> Iterator[NDArray[np.uint8]]:
     page_bytes = source.identity.page_bytes
     at_once = max(1, _BYTES_AT_ONCE // page_bytes)
-    out = np.empty((min(at_once, len(heads)), page_bytes), np.uint8)
-    for first in range(0, len(heads), at_once):
-        some = heads[first : first + at_once]
+    out = np.empty((min(at_once, len(page_keys)), page_bytes), np.uint8)
+    for first in range(0, len(page_keys), at_once):
+        some = page_keys[first : first + at_once]
         num_read = source.read(some, out)
         if num_read < len(some):
             raise StoreError(
-                f"page {first + num_read} of {len(heads)} cannot be read; `radixlm store verify` says what is wrong"
+                f"page {first + num_read} of {len(page_keys)} cannot be read; `radixlm store verify` says what is wrong"
             )
         yield out[: len(some)]
 

@@ -1,6 +1,6 @@
-"""What a directory has, read beside a server that writes it: models, pages, where prompts part, and what is not right.
+"""Read a store's directory while a server can be writing it: models, pages, runs of pages, and damage.
 
-Knows index, segment headers and readers; takes no lock, changes nothing, and reads keys and values only when asked to.
+Knows index, segment headers and readers. Takes no lock, changes nothing, and reads KV only on request.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ NO_KINDS: Final[RecordKinds] = {}
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The pages of one model."""
+    """The segments and pages of one model."""
 
     identity: StoreIdentity
     segments: tuple[SegmentRow, ...]
-    pages: tuple[PageKey, ...]  # each after the one before it in its prompt
+    pages: tuple[PageKey, ...]  # each after its parent, the previous page of its prompt
 
     @property
     def num_bytes(self) -> int:
-        """Of its segments."""
+        """Size of its segments in bytes."""
         return sum(segment.num_bytes for segment in self.segments)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Pages one behind the other, up to where prompts part or end."""
+    """Consecutive pages, up to where prompts diverge or end."""
 
     pages: tuple[PageKey, ...]
     num_before: int  # pages from the start of the prompt to here
-    depth: int  # how many runs are before it
+    depth: int  # number of runs before it
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """A directory as it was when `read`."""
+    """The contents of a directory at the time of `read`."""
 
     directory: Path
     models: tuple[StoredModel, ...]
-    num_broken: int  # rows that cannot be believed, and what comes after them
+    num_broken: int  # damaged rows, and the rows below them
 
     @classmethod
     def read(cls, directory: str | Path) -> Catalogue:
         """Read a directory.
 
         Raises:
-            StoreError: there is no store.
+            StoreError: the directory has no store.
             StoreMismatch: a radixlm with another format wrote it.
-            StoreCorrupt: its index is broken; opening it to serve makes another one.
+            StoreCorrupt: its index is damaged; the next server that opens it rebuilds the index.
         """
         path = Path(directory)
         if not (path / INDEX).is_file():
@@ -101,10 +101,10 @@ class Catalogue:
         return cls(path, models, num_broken)
 
     def find(self, key_prefix: str) -> tuple[StoreIdentity, list[PageKey]]:
-        """The page whose key in hexadecimal digits begins so, with all before it in its prompt.
+        """Return the page whose key, in hexadecimal, begins with `key_prefix`, after all pages before it in its prompt.
 
         Raises:
-            StoreError: there is none, or more than one.
+            StoreError: no page has such a key, or more than one has.
         """
         found = [
             (model, page)
@@ -127,14 +127,14 @@ class Catalogue:
 
 @dataclass
 class StoredPages:
-    """Reads keys and values of one model, beside a server that writes them."""
+    """Reads the KV of one model while a server can be writing the store."""
 
     directory: Path
     identity: StoreIdentity
     files: Files = field(default_factory=OSFiles)
 
     def read(self, pages: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
-        """Fill `out` with pages; how many of the first ones are right.
+        """Fill `out` with pages; return how many of the first ones are valid.
 
         Raises:
             OSError, sqlite3.Error: the disk failed.
@@ -147,7 +147,7 @@ class StoredPages:
 
 
 def runs(pages: Sequence[PageKey]) -> Iterator[Run]:
-    """The pages of a model as runs, each prompt's one after the other, those of a namespace together."""
+    """Yield the pages of a model as runs, those of a prompt in order, and those of a namespace together."""
     children: dict[bytes, list[PageKey]] = {}
     for page in pages:
         children.setdefault(page.parent_key, []).append(page)
@@ -165,11 +165,11 @@ def runs(pages: Sequence[PageKey]) -> Iterator[Run]:
 def verify(
     directory: Path, files: Files, identity: StoreIdentity | None = None, *, kinds: RecordKinds = NO_KINDS
 ) -> VerifyReport:
-    """What is right and what is not of all records in the index.
+    """Verify all records in the index.
 
     Args:
-        identity: look at this model's alone.
-        kinds: of large records whose payload is read, too.
+        identity: verify the records of this model only.
+        kinds: kinds of large records whose payload is read, too.
 
     Raises:
         StoreMismatch: a radixlm with another format wrote the directory.
@@ -198,11 +198,11 @@ class _Verification:
         self._bad: dict[bytes, MissKind] = {}
 
     def report(self) -> VerifyReport:
-        """What was found so far."""
+        """Return the result so far."""
         return VerifyReport(self._num_pages, self._num_bytes, Counter(self._bad.values()), frozenset(self._bad))
 
     def read(self, number: int, segment: Segment | None) -> None:
-        """Read the records of a segment; None is one whose header cannot be read."""
+        """Read the records of a segment; None is a segment whose header cannot be read."""
         rows = self._index.rows_in(number)
         self._bad.update((key, "index") for key, row in rows.items() if row is None)
         whole = [row for row in rows.values() if row is not None]
@@ -246,7 +246,7 @@ class _Verification:
             self._files.close(fd)
 
     def _wrong(self, segment: Segment, fd: int, row: RecordRow) -> MissKind | None:
-        """What is wrong with a record that is no page."""
+        """Return what is wrong with a record that is not a page; None if it is valid."""
         record = read_record(self._files, fd, row.place.block)
         if record is None:
             return "header"
@@ -261,13 +261,13 @@ class _Verification:
             return None
         try:
             _ = segment.identity.kv
-        except StoreError:  # an older radixlm had kinds of keys and values that are no more
+        except StoreError:  # a KV layout of an older radixlm
             return "identity"
         num_bytes, miss = kind.check(self._directory, self._files, segment.identity, row, record)
         self._num_bytes += num_bytes
         return miss
 
     def _note(self, rows: list[RecordRow], kind: MissKind) -> None:
-        """Count records as bad that the index still has in that place."""
+        """Count records as bad if the index still has them in the same place."""
         now = self._index.find([row.header.key for row in rows])
         self._bad.update((row.header.key, kind) for row in rows if now.get(row.header.key) == row.place)

@@ -1,7 +1,8 @@
-"""Make room: what of a disk a store leaves free, and whole segments that go, single records by their last use first.
+"""Keep a store below its size: the reserve of free disk space, and eviction of segments and single records.
 
 Knows directories, the log and the index, for one thread. Records that were used since their segment was sealed are
-copied to the newest one; the others go, and all below them. The index needs some of the disk to change anything.
+copied to the newest segment. The others are removed with all records below them. The index itself needs free disk space
+to change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from .files import Files
 from .index import Index
-from .index_rows import Located, RecordRow
+from .index_rows import RecordLocation, RecordRow
 from .page_reader import PageReader
 from .record import Kind, RecordHeader
 from .segment import Segment, segment_paths
@@ -27,16 +28,16 @@ from .segment_log import SegmentLog
 
 _LOGGER = logging.getLogger(__name__)
 
-NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # of an OSError: the disk is full, and otherwise well
-# SQLite calls the second a "disk I/O error": the memory that it shares with its readers, a file, could not grow.
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)  # errno of an OSError: the disk is full, but works
+# SQLite calls the second a "disk I/O error": the shared-memory file for its readers could not grow.
 _INDEX_IS_FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
-FULL_S: Final = 60.0  # until something is tried again on a disk that was full
+FULL_S: Final = 60.0  # seconds until a disk that was full is tried again
 _LEAST, _MOST = 16 << 20, 1 << 30  # bytes of the reserve
-_SHARE, _MOST_SHARE = 20, 4  # parts of the disk: one is the reserve; one is the most that it may be
+_SHARE, _MOST_SHARE = 20, 4  # the reserve is 1/20 of the disk, and never more than 1/4
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether an error says that the disk is full, and nothing worse."""
+    """Return whether an error only means that the disk is full."""
     if isinstance(error, OSError):
         return error.errno in NO_SPACE
     return getattr(error, "sqlite_errorcode", None) in _INDEX_IS_FULL
@@ -44,10 +45,10 @@ def is_full(error: Exception) -> bool:
 
 @dataclass(frozen=True)
 class DiskRoom:
-    """The free bytes of a directory's disk, and how many of them the store does not take.
+    """The free space of a directory's disk, and the reserve that the store leaves free.
 
     Attributes:
-        reserve_bytes: what records leave free. A quarter of it is for the index, which makes room by changing.
+        reserve_bytes: left free by records. The index needs a quarter of it, because evicting changes the index.
     """
 
     directory: Path
@@ -56,26 +57,26 @@ class DiskRoom:
 
     @classmethod
     def of(cls, directory: Path, files: Files) -> DiskRoom:
-        """Return the room of a directory: a twentieth of its disk is the reserve, from 16 MiB to 1 GiB."""
+        """Return the room of a directory. The reserve is 1/20 of its disk, from 16 MiB to 1 GiB."""
         total, _ = files.disk_bytes(directory)
         return cls(directory, files, min(max(total // _SHARE, _LEAST), _MOST, total // _MOST_SHARE))
 
     @property
     def free_bytes(self) -> int:
-        """What the disk has left for this user."""
+        """Free bytes of the disk for this user."""
         return self.files.disk_bytes(self.directory)[1]
 
     @property
     def missing_bytes(self) -> int:
-        """What has to become free before the index can be changed; 0: nothing."""
+        """Bytes that must be freed before the index can be changed; 0 if none."""
         return max(0, self.reserve_bytes // 4 - self.free_bytes)
 
     def has_room_for(self, num_bytes: int) -> bool:
-        """Return whether so many more bytes leave the reserve free."""
+        """Return whether `num_bytes` more bytes leave the reserve free."""
         return self.free_bytes - num_bytes >= self.reserve_bytes
 
     def make_room_to_open(self) -> None:
-        """Remove the oldest segments until the index can be opened; recovery takes their records out of it."""
+        """Remove the oldest segments until the index can be opened; recovery then removes their records from it."""
         for path in segment_paths(self.directory).values():
             if not self.missing_bytes:
                 return
@@ -83,30 +84,34 @@ class DiskRoom:
             self.files.unlink(path)
 
 
-_MAX_KEPT_SHARE: Final = 0.5  # of a segment's blocks that are copied when it is evicted: room is made in any case
-_MOVE_BYTES: Final = 32 << 20  # at once
-_SINGLE_KINDS: Final = (Kind.RUN, Kind.STATE, Kind.SCORES)  # of records with a segment of their own
+_MAX_KEPT_SHARE: Final = 0.5  # the most of an evicted segment's blocks that is copied, so that eviction frees space
+_MOVE_BYTES: Final = 32 << 20  # copied at once
+_SINGLE_KINDS: Final = (Kind.RUN, Kind.STATE, Kind.SCORES)  # records with a segment of their own
 
 
 @dataclass(frozen=True)
 class Evictor:
-    """Raises OSError and sqlite3.Error where the disk fails; then it must not be used again."""
+    """Removes segments of one store to free disk space.
+
+    Raises OSError and sqlite3.Error if the disk fails; it must not be used after that.
+    """
 
     index: Index
     log: SegmentLog
     files: Files
 
     def next_victim(self) -> int | None:
-        """The segment that goes first: the least recently used run, then the oldest; None: there is none.
+        """Return the segment to evict next; None if there is none.
 
-        States go with their pages: without them these are worth little.
+        It is the segment of the least recently used run, else the oldest. States go with their pages, which are worth
+        little without them.
         """
         return self.log.oldest if (single := self.next_single((Kind.RUN,))) is None else single
 
     def next_single(self, kinds: Sequence[Kind] = (Kind.RUN, Kind.STATE)) -> int | None:
-        """That of the least recently used record of these kinds; before it those whose record the index does not have.
+        """Return the segment of the least recently used record of these kinds.
 
-        Scores are small, and stay as long as their pages.
+        Segments whose record is not in the index come first. Scores are small, and stay as long as their pages.
         """
         singles = {number for number, segment in self.log.segments.items() if segment.is_single}
         if not singles:
@@ -117,8 +122,8 @@ class Evictor:
         known = {row.place.segment for row in rows}
         return min(singles - known, default=None if first is None else first.place.segment)
 
-    def evict(self, number: int, use: int) -> list[Located]:
-        """Remove a segment for the room that it takes; the records that are gone."""
+    def evict(self, number: int, use: int) -> list[RecordLocation]:
+        """Remove a segment to free its space; return the records that are gone."""
         if number == self.log.active:
             self.log.seal(use - 1)
         with self.index.transaction():
@@ -130,31 +135,34 @@ class Evictor:
         kept = kept_rows(whole, sealed_at, int(num_blocks * _MAX_KEPT_SHARE))
         return self._retire(number, rows, list(kept), use)
 
-    def drop(self, number: int, use: int) -> list[Located]:
-        """Remove a segment whose file goes first, so that the index has room to change; the records that are gone."""
+    def drop(self, number: int, use: int) -> list[RecordLocation]:
+        """Remove a segment, its file first, so that the index has space to change; return the records that are gone."""
         if number == self.log.active:
             self.log.seal(use)
         with contextlib.suppress(FileNotFoundError):
             self.files.unlink(self.log.directory / self.log.segments[number].name)
         return self._retire(number, self.index.rows_in(number), [], use)
 
-    def compact(self, number: int, use: int) -> list[Located]:
-        """Remove a segment and keep all records of it that are right; the others are gone."""
+    def compact(self, number: int, use: int) -> list[RecordLocation]:
+        """Remove a segment, but keep all its valid records; return the other records."""
         if number == self.log.active:
             self.log.seal(use)
         rows = self.index.rows_in(number)
         return self._retire(number, rows, [row for row in rows.values() if row is not None], use)
 
     def remove_empty(self, numbers: Iterable[int]) -> list[int]:
-        """Remove those of these segments that have no record left, but for the one that is appended to; which."""
+        """Remove those of these segments that have no record left, except the active one; return their numbers."""
         there = set(numbers) & self.log.segments.keys() - {self.log.active}
         empty = self.index.are_empty(sorted(there))
         for number in empty:
             self._remove(number)
         return empty
 
-    def _retire(self, number: int, keys: Iterable[bytes], kept: Sequence[RecordRow], use: int) -> list[Located]:
-        """Remove a segment, with all records in it but those that are copied to the newest; a single one is not."""
+    def _retire(self, number: int, keys: Iterable[bytes], kept: Sequence[RecordRow], use: int) -> list[RecordLocation]:
+        """Remove a segment with all its records, except those copied to the newest segment; return the lost records.
+
+        A single record is never copied.
+        """
         segment = self.log.segments[number]
         try:
             moved = [] if segment.is_single else list(self._move(segment, kept, use))
@@ -175,9 +183,9 @@ class Evictor:
         self.index.remove_segment(number)
 
     def _move(self, segment: Segment, rows: Sequence[RecordRow], use: int) -> Iterator[RecordRow]:
-        """Copy records to the newest segment, but for those that are not right; where they are now."""
+        """Copy valid records to the newest segment; yield their new rows."""
         pages = [row for row in rows if row.header.kind == Kind.PAGE]
-        others = [row for row in rows if row.header.kind != Kind.PAGE]  # without a payload
+        others = [row for row in rows if row.header.kind != Kind.PAGE]  # these have no payload
         reader = PageReader(self.log.directory, self.files, segment.identity)
         page_bytes = segment.identity.page_bytes
         payload = np.empty((max(1, min(len(pages), _MOVE_BYTES // page_bytes)), page_bytes), np.uint8)
@@ -202,11 +210,12 @@ class Evictor:
 
 
 def kept_rows(rows: Sequence[RecordRow], sealed_at: int, max_blocks: int) -> Iterator[RecordRow]:
-    """The records of a segment to keep: used since it was sealed, the latest first if they are too many, and none
-    without its parent. They come in the order in which they lie.
+    """Yield the records of a segment to keep: those used since it was sealed, and their parents.
+
+    If they have more than `max_blocks` blocks, the most recently used are kept. They come in the order of `rows`.
 
     Args:
-        rows: in the order in which they lie, parents before children.
+        rows: in the order of the file, parents before children.
     """
     last_used = {row.header.key: row.last_used for row in rows}
     for row in reversed(rows):
@@ -214,7 +223,7 @@ def kept_rows(rows: Sequence[RecordRow], sealed_at: int, max_blocks: int) -> Ite
         if parent in last_used:
             last_used[parent] = max(last_used[parent], last_used[row.header.key])
     wanted = [row for row in rows if last_used[row.header.key] > sealed_at]
-    wanted.sort(key=lambda row: -last_used[row.header.key])  # stable: of equals the parents first
+    wanted.sort(key=lambda row: -last_used[row.header.key])  # stable: among equals the parents come first
     kept, num_blocks = set[bytes](), 0
     for row in wanted:
         num_blocks += row.place.num_blocks

@@ -1,7 +1,7 @@
-"""The files of a store: every operation that segments go through, behind one small protocol; the lock and the secret.
+"""The files of a store: every file operation of segments, as one small protocol; the lock and the secret.
 
-Knows descriptors, offsets and buffers, not records. Tests put faults behind the protocol, and benchmarks a slower disk.
-The lock keeps a directory to one process. Namespaces are made with its secret, so that they outlive the process and
+Knows descriptors, offsets and buffers, not records. Tests inject faults through the protocol, and benchmarks a slower
+disk. The lock limits a directory to one process. The directory's secret makes namespaces that outlive the process and
 cannot be guessed.
 """
 
@@ -14,12 +14,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from ..errors import StoreBusy
+from ..system import Buffer as Buffer
+from ..system import drop_cached, expect_reads, expect_scattered_reads, read_at, sync_data, sync_file, write_at
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
-_MAX_BUFFERS = 512  # in one call; Linux takes 1024
+_MAX_BUFFERS = 512  # in one call; Linux and macOS accept 1024
 INDEX: Final = "index.sqlite"
 _LOCK: Final = "LOCK"
 _SECRET: Final = "SECRET"
@@ -27,53 +28,58 @@ _SECRET_BYTES: Final = 32
 
 
 class Files(Protocol):
-    """What the store asks of a file system. Every method may raise OSError."""
+    """The file system operations of a store. Every method can raise OSError."""
 
     def open(self, path: Path, *, create: bool = False, is_scattered: bool = False) -> int:
-        """A descriptor to read and write `path`; with `create` of a new file, which must not be there. If reads are to
-        be scattered, nothing is read ahead of them."""
+        """Open `path` for reading and writing, and return a descriptor.
+
+        With `create` the file must not exist, and is created. With `is_scattered` the system does not read ahead.
+        """
 
     def close(self, fd: int) -> None:
-        """End a descriptor."""
+        """Close a descriptor."""
 
     def size(self, fd: int) -> int:
-        """Bytes of the file."""
+        """Return the size of the file in bytes."""
 
     def preadv(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Fill writable buffers one after the other; how many bytes there were, fewer at the end of the file."""
+        """Fill writable buffers in order; return the number of bytes read, fewer at the end of the file."""
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        """Write buffers one after the other; how many bytes were taken, perhaps not all."""
+        """Write buffers in order; return the number of bytes written, perhaps not all."""
 
     def fdatasync(self, fd: int) -> None:
-        """Return when what was written outlives a loss of power."""
+        """Wait until everything written survives a power loss."""
 
     def truncate(self, fd: int, num_bytes: int) -> None:
-        """Cut the file."""
+        """Truncate the file to `num_bytes` bytes."""
 
     def will_need(self, fd: int, offset: int, num_bytes: int) -> None:
-        """Have the disk begin to read these bytes, which will be asked for soon."""
+        """Start reading these bytes in the background, because they will be read soon."""
 
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
-        """Say that these bytes will not be read again soon: other files may have their memory."""
+        """Let the system reuse the cache memory of these bytes, which will not be read again soon."""
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""
 
     def disk_bytes(self, directory: Path) -> tuple[int, int]:
-        """How large the disk of a directory is, and what it has left for this user."""
+        """Return the size of the directory's disk, and its free bytes for this user."""
 
     def fsync_dir(self, path: Path) -> None:
-        """Return when names that were made in a directory, or removed, outlive a loss of power."""
+        """Wait until names created or removed in a directory survive a power loss."""
 
 
 class OSFiles:
-    """The operating system's own. Files that are made are their owner's alone: keys and values are conversations."""
+    """The operating system's files.
+
+    Only their owner can read the files it creates, because KV contains conversations.
+    """
 
     def open(self, path: Path, *, create: bool = False, is_scattered: bool = False) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         if is_scattered:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+            expect_scattered_reads(fd)
         return fd
 
     def close(self, fd: int) -> None:
@@ -83,22 +89,22 @@ class OSFiles:
         return os.fstat(fd).st_size
 
     def preadv(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        return os.preadv(fd, buffers, offset)
+        return read_at(fd, buffers, offset)
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-        return os.pwritev(fd, buffers, offset)
+        return write_at(fd, buffers, offset)
 
     def fdatasync(self, fd: int) -> None:
-        os.fdatasync(fd)
+        sync_data(fd)
 
     def truncate(self, fd: int, num_bytes: int) -> None:
         os.ftruncate(fd, num_bytes)
 
     def will_need(self, fd: int, offset: int, num_bytes: int) -> None:
-        os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_WILLNEED)
+        expect_reads(fd, offset, num_bytes)
 
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
-        os.posix_fadvise(fd, offset, num_bytes, os.POSIX_FADV_DONTNEED)
+        drop_cached(fd, offset, num_bytes)
 
     def unlink(self, path: Path) -> None:
         os.unlink(path)
@@ -110,18 +116,18 @@ class OSFiles:
     def fsync_dir(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(fd)
+            sync_file(fd)
         finally:
             os.close(fd)
 
 
 def write_all(files: Files, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write all of `buffers` from `offset` on, in as many calls as it takes; how many bytes that were."""
+    """Write all of `buffers` from `offset` on, in as many calls as needed; return the number of bytes written."""
     return _move_all(files.pwritev, fd, buffers, offset)
 
 
 def read_all(files: Files, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
-    """Fill all of `buffers` from `offset` on; how many bytes there were before the file ended."""
+    """Fill all of `buffers` from `offset` on; return the number of bytes read before the file ended."""
     return _move_all(files.preadv, fd, buffers, offset)
 
 
@@ -147,7 +153,7 @@ def _move_all(move: _Move, fd: int, buffers: Sequence[Buffer], offset: int) -> i
 
 @dataclass
 class StoreLock:
-    """Held until `release`, or until the process ends."""
+    """The lock of a directory, held until `release` or until the process ends."""
 
     _fd: int
 
@@ -171,13 +177,13 @@ class StoreLock:
         except OSError:
             os.close(fd)
             raise
-        with contextlib.suppress(OSError):  # it is for people, and the disk may be full
+        with contextlib.suppress(OSError):  # the process id is for people only, and the disk can be full
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return cls(fd)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough: a forked child has the descriptor, too
             os.close(self._fd)
@@ -185,10 +191,12 @@ class StoreLock:
 
 
 def read_secret(directory: Path) -> bytes:
-    """The 32 bytes of a directory's secret. A missing one is made; pages of namespaces of a lost one are never found.
+    """Return the directory's secret, 32 bytes.
+
+    Creates a missing one; pages of a lost secret's namespaces are never found.
 
     Raises:
-        OSError: the file can neither be read nor made.
+        OSError: the file can be neither read nor created.
     """
     path = directory / _SECRET
     try:
@@ -204,7 +212,7 @@ def _make_secret(path: Path) -> bytes:
     fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, secret)
-        os.fsync(fd)
+        sync_file(fd)
     finally:
         os.close(fd)
     os.replace(unnamed, path)

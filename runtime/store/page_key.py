@@ -1,7 +1,7 @@
-"""Name a stored page: a chain of hashes over the model, the client's namespace and every token up to the page's end.
+"""Compute the key of a stored page: a hash chain over the model, the namespace and every token up to the page's end.
 
-Knows ids and digests; not files, nor what the page holds. Two pages have one key only if all that they depend on is
-equal; a page that is found by its key is still compared by namespace, parent and tokens.
+Knows ids and digests; not files, nor the contents of pages. Two pages have the same key only if everything they depend
+on is equal. A page found by its key is still compared by namespace, parent and tokens.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from ..artifact.manifest import Manifest
 
 KEY_BYTES = 32
-NO_PARENT = bytes(KEY_BYTES)  # of the first page of a prompt
+NO_PARENT = bytes(KEY_BYTES)  # the parent key of the first page of a prompt
 MAX_NAMESPACE_BYTES = 256
-PAGE_DETAILS_BYTES = 80  # of a record's header: 16 token ids, 16 flags
+PAGE_DETAILS_BYTES = 80  # in a record's header: 16 token ids, 16 flags
 MAX_PAGE_BYTES = 1 << 30
 _TOKENS = struct.Struct(f"<{PAGE_SIZE}I")
 
 
 @dataclass(frozen=True)
 class StoreIdentity:
-    """What a stored page depends on besides namespace and tokens: pages of another identity cannot be used.
+    """Everything besides namespace and tokens that a stored page depends on. Pages of another identity cannot be used.
 
     Raises:
         StoreError: a page would be empty or larger than 1 GiB.
     """
 
-    model_digest: str  # of the artifact's manifest, which covers weights, module and target
+    model_digest: str  # the digest of the artifact's manifest, which covers weights, module and target
     tokenizer_digest: str
     quantization: str
     kv_layout: str
@@ -50,7 +50,7 @@ class StoreIdentity:
 
     @classmethod
     def of(cls, manifest: Manifest) -> StoreIdentity:
-        """The identity of an artifact."""
+        """Return the identity of an artifact."""
         tokenizer = manifest.files.get("tokenizer.json")
         return cls(
             model_digest=manifest.digest,
@@ -62,7 +62,7 @@ class StoreIdentity:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes over all fields, each with its length before it."""
+        """Digest of all fields, each preceded by its length: 32 bytes."""
         hashed = blake2b(digest_size=KEY_BYTES, person=b"radixlm/store/1")
         for field in fields(self):
             value = str(getattr(self, field.name)).encode()
@@ -71,10 +71,10 @@ class StoreIdentity:
 
     @cached_property
     def kv(self) -> KVLayout:
-        """How a page lies in memory.
+        """Layout of a page in memory.
 
         Raises:
-            StoreError: the identity does not say.
+            StoreError: the identity does not contain a valid layout.
         """
         try:
             return msgspec.json.decode(self.kv_layout, type=KVLayout)
@@ -82,15 +82,15 @@ class StoreIdentity:
             raise StoreError(f"pages of {self.kv_layout!r:.80} cannot be ordered: {error}") from None
 
     def to_json(self) -> bytes:
-        """All fields, the same bytes each time."""
+        """Encode all fields, always as the same bytes."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> StoreIdentity:
-        """The identity that `to_json` wrote.
+        """Decode the identity that `to_json` wrote.
 
         Raises:
-            StoreCorrupt: it is something else.
+            StoreCorrupt: the text is something else.
         """
         try:
             return msgspec.json.decode(text, type=cls)
@@ -100,13 +100,13 @@ class StoreIdentity:
 
 @dataclass(frozen=True)
 class PageKey:
-    """What a stored page is of: everything that its keys and values depend on."""
+    """The identity of a stored page: everything that its KV depends on, and the key computed from it."""
 
-    key: bytes  # 32 bytes, over everything below but `generated`
-    parent_key: bytes  # of the page before it; `NO_PARENT` at the start of a prompt
+    key: bytes  # 32 bytes, a hash of all fields below except `generated`
+    parent_key: bytes  # the key of the page before it; `NO_PARENT` at the start of a prompt
     namespace: bytes
     token_ids: tuple[int, ...]  # 16
-    generated: bytes  # 16: 1 where the model generated the token, 0 where a client wrote it
+    generated: bytes  # 16 flags: 1 if the model generated the token, 0 if a client wrote it
 
     @classmethod
     def of(
@@ -117,10 +117,10 @@ class PageKey:
         token_ids: Sequence[int],
         generated: bytes,
     ) -> PageKey:
-        """The key of a page of `token_ids` behind the page `parent_key`.
+        """Compute the key of a page of `token_ids` that comes after the page `parent_key`.
 
         Raises:
-            StoreError: a length or a token id is not one of a page.
+            StoreError: a length or a token id is not valid for a page.
         """
         if len(parent_key) != KEY_BYTES or len(generated) != PAGE_SIZE or len(namespace) > MAX_NAMESPACE_BYTES:
             raise StoreError(
@@ -136,7 +136,7 @@ class PageKey:
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """The ids of a page as 64 bytes; raise StoreError if they are not 16 ids below 2**32."""
+    """Pack the token ids of a page into 64 bytes; raise StoreError unless they are 16 ids below 2**32."""
     try:
         return _TOKENS.pack(*token_ids)
     except struct.error:
@@ -144,5 +144,5 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """The ids of a page out of their 64 bytes."""
+    """Unpack the token ids of a page from 64 bytes."""
     return _TOKENS.unpack(packed)

@@ -1,7 +1,6 @@
-"""Read pages back, and believe nothing: each must be the one that was asked for, and whole.
+"""Read pages and verify each: it must be the requested page, and undamaged.
 
-Knows the index, places, headers and checksums. Says by kind what was wrong; the caller decides what becomes of such a
-page.
+Knows the index, places, headers and checksums. Reports the kind of damage; the caller decides what to do with the page.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from numpy.typing import NDArray
 from .files import INDEX, Buffer, Files, read_all
 from .index import Index
 from .page_key import PageKey, StoreIdentity
-from .record import BLOCK, MissKind, Place, Record, RecordHeader, checksum, padded
+from .record import BLOCK, BlockRange, MissKind, Record, RecordHeader, checksum, padded
 from .segment import Segment, extents
 
-_READ_BYTES: Final = 32 << 20  # at once: far more than a disk needs to be fast, and soon enough checked
-_TOKENS_BYTES: Final = 64  # of a page's details, that are compared
+_READ_BYTES: Final = 32 << 20  # at once: more than a disk needs for full speed, and few enough to verify quickly
+_TOKENS_BYTES: Final = 64  # first bytes of a page's details, which are compared
 
 
 @dataclass
 class ReadResult:
-    """How many of the first pages are right, why the next one is not, and what it took."""
+    """Number of valid first pages, why the next one is not valid, and the bytes read."""
 
     num_read: int = 0
     miss: MissKind | None = None
-    num_bytes: int = 0  # asked of the disk, whole records
+    num_bytes: int = 0  # read from disk, whole records
 
 
 @dataclass
 class PageReader:
-    """Reads pages of one identity; keeps the files open that it reads from. For one thread at a time."""
+    """Reads pages of one identity, and keeps their files open. For one thread at a time."""
 
     directory: Path
     files: Files
@@ -50,12 +49,12 @@ class PageReader:
         self._headers = np.empty((self._max_records, BLOCK), np.uint8)
         self._padding = memoryview(bytearray(self._num_padding))
 
-    def read(self, pages: Sequence[PageKey], places: Sequence[Place], out: NDArray[np.uint8]) -> ReadResult:
-        """Fill `out` with pages up to the first that is not right; those that lie together are one read.
+    def read(self, pages: Sequence[PageKey], places: Sequence[BlockRange], out: NDArray[np.uint8]) -> ReadResult:
+        """Fill `out` with pages up to the first that is not valid; adjacent pages are one read.
 
         Args:
-            places: of the first of `pages`, perhaps not of all.
-            out: `[at least len(pages), page_bytes]`, rows contiguous; rows behind the last right one are rubbish.
+            places: the places of the first of `pages`, perhaps not of all.
+            out: `[at least len(pages), page_bytes]`, rows contiguous; rows after the last valid one are undefined.
 
         Raises:
             OSError: the disk failed.
@@ -71,7 +70,7 @@ class PageReader:
         return result
 
     def forget(self, segment: int) -> None:
-        """Close the file of a segment that is no more."""
+        """Close the file of a segment that was removed."""
         fd = self._fds.pop(segment, None)
         if fd is not None:
             self.files.close(fd)
@@ -82,7 +81,7 @@ class PageReader:
             self.forget(segment)
 
     def _read_extent(
-        self, pages: Sequence[PageKey], places: Sequence[Place], out: NDArray[np.uint8], result: ReadResult
+        self, pages: Sequence[PageKey], places: Sequence[BlockRange], out: NDArray[np.uint8], result: ReadResult
     ) -> None:
         first = places[0]
         try:
@@ -105,7 +104,7 @@ class PageReader:
                 return
             result.num_read += 1
 
-    def _wrong(self, block: Buffer, payload: Buffer, page: PageKey, place: Place) -> MissKind | None:
+    def _wrong(self, block: Buffer, payload: Buffer, page: PageKey, place: BlockRange) -> MissKind | None:
         record = Record.decode(block)
         if record is None:
             return "header"
@@ -123,16 +122,19 @@ class PageReader:
 
 @dataclass(frozen=True)
 class ChainRead:
-    """How many of the first pages are right, and why the next one is not."""
+    """Number of valid first pages, and why the next one is not valid."""
 
     num_read: int
-    num_bytes: int  # asked of the disk
+    num_bytes: int  # read from disk
     miss: MissKind | None
-    bad_key: bytes | None  # of a page that is in the index, and wrong
+    bad_key: bytes | None  # the key of a page that is in the index and not valid
 
 
 class ChainReader:
-    """Raises OSError and sqlite3.Error where the disk fails."""
+    """Finds the pages of a prompt in the index and reads them.
+
+    Raises OSError and sqlite3.Error if the disk fails.
+    """
 
     def __init__(self, directory: Path, files: Files, identity: StoreIdentity) -> None:
         self._index = Index.open_to_read(directory / INDEX)
@@ -152,13 +154,13 @@ class ChainReader:
                 return ChainRead(num_read, num_bytes, result.miss, None)
             was = places[result.num_read]
             places = self._places(pages[num_read:], bad)
-            if not places:  # evicted or discarded while we read
+            if not places:  # evicted or discarded during the read
                 return ChainRead(num_read, num_bytes, "gone", None)
-            if places[0] == was:  # not moved: the page itself is wrong
+            if places[0] == was:  # not moved: the page itself is damaged
                 return ChainRead(num_read, num_bytes, result.miss, pages[num_read].key)
 
     def forget(self, segments: Sequence[int]) -> None:
-        """Close the files of segments that are no more."""
+        """Close the files of segments that were removed."""
         for segment in segments:
             self._reader.forget(segment)
 
@@ -167,8 +169,8 @@ class ChainReader:
         self._reader.close()
         self._index.close()
 
-    def _places(self, pages: Sequence[PageKey], bad: Set[bytes]) -> list[Place]:
-        """Where the first of `pages` lie, up to one that is not there."""
+    def _places(self, pages: Sequence[PageKey], bad: Set[bytes]) -> list[BlockRange]:
+        """Return the places of the first of `pages`, up to one that does not exist."""
         found = self._index.find([page.key for page in pages])
         places = (None if page.key in bad else found.get(page.key) for page in pages)
         return [place for place in takewhile(lambda place: place is not None, places) if place is not None]

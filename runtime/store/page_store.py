@@ -1,8 +1,8 @@
-"""Pages of keys and values on disk, found again by everything that they depend on; never a wrong one.
+"""Store KV pages on disk, and find them by everything that they depend on; never return a wrong page.
 
-Knows bytes, keys and files; no engine, tree or pool. A page that cannot be read, for whatever reason, is a miss, which
-is counted by kind. When the disk fails the store turns itself off and logs that once; its owner goes on without it.
-Of three threads one puts, discards and collects; one reads; any touches and asks for `stats`.
+Knows bytes, keys and files; no engine, tree or pool. A page that cannot be read, for any reason, is a miss, counted by
+kind. When the disk fails the store turns itself off and logs that once; its owner continues without it. One thread
+puts, discards and collects. Another one reads. Any thread can call `touch` and `stats`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreCorrupt, StoreOff, StoreUnusable
-from .beside_record import Beside, StoredAlias, StoredCall
 from .catalogue import verify
 from .files import INDEX, Files, OSFiles, StoreLock, read_secret
 from .index import Index
@@ -33,14 +32,18 @@ from .record import Kind, RecordHeader, SingleRecord
 from .record_writer import RecordWriter
 from .recovery import DiskGuard
 from .single_records import RecordKinds, SingleRecords, StoredStates, StorePart
+from .small_record import SmallRecord, StoredAlias, StoredCall
 from .store_state import GCReport, PutResult, StoreState, StoreStats, VerifyReport
 
-AnyBeside = TypeVar("AnyBeside", bound=Beside)
+AnySmallRecord = TypeVar("AnySmallRecord", bound=SmallRecord)
 _LOGGER = logging.getLogger(__name__)
 
 
 class PageStore:
-    """A directory of pages of one model, made by `open`; those of others in it take room, and are evicted like any."""
+    """A directory of stored pages of one model; create it with `open`.
+
+    Pages of other models in the directory count towards its size and are evicted like any.
+    """
 
     def __init__(self, directory: Path, lock: StoreLock, writer: RecordWriter) -> None:
         self.directory, self.identity, self.files = directory, writer.identity, writer.files
@@ -52,7 +55,7 @@ class PageStore:
         self._state = StoreState(writer.num_pages())
         self._guard = DiskGuard(directory, self._state)
         self._reader = ChainReader(directory, self.files, self.identity)
-        self.parts: list[StorePart] = []  # large records of extras, which this closes
+        self.parts: list[StorePart] = []  # large records of extras, which `close` closes
         self.singles = SingleRecords(
             directory, self.identity, self.files, self._state, self._guard, put=self._put_single
         )
@@ -69,16 +72,17 @@ class PageStore:
         files: Files | None = None,
         clock: Callable[[], float] = time.time,
     ) -> PageStore:
-        """The store of a directory, which is made if it is not there; what a crash left is mended first.
+        """Open the store of a directory, after recovery from a crash; create the directory if it does not exist.
 
         Args:
-            max_bytes: of all segments together, at most what the disk has; the index, a thousandth, comes on top.
+            max_bytes: the most bytes of all segments together, limited to the size of the disk. The index, about a
+                thousandth, comes on top.
             files: where pages are read and written; None: `OSFiles`.
             clock: seconds since 1970, for people to read; nothing depends on it.
 
         Raises:
             StoreBusy: another process has it open.
-            StoreUnusable: its disk is full, read-only or broken, or another user's.
+            StoreUnusable: its disk is full, read-only or broken, or another user owns it.
             StoreCorrupt: the directory cannot be used at all.
             StoreMismatch: a radixlm with another format wrote it.
             StoreError: not one page fits into `max_bytes`.
@@ -96,61 +100,64 @@ class PageStore:
             kind = StoreCorrupt if isinstance(error, FileExistsError | NotADirectoryError) else StoreUnusable
             raise kind(f"{path} cannot hold a store: {error}; give another directory") from error
 
-    def heads(self) -> Iterator[PageKey]:
-        """All pages of this model, each after the one before it in its prompt: right after it, unless prompts part."""
+    def page_keys(self) -> Iterator[PageKey]:
+        """Return an iterator over all pages of this model.
+
+        Each page comes after its parent, and right after it unless prompts diverge there.
+        """
         return (row.header.page for row in self._rows(Index.reachable) if row.header.kind == Kind.PAGE)
 
     def aliases(self) -> Iterator[StoredAlias]:
-        """All aliases of this model, the one used longest ago first."""
-        return self._beside(StoredAlias)
+        """Return an iterator over all aliases of this model, the least recently used first."""
+        return self._small_records(StoredAlias)
 
     def calls(self) -> Iterator[StoredCall]:
-        """All calls of this model, the one used longest ago first."""
-        return self._beside(StoredCall)
+        """Return an iterator over all tool calls of this model, the least recently used first."""
+        return self._small_records(StoredCall)
 
     def pages_with_state(self) -> Iterator[bytes]:
-        """The keys of the pages of this model behind which a state is stored."""
+        """Return an iterator over the keys of this model's pages that have a stored state after them."""
         rows = self._rows(lambda index: index.rows_of_kind(Kind.STATE).items())
         return (row.header.parent_key for row in rows)
 
-    def put(self, heads: Sequence[PageKey], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
-        """Store pages; readers find all of them at once, when they outlive a loss of power.
+    def put(self, page_keys: Sequence[PageKey], payload: NDArray[np.uint8], *, evicts: bool = True) -> PutResult:
+        """Store pages. Readers find all of them at once, as soon as they survive a power loss.
 
-        Pages whose parent is neither stored nor before them here are left out: they could not be found. After a crash
-        the first few of them may be there.
+        Pages whose parent is neither stored nor among `page_keys` before them are left out, because they could not be
+        found. After a crash, the first few of them can exist.
 
         Args:
-            heads: of this store's identity, each parent before its children.
-            payload: `[len(heads), page_bytes]`.
-            evicts: whether stored pages go where there is no room; else the new ones that find none are left out.
+            page_keys: keys of this store's identity, each parent before its children.
+            payload: `[len(page_keys), page_bytes]`.
+            evicts: whether stored pages can be evicted to make room; if not, new pages without room are left out.
         """
-        assert payload.shape == (len(heads), self.identity.page_bytes) and payload.dtype == np.uint8
+        assert payload.shape == (len(page_keys), self.identity.page_bytes) and payload.dtype == np.uint8
         rows = np.ascontiguousarray(payload)
-        records = [(RecordHeader.of_page(head), row.data) for head, row in zip(heads, rows, strict=True)]
+        records = [(RecordHeader.of_page(page), row.data) for page, row in zip(page_keys, rows, strict=True)]
         return self._change(partial(self._writer.put, records, evicts=evicts))
 
-    def put_beside(self, record: Beside) -> PutResult:
-        """Store an alias or a call, if its page is there. It is evicted, dropped and discarded with that page."""
+    def put_small(self, record: SmallRecord) -> PutResult:
+        """Store an alias or a tool call, if its page is stored. It is evicted, dropped and discarded with that page."""
         header = record.header(self.identity)
         return PutResult() if header is None else self._change(partial(self._writer.put, [(header, b"")]))
 
-    def read(self, heads: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
-        """Read a chain, or a part of one, and count it as used; how many of its first pages are right.
+    def read(self, page_keys: Sequence[PageKey], out: NDArray[np.uint8]) -> int:
+        """Read a chain of pages, or a part of one, and record its use; return how many first pages are valid.
 
-        The page after them is a miss. If it was wrong or broken, it and what comes after it are found no more.
+        The page after them is a miss. If it was damaged or wrong, neither it nor the pages after it are found again.
 
         Args:
-            out: `[at least len(heads), page_bytes]`; rows contiguous, and rubbish behind the right ones.
+            out: `[at least len(page_keys), page_bytes]`; rows contiguous, and undefined after the valid ones.
         """
-        assert out.shape[0] >= len(heads) and out.shape[1:] == (self.identity.page_bytes,) and out.dtype == np.uint8
-        if not heads:
+        assert out.shape[0] >= len(page_keys) and out.shape[1:] == (self.identity.page_bytes,) and out.dtype == np.uint8
+        if not page_keys:
             return 0
         with self._read, self._guard():
             if self._state.off_because is None:
                 removed, bad, num_erasures = self._state.for_reader()
                 self._reader.forget(removed)
-                result = self._reader.read(heads, out, bad)
-                self._state.add_read(heads, result, num_erasures)
+                result = self._reader.read(page_keys, out, bad)
+                self._state.add_read(page_keys, result, num_erasures)
                 return result.num_read
             self._state.add_miss("off")
             return 0
@@ -158,20 +165,22 @@ class PageStore:
         return 0
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Count pages, and those before them in their prompts, as used now: they are evicted later."""
+        """Record a use of pages, and of those before them in their prompts, so that they are evicted later."""
         self._state.touch(keys)
 
     def drop(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Take out pages that are wrong, or unused for too long, and all that come after them, and overwrite them on
-        disk; their keys. By the thread that puts."""
+        """Remove pages that are wrong or long unused, with all pages after them; return their keys.
+
+        Their bytes on disk are overwritten. For the thread that puts.
+        """
         with self._state.erasing():
             return list(self._change(partial(self._writer.drop, set(keys)), must_change=True).evicted)
 
     def discard(self, namespace: bytes) -> list[bytes]:
-        """Take out all pages of a namespace, and overwrite them on disk; their keys. By the thread that puts.
+        """Remove all pages of a namespace, and overwrite them on disk; return their keys. For the thread that puts.
 
         Raises:
-            StoreOff: the store is off, and some of them may still be there.
+            StoreOff: the store is off, and some of the pages can still exist.
         """
         with self._state.erasing():
             discarded = list(self._change(partial(self._writer.discard, namespace), must_change=True).evicted)
@@ -183,13 +192,13 @@ class PageStore:
         return discarded
 
     def gc(self) -> GCReport:
-        """Give the room of records back that are not there any more. By the thread that puts."""
+        """Free the disk space of removed records. For the thread that puts."""
         before = self._writer.log.num_bytes
         result = self._change(partial(self._writer.collect, self._kinds))
         return GCReport(len(result.segments_removed), result.num_moved, before, self._writer.log.num_bytes)
 
     def verify(self) -> VerifyReport:
-        """Read all records of this model; those that are wrong are not found any more. By any thread."""
+        """Read all records of this model; those that are not valid are not found again. For any thread."""
         with self._guard():
             if self._state.off_because is None:
                 report = verify(self.directory, self.files, self.identity, kinds=self._kinds)
@@ -198,7 +207,7 @@ class PageStore:
         return VerifyReport(0, 0, {})
 
     def stats(self) -> StoreStats:
-        """The counts now."""
+        """Return the current counts."""
         return self._state.stats(
             num_segments=self._writer.num_segments,
             num_bytes=self._writer.log.num_bytes,
@@ -208,7 +217,7 @@ class PageStore:
         )
 
     def close(self) -> None:
-        """Note what was used, and let other processes have the directory."""
+        """Save the uses of records, and unlock the directory for other processes."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -224,7 +233,7 @@ class PageStore:
             self._state.turn_off("it was closed")
 
     def abandon(self) -> None:
-        """Leave it open until the process ends, because a read or a write hangs: `close` does nothing any more."""
+        """Turn the store off without closing it, because a read or a write hangs; `close` then does nothing."""
         self._is_closed = True
         self._state.turn_off("its disk hangs")
 
@@ -235,22 +244,22 @@ class PageStore:
         self.close()
 
     def _rows(self, rows_of: Callable[[Index], Iterable[tuple[bytes, RecordRow | None]]]) -> Iterator[RecordRow]:
-        """Rows of this model, read by a connection of their own; those that broke are misses."""
+        """Yield rows of this model, read through a new connection; damaged rows count as misses."""
         if self._state.off_because is not None:
             return
         with self._guard(), closing(Index.open_to_read(self.directory / INDEX)) as index:
             yield from self._state.whole(rows_of(index), self._writer.segments())
 
-    def _beside(self, kind: type[AnyBeside]) -> Iterator[AnyBeside]:
+    def _small_records(self, kind: type[AnySmallRecord]) -> Iterator[AnySmallRecord]:
         rows = self._rows(lambda index: index.rows_of_kind(kind.kind).items())
         return (record for row in rows if (record := kind.of(row.header)) is not None)
 
-    def _put_single(self, record: SingleRecord, heads: Sequence[PageKey]) -> PutResult:
-        """Store what is beside these pages, if all of them are there, in place of what it replaces."""
-        return self._change(partial(self._writer.put_single, record, [head.key for head in heads]))
+    def _put_single(self, record: SingleRecord, page_keys: Sequence[PageKey]) -> PutResult:
+        """Store a large record of these pages, if all of them are stored, in place of the record that it replaces."""
+        return self._change(partial(self._writer.put_single, record, [page.key for page in page_keys]))
 
     def _change(self, change: Callable[[set[bytes], set[bytes]], PutResult], *, must_change: bool = False) -> PutResult:
-        """Have the writer change something, after it was told which keys were used and which are bad."""
+        """Apply a change by the writer, after passing it the keys that were used and those that are bad."""
         made = PutResult()
         with self._write, self._guard(must_change=must_change):
             if self._state.off_because is None:
@@ -264,7 +273,7 @@ class PageStore:
         return made
 
     def _changed(self, result: PutResult) -> PutResult:
-        """Count what a change did."""
+        """Count the effects of a change."""
         self._state.add_put(result)
         for part in self.parts:
             part.removed(result.segments_removed)

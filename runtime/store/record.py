@@ -1,7 +1,7 @@
-"""The bytes of a record: blocks of 4 KiB that say all about it, then its payload.
+"""The bytes of a record: a header in blocks of 4 KiB, then the payload.
 
-Knows layouts and checksums, not files. A record says where it belongs, so that one that was moved or left behind is
-never taken for another. Its kind says what the details are, and what the payload is::
+Knows layouts and checksums, not files. A record contains its own place, so that one that was moved or left over is
+never taken for another. Its kind defines its details and its payload::
 
     0     magic, format version, kind, bytes of the details, bytes of the payload, segment, block where it begins
     40    digest of the identity, key, parent's key, checksum of the payload, length of the namespace, the namespace
@@ -10,9 +10,9 @@ never taken for another. Its kind says what the details are, and what the payloa
           checksum of all before
           the payload, and zeros up to a multiple of 4096
 
-To remove a page removes every record that names it as its parent: the page before it in the prompt, or the last page
-that the record depends on. Checksums are XXH3-128: they find what broke, at 34 GB/s where BLAKE2b makes 1.4. What must
-not be forged is the key, which is BLAKE2b's.
+Removing a page also removes every record that names it as its parent. The parent is the page before it in the prompt,
+or the last page that the record depends on. Checksums are XXH3-128: they detect damage, at 34 GB/s instead of BLAKE2b's
+1.4. The key must not be forged, so it is a BLAKE2b hash.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ..errors import StoreMismatch
 from .files import Buffer
 from .page_key import KEY_BYTES, MAX_NAMESPACE_BYTES, NO_PARENT, PAGE_DETAILS_BYTES, PageKey, pack_tokens, unpack_tokens
 
-BLOCK: Final = 4096  # bytes: what disks read at least
-FORMAT_VERSION: Final = 2  # of records, segments and the index together
+BLOCK: Final = 4096  # bytes; the least that disks read
+FORMAT_VERSION: Final = 2  # one version of records, segments and the index
 CHECKSUM_BYTES: Final = 16
 MAX_DETAILS_BYTES: Final = 1 << 20
 _MAGIC: Final = b"RLXRECD\n"
 _FIELDS: Final = struct.Struct(f"<8sHHIQQQ{KEY_BYTES}s{KEY_BYTES}s{KEY_BYTES}s{CHECKSUM_BYTES}sH{MAX_NAMESPACE_BYTES}s")
 
 # Why a record cannot be read. `absent`: the index lacks it. `gone`: it was evicted or discarded just now. `short`: the
-# file ends before it. `header`: its first blocks are no record's, or broke. `place`: it belongs elsewhere. `identity`,
-# `namespace`, `parent`, `tokens`, `key`: whole, and another record. `payload`: keys and values broke. `index`: a row of
-# the index broke. `io`: the disk failed. `off`: the store is off.
+# file ends before it. `header`: its header is missing or damaged. `place`: it belongs elsewhere. `identity`,
+# `namespace`, `parent`, `tokens`, `key`: it is another, undamaged record. `payload`: its KV is damaged. `index`: its
+# row in the index is damaged. `io`: the disk failed. `off`: the store is off.
 MissKind = Literal[
     "absent", "gone", "short", "header", "place", "identity", "namespace", "parent", "tokens", "key", "payload",
     "index", "io", "off",
@@ -48,20 +48,20 @@ MissKind = Literal[
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kinds of records."""
 
-    PAGE = 1  # keys and values of 16 tokens; its parent is the page before
-    DISCARDED = 2  # was something else; its bytes are gone
-    RUN = 3  # the rows of several pages by importance; its parent is the last of them
-    ALIAS = 4  # how a reply is rendered; its parent is the last full page of prompt and reply
-    CALL = 5  # of a tool, that a client was given; its parent likewise
-    SCORES = 6  # what was learned of the rows of several pages; its parent is the last of them
-    STATE = 7  # of a recurrent model, after a page, which is its parent
+    PAGE = 1  # the KV of 16 tokens; its parent is the page before
+    DISCARDED = 2  # an erased record
+    RUN = 3  # the KV rows of several pages by importance; its parent is the last of these pages
+    ALIAS = 4  # a re-rendered reply; its parent is the last full page of prompt and reply
+    CALL = 5  # a tool call that a client received; its parent is the last full page of prompt and reply
+    SCORES = 6  # scores of the KV rows of several pages; its parent is the last of these pages
+    STATE = 7  # a state of a recurrent model after a page, which is its parent
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a record lies: blocks of 4 KiB of a segment's file."""
+class BlockRange:
+    """The place of a record: blocks of 4 KiB of a segment's file."""
 
     segment: int
     block: int
@@ -74,13 +74,13 @@ class Place:
 
     @property
     def offset(self) -> int:
-        """Bytes before it in the file."""
+        """Offset in the file in bytes."""
         return self.block * BLOCK
 
 
 @dataclass(frozen=True)
 class RecordHeader:
-    """What a record is, whatever its kind: the same in its first blocks and in the index."""
+    """The identity of a record of any kind, the same in its header blocks and in the index."""
 
     kind: Kind
     key: bytes
@@ -90,45 +90,45 @@ class RecordHeader:
 
     @classmethod
     def of_page(cls, page: PageKey) -> RecordHeader:
-        """The header of a page."""
+        """Return the header of a page."""
         details = pack_tokens(page.token_ids) + page.generated
         return cls(Kind.PAGE, page.key, page.parent_key, page.namespace, details)
 
     @property
     def page(self) -> PageKey:
-        """The key of a page, whose header this is."""
+        """The key of the page that this header describes."""
         assert self.kind == Kind.PAGE
         tokens, generated = unpack_tokens(self.details[:64]), self.details[64:]
         return PageKey(self.key, self.parent_key, self.namespace, tokens, generated)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes before the payload: whole blocks."""
+        """Bytes before the payload, in whole blocks."""
         return header_bytes(len(self.details))
 
     def num_blocks(self, payload_bytes: int) -> int:
-        """Blocks of a record with this header."""
+        """Return the number of blocks of a record with this header."""
         return (self.num_bytes + padded(payload_bytes)) // BLOCK
 
 
 @dataclass(frozen=True)
 class SingleRecord:
-    """A large record to write: it gets a segment of its own."""
+    """A large record to write, which gets a segment of its own."""
 
     header: RecordHeader
     payload_bytes: int
-    body_of: Callable[[int], Iterable[Sequence[Buffer]]]  # the payload by the segment's number, a part at a time
-    replaces: Callable[[RecordHeader], bool] | None = None  # which others of its kind, beside its pages, go for it
+    body_of: Callable[[int], Iterable[Sequence[Buffer]]]  # makes the payload in parts, given the segment's number
+    replaces: Callable[[RecordHeader], bool] | None = None  # whether it replaces a record of its kind and pages
 
     @property
     def num_bytes(self) -> int:
-        """Of header and payload, in whole blocks."""
+        """Bytes of header and payload, in whole blocks."""
         return self.header.num_blocks(self.payload_bytes) * BLOCK
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the first blocks of a whole record say."""
+    """The decoded header blocks of a record."""
 
     header: RecordHeader
     segment: int
@@ -138,12 +138,12 @@ class Record:
     payload_checksum: bytes
 
     @property
-    def place(self) -> Place:
-        """Where it says that it lies."""
-        return Place(self.segment, self.block, self.header.num_blocks(self.payload_bytes))
+    def place(self) -> BlockRange:
+        """The place that the record itself states."""
+        return BlockRange(self.segment, self.block, self.header.num_blocks(self.payload_bytes))
 
     def encode(self) -> bytes:
-        """The first blocks."""
+        """Encode the header blocks."""
         header = self.header
         fields = _FIELDS.pack(
             _MAGIC,
@@ -164,7 +164,7 @@ class Record:
 
     @staticmethod
     def num_header_bytes(start: Buffer) -> int | None:
-        """How long the first blocks are that begin with the block `start`; None if no record begins there."""
+        """Return the bytes of the header that begins with the block `start`; None if no record begins there."""
         magic, version, _, details_bytes, *_ = _FIELDS.unpack_from(start)
         if magic != _MAGIC or version != FORMAT_VERSION or details_bytes > MAX_DETAILS_BYTES:
             return None
@@ -172,7 +172,7 @@ class Record:
 
     @classmethod
     def decode(cls, blocks: Buffer) -> Record | None:
-        """What all first blocks of a record say; None if they are none, or broke."""
+        """Decode the header blocks of a record; None if they are not valid."""
         if len(blocks) < BLOCK or cls.num_header_bytes(blocks) != len(blocks) or not is_sealed(blocks):
             return None
         _, _, kind, details_bytes, payload_bytes, segment, block, *rest = _FIELDS.unpack_from(blocks)
@@ -186,12 +186,14 @@ class Record:
         header = RecordHeader(Kind(kind), key, parent, namespace[:namespace_bytes], details)
         return cls(header, segment, block, identity, payload_bytes, payload_checksum)
 
-    def unlike(self, identity_digest: bytes, wanted: RecordHeader, place: Place, num_compared: int) -> MissKind | None:
-        """What sets this record apart from the wanted one; None if nothing does.
+    def unlike(
+        self, identity_digest: bytes, wanted: RecordHeader, place: BlockRange, num_compared: int
+    ) -> MissKind | None:
+        """Compare this record with the wanted one; return the first difference, None if there is none.
 
         Args:
-            num_compared: bytes of the details that must be equal: the flags of a page are not, for keys and values do
-                not depend on them.
+            num_compared: bytes of the details that must be equal. A page's flags are left out, because its KV does not
+                depend on them.
         """
         header = self.header
         if header.kind != wanted.kind:
@@ -210,19 +212,19 @@ class Record:
 
 
 def header_bytes(details_bytes: int) -> int:
-    """Bytes before the payload of a record with details of so many bytes: whole blocks."""
+    """Return the bytes before the payload of a record with details of this length, in whole blocks."""
     return padded(_FIELDS.size + details_bytes + CHECKSUM_BYTES)
 
 
-def discarded(place: Place, identity_digest: bytes) -> Record:
-    """What stands in the place of a record that was taken out: it says nothing of it."""
+def discarded(place: BlockRange, identity_digest: bytes) -> Record:
+    """Return the record that replaces an erased one and contains nothing of it."""
     nothing = RecordHeader(Kind.DISCARDED, bytes(KEY_BYTES), NO_PARENT, b"", b"")
     payload_bytes = (place.num_blocks - 1) * BLOCK
     return Record(nothing, place.segment, place.block, identity_digest, payload_bytes, bytes(CHECKSUM_BYTES))
 
 
 def mismatch(path: Path, version: int) -> StoreMismatch:
-    """The error for a segment or an index that a radixlm with another format wrote."""
+    """Return the error for a segment or an index that a radixlm with another format wrote."""
     return StoreMismatch(
         f"{path} has version {version}, this radixlm reads {FORMAT_VERSION}; give --store another directory, or remove "
         f"this one: its pages are computed again"
@@ -230,24 +232,24 @@ def mismatch(path: Path, version: int) -> StoreMismatch:
 
 
 def checksum(payload: Buffer) -> bytes:
-    """16 bytes over keys and values."""
+    """Return a checksum of 16 bytes over a payload."""
     return xxh3_128_digest(payload)
 
 
 def sealed(content: bytes, num_bytes: int) -> bytes:
-    """`content`, zeros, and at the very end of `num_bytes` a checksum of both."""
+    """Return `content`, zeros, and at the end of `num_bytes` a checksum of both."""
     body = content.ljust(num_bytes - CHECKSUM_BYTES, b"\0")
     return body + xxh3_128_digest(body)
 
 
 def is_sealed(block: Buffer) -> bool:
-    """Whether a block ends with the checksum of what is before."""
+    """Return whether a block ends with the checksum of the bytes before it."""
     view = memoryview(block)
     return view[-CHECKSUM_BYTES:] == xxh3_128_digest(view[:-CHECKSUM_BYTES])
 
 
 def padded(num_bytes: int) -> int:
-    """The next multiple of a block.
+    """Round up to a multiple of the block size.
 
     >>> padded(1), padded(4096)
     (4096, 4096)

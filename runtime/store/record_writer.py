@@ -1,7 +1,7 @@
-"""Put records on disk, and have the evictor choose what goes when there are too many.
+"""Write records to disk, and evict others if there are too many.
 
-Knows the log and its index, for one thread. Records are written, then synced, then in the index: what the index has is
-on disk.
+Knows the log and its index, for one thread. Records are written, then synced, then entered in the index, so everything
+in the index is on disk.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..errors import StoreError
 from .evictor import FULL_S, NO_SPACE, DiskRoom, Evictor
 from .files import Buffer, Files
 from .index import Index
-from .index_rows import Located, RecordRow
+from .index_rows import RecordLocation, RecordRow
 from .page_key import NO_PARENT, StoreIdentity
-from .record import BLOCK, Kind, Place, RecordHeader, SingleRecord, padded
+from .record import BLOCK, BlockRange, Kind, RecordHeader, SingleRecord, padded
 from .recovery import recover
 from .segment import Segment
 from .segment_log import SegmentLog
@@ -30,22 +30,25 @@ from .store_state import PutResult, RecoveryReport
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SEGMENT_BYTES: Final = 256 << 20
-_MIN_SEGMENTS: Final = 8  # of a full store, so that one of them is not much of it
+_MIN_SEGMENTS: Final = 8  # of a full store, so that evicting one removes only a small part
 
 
 @dataclass
 class RecordWriter:
-    """Raises OSError and sqlite3.Error where the disk fails; then it must not be used again."""
+    """Changes the log and index of one store; owned by the thread that puts.
+
+    Raises OSError and sqlite3.Error if the disk fails; it must not be used after that.
+    """
 
     identity: StoreIdentity
     index: Index
     log: SegmentLog
     files: Files
     max_bytes: int
-    recovery: RecoveryReport  # what opening the directory found to mend
+    recovery: RecoveryReport  # the repairs when the directory was opened
     room: DiskRoom
-    _lowered_until: float | None = None  # `max_bytes` is what there was when the disk was full
-    _use: int = field(init=False)  # counts what happens; clocks may go backwards
+    _lowered_until: float | None = None  # until then `max_bytes` is the size at which the disk was full
+    _use: int = field(init=False)  # counts changes instead of time, because clocks can go backwards
 
     def __post_init__(self) -> None:
         self._use = self.index.last_use()
@@ -59,13 +62,13 @@ class RecordWriter:
     def open(
         cls, directory: Path, identity: StoreIdentity, files: Files, *, max_bytes: int, clock: Callable[[], float]
     ) -> RecordWriter:
-        """The writer of a directory after recovery; see `PageStore.open`."""
+        """Return the writer of a directory after recovery; see `PageStore.open`."""
         smallest = (Segment(1, identity).num_header_blocks + 1) * BLOCK + padded(identity.page_bytes)
         if max_bytes < smallest:
             raise StoreError(
                 f"a store of {max_bytes} bytes holds no page, one takes {smallest} with its segment; raise --store-gb"
             )
-        max_bytes = min(max_bytes, files.disk_bytes(directory)[0])  # the engine keeps books for all that fit
+        max_bytes = min(max_bytes, files.disk_bytes(directory)[0])  # the engine's memory grows with the pages that fit
         room = DiskRoom.of(directory, files)
         room.make_room_to_open()
         segment_bytes = max(smallest, min(_MAX_SEGMENT_BYTES, max_bytes // _MIN_SEGMENTS))
@@ -75,19 +78,19 @@ class RecordWriter:
 
     @property
     def num_segments(self) -> int:
-        """Of all models."""
+        """Number of segments of all models."""
         return len(self.log.segments)
 
     def segments(self) -> set[int]:
-        """The numbers of this model's segments."""
+        """Return the numbers of this model's segments."""
         return {number for number in list(self.log.segments) if self._is_ours(number)}
 
     def num_pages(self) -> int:
-        """Of this model."""
+        """Return the number of this model's pages."""
         return sum(count for number, count in self.index.num_pages().items() if self._is_ours(number))
 
     def keep_reserve(self) -> PutResult:
-        """Remove the oldest segments until the index can be changed; before anything else that changes it."""
+        """Remove the oldest segments until the index can be changed. Call it before any other change of the index."""
         if self._lowered_until is not None and time.monotonic() >= self._lowered_until:
             self.max_bytes, self._lowered_until = self._asked_bytes, None
         made, missing = PutResult(), self.room.missing_bytes
@@ -106,8 +109,10 @@ class RecordWriter:
         *,
         evicts: bool = True,
     ) -> PutResult:
-        """Store small records that are not there yet and whose parents are; those that do not fit are left out, without
-        `evicts` as soon as others would have to go for them."""
+        """Store small records that are new and whose parents are stored; leave out those that do not fit.
+
+        Without `evicts`, no other record is evicted to make room.
+        """
         headers = [header for header, _ in records]
         before = self.settle(touched | _needed(headers), bad)
         num_blocks = max((header.num_blocks(len(payload)) for header, payload in records), default=1)
@@ -127,14 +132,14 @@ class RecordWriter:
     def put_single(
         self, record: SingleRecord, pages: Sequence[bytes], touched: set[bytes], bad: set[bytes]
     ) -> PutResult:
-        """Store a large record in a segment of its own, in place of the one with its key, and of others that it
-        `replaces`; not unless `pages` are there.
+        """Store a large record in a segment of its own, if all `pages` are stored.
 
-        All such records take at most half of the store, and of the room that others leave: only large ones that were
-        used longest ago go for one. But for a state the oldest others go, too: pages are worth little without it.
+        It replaces the record with its key, and those that it `replaces`. All large records take at most half of the
+        store, and only the space that others leave. For a new one, only least recently used large ones are evicted. But
+        for a state the oldest segments are evicted, too, because pages are worth little without it.
         """
         is_state = record.header.kind == Kind.STATE
-        before = self.settle(touched | set(pages if is_state else ()), bad)  # its page does not make room for it
+        before = self.settle(touched | set(pages if is_state else ()), bad)  # its own page is not evicted for it
         if not self._has(pages):
             return before
         num_bytes = record.num_bytes + Segment(1, self.identity).num_header_blocks * BLOCK
@@ -163,14 +168,14 @@ class RecordWriter:
         return replace(before, stored=tuple(pages), lost_states=lost, segments_removed=segments)
 
     def finish(self, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Note all uses, for the next process to know; the last change."""
+        """Save all uses for the next process; the last change."""
         result = self.settle(touched, bad)
         with self.index.transaction():
             self.index.uses.spread()
         return result
 
     def settle(self, touched: Collection[bytes], bad: Collection[bytes]) -> PutResult:
-        """Note which records were used, and take out those that are wrong."""
+        """Record which records were used, and remove bad ones from the index."""
         self._use += 1
         with self.index.transaction():
             self.index.uses.touch(touched, self._use)
@@ -178,9 +183,9 @@ class RecordWriter:
         return self._removed(removed)
 
     def drop(self, keys: set[bytes], touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Take out records and all below them, and overwrite them: nothing of them is left on disk."""
-        leaving = self.index.below(keys | bad)  # before the index forgets what is bad
-        places: dict[int, list[Place]] = {}
+        """Remove records and all below them, and overwrite them: nothing of them stays on disk."""
+        leaving = self.index.below(keys | bad)  # before the index drops the bad ones
+        places: dict[int, list[BlockRange]] = {}
         for record in leaving:
             places.setdefault(record.place.segment, []).append(record.place)
         there = places.keys() & self.log.segments.keys()
@@ -189,10 +194,10 @@ class RecordWriter:
         return self._forget(keys, touched, bad)
 
     def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Take out a namespace and overwrite its records, also those that the index forgot before."""
+        """Remove a namespace and overwrite its records, also those that the index no longer has."""
         before = self.settle(touched, bad)
         num_indexed, rows = self.index.num_blocks(), self.index.rows_of(namespace)
-        places_by_segment: dict[int, list[Place]] = {}
+        places_by_segment: dict[int, list[BlockRange]] = {}
         for row in rows.values():
             if row is not None:
                 places_by_segment.setdefault(row.place.segment, []).append(row.place)
@@ -206,8 +211,10 @@ class RecordWriter:
         return before.then(self._forget(rows, (), ()))
 
     def collect(self, kinds: RecordKinds, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Copy what is left of segments that lost records to new ones, and remove them. Records of `kinds` that another
-        version wrote go, too: they are found no more."""
+        """Copy the remaining records of segments that lost some to new segments, and remove the old ones.
+
+        Records of `kinds` that another version of radixlm wrote are removed, because they are never found.
+        """
         outdated = {
             key
             for kind, about in kinds.items()
@@ -234,7 +241,7 @@ class RecordWriter:
         self.index.close()
 
     def _forget(self, keys: Collection[bytes], touched: Collection[bytes], bad: Collection[bytes]) -> PutResult:
-        """Take records out of the index that were overwritten."""
+        """Remove overwritten records from the index."""
         before = self.settle(touched, bad)
         with self.index.transaction():
             removed = self.index.remove(keys)
@@ -242,7 +249,7 @@ class RecordWriter:
         return before.then(self._removed(removed))
 
     def _choose(self, headers: Sequence[RecordHeader]) -> list[int]:
-        """Which of `headers` are new, and can be found once they are there."""
+        """Return the indices of those `headers` that are new and can be found once stored."""
         known, chosen = {NO_PARENT, *self.index.find(list(_needed(headers)))}, []
         for i, header in enumerate(headers):
             if header.key not in known and header.parent_key in known:
@@ -264,10 +271,10 @@ class RecordWriter:
             return []
 
     def _make_room(self, headers: Sequence[RecordHeader], num_blocks: int, evicts: bool) -> tuple[PutResult, list[int]]:
-        """Evict segments, if it may, until those of `headers` fit that are not there, or all that can; and which those
-        are then.
+        """Evict segments, if allowed, until all new `headers` fit; return the evictions, and the headers that fit.
 
-        Records that were there when it began may have had to go, and are among those that are to be written again.
+        Headers are returned as indices. Records that were stored when this began can be evicted. They are then among
+        those to be written again.
         """
         made, chosen = PutResult(), self._choose(headers)
         while evicts and not self._fits(len(chosen), num_blocks) and (victim := self._evictor.next_victim()):
@@ -280,20 +287,20 @@ class RecordWriter:
         return made, chosen
 
     def _make_room_for(self, num_bytes: int) -> PutResult:
-        """Evict the oldest segments until so many bytes fit."""
+        """Evict the oldest segments until `num_bytes` bytes fit."""
         made = PutResult()
         while not self._has_room_for(num_bytes) and (victim := self._evictor.next_victim()) is not None:
             made = made.then(self._evict(victim))
         return made
 
     def _evict(self, victim: int) -> PutResult:
-        """Evict a segment for the room that it takes."""
+        """Evict a segment to free its space."""
         is_ours = self._is_ours(victim)
         gone = self._evictor.evict(victim, self._use)
         return self._removed(gone, is_ours=is_ours, segments=(victim,))
 
     def _has(self, keys: Sequence[bytes]) -> bool:
-        """Whether all of these records are there."""
+        """Return whether all of these records are stored."""
         return len(self.index.find(keys)) == len(set(keys))
 
     def _fits(self, num_records: int, num_blocks: int) -> bool:
@@ -301,16 +308,18 @@ class RecordWriter:
         return num_records == 0 or self._has_room_for(num_bytes)
 
     def _has_room_for(self, num_bytes: int) -> bool:
-        """Whether so many more bytes fit into the store, and the disk keeps its reserve."""
+        """Return whether `num_bytes` more bytes fit into the store, and the disk keeps its reserve."""
         return self.log.num_bytes + num_bytes <= self.max_bytes and self.room.has_room_for(num_bytes)
 
     def _removed(
-        self, records: Sequence[Located], *, is_ours: bool | None = None, segments: Sequence[int] = ()
+        self, records: Sequence[RecordLocation], *, is_ours: bool | None = None, segments: Sequence[int] = ()
     ) -> PutResult:
-        """What was taken out, with the segments of large records that left; what is other models' is not counted.
+        """Summarize removed records, and remove segments of large records that are now empty.
+
+        Other models' are not counted.
 
         Args:
-            is_ours: whose they are, if their segment is gone.
+            is_ours: whether the records are this model's, if their segment is gone.
         """
         ours = [each for each in records if (self._is_ours(each.place.segment) if is_ours is None else is_ours)]
         pages = tuple(each.key for each in ours if each.kind == Kind.PAGE)
@@ -320,8 +329,8 @@ class RecordWriter:
         removed = (*segments, *self._evictor.remove_empty(singles))
         return PutResult(evicted=pages, lost_states=states, num_removed=len(pages), segments_removed=removed)
 
-    def _replaced(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, Place]:
-        """Where the records lie beside `pages` that another of their kind replaces."""
+    def _replaced(self, record: SingleRecord, pages: Sequence[bytes]) -> dict[bytes, BlockRange]:
+        """Return the places of the records of `pages` that a new record of their kind replaces."""
         if record.replaces is None:
             return {}
         rows = self.index.rows_below(pages, record.header.kind)

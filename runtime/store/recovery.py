@@ -1,8 +1,8 @@
-"""Make index and segments agree again, whatever ended the process before: the segments are right.
+"""Make index and segments consistent, however the last process ended. The segments are authoritative.
 
-Knows both. Records that the index lacks are taken in if they are whole, and the file is cut behind the last that is.
-One that is not may lie before others that are: it was being overwritten by a discard. Records that are gone leave the
-index, and all below them.
+Knows both. Undamaged records that the index lacks are added, and the file is cut after the last one. A damaged record
+can come before undamaged ones: a discard was overwriting it. Missing records are removed from the index, with all
+below them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LOGGER = logging.getLogger(__name__)
 def recover(
     directory: Path, files: Files, log_of: Callable[[], SegmentLog], clock: Callable[[], float] = time.time
 ) -> tuple[Index, SegmentLog, RecoveryReport]:
-    """The index of a directory and its segments, after they were made to agree.
+    """Return the index of a directory and its segments, after making them consistent.
 
     Args:
-        log_of: a new log of the directory.
+        log_of: makes a new log of the directory.
 
     Raises:
         StoreMismatch: a radixlm with another format wrote it; nothing was changed.
@@ -45,22 +45,23 @@ def recover(
         return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=False)
     except (StoreCorrupt, StoreMismatch, sqlite3.Error) as error:
         if not segments if isinstance(error, StoreMismatch) else not is_broken(error):
-            raise  # without segments of our format, an index of another one says whose the directory is
-        _LOGGER.warning("the index in %s is made again: %s", directory, error)
+            raise  # an index of another format, without segments of ours: the directory belongs to the other version
+        fault = "has another version" if isinstance(error, StoreMismatch) else "is broken"
+        _LOGGER.warning("%s %s; it is made again from the segments, whose pages stay", directory / INDEX, fault)
         remove_index(directory)
         return _recover(directory, files, log_of(), segments, clock, was_index_rebuilt=True)
 
 
 def remove_index(directory: Path) -> None:
-    """Have the next start make a new index."""
+    """Remove the index, so that the next start builds a new one."""
     for name in (INDEX, f"{INDEX}-wal", f"{INDEX}-shm"):
         (directory / name).unlink(missing_ok=True)
 
 
 class DiskGuard:
-    """Turns a store off where its disk fails, instead of raising; what its index is then, the next start mends.
+    """Turns a store off if its disk fails, instead of raising; the next start repairs its index.
 
-    A disk that is full, with nothing of the store's to remove, turns it off for a minute only.
+    A full disk, with nothing of the store's to remove, turns it off for a minute only.
     """
 
     def __init__(self, directory: Path, state: StoreState) -> None:
@@ -68,7 +69,7 @@ class DiskGuard:
 
     @contextmanager
     def __call__(self, *, must_change: bool = False) -> Iterator[None]:
-        """Held while the disk is used; what `must_change` it turns the store off if there is no room for that, too."""
+        """Guard the use of the disk; with `must_change`, a full disk also turns the store off for good."""
         try:
             yield
         except (OSError, sqlite3.Error) as error:
@@ -78,11 +79,11 @@ class DiskGuard:
                 _LOGGER.warning("the store in %s is off for %.0f s: %s", self._directory, FULL_S, error)
 
     def turn_off(self, error: Exception) -> None:
-        """The disk failed; said once."""
+        """Turn the store off after an error of the disk, and log it once."""
         if not self._state.turn_off(f"{type(error).__name__}: {error}"):
             return
         if is_broken(error):
-            remove_index(self._directory)  # it broke while it was used; the segments are whole
+            remove_index(self._directory)  # it was damaged during use; the segments are intact
         _LOGGER.error("the store in %s is off from here on: %s; restart when the disk is well", self._directory, error)
 
 
@@ -96,7 +97,7 @@ def _recover(
     was_index_rebuilt: bool,
 ) -> tuple[Index, SegmentLog, RecoveryReport]:
     if not (directory / INDEX).exists():
-        remove_index(directory)  # what SQLite kept beside one that is no more
+        remove_index(directory)  # SQLite's other files of a removed index
     index = Index.open(directory / INDEX)
     try:
         recovery = Recovery(log, index, files, was_index_rebuilt=was_index_rebuilt, clock=clock)
@@ -107,7 +108,7 @@ def _recover(
 
 
 class Recovery:
-    """One pass over a directory. `report` says what it found to mend."""
+    """One recovery of a directory; `report` lists the repairs."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Recovery:
         self.report = RecoveryReport(was_index_rebuilt=was_index_rebuilt)
 
     def run(self, segments: dict[int, Segment | None]) -> RecoveryReport:
-        """Fill the log with the segments that are there, and the index with their records.
+        """Fill the log with the existing segments, and the index with their records.
 
         Raises:
             OSError, sqlite3.Error: the disk failed.
@@ -167,9 +168,9 @@ class Recovery:
         self._log.adopt(segment, SegmentRow(segment.number, num_blocks, sealed_at, False, begun_at))
 
     def _scan(self, segment: Segment, fd: int, num_known: int, *, payloads: bool) -> int:
-        """Take in what the index does not know of a segment; the block behind its last whole record.
+        """Add the records of a segment that the index lacks; return the block after its last undamaged record.
 
-        In all but the newest segment everything is known to have been written: what broke there, a read will tell.
+        All records of older segments are known to have been written completely. Reads will find any damage in them.
         """
         num_there = self._files.size(fd) // BLOCK
         if num_there < num_known:

@@ -1,7 +1,7 @@
-"""A file of records that only grows: what its first blocks say, and which records follow.
+"""A file of records that only grows: its header, and the records in it.
 
-A segment has many small records, or a single large one, which then leaves without moving others. Knows the layout of
-one file; which of its records are still wanted, the index knows.
+A segment has many small records, or a single large one, which can then be removed without moving others. Knows the
+layout of one file; the index knows which of its records are still used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .record import (
     BLOCK,
     CHECKSUM_BYTES,
     FORMAT_VERSION,
+    BlockRange,
     Kind,
-    Place,
     Record,
     checksum,
     is_sealed,
@@ -33,14 +33,14 @@ from .record import (
 )
 
 _MAGIC: Final = b"RLXSEGM\n"
-_HEADER: Final = struct.Struct("<8sIIQII")  # magic, version, bytes of the header, number, bytes of the identity, single
+_HEADER: Final = struct.Struct("<8sIIQII")  # magic, version, header bytes, number, identity bytes, single
 _MAX_HEADER_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"segment-([0-9]{10})\.(?:pages|run)")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What never changes of a segment: its number, the model whose records it holds, and whether it holds one alone."""
+    """The constant properties of a segment: its number, its model, and whether it holds a single record."""
 
     number: int
     identity: StoreIdentity
@@ -48,16 +48,16 @@ class Segment:
 
     @cached_property
     def num_header_blocks(self) -> int:
-        """Blocks before the first record."""
+        """Number of blocks before the first record."""
         return padded(_HEADER.size + len(self.identity.to_json()) + CHECKSUM_BYTES) // BLOCK
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         return f"segment-{self.number:010d}.{'run' if self.is_single else 'pages'}"
 
     def create(self, files: Files, directory: Path) -> int:
-        """Make the file; its name and header outlive a loss of power when this returns.
+        """Create the file. Its name and header survive a power loss when this returns.
 
         Returns:
             Its descriptor.
@@ -77,11 +77,11 @@ class Segment:
         return fd
 
     def scan(self, files: Files, fd: int, first: int, *, payloads: bool) -> Iterator[Record | None]:
-        """The records from block `first` to the end of the file; None for blocks in a row that belong to none.
+        """Yield the records from block `first` to the end of the file, and None for each gap of blocks without one.
 
         Args:
-            payloads: read the payloads of pages, too, and compare their checksums. A single record has no need of it:
-                its header is written after everything else.
+            payloads: read the payloads of pages, too, and verify their checksums. A single record does not need this,
+                because its header is written last.
         """
         block, stop, was_record = first, files.size(fd) // BLOCK, True
         while block < stop:
@@ -96,7 +96,7 @@ class Segment:
             was_record = record is not None
 
     def _record(self, files: Files, fd: int, block: int, stop: int) -> Record | None:
-        """The whole record that begins at a block, and says so."""
+        """Return the complete record that begins at a block and names it as its place; None if there is none."""
         record = read_record(files, fd, block)
         if record is None or record.place.stop > stop or record.identity_digest != self.identity.digest:
             return None
@@ -113,7 +113,7 @@ class Segment:
 
 
 def read_record(files: Files, fd: int, block: int) -> Record | None:
-    """What a record that begins at a block says of itself; None if none does, or it broke."""
+    """Decode the record that begins at a block; None if none begins there, or if its header is damaged."""
     start = bytearray(BLOCK)
     if read_all(files, fd, [start], block * BLOCK) < BLOCK:
         return None
@@ -126,10 +126,10 @@ def read_record(files: Files, fd: int, block: int) -> Record | None:
 
 
 def read_segment(files: Files, fd: int, path: Path) -> Segment:
-    """What the file's header says.
+    """Read the header of a segment.
 
     Raises:
-        StoreCorrupt: it is no segment, broke, or has the name of another.
+        StoreCorrupt: it is not a segment, is damaged, or has the name of another.
         StoreMismatch: a radixlm with another format wrote it.
     """
     header = bytearray(BLOCK)
@@ -148,7 +148,7 @@ def read_segment(files: Files, fd: int, path: Path) -> Segment:
 
 
 def read_segments(directory: Path, files: Files) -> dict[int, Segment | None]:
-    """The segments of a directory by their numbers, in order; None for those whose header broke.
+    """Return the segments of a directory by number, in order; None for those whose header is damaged.
 
     Raises:
         StoreMismatch: a radixlm with another format wrote one of them.
@@ -170,15 +170,15 @@ def read_segments(directory: Path, files: Files) -> dict[int, Segment | None]:
 
 
 def segment_paths(directory: Path) -> dict[int, Path]:
-    """The segment files of a directory by their numbers, in order."""
+    """Return the segment files of a directory by number, in order."""
     found = {int(match[1]): path for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))}
     return dict(sorted(found.items()))
 
 
-def extents(places: Sequence[Place], max_records: int) -> Iterator[range]:
-    """Ranges of `places` that lie one behind the other in a file, each of at most `max_records`.
+def extents(places: Sequence[BlockRange], max_records: int) -> Iterator[range]:
+    """Yield ranges of `places` that are adjacent in a file, each of at most `max_records`.
 
-    >>> list(extents([Place(1, 4, 2), Place(1, 6, 2), Place(2, 8, 2)], 9))
+    >>> list(extents([BlockRange(1, 4, 2), BlockRange(1, 6, 2), BlockRange(2, 8, 2)], 9))
     [range(0, 2), range(2, 3)]
     """
     first = 0

@@ -1,6 +1,7 @@
-"""The log: records are appended to the newest segment, a large one to a segment of its own; whole segments are removed.
+"""The log of a store: appends records to the newest segment, and removes whole segments.
 
-Knows files and how full they are; which records in them are wanted, the index knows. Used by one thread at a time.
+A large record gets a segment of its own. Knows files and their sizes; the index knows which records in them are used.
+For one thread at a time.
 """
 
 from __future__ import annotations
@@ -15,24 +16,37 @@ from typing import Final
 from .files import Buffer, Files, write_all
 from .index_rows import RecordRow, SegmentRow
 from .page_key import StoreIdentity
-from .record import BLOCK, CHECKSUM_BYTES, Kind, Place, Record, RecordHeader, SingleRecord, checksum, discarded, padded
+from .record import (
+    BLOCK,
+    CHECKSUM_BYTES,
+    BlockRange,
+    Kind,
+    Record,
+    RecordHeader,
+    SingleRecord,
+    checksum,
+    discarded,
+    padded,
+)
 from .segment import Segment
 
-_MAX_ZEROS: Final = 1 << 24  # bytes at once
+_MAX_ZEROS: Final = 1 << 24  # bytes written at once
 
 
 class SegmentLog:
-    """`rows` says of each segment what the index is to know of it; `take_changed` which ones it does not know yet.
+    """The segments of a directory.
+
+    `rows` has the index row of each segment; `take_changed` returns those that the index does not have yet.
 
     >>> log = SegmentLog(Path("store"), OSFiles(), segment_bytes=1 << 28)  # doctest: +SKIP
 
     Args:
-        segment_bytes: a new segment is begun when the newest has that many.
+        segment_bytes: a new segment is begun when the newest has this size.
         clock: seconds since 1970; shown to people, and never compared.
 
     Attributes:
-        num_bytes: of all segments.
-        num_single_bytes: of them, of segments with a single record.
+        num_bytes: size of all segments.
+        num_single_bytes: size of the segments with a single record.
     """
 
     def __init__(
@@ -47,20 +61,20 @@ class SegmentLog:
         self._clock = clock
         self._active: tuple[Segment, int] | None = None  # with its descriptor
         self._changed: set[int] = set()
-        self._next_number = 1  # never one that was used before: a reader may still have that file open
+        self._next_number = 1  # never reused: a reader can still have an old file open
 
     @property
     def active(self) -> int | None:
-        """The number of the segment that records are appended to."""
+        """Number of the segment that is appended to; None if there is none."""
         return None if self._active is None else self._active[0].number
 
     @property
     def oldest(self) -> int | None:
-        """The number of the oldest segment with many records; None if there is none."""
+        """Number of the oldest segment with many records; None if there is none."""
         return min((number for number, segment in self.segments.items() if not segment.is_single), default=None)
 
     def adopt(self, segment: Segment, row: SegmentRow) -> None:
-        """Take a segment that is there already."""
+        """Add an existing segment."""
         self.segments[segment.number] = segment
         self.rows[segment.number] = row
         self._changed.add(segment.number)
@@ -68,7 +82,7 @@ class SegmentLog:
         self._count(segment, row.num_blocks)
 
     def reopen(self) -> None:
-        """Go on appending to the segment that was not full, behind its last record; what else it has is cut off."""
+        """Continue to append to the segment that was not full; cut off anything after its last record."""
         for number, row in self.rows.items():
             if not row.is_sealed:
                 segment = self.segments[number]
@@ -77,7 +91,7 @@ class SegmentLog:
                 self._files.truncate(fd, row.num_blocks * BLOCK)
 
     def take_changed(self) -> list[SegmentRow]:
-        """The rows that changed since the last call."""
+        """Return the rows that changed since the last call."""
         rows = [self.rows[number] for number in sorted(self._changed)]
         self._changed.clear()
         return rows
@@ -85,23 +99,23 @@ class SegmentLog:
     def append(
         self, identity: StoreIdentity, records: Sequence[tuple[RecordHeader, Buffer]], use: int
     ) -> list[RecordRow]:
-        """Write records with their payloads one behind the other; they outlive a loss of power when this returns.
+        """Write records and their payloads one after the other. They survive a power loss when this returns.
 
         Args:
-            use: the count of uses that the records get, and the segments that are sealed.
+            use: the count of uses for the records, and for segments that are sealed.
 
         Raises:
-            OSError: the rest is not there; records before it may be, but the index does not know them.
+            OSError: the rest was not written. The records before it can exist, but the index does not know them.
         """
         rows: list[RecordRow] = []
         while len(rows) < len(records):
             sizes = [header.num_blocks(len(payload)) for header, payload in records[len(rows) :]]
             segment, fd = self._segment_for(identity, sizes[0], use)
-            block, places = self.rows[segment.number].num_blocks, list[Place]()
+            block, places = self.rows[segment.number].num_blocks, list[BlockRange]()
             for size in sizes:
                 if places and block + size > self._segment_blocks:
                     break
-                places.append(Place(segment.number, block, size))
+                places.append(BlockRange(segment.number, block, size))
                 block += size
             some = records[len(rows) : len(rows) + len(places)]
             self._write(segment, fd, some, places)
@@ -111,12 +125,12 @@ class SegmentLog:
         return rows
 
     def append_single(self, identity: StoreIdentity, new: SingleRecord, use: int) -> RecordRow:
-        """Write a large record to a segment of its own; it outlives a loss of power when this returns.
+        """Write a large record to a segment of its own. It survives a power loss when this returns.
 
-        Its header is written last: a record with a whole header is whole.
+        Its header is written last: a record with a valid header is complete.
 
         Raises:
-            OSError: nothing of it is there.
+            OSError: nothing of it exists.
         """
         segment = Segment(self._next_number, identity, is_single=True)
         self._next_number += 1
@@ -141,20 +155,20 @@ class SegmentLog:
         return RecordRow(new.header, record.place, use)
 
     def bytes_for(self, identity: StoreIdentity, num_records: int, num_blocks: int) -> int:
-        """How much the log grows at most by so many records of so many blocks each."""
+        """Return the most bytes that the log grows by when this many records of this many blocks are appended."""
         num_header_blocks = Segment(1, identity).num_header_blocks
         num_segments = -(-num_records // max(1, (self._segment_blocks - num_header_blocks) // num_blocks))
         return (num_records * num_blocks + num_segments * num_header_blocks) * BLOCK
 
     def seal(self, use: int) -> None:
-        """Append no more to the newest segment."""
+        """Stop appending to the newest segment."""
         if self._active is not None:
             segment = self._active[0]
             self.close()
             self._change(replace(self.rows[segment.number], sealed_at=use))
 
-    def places_of(self, number: int, namespace: bytes) -> list[Place]:
-        """Where a segment has records of a namespace, also those that the index does not know."""
+    def places_of(self, number: int, namespace: bytes) -> list[BlockRange]:
+        """Return the places of a namespace's records in a segment, also those that the index does not know."""
         segment = self.segments[number]
         fd = self._files.open(self.directory / segment.name)
         try:
@@ -164,8 +178,8 @@ class SegmentLog:
         finally:
             self._files.close(fd)
 
-    def erase(self, number: int, places: Iterable[Place]) -> None:
-        """Overwrite records by ones that say only that they were discarded, with zeros behind their headers."""
+    def erase(self, number: int, places: Iterable[BlockRange]) -> None:
+        """Overwrite records with empty discarded records and zeros."""
         segment = self.segments[number]
         try:
             fd = self._files.open(self.directory / segment.name)
@@ -183,11 +197,11 @@ class SegmentLog:
             self._files.close(fd)
 
     def doom(self, number: int) -> None:
-        """Say that a segment will be removed."""
+        """Record that a segment will be removed."""
         self._change(replace(self.rows[number], is_doomed=True))
 
     def remove(self, number: int) -> None:
-        """Remove a segment's file; it may be gone already, and readers that have it open go on."""
+        """Remove a segment's file, which can be gone already; readers that have it open can continue."""
         segment, row = self.segments.pop(number), self.rows.pop(number)
         self._changed.discard(number)
         self._count(segment, -row.num_blocks)
@@ -195,14 +209,14 @@ class SegmentLog:
             self._files.unlink(self.directory / segment.name)
 
     def close(self) -> None:
-        """End the descriptor; the newest segment stays one to append to."""
+        """Close the descriptor; the newest segment stays open for appending later."""
         if self._active is not None:
             fd = self._active[1]
             self._active = None
             self._files.close(fd)
 
     def _segment_for(self, identity: StoreIdentity, num_blocks: int, use: int) -> tuple[Segment, int]:
-        """A segment of the identity with room for a record, and its descriptor; a new one has room for any."""
+        """Return a segment of the identity with room for a record, and its descriptor; a new one has room for any."""
         if self._active is not None:
             segment, fd = self._active
             has_room = self.rows[segment.number].num_blocks + num_blocks <= self._segment_blocks
@@ -216,7 +230,7 @@ class SegmentLog:
         return segment, fd
 
     def _write(
-        self, segment: Segment, fd: int, records: Sequence[tuple[RecordHeader, Buffer]], places: Sequence[Place]
+        self, segment: Segment, fd: int, records: Sequence[tuple[RecordHeader, Buffer]], places: Sequence[BlockRange]
     ) -> None:
         buffers: list[Buffer] = []
         for (header, payload), place in zip(records, places, strict=True):

@@ -1,7 +1,7 @@
-"""Large records beside pages, each with a segment to itself: states of recurrent models, and kinds that extras bring.
+"""Large records of pages, each in a segment of its own: states of recurrent models, and kinds added by extras.
 
-What they are found, read and stored with, and what a store asks of those who write them. Knows index and files, not
-what a state holds. Whatever is wrong with a state, it is not found again: what is behind its page is computed then.
+Defines how they are found, read and stored, and the interface for extras that write them. Knows index and files, not
+the contents of a state. A state that is not valid is not found again; the tokens after its page are then computed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .store_state import PutResult, StoreState
 
 @dataclass(frozen=True)
 class SingleRecords:
-    """What a store lends to those who keep large records in it.
+    """The parts of a store that writers of large records need.
 
     Attributes:
-        guard: held while the disk is used; it turns the store off where that fails.
-        put: stores a record beside pages that are there; by the thread that puts.
+        guard: held while the disk is used; it turns the store off if the disk fails.
+        put: stores a record of pages that are stored; for the thread that puts.
     """
 
     directory: Path
@@ -45,16 +45,16 @@ class SingleRecords:
 
 
 class RecordKind(Protocol):
-    """One kind of large records, for what goes through all records of a directory."""
+    """One kind of large records, for code that visits all records of a directory."""
 
     def is_outdated(self, header: RecordHeader) -> bool:
-        """Whether another version of radixlm wrote a record, which is found no more."""
+        """Return whether another version of radixlm wrote the record, so that it is never found."""
         ...
 
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read the payload of a record whose header is right: how many bytes were read, and what is wrong with it."""
+        """Read the payload of a record whose header is valid; return the bytes read, and what is wrong with it."""
         ...
 
 
@@ -62,43 +62,45 @@ RecordKinds = Mapping[Kind, RecordKind]
 
 
 class StorePart(Protocol):
-    """Large records of an extra, in the `parts` of a `PageStore`."""
+    """The large records of an extra, in the `parts` of a `PageStore`."""
 
     @property
     def kinds(self) -> RecordKinds:
-        """The kinds that it writes."""
+        """The kinds of records that it writes."""
         ...
 
     def removed(self, segments: Sequence[int]) -> None:
-        """Forget what is in memory of segments that are no more; by the thread that puts."""
+        """Forget data in memory about segments that were removed; called by the thread that puts."""
         ...
 
     def close(self) -> None:
-        """Close files; called once, before the store's own."""
+        """Close files; called once, before the store closes its own."""
         ...
 
 
-_VERSION: Final = 1  # of details and payload; another one is passed over
+_VERSION: Final = 1  # of details and payload; records of other versions are ignored
 _DETAILS: Final = struct.Struct(f"<HHIQ{CHECKSUM_BYTES}s")  # version, 0, 0, bytes of the payload, their checksum
 
 
 class StoredStates:
-    """The states of a store."""
+    """The recurrent states in a store."""
 
     def __init__(self, singles: SingleRecords) -> None:
         self._directory, self._identity, self._files = singles.directory, singles.identity, singles.files
         self._state, self._guard, self._put = singles.state, singles.guard, singles.put
 
     def put(self, page: PageKey, state: NDArray[np.uint8]) -> PutResult:
-        """Store the state after a page that is there; it is evicted, dropped and discarded with that page, or before.
+        """Store the state after a page that is stored; it is evicted, dropped and discarded with that page, or before.
 
-        By the thread that puts. All states take at most half of the store.
+        For the thread that puts. All states take at most half of the store.
         """
         return self._put(state_record(self._identity, page, state), [page])
 
     def read(self, page: PageKey, out: NDArray[np.uint8]) -> bool:
-        """Read the state after a page, which counts as used then; whether there is one of this size that is right. By
-        any thread."""
+        """Read the state after a page and record its use; return whether there is a valid one of this size.
+
+        For any thread.
+        """
         with self._guard():
             if self._state.off_because is None:
                 return self._read(page, out)
@@ -119,12 +121,12 @@ class StoredStates:
 
 
 def state_key(identity: StoreIdentity, page_key: bytes) -> bytes:
-    """The key of the state after a page."""
+    """Return the key of the state after a page."""
     return blake2b(identity.digest + page_key, digest_size=KEY_BYTES, person=b"radixlm/state/1").digest()
 
 
 def state_record(identity: StoreIdentity, page: PageKey, state: NDArray[np.uint8]) -> SingleRecord:
-    """The record of the state after a page."""
+    """Return the record of the state after a page."""
     payload = np.ascontiguousarray(state).data
     details = _DETAILS.pack(_VERSION, 0, 0, state.nbytes, checksum(payload))
     header = RecordHeader(Kind.STATE, state_key(identity, page.key), page.key, page.namespace, details)
@@ -142,7 +144,7 @@ def read_state(
     row: RecordRow,
     out: NDArray[np.uint8] | None = None,
 ) -> MissKind | None:
-    """Read the state of a row of the index into `out`, or to look at it only; what is wrong with its record."""
+    """Read a state into `out`, or only verify it; return what is wrong with its record, None if nothing is."""
     header = row.header
     if header.kind != Kind.STATE or len(header.details) != _DETAILS.size:
         return "header"
@@ -163,7 +165,7 @@ def read_single(
     num_bytes: int,
     out: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8] | MissKind:
-    """The payload of a row of the index, `num_bytes` that are read into `out` if it is there, or what is wrong."""
+    """Read the payload of a single record, `num_bytes` bytes, into `out` if given; return it, or what is wrong."""
     try:
         fd = files.open(directory / Segment(row.place.segment, identity, is_single=True).name)
     except FileNotFoundError:

@@ -1,7 +1,9 @@
-"""What a model is: its layers and what stands around them; every number range-checked. Defaults are Llama's.
+"""The configuration of a model: its layers, embeddings and output, with every number range-checked.
 
-A mixer, a feed-forward layer and a stretching of rotary frequencies are tagged unions: `kind` says which. Knows what
-layers are made of; not how one is computed, nor what its tensors are called.
+Defaults are Llama's.
+
+Mixers, feed-forward layers and RoPE scalings are tagged unions: `kind` is the tag. Knows the parts of layers; not how
+one is computed, nor the names of its tensors.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ __all__ = [
     "ContextLength",
     "Dense",
     "DenseAndExperts",
+    "DenseOutput",
     "Dimension",
     "DynamicScaling",
     "Experts",
@@ -78,15 +81,16 @@ Mixer = AnyAttention | Recurrent
 
 
 class LayerConfig(Strict, frozen=True, kw_only=True):
-    """A mixer and a feed-forward layer, each beside a residual.
+    """A mixer and a feed-forward layer, each with a residual connection.
 
     Attributes:
-        norms: of what enters a branch (`pre`), of what leaves it (`post`), of both (`sandwich`); in `parallel` layers
-            one norm feeds both branches, in `parallel_two` each has its own.
-        post_norm_eps: of norms behind a branch, where it is not the model's.
+        norms: of each branch's input (`pre`), of its output (`post`), of both (`sandwich`). In `parallel` layers one
+            norm feeds both branches, in `parallel_two` each has its own.
+        post_norm_eps: of norms after a branch, if it differs from the model's.
         layer_scalar: the layer's output is multiplied by a stored number.
-        beside: of a `pre` layer with attention, what keeps a state, reads the same normed input and is added, too.
-        mixer_factor, beside_factor, ffn_factor: what each branch is multiplied with before it is added.
+        beside: a recurrent mixer that reads the same normed input as the attention, and is added to it; for `pre`
+            layers.
+        mixer_factor, beside_factor, ffn_factor: multiply each branch before it is added.
     """
 
     mixer: Mixer
@@ -101,12 +105,12 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
 
     @property
     def recurrent(self) -> Recurrent | None:
-        """What keeps a state, if the layer has it."""
+        """The mixer that keeps a state; None if the layer has none."""
         return self.mixer if isinstance(self.mixer, Recurrent) else self.beside
 
     @property
     def experts(self) -> Experts | None:
-        """The experts, if the layer has some."""
+        """The experts; None if the layer has none."""
         match self.ffn:
             case (Experts() as experts) | DenseAndExperts(experts=experts):
                 return experts
@@ -114,14 +118,22 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
 
 
 class LayerInputs(Strict, frozen=True, kw_only=True):
-    """Every layer gets `size` numbers of each token: of a second embedding, and of the first, projected (Gemma 4).
+    """Additional input of every layer: `size` numbers per token (Gemma 4).
 
-    At its end a layer lets them through a gate of its own, and adds their projection.
+    They come from a second embedding, plus a projection of the first. At its end a layer passes them through its own
+    gate, and adds their projection.
     """
 
     size: Dimension
     vocab_size: VocabSize
     function: UngatedFunction = "gelu_tanh"
+
+
+class DenseOutput(Strict, frozen=True, kw_only=True):
+    """A linear layer behind the last norm of an embedding model, of so many outputs."""
+
+    size: Dimension
+    bias: bool = False
 
 
 class ModelConfig(Strict, frozen=True, kw_only=True):
@@ -130,11 +142,13 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     Attributes:
         architecture: the family's key in the registry.
         norm: of the layers and the last one: root mean square, or LayerNorm without or with a bias.
-        embedding_factor: what embeddings are multiplied with; `embedding_norm`: then they get an RMS norm without gain.
-        residual_factor: what a branch is multiplied with before it is added, beside the layer's own factor.
-        logits_factor: what logits are multiplied with; then `logits_soft_cap` bends them as attention's bends scores.
-        layer_inputs: what layers get of each token beside what the layer before them gives.
+        embedding_factor: multiplies embeddings; `embedding_norm`: then they get an RMS norm without gain.
+        residual_factor: multiplies a branch before it is added, in addition to the layer's own factor.
+        logits_factor: multiplies logits; then `logits_soft_cap` caps them like attention's `soft_cap` caps scores.
+        layer_inputs: additional input of the layers for each token.
         mtp: the layer of a multi-token prediction head, which drafts tokens (DeepSeek-V3, 2024); it has attention.
+        output: what is computed of a token: logits, or in embedding models the hidden state after the last norm.
+        dense: outputs of linear layers that hidden states then pass, one after the other.
     """
 
     architecture: Architecture
@@ -150,23 +164,37 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     residual_factor: Positive = 1.0
     logits_factor: Positive = 1.0
     logits_soft_cap: Positive | None = None
-    output_bias: bool = False  # of the output matrix
+    output_bias: bool = False  # the output matrix has a bias
     layer_inputs: LayerInputs | None = None
     mtp: LayerConfig | None = None
+    output: Literal["logits", "hidden"] = "logits"
+    dense: tuple[DenseOutput, ...] = ()
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that are computed of a token: logits of the vocabulary, or a hidden state."""
+        if self.output == "logits":
+            return self.vocab_size
+        return self.dense[-1].size if self.dense else self.hidden_size
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """True if tokens see those after them: a text is computed in one step, and nothing of it is reused."""
+        return any(attention.bidirectional for attention in self.attentions)
 
     @property
     def num_hidden_layers(self) -> int:
-        """How many layers."""
+        """Number of layers."""
         return len(self.layers)
 
     @property
     def all_layers(self) -> tuple[LayerConfig, ...]:
-        """The layers, and behind them that of an MTP head."""
+        """The layers, followed by that of an MTP head."""
         return self.layers if self.mtp is None else (*self.layers, self.mtp)
 
     @property
     def attentions(self) -> tuple[AnyAttention, ...]:
-        """The attention of each layer that has it, an MTP head's included."""
+        """The attention of each layer that has one, an MTP head's included."""
         return tuple(layer.mixer for layer in self.all_layers if not isinstance(layer.mixer, Recurrent))
 
     @property
@@ -175,28 +203,28 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         return self.state_layer(len(self.layers)) * STATE_ITEM_BYTES
 
     def state_layer(self, layer: int) -> int:
-        """Numbers of a state before those of this layer."""
+        """Return the offset of a layer's numbers in a state."""
         recurrent = (each.recurrent for each in self.layers[:layer])
         return sum(each.state_size(self.hidden_size) for each in recurrent if each is not None)
 
     @property
     def num_attention_heads(self) -> int:
-        """Query heads of the first attention."""
+        """Number of query heads of the first attention."""
         return self.attentions[0].num_heads
 
     @property
     def num_key_value_heads(self) -> int:
-        """KV heads of the first attention."""
+        """Number of KV heads of the first attention."""
         return self.attentions[0].num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a key that a token keeps for a head of the first attention."""
+        """Numbers in a key of one head of the first attention."""
         return self.attentions[0].head_dim
 
     @property
     def intermediate_size(self) -> int:
-        """The most numbers between the matrices of a feed-forward layer that every token passes."""
+        """The largest intermediate size of a feed-forward layer that every token passes."""
         return max((layer.ffn.intermediate_size for layer in self.layers if layer.ffn is not None), default=0)
 
     @property
@@ -206,11 +234,11 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     @property
     def kv_attentions(self) -> tuple[AnyAttention, ...]:
-        """The attention of each layer that keeps keys and values of its own, in the order of `kv_layer`."""
+        """The attention of each layer that keeps KV of its own, in the order of `kv_layer`."""
         return tuple(attention for attention in self.attentions if attention.shared_kv is None)
 
     def kv_layer(self, layer: int) -> int:
-        """Which of the layers that have keys and values of their own this one reads."""
+        """Return the index, among layers with KV of their own, of the one whose KV this layer reads."""
         mixer = self.all_layers[layer].mixer
         assert not isinstance(mixer, Recurrent), f"layer {layer} reads no keys and values"
         if mixer.shared_kv is not None:
@@ -220,7 +248,9 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
 
     @property
     def why_not_partial(self) -> str | None:
-        """Why this model cannot serve a prefix with a part of its rows; None if it can."""
+        """Reason why this model cannot serve a prefix with a part of its rows; None if it can."""
+        if self.is_bidirectional:
+            return "its tokens see those after them, so that no prefix is reused"
         if self.state_bytes:
             return "some layers keep a state of all tokens, which has no part for a few of them"
         if self.mtp is not None:

@@ -1,4 +1,4 @@
-"""Attention, of heads or of a latent row, with all that families do to it, and its rotary positions; `kind` says which.
+"""Configuration of attention, with KV heads or with latent rows, and its rotary positions; `kind` is the tag.
 
 Knows no layer around it.
 """
@@ -50,8 +50,10 @@ class FactorsScaling(_Scaling, frozen=True, kw_only=True, tag="factors"):
 
 
 class LongRopeScaling(_Scaling, frozen=True, kw_only=True, tag="longrope"):
-    """Divisors for contexts up to the original length, and for longer ones (Phi-3). The compiled context length
-    chooses, never a prompt's: a manifest holds the choice, as `factors`."""
+    """Divisors for contexts up to the original length, and for longer ones (Phi-3).
+
+    The compiled context length chooses, never a prompt's: a manifest holds the choice, as `factors`.
+    """
 
     short_factors: Factors
     long_factors: Factors
@@ -60,7 +62,7 @@ class LongRopeScaling(_Scaling, frozen=True, kw_only=True, tag="longrope"):
 
 
 class ProportionalScaling(_Scaling, frozen=True, kw_only=True, tag="proportional"):
-    """Only the first `num_pairs` pairs turn, at the frequencies that they have among all (Gemma 4)."""
+    """Only the first `num_pairs` pairs are rotated, at the frequencies that they have among all pairs (Gemma 4)."""
 
     num_pairs: Dimension
     factor: Positive = 1.0
@@ -92,7 +94,7 @@ class Rope(Strict, frozen=True, kw_only=True):
 
 
 class QKNorm(Strict, frozen=True, kw_only=True):
-    """Norm of queries and keys: of each head, with gains of all heads or of its own, or of all heads together."""
+    """Norm of queries and keys: of each head, with shared gains or its own, or of all heads together."""
 
     over: Literal["head", "each_head", "width"] = "head"
     kind: Literal["rms", "layer"] = "rms"
@@ -101,7 +103,7 @@ class QKNorm(Strict, frozen=True, kw_only=True):
 
 
 class Gate(Strict, frozen=True, kw_only=True):
-    """What attention gathers is multiplied by a function of the layer's input: number by number, or head by head."""
+    """A gate on attention's output: a function of the layer's input multiplies each number, or each head."""
 
     over: Literal["element", "head"] = "element"
     function: Literal["sigmoid", "softplus"] = "sigmoid"
@@ -120,15 +122,16 @@ class Attention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="attent
     """Softmax attention of grouped query heads.
 
     Attributes:
-        scale: what scores are multiplied with.
-        bias: queries, keys and values have one; `output_bias`: so has the output.
+        scale: multiplies scores.
+        bias: queries, keys and values have one; `output_bias`: the output has one.
         value_norm: values get an RMS norm of each head, without gain.
-        window: a token sees itself and `window - 1` before it; `chunk`: only its own chunk of so many positions.
+        window: a token sees itself and `window - 1` before it; `chunk`: only its own chunk of this many positions.
         soft_cap: scores become `soft_cap * tanh(score / soft_cap)`.
         sinks: each head has a logit that takes part in the softmax, and has no value.
-        keys_are_values: values are what `k_proj` gives, before norm and rotation.
-        shared_kv: the layer whose keys and values are read; this one then has none of its own.
-        skips_first: the row of a sequence's first token is seen by no other.
+        keys_are_values: values are the output of `k_proj`, before norm and rotation.
+        shared_kv: the layer whose KV is read; this layer then has none of its own.
+        skips_first: no other token sees the row of a sequence's first token.
+        bidirectional: a token sees those after it, too, as far to that side as a window reaches to the other.
     """
 
     num_heads: Heads
@@ -149,22 +152,24 @@ class Attention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="attent
     keys_are_values: bool = False
     shared_kv: Index | None = None
     skips_first: bool = False
+    bidirectional: bool = False
 
 
 class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="latent_attention"):
     """Multi-head latent attention (DeepSeek-V2, 2024): a token keeps one row for all heads.
 
-    The row is a latent vector of `latent_dim` numbers, normalized, and behind it a rotated key. A head's query is
-    multiplied by its own matrix before it meets the rows, and what it gathers of the latent vectors by another.
+    The row is a normalized latent vector of `latent_dim` numbers, followed by a rotated key. A head multiplies its
+    query by its own matrix before the scores, and its weighted sum of latent vectors by another.
 
     Attributes:
-        scale: what scores are multiplied with.
-        rope: of the rotated key, and of as many numbers at the end of each query; `neighbours`: of a checkpoint's rows
-            for these, neighbours rotate against each other.
-        plain_dim: the numbers of a query before those; `value_dim`: of what a head hands to the output matrix.
-        query_dim: queries are made of a normalized vector of so many numbers; None of the layer's input itself.
-        bias: what makes the latent vectors has one; `output_bias`: so has the output.
-        skips_first: the row of a sequence's first token is seen by no other.
+        scale: multiplies scores.
+        rope: of the rotated key, and of the last numbers of each query; `neighbours`: in a checkpoint's rows for these,
+            adjacent numbers are rotated together.
+        plain_dim: numbers of a query before the rotated ones; `value_dim`: numbers that a head passes to the output
+            matrix.
+        query_dim: queries are computed from a normalized vector of this size; None: from the layer's input.
+        bias: the projections to latent vectors have one; `output_bias`: the output has one.
+        skips_first: no other token sees the row of a sequence's first token.
     """
 
     num_heads: Heads
@@ -182,41 +187,46 @@ class LatentAttention(Strict, frozen=True, kw_only=True, tag_field="kind", tag="
 
     @property
     def num_kv_heads(self) -> int:
-        """All heads read the same row."""
+        """Number of KV heads: 1, because all heads read the same row."""
         return 1
 
     @property
     def head_dim(self) -> int:
-        """Numbers of the row that a token keeps; of these the first `latent_dim` are what heads gather."""
+        """Numbers in the row of a token. Heads sum the first `latent_dim` of them."""
         return self.latent_dim + self.rope.rotary_dim
 
     @property
     def query_size(self) -> int:
-        """Numbers of a head's query before its matrix."""
+        """Numbers in a head's query before its matrix."""
         return self.plain_dim + self.rope.rotary_dim
 
-    # What only `Attention` may have.
+    # Options that only `Attention` has.
 
     @property
     def window(self) -> None:
-        """A token sees all before it."""
+        """None: a token sees all before it."""
 
     @property
     def chunk(self) -> None:
-        """As `window`."""
+        """None: a token sees all before it."""
 
     @property
     def soft_cap(self) -> None:
-        """Scores are not bent."""
+        """None: scores are not capped."""
 
     @property
     def sinks(self) -> bool:
-        """There are none."""
+        """False: there are none."""
         return False
 
     @property
     def shared_kv(self) -> None:
-        """Each layer keeps rows of its own."""
+        """None: each layer keeps rows of its own."""
+
+    @property
+    def bidirectional(self) -> bool:
+        """A token sees none after it."""
+        return False
 
 
 AnyAttention = Attention | LatentAttention

@@ -1,4 +1,4 @@
-"""Feed-forward layers: dense, of experts, or both; `kind` says which.
+"""Configuration of feed-forward layers: dense, with experts, or both; `kind` is the tag.
 
 Knows no layer around them.
 """
@@ -18,7 +18,7 @@ class Dense(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dense"):
     """A feed-forward layer; functions that end in `_mul` have a gate.
 
     Attributes:
-        gate_factor: what gates are multiplied with before the function.
+        gate_factor: multiplies gates before the function.
     """
 
     intermediate_size: Dimension
@@ -28,21 +28,22 @@ class Dense(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dense"):
 
     @property
     def is_gated(self) -> bool:
-        """Whether the function has two arguments."""
+        """Return whether the function has a gate."""
         return is_gated(self.function)
 
 
 class Router(Strict, frozen=True, kw_only=True):
-    """Which experts get a token, and with which weights.
+    """The choice of experts for each token, and their weights.
 
     Attributes:
-        scores: softmax or sigmoid of all logits, or of those that were chosen, by their logits.
-        bias: the linear has one; `selection_bias`: one is added to scores to choose, and not to weigh.
-        num_groups: experts are chosen from the best `num_active_groups` groups of so many, by the sum of a group's two
-            best scores, or by its best.
-        renormalise: weights are divided by their sum, which counts as `least_sum` at least.
-        scale: weights are multiplied with it; `expert_scale`: and with a number of each expert.
-        input_norm: logits are of the layer's input, normalised without gain, times a vector, over the root of its size.
+        scores: softmax or sigmoid of all logits, or only of the chosen ones, which are chosen by their logits.
+        bias: the linear has one; `selection_bias`: one is added to scores for the choice, but not for the weights.
+        num_groups: experts are chosen from the best `num_active_groups` of this many groups. A group's score is the sum
+            of its two best scores, or its best score.
+        renormalise: weights are divided by their sum, which is at least `least_sum`.
+        scale: multiplies weights; `expert_scale`: so does a number of each expert.
+        input_norm: logits are computed from the layer's input, normalised without gain, times a vector, over the root
+            of its size.
     """
 
     scores: Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"] = "softmax"
@@ -59,14 +60,14 @@ class Router(Strict, frozen=True, kw_only=True):
 
 
 class SharedExpert(Strict, frozen=True, kw_only=True):
-    """A feed-forward layer that gets every token; with a `gate`, times the sigmoid of a linear of one output."""
+    """A feed-forward layer for every token; with a `gate`, times the sigmoid of a linear with one output."""
 
     intermediate_size: Dimension
     gate: bool = False
 
 
 class Experts(Strict, frozen=True, kw_only=True, tag_field="kind", tag="experts"):
-    """Feed-forward layers of which a token gets `num_active`; `input_scaled` weighs their input, not their output."""
+    """Feed-forward layers of which a token uses `num_active`; `input_scaled` weights their input, not their output."""
 
     num_experts: Count
     num_active: Count
@@ -79,18 +80,20 @@ class Experts(Strict, frozen=True, kw_only=True, tag_field="kind", tag="experts"
 
 
 class DenseAndExperts(Strict, frozen=True, kw_only=True, tag_field="kind", tag="dense_and_experts"):
-    """A dense layer and experts beside each other; both outputs are normalized and added, and experts have a norm of
-    their own before them (Gemma 4)."""
+    """A dense layer and experts in parallel (Gemma 4).
+
+    Both outputs are normalized and added, and the experts have an input norm of their own.
+    """
 
     dense: Dense
     experts: Experts
 
     @property
     def intermediate_size(self) -> int:
-        """Numbers between the matrices that every token passes."""
+        """Intermediate size of the part that every token passes."""
         return self.dense.intermediate_size
 
 
 def is_gated(function: Function) -> bool:
-    """Whether a function multiplies what a gate lets through."""
+    """Return whether a function multiplies by a gate."""
     return function.endswith("_mul") or function == "swiglu_clamped"

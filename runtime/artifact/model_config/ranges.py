@@ -1,4 +1,4 @@
-"""The numbers that a model may have, each with its range, and the struct that is strict about its fields.
+"""The types of a model's numbers, each with its range, and the base struct that refuses unknown fields.
 
 Knows types and ranges, not what the numbers are for.
 """
@@ -24,4 +24,4 @@ Architecture = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,32}$")]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A struct that refuses fields that it does not have."""
+    """A struct that refuses unknown fields."""

@@ -1,4 +1,4 @@
-"""Layers that keep a state of all tokens so far in place of a row of each; `kind` says which.
+"""Configuration of recurrent layers, which keep one state instead of a KV row per token; `kind` is the tag.
 
 Knows no layer around it.
 """
@@ -27,19 +27,19 @@ class ShortConvolution(Strict, frozen=True, kw_only=True, tag_field="kind", tag=
     bias: bool = False
 
     def state_size(self, hidden_size: int) -> int:
-        """Numbers of a sequence's state."""
+        """Return the numbers in a sequence's state."""
         return (self.kernel_size - 1) * hidden_size
 
 
 class GatedDelta(Strict, frozen=True, kw_only=True, tag_field="kind", tag="gated_delta"):
-    """The gated delta rule (Yang et al., 2024) of heads, behind a short convolution of queries, keys and values.
+    """The gated delta rule (Yang et al., 2024) with heads, after a short convolution of queries, keys and values.
 
-    A value head has a matrix `[key_dim, value_dim]`: it fades, and a token corrects what it gives for the token's key.
-    The state is what the convolution needs of the last `kernel_size - 1` tokens, and behind it these matrices.
+    A value head has a matrix `[key_dim, value_dim]`. It decays, and each token corrects the matrix's value for the
+    token's key. The state is the convolution's input of the last `kernel_size - 1` tokens, followed by these matrices.
 
     Attributes:
-        tiled: value head `h` has the query and key of head `h % num_key_heads`, and not those that as many neighbours
-            share.
+        tiled: value head `h` has the query and key of head `h % num_key_heads`; otherwise adjacent value heads share
+            them.
     """
 
     num_key_heads: Heads
@@ -51,17 +51,17 @@ class GatedDelta(Strict, frozen=True, kw_only=True, tag_field="kind", tag="gated
 
     @property
     def keys_width(self) -> int:
-        """Numbers of all keys, or of all queries."""
+        """Numbers in all keys, or in all queries."""
         return self.num_key_heads * self.key_dim
 
     @property
     def values_width(self) -> int:
-        """Numbers of all values."""
+        """Numbers in all values."""
         return self.num_value_heads * self.value_dim
 
     @property
     def convolved_width(self) -> int:
-        """Numbers of queries, keys and values."""
+        """Numbers in queries, keys and values."""
         return 2 * self.keys_width + self.values_width
 
     @property
@@ -70,22 +70,22 @@ class GatedDelta(Strict, frozen=True, kw_only=True, tag_field="kind", tag="gated
         return (self.kernel_size - 1) * self.convolved_width
 
     def state_size(self, hidden_size: int) -> int:
-        """Numbers of a sequence's state."""
+        """Return the numbers in a sequence's state."""
         return self.convolution_size + self.num_value_heads * self.key_dim * self.value_dim
 
 
 class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
-    """Mamba-2 (Dao and Gu, 2024) of heads, behind a short convolution of values, keys (B) and queries (C).
+    """Mamba-2 (Dao and Gu, 2024) with heads, after a short convolution of values, keys (B) and queries (C).
 
-    A head has a matrix `[state_dim, head_dim]`: it fades, and a token adds its key's product with its value. The state
-    is what the convolution needs of the last `kernel_size - 1` tokens, and behind it these matrices.
+    A head has a matrix `[state_dim, head_dim]`. It decays, and each token adds the product of its key and its value.
+    The state is the convolution's input of the last `kernel_size - 1` tokens, followed by these matrices.
 
     Attributes:
-        num_groups: heads that are neighbours share a key and a query, and a norm, in so many groups.
-        bias: the matrices before and behind have one; `convolution_bias`: so has the convolution.
-        norm: what heads give is normalized behind its gates.
-        gate_factor, value_factor, key_factor, query_factor, step_factor: what each of these is multiplied with where it
-            leaves its matrix, a step before its bias.
+        num_groups: adjacent heads share a key, a query and a norm, in this many groups.
+        bias: the matrices before and after have one; `convolution_bias`: the convolution has one.
+        norm: the heads' outputs are normalized after their gates.
+        gate_factor, value_factor, key_factor, query_factor, step_factor: multiply each of these at the output of its
+            matrix, a step before its bias.
     """
 
     num_heads: Heads
@@ -104,22 +104,22 @@ class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
 
     @property
     def values_width(self) -> int:
-        """Numbers of all values."""
+        """Numbers in all values."""
         return self.num_heads * self.head_dim
 
     @property
     def keys_width(self) -> int:
-        """Numbers of all keys, or of all queries."""
+        """Numbers in all keys, or in all queries."""
         return self.num_groups * self.state_dim
 
     @property
     def convolved_width(self) -> int:
-        """Numbers of values, keys and queries."""
+        """Numbers in values, keys and queries."""
         return self.values_width + 2 * self.keys_width
 
     @property
     def is_convolved_alike(self) -> bool:
-        """Whether values, keys and queries have one factor."""
+        """Return whether values, keys and queries have the same factor."""
         return self.value_factor == self.key_factor == self.query_factor
 
     @property
@@ -128,7 +128,7 @@ class Mamba2(Strict, frozen=True, kw_only=True, tag_field="kind", tag="mamba2"):
         return (self.kernel_size - 1) * self.convolved_width
 
     def state_size(self, hidden_size: int) -> int:
-        """Numbers of a sequence's state."""
+        """Return the numbers in a sequence's state."""
         return self.convolution_size + self.num_heads * self.state_dim * self.head_dim
 
 

@@ -16,7 +16,7 @@ from .arguments import ArgumentsReader, Schema
 from .bare_calls import calls_in, length_of_fence, may_be_calls
 from .format_texts import WHITE, fit, loose, loose_after_white
 from .format_texts import Piece as TextPiece
-from .tool_format import ToolFormat
+from .tool_format import Tool, ToolFormat
 from .tool_grammar import MAX_CALLS
 
 
@@ -304,3 +304,9 @@ def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
     for piece in [*reader.push(text), *reader.finish()]:
         reply.add(piece)
     return reply
+
+
+def read_reply(text: str, format: ToolFormat, tools: Sequence[Tool]) -> ReadReply:
+    """Return what a whole reply says, and which of these tools it calls."""
+    schemas = {tool.name: tool.parameters for tool in tools}
+    return read_whole(text, ToolCallReader(format, list(schemas), schemas=schemas))

@@ -14,7 +14,7 @@ from ...cache.prefix_cache import PrefixCache
 from ...errors import ConstraintFailed
 from ...model.batch import Float32Array, TopLogits
 from ...speculation.draft import NO_DRAFT, Draft, StepCost
-from ...speculation.draft_levels import Ask, Choose, DraftSource
+from ...speculation.draft_levels import Choose, DraftRequest, DraftSource
 from ...speculation.draft_worth import MAX_DEPTH
 from ...speculation.drafter import Drafter
 from ..request import Request
@@ -58,8 +58,8 @@ class Guessing:
         self._num_begun += 1
         if self._num_begun % _PLAIN_EVERY == 0:
             return None
-        drafts = StepDrafts(self, len(decoding))
-        if self.model is not None and self.model.worth.may_guess():
+        drafts = StepDrafts(self, decoding)
+        if self.model is not None and self.model.worth.may_draft():
             drafts.ask(self.model, decoding)
         return drafts
 
@@ -87,7 +87,7 @@ class Guessing:
                 sequence.token_ids,
                 partial(self.cache.ahead, sequence) if looks else None,
                 request.reply.foresight,
-                told=None if model is None else partial(model.observe, request.request_id),
+                on_verified=None if model is None else partial(model.observe, request.request_id),
             )
         return request.drafter
 
@@ -98,11 +98,12 @@ class StepDrafts:
     They take free pages only, evict nothing, and leave each request its own row and page.
     """
 
-    def __init__(self, guessing: Guessing, num_decoding: int) -> None:
+    def __init__(self, guessing: Guessing, decoding: Sequence[Request]) -> None:
         self._guessing, self._cost = guessing, guessing.cost
-        self._num_rows, self._num_expected = num_decoding, float(num_decoding)
-        self._num_rows_left = guessing.max_num_rows - num_decoding
-        self._num_pages_left = guessing.cache.pool.num_free - num_decoding
+        self._num_rows = sum(1 + request.admitted.num_recomputed for request in decoding)
+        self._num_expected = float(len(decoding))
+        self._num_rows_left = guessing.max_num_rows - self._num_rows
+        self._num_pages_left = guessing.cache.pool.num_free - len(decoding)
         self._made: dict[str, Draft] = {}  # by the model
 
     def ask(self, model: DraftSource, decoding: Sequence[Request]) -> None:
@@ -113,7 +114,7 @@ class StepDrafts:
         promised = model.worth.promise(
             self._cost, num_requests=len(may), num_rows=rows, num_expected=expected, most=most
         )
-        asks: list[Ask] = []
+        asks: list[DraftRequest] = []
         for request in may:
             known = self._propose(request, min(self._room(request), self._num_rows_left))
             room = min(most, self._room(request))
@@ -121,7 +122,7 @@ class StepDrafts:
             if room > 0 and request.num_certain is None and promised > sum(known.chances):
                 asks.append(_ask(request, room))
             self._made[request.request_id] = known
-        self._made |= model.guess(asks, self._cost, num_rows=rows, num_expected=expected)
+        self._made |= model.draft_tokens(asks, self._cost, num_rows=rows, num_expected=expected)
 
     def reserve(self, request: Request, plan: StepPlan) -> bool:
         """Add a request with a draft to a plan; False, with nothing changed, if it has none that pays."""
@@ -148,13 +149,16 @@ class StepDrafts:
     def _room(self, request: Request) -> int:
         """Tokens behind the next one that the reply may have, on the sequence's last page and on free ones."""
         sequence = request.admitted
-        on_page = -(sequence.num_rows + 1) % PAGE_SIZE
+        on_page = -(sequence.num_rows + sequence.num_uncomputed) % PAGE_SIZE
+        states = self._guessing.cache.states
+        if states is not None and states.is_stored:  # with each page a step ends that leaves the state to be stored
+            return min(request.num_left - 1, on_page)
         return min(request.num_left - 1, on_page + max(0, self._num_pages_left) * PAGE_SIZE)
 
 
-def _ask(request: Request, most: int) -> Ask:
+def _ask(request: Request, most: int) -> DraftRequest:
     """The wish for a request's guesses, which are chosen as its reply's tokens are, with the same random numbers."""
-    return Ask(
+    return DraftRequest(
         request.request_id,
         request.admitted,
         most,

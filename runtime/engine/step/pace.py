@@ -23,11 +23,16 @@ _FEWEST = 32  # tokens of prompts in a step, as far as these have any: kernels t
 _FIRST_WHOLE = 512  # that a prompt which is alone may have, to be computed in one step before anything was measured
 _FIRST_ROWS = 8  # that are taken to cost as much as a decode step, before a prompt was measured
 _FIXED_ALONE, _FIXED_BESIDE = 22, 11  # times a step's fixed cost: so long do tokens take that cost nearly the least
+_REST = 6  # of a part: so little is no part of its own where no stream waits
 _BLOCK = 8  # rows that kernels take at a time: a few more cost as much as all of them
 _FEW, _FAR = 64, 2048  # fewer than that cost more each, most of all behind so many, whose keys and values all are read
 _FAR_LIMITS = 8  # times the limit of a step, that so few may take there
 _KEPT = 0.9  # of how long streams took by themselves before, with each such step
 _MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
+_MEASURED = 8  # steps, of which one at least has no prompts while streams are owed time: it measures them
+_FEWEST_BESIDE = 4  # tokens of a long prompt in a step of streams that are owed time
+_LEAST_WORTH, _MOST_WORTH = 0.8, 2.0  # of the seconds expected of these to those they took; else there are none
+_TRIED_AGAIN = 0.02  # towards 1, with each step without prompts
 _MOST_SLOWER = 8.0  # times what was expected of a step that one measurement says: the machine may have been suspended
 
 
@@ -58,6 +63,9 @@ class StepPace:
     _num_streams: float = 0.0  # in it
     _tokens: float = 1.0  # that it brings each stream
     _debt_s: float = 0.0  # that prompts took more than streams
+    _last_streams_s: float = math.inf  # of the last step without prompts
+    _num_with_prompts: int = 0  # steps since then
+    _few_worth: float = 1.0  # what a few tokens of prompts were expected to take beside streams, of what they took
     _began_at: float = 0.0
     _last: tuple[int, list[tuple[int, int]], float, int] | None = None  # streams, chunks, seconds, guesses of a step
 
@@ -71,6 +79,7 @@ class StepPace:
             self,
             parts_s,
             self.longest_s(num_streams=num_streams),
+            few_s=self._few_s(num_streams),
             whole_s=math.inf if is_alone and not self._is_measured else ALONE_S,
             block=1 if num_streams else _BLOCK,
         )
@@ -92,7 +101,7 @@ class StepPace:
         return max(ALONE_S, self.limit_s, _FEWEST * token_s, _FIXED_ALONE * fixed_s)
 
     def longest_s(self, *, num_streams: int) -> float:
-        """Seconds that a prompt still takes at most, to be in the next step."""
+        """Seconds that a prompt still takes at most, for more than a few of its tokens to be in the next step."""
         return LONG_S if num_streams and self._debt_s >= PARTS_GRACE_S else math.inf
 
     def num_tokens(self, position: int, seconds: float) -> int:
@@ -127,9 +136,13 @@ class StepPace:
             self._streams_s = kept * self._streams_s + (1 - kept) * seconds
             self._num_streams = kept * self._num_streams + (1 - kept) * num_streams
             self._tokens = kept * self._tokens + (1 - kept) * tokens
+            self._last_streams_s, self._num_with_prompts = seconds, 0
+            self._few_worth = max(self._few_worth, min(1.0, self._few_worth + _TRIED_AGAIN))
             self._debt_s = max(0.0, self._debt_s - _PAID_BACK * seconds)
             self._cost.observe_decode(self._num_streams, self._streams_s)
             return
+        is_few = self._few_s(num_streams) > 0.0
+        self._num_with_prompts += 1
         num_tokens = sum(stop - start for start, stop in chunks)
         position = sum((stop - start) * (start + stop) / 2 for start, stop in chunks) / num_tokens
         token_s, fixed_s = self._cost.token_s(position) or math.inf, self._cost.fixed_s or 0.0
@@ -145,6 +158,10 @@ class StepPace:
             self._cost.observe(num_tokens, position, seconds - alone_s, has_fixed=False)
         else:  # too little is left to tell what the prompts took: a row of a stream counts as one of theirs
             self._cost.observe(num_tokens + num_streams, position, seconds)
+        if is_few:
+            most_s = 0.5 * seconds
+            worth = num_tokens * token_s / max(seconds - min(self._streams_s, self._last_streams_s), 1e-9)
+            self._few_worth = 0.5 * self._few_worth + 0.5 * min(worth, _MOST_WORTH)
         more_s = seconds - 2 * min(alone_s, most_s)
         most_debt_s = max(2 * GRACE_S, 2 * expected_s if math.isfinite(expected_s) else 0.0)
         self._debt_s = min(max(0.0, self._debt_s + more_s), most_debt_s)
@@ -165,6 +182,16 @@ class StepPace:
             took = max(seconds, min(now - began_at, 2 * seconds + _MOST_BETWEEN_S))
             self.observe(num_streams=num_streams, chunks=chunks, seconds=took, num_accepted=num_accepted)
 
+    def _few_s(self, num_streams: int) -> float:
+        """Seconds for a few tokens of long prompts in a step of streams that are owed time: these keep half of their
+        speed in it, and the weights are read anyway. 0.0 where it has none, so that streams are measured.
+        """
+        if not num_streams or self._debt_s < PARTS_GRACE_S or self._num_with_prompts >= _MEASURED - 1:
+            return 0.0
+        streams_s = min(self._streams_s, self._last_streams_s)
+        is_worth = self._few_worth >= _LEAST_WORTH
+        return max(0.0, 2 * streams_s / self._tokens - streams_s) * self._few_worth * is_worth
+
     @property
     def _is_measured(self) -> bool:
         return bool(self._streams_s or self._cost.token_s(0))
@@ -178,18 +205,26 @@ class PromptTime:
     """
 
     def __init__(
-        self, pace: StepPace, parts_s: float, longest_s: float = math.inf, *, whole_s: float = ALONE_S, block: int = 1
+        self,
+        pace: StepPace,
+        parts_s: float,
+        longest_s: float = math.inf,
+        *,
+        few_s: float = 0.0,
+        whole_s: float = ALONE_S,
+        block: int = 1,
     ) -> None:
         """Make the time of a step.
 
         Args:
-            parts_s: for parts of prompts; 0: no prompts.
-            longest_s: that what is left of a prompt may take.
+            parts_s: for parts of prompts; 0: all prompts are long.
+            longest_s: that what is left of a prompt may take, for it not to be long.
+            few_s: for parts of long prompts, if nothing else of prompts is in the step.
             whole_s: for all prompts, if that is more; those that end may take it.
             block: rows that a part is rounded up to.
         """
-        self._pace, self._longest_s, self._block = pace, longest_s, block
-        self._parts_s, self._all_s = parts_s, max(whole_s, parts_s) if parts_s else 0.0
+        self._pace, self._longest_s, self._few_s, self._block = pace, longest_s, few_s, block
+        self._parts_s, self._all_s = parts_s, max(whole_s, parts_s) if parts_s else few_s
         self._used_by_parts_s = self._used_s = self._share_aside = 0.0
 
     @property
@@ -199,8 +234,8 @@ class PromptTime:
 
     def has_room_for(self, position: int, num_tokens: int) -> bool:
         """Whether a part of a prompt's tokens from `position` on fits, or all of them do."""
-        if self._pace.seconds(position, num_tokens) > self._longest_s:
-            return False
+        if self._is_long(position, num_tokens):
+            return self._few(position) > 0
         return self._left_of_parts_s > 0.0 or num_tokens <= self._pace.num_tokens(position, self._left_s)
 
     def set_aside(self, share: float) -> None:
@@ -209,10 +244,14 @@ class PromptTime:
 
     def num_tokens(self, position: int, num_tokens: int, share: float) -> int:
         """How many of a prompt's `num_tokens` from `position` on take a share of what is left."""
+        if self._is_long(position, num_tokens) and (few := self._few(position, share)):
+            return few
         if num_tokens <= self._pace.num_tokens(position, share * self._left_s):
             return num_tokens
         most = self._pace.num_tokens(position, share * self._left_of_parts_s)
-        return min(num_tokens, -(-most // self._block) * self._block)
+        most = -(-most // self._block) * self._block
+        is_nearly_all = self._block > 1 and num_tokens <= most + most // _REST
+        return num_tokens if is_nearly_all else min(num_tokens, most)
 
     def take(self, position: int, num_tokens: int, *, ends: bool) -> None:
         """Use the time of so many tokens, with which the prompt ends or not."""
@@ -225,6 +264,15 @@ class PromptTime:
     def _use(self, seconds: float, *, ends: bool) -> None:
         self._used_s += seconds
         self._used_by_parts_s += 0.0 if ends else seconds
+
+    def _is_long(self, position: int, num_tokens: int) -> bool:
+        return not self._parts_s or self._pace.seconds(position, num_tokens) > self._longest_s
+
+    def _few(self, position: int, share: float = 1.0) -> int:
+        """Tokens of a long prompt that take a share of the time for a few; 0 where so few cost more each."""
+        left_s = self._few_s * (1 - self._share_aside) - self._used_s
+        count = 0 if position >= _FAR else self._pace.num_tokens(position, share * left_s)
+        return count if share * left_s >= self._pace.seconds(position, _FEWEST_BESIDE) else 0
 
     @property
     def _left_s(self) -> float:

@@ -56,6 +56,7 @@ class SchedulerPolicy:
     prompts_s: float | None = None
     speculates: bool = False
     looks_up: bool = True
+    whole_prompts: bool = False  # a prompt is computed in one step or not at all: its tokens see those after them
 
 
 class ScheduledRequest(NamedTuple):
@@ -103,10 +104,12 @@ class StepPlan:
         time: PromptTime | None = None,
         *,
         max_num_logits: int = 64,
+        whole_prompts: bool = False,
     ) -> None:
         """An empty plan; a request that has a position in `stops` before it computes no further than that, prompts take
-        no longer than `time`, and `max_num_logits` rows of logits are wanted at most."""
-        self.budget = max_num_tokens
+        no longer than `time`, and `max_num_logits` rows of logits are wanted at most. `whole_prompts` are not cut."""
+        self._whole_prompts = whole_prompts
+        self.budget = self.max_num_tokens = max_num_tokens
         self._time, self._aside = time, 0
         self._num_logits_left, self._logits_aside = max_num_logits, 0
         self.unservable: Request | None = None
@@ -140,8 +143,9 @@ class StepPlan:
         """
         sequence = request.admitted
         num_tokens = min(sequence.num_uncomputed, self.budget)
-        if self._time is not None and num_tokens > 1:
-            num_tokens = min(num_tokens, self._time.num_tokens(sequence.num_computed, sequence.num_uncomputed, share))
+        time = None if sequence.decodes else self._time
+        if time is not None and num_tokens > 1:
+            num_tokens = min(num_tokens, time.num_tokens(sequence.num_computed, sequence.num_uncomputed, share))
         if self._stops and (stop := self._stops.get(request.request_id, 0)) > sequence.num_computed:
             num_tokens = min(num_tokens, stop - sequence.num_computed)
         if (state_stop := sequence.state.next_stop(sequence.num_computed)) is not None:
@@ -150,7 +154,7 @@ class StepPlan:
         if num_logits > self._num_logits_left:
             num_tokens -= num_logits - self._num_logits_left
             num_logits = request.num_logits(num_tokens)
-        if num_tokens == 0:
+        if num_tokens == 0 or (self._whole_prompts and num_tokens < sequence.num_uncomputed):
             return True
         try:
             reservation = self._step.reserve(sequence, num_tokens)
@@ -159,19 +163,19 @@ class StepPlan:
         self.budget -= num_tokens
         self._num_logits_left -= num_logits
         samples = reservation.stop == len(sequence)
-        if self._time is not None and num_tokens > 1:
-            self._time.take(reservation.start, num_tokens, ends=samples)
+        if time is not None and num_tokens > 1:
+            time.take(reservation.start, num_tokens, ends=samples)
         self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, samples)
         return True
 
     def reserve_draft(self, request: Request, draft: Draft) -> bool:
-        """Add a request's one uncomputed token and a draft behind it; False, with nothing changed, without pages."""
-        num_logits = 1 + len(draft.token_ids)
+        """Add a request's uncomputed tokens and a draft behind them; False, with nothing changed, without pages."""
+        num_logits, sequence = 1 + len(draft.token_ids), request.admitted
         try:
-            reservation = self._step.reserve(request.admitted, 1, draft.token_ids)
+            reservation = self._step.reserve(sequence, sequence.num_uncomputed, draft.token_ids)
         except OutOfPages:
             return False
-        self.budget -= num_logits
+        self.budget -= reservation.num_tokens
         self._num_logits_left -= num_logits
         self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, True, draft)
         return True
@@ -213,9 +217,9 @@ class StepPlan:
             self._time.set_aside(0.0)
 
     def compute(
-        self, forward: Forward, *, vocab_size: int, clock: Callable[[], float]
+        self, forward: Forward, *, num_outputs: int, clock: Callable[[], float]
     ) -> list[tuple[ScheduledRequest, Outcome]]:
-        """Run the model, and have readers read the logits of the first `vocab_size` ids.
+        """Run the model, and have readers read the first `num_outputs` logits of each row.
 
         Returns what that brought the requests that sample, and those that fail, in order.
 
@@ -230,13 +234,13 @@ class StepPlan:
         num_logits = [item.num_logits for item in scheduled]
         num_rows = sum(num_logits)
         logits = forward.forward(make_batch([item.reservation for item in scheduled], num_logits))
-        if logits.shape[0] != num_rows or logits.shape[1] < vocab_size:
-            expected = f"{(num_rows, vocab_size)}; compile the model again"
+        if logits.shape[0] != num_rows or logits.shape[1] < num_outputs:
+            expected = f"{(num_rows, num_outputs)}; compile the model again"
             raise EngineError(f"the model returned logits of shape {logits.shape}, not {expected}")
         if not num_rows:
             return []
         # a padded embedding has rows that are no token: they are never sampled
-        step = StepLogits(logits[:, :vocab_size], forward.top_logits(num_rows, vocab_size), clock())
+        step = StepLogits(logits[:, :num_outputs], forward.top_logits(num_rows, num_outputs), clock())
         # all rows are read before any reply goes on: in turns, both were slower (bench/LOG.md)
         read = [(item, item.read(step, end)) for item, end in zip(scheduled, accumulate(num_logits), strict=True)]
         return [

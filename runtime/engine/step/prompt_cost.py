@@ -162,6 +162,8 @@ def _non_negative(squares: _Matrix, products: _Vector, choices: Sequence[Sequenc
     for chosen in choices:
         wanted = [products[row] for row in chosen]
         found = _solved([[squares[row][column] for column in chosen] for row in chosen], wanted)
+        if found is None:
+            continue
         fit = sum(product * value for product, value in zip(wanted, found, strict=True))
         if min(found) >= 0.0 and fit > best_fit:
             best, best_fit = [0.0 for _ in _UNKNOWNS], fit
@@ -172,14 +174,18 @@ def _non_negative(squares: _Matrix, products: _Vector, choices: Sequence[Sequenc
     return best
 
 
-def _solved(matrix: _Matrix, values: _Vector) -> _Vector:
+def _solved(matrix: _Matrix, values: _Vector) -> _Vector | None:
     """Solve `matrix @ found = values` by Gaussian elimination; the matrix is positive definite and needs no pivots.
 
-    >>> _solved([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0])
-    [1.0, 2.0]
+    None: it is singular, as where a step of prompts had as many tokens as one that decoded.
+
+    >>> _solved([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0]), _solved([[1.0, 2.0], [2.0, 4.0]], [1.0, 2.0])
+    ([1.0, 2.0], None)
     """
     rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
     for i, row in enumerate(rows):
+        if row[i] <= 0.0:
+            return None
         for other in rows[i + 1 :]:
             factor = other[i] / row[i]
             for column in range(i, len(other)):

@@ -21,7 +21,7 @@ from ..completion import TokenLogprob
 from ..sampling_params import SamplingParams
 from .draws import ROUNDING, Row, draw, draw_uncut, nucleus, pick, top_of
 from .dry import IntArray
-from .sampler_state import ChangedLogits, SamplerState, relative_weights
+from .sampler_state import ChangedLogits, SamplerState, logarithm, relative_weights
 
 _FEW = 8192  # logits of a row that are changed in its sums; where more are, all weights are computed
 _ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"
@@ -259,7 +259,7 @@ def logprob_of(step: StepLogits, row: int, token_id: int, num_top: int) -> Token
         top_ids = top_of(logits, num_top)
         top_values = logits[top_ids]
     largest, own = float(top_values[0]), logits[token_id]
-    total = float(np.log(step.total_weight(row)))
+    total = logarithm(step.total_weight(row))
     values = top_values[:num_top].astype(np.float64) - largest - total
     found = np.flatnonzero(top_ids == token_id)
     if len(found):

@@ -5,6 +5,7 @@ Knows one request's parameters, not rows of logits of others, text or pages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from ..sampling_params import SamplingParams
 from .dry import Dry, IntArray
 
 LogitsArray = Float32Array | Float64Array
+_SQRT_HALF = 0.7071067811865476
+_ATANH = tuple(2 / (2 * k + 1) for k in reversed(range(12)))  # over a square of at most 0.03, to 1e-18
+_LOG_2 = (0.6931471803691238, 1.9082149292705877e-10)
 NO_IDS: IntArray = np.empty(0, np.intp)
 
 
@@ -178,3 +182,19 @@ def relative_weights(logits: LogitsArray, temperature: float, largest: float | N
         weights /= temperature
         np.exp(weights, out=weights)
     return weights
+
+
+def logarithm(x: float) -> float:
+    """Return the natural logarithm of a finite number above 0, the same bits on every machine, to 1e-16 absolute.
+
+    A libm's or NumPy's differs in the last bit between machines. This is 2 atanh((m - 1) / (m + 1)) of a number m from
+    0.7 to 1.4 and a multiple of log 2, whose first part has 32 bits, so that the product is exact.
+    """
+    m, exponent = math.frexp(x)
+    if m < _SQRT_HALF:
+        m, exponent = 2 * m, exponent - 1
+    s = (m - 1) / (m + 1)
+    square, series = s * s, 0.0
+    for coefficient in _ATANH:
+        series = series * square + coefficient
+    return exponent * _LOG_2[0] + (exponent * _LOG_2[1] + s * series)

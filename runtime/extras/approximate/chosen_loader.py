@@ -19,7 +19,7 @@ from ...engine.request_options import RequestOptions
 from ...errors import OutOfPages, SparseSpanError
 from ...prefix.disk_index import DiskIndex
 from ...prefix.disk_reader import DiskReader, EngineThread, Read
-from ...prefix.loaded_prefix import LoadedRows, Wanted
+from ...prefix.loaded_prefix import LoadedRows, PrefixLookup
 from ...prefix.rates import Rates
 from .chosen_rows import ChosenCounts, RowSource, RowSources, TransferRefused, WantedRows
 
@@ -34,7 +34,7 @@ _SLACK_S = 0.05
 class _Transfer:
     """The rows of one request on their way."""
 
-    wanted: Wanted
+    wanted: PrefixLookup
     namespace: bytes
     source: RowSource
     num_bytes: int  # of the rows when all are there, about
@@ -44,7 +44,7 @@ class _Transfer:
 
 
 class ChosenLoader:
-    """The `Offers` of a tier: `begin` says whether a request is to wait.
+    """The `RowOffers` of a tier: `begin` says whether a request is to wait.
 
     Args:
         ready: told of a request whose rows are there.
@@ -65,8 +65,8 @@ class ChosenLoader:
         queue: EngineThread,
         *,
         clock: Callable[[], float],
-        ready: Callable[[Wanted, LoadedRows], None],
-        send_back: Callable[[Wanted], None],
+        ready: Callable[[PrefixLookup, LoadedRows], None],
+        send_back: Callable[[PrefixLookup], None],
         ended: Callable[[], None],
     ) -> None:
         self._sources, self._cache, self._index, self._reader, self._rates = sources, cache, index, reader, rates
@@ -78,7 +78,7 @@ class ChosenLoader:
         self._staged: WeakSet[LoadedRows] = WeakSet()  # until they are in the pool
         self._has_computed = False  # since the last step
 
-    def begin(self, wanted: Wanted) -> bool:
+    def begin(self, wanted: PrefixLookup) -> bool:
         """Load the share of the rows that the disk has and memory has not, or the least share that is enough, if that
         may be worth it. Returns whether the request is to wait.
         """
@@ -208,7 +208,7 @@ class ChosenLoader:
             transfer.source.close()
 
 
-def _enough(wanted: Wanted) -> float:
+def _enough(wanted: PrefixLookup) -> float:
     """The share of the rows that a request said is enough, above 0 and at most 1."""
     options = wanted.options
     return options.kv_budget or 1.0 if isinstance(options, RequestOptions) else 1.0

@@ -54,7 +54,7 @@ class PartLook:
     @property
     def heads(self) -> tuple[PageKey, ...]:
         """Of the pages that are served in part."""
-        return self.prefix.heads[self.start : self.start + sum(self.run_pages)]
+        return self.prefix.page_keys[self.start : self.start + sum(self.run_pages)]
 
     def use(self, attention: Float32Array) -> Float32Array:
         """The attention to all tokens, `[layers, kv_heads, tokens]`, by that to the rows, `[layers, kv_heads, n]`."""

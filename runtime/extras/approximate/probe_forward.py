@@ -33,8 +33,8 @@ class ProbeForward:
         """
         sequence = rows.open(self.cache, context_length=len(rows.match.prompt_ids))
         try:
-            with self.cache.begin() as step:
-                reservation = step.reserve(sequence, sequence.num_uncomputed)
+            with self.cache.begin() as transaction:
+                reservation = transaction.reserve(sequence, sequence.num_uncomputed)
                 self.runner.forward_scored(make_batch([reservation], [False]))
             assert self.runner.queries is not None
             heads = slice(head * self.group_size, (head + 1) * self.group_size)

@@ -57,7 +57,7 @@ class Promoter:
 
     def used(self, prefix: StoredPrefix) -> None:
         """A request was served a part of a prefix."""
-        key = prefix.heads[-1].key
+        key = prefix.page_keys[-1].key
         count = self._counts.setdefault(key, _Count(self.clock()))
         count.num_uses += 1
         if count.num_uses >= PROMOTE_AT:
@@ -68,9 +68,9 @@ class Promoter:
         while self._wanted and not self._is_reading:
             key, (prefix, since) = next(iter(self._wanted.items()))
             start = self.inserter.num_there(prefix)
-            left = len(prefix.heads) - start
+            left = len(prefix.page_keys) - start
             if left and self._has_room(left, since):
-                piece = prefix.heads[start : start + max(1, PIECE_BYTES // self.reader.page_bytes)]
+                piece = prefix.page_keys[start : start + max(1, PIECE_BYTES // self.reader.page_bytes)]
                 self._is_reading = True
                 self.reader.read_pages(piece, partial(self._arrived, key, prefix, start))
             else:

@@ -87,7 +87,7 @@ class PrunedSources:
 
     def source(self, wanted: WantedRows) -> PrunedSource | None:
         """What reads rows for a request; None: its prompt's end is too long for one probe."""
-        num_query_tokens = len(wanted.match.prompt_ids) - len(wanted.prefix.heads) * PAGE_SIZE
+        num_query_tokens = len(wanted.match.prompt_ids) - len(wanted.prefix.page_keys) * PAGE_SIZE
         return None if num_query_tokens > self.probe.max_num_tokens else PrunedSource(wanted, self)
 
     def add_prefetch(self, key: bytes, prefix: PrunedPrefix, close: Callable[[], None]) -> bool:
@@ -227,7 +227,7 @@ class PrunedSource:
         """Have the probe keys read later, if pruning would be worth it with them in memory."""
         num_bytes, stored = prefix.bytes_to_prefetch, self._wanted.prefix
         if num_bytes and self._plan(prefix, prefix.bytes_to_read - num_bytes) is not None:
-            key = stored.heads[self._stop - 1].key
+            key = stored.page_keys[self._stop - 1].key
             close = partial(self._shared.close_prefix, prefix, stored.namespace, self._generation)
             if self._shared.add_prefetch(key, prefix, close):
                 self._prefix = None
@@ -239,7 +239,7 @@ class PrunedSource:
     @property
     def _stop(self) -> int:
         """The page before which rows are pruned. The prompt's tokens from there on are computed."""
-        num_pages = len(self._wanted.prefix.heads)
+        num_pages = len(self._wanted.prefix.page_keys)
         return num_pages if self._prefix is None else self._start + self._prefix.num_tokens // PAGE_SIZE
 
     # In the reader's thread.
@@ -248,7 +248,7 @@ class PrunedSource:
         """Open the runs behind what memory has. Where memory ends within a run, open all from the prompt's start."""
         wanted, shared = self._wanted, self._shared
         for self._start in dict.fromkeys((wanted.num_in_memory, 0)):
-            heads, num_before = wanted.prefix.heads[self._start :], self._start * PAGE_SIZE
+            heads, num_before = wanted.prefix.page_keys[self._start :], self._start * PAGE_SIZE
             self._prefix = PrunedPrefix.open(
                 shared.records, heads, budget=wanted.share, num_before=num_before, known=shared.known
             )

@@ -131,4 +131,4 @@ def heads_of(identity: StoreIdentity, node: Node) -> list[PageKey]:
     """The keys of a node's pages."""
     num_pages = len(node.pages)
     finder = UnsavedFinder(identity, is_saved=lambda key: False)
-    return finder.find(node, num_pages, most=num_pages, num_done=node.start).heads
+    return finder.find(node, num_pages, most=num_pages, num_done=node.start).page_keys

@@ -22,8 +22,8 @@ from ...cache.why_not_more import MatchPolicy
 from ...engine.engine_options import EngineOptions
 from ...errors import EngineError
 from ...fields import fields_of
+from ...malloc_arenas import share_one_arena
 from ...server.http.door import LOCAL_HOSTS
-from ...server.malloc_arenas import share_one_arena
 from ...server.truncation import Truncation
 from .asgi_messages import answer_of
 from .prefix_router import RouterPolicy

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -20,17 +20,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
 from ...cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
 from ...cache.why_not_more import MatchPolicy
 from ...errors import RadixLMError
 from ...server.cache import PARAMETERS
 from ...server.errors import HTTPError, answer
-from ...server.http.connection import ClientGone, while_connected
+from ...server.http.connection import ClientGone
 from ...server.http.door import api_key_of, client_of, door
+from ...server.http.forwarding import Forwarded, ServerGone
 from ...server.http.request_body import MAX_BODIES, BodyRoom, read_body
-from ...server.http.sse import error_event
 from ...server.server_options import ServerOptions
 from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RoutedPrompt, RouterPolicy
@@ -42,7 +42,7 @@ MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 _METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
 
 
-class ReplicaGone(RadixLMError):
+class ReplicaGone(ServerGone):
     """The replica died, or does not take requests."""
 
 
@@ -135,7 +135,9 @@ class ReplicaFront:
         api_key, most = api_key_of(request), self._router.max_text_bytes
         read = partial(RoutedPrompt.of, body, api_key, self._namespaces, most, match=self._match)
         prompt = read() if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(read)
-        return _Forwarded(self, _forwarded_scope(request), body, prompt, request.headers.get(REPLICA_HEADER))
+        answer = self.answer(_forwarded_scope(request), body, prompt, request.headers.get(REPLICA_HEADER))
+        gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
+        return Forwarded(answer, gone)
 
     async def answer(
         self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
@@ -206,36 +208,6 @@ class ReplicaFront:
             await self._replicas[name].wait_until_ready()
         finally:
             del self._returning[name]
-
-
-class _Forwarded(Response):
-    """Passes a replica's answer on while it is made, as long as the client is connected."""
-
-    def __init__(
-        self, front: ReplicaFront, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
-    ) -> None:
-        super().__init__()
-        self._front = front
-        self._asked = scope, body, prompt, wanted
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientGone):
-            await while_connected(receive, self._relay(send))
-
-    async def _relay(self, send: Send) -> None:
-        is_stream = False
-        async with aclosing(self._front.answer(*self._asked)) as messages:
-            try:
-                async for message in messages:
-                    if message["type"] == "http.response.start":
-                        is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
-                    await send(message)
-            except ReplicaGone:
-                if not is_stream:
-                    raise  # the connection breaks off, and the client sees that
-                gone = HTTPError(503, "the replica died while it answered; send the request again", code="replica_gone")
-                event = error_event(gone, self._asked[0]["path"])
-                await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 def _forwarded_scope(request: Request) -> dict[str, Any]:

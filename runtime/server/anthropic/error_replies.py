@@ -30,6 +30,11 @@ class MessagesErrorBody(msgspec.Struct):
     message: str
     details: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
 
+    @property
+    def name(self) -> str:
+        """What logs call it."""
+        return self.type
+
 
 class MessagesErrorReply(msgspec.Struct):
     error: MessagesErrorBody

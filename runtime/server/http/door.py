@@ -30,13 +30,13 @@ from ...errors import InvalidParameter, RadixLMError
 from ..errors import HTTPError, answer, respond
 from ..field_policy import IGNORED_HEADER
 from ..page import PAGE_PATHS
-from ..request_log import record_of
+from ..request_log import HEALTH_PATHS, METRICS_PATHS, record_of
 from ..server_options import ServerOptions
 from .connection import ClientGone, header_of
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _EXPOSED = ("retry-after", "x-request-id", IGNORED_HEADER)
-OPEN_PATHS = frozenset({"/health"}) | PAGE_PATHS  # the page asks its user for a key
+OPEN_PATHS = frozenset(HEALTH_PATHS) | PAGE_PATHS  # the page asks its user for a key
 _NO_HEADER = frozenset("\r\n\0")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 Guard = Callable[[Scope], Response | None]
@@ -50,7 +50,7 @@ def door(options: ServerOptions) -> list[Middleware]:
         InvalidParameter: an API key or an origin is none.
     """
     host, pages = KnownHosts(options.hosts), cors(options.cors_origins)
-    others = SameOrigin(options.cors_origins), ApiKeys(checked_keys(options.api_keys))
+    others = SameOrigin(options.cors_origins), _keys_of(options)
     if not pages:
         return [Middleware(Guarded, guards=(host, *others))]
     return [Middleware(Guarded, guards=(host,)), *pages, Middleware(Guarded, guards=others)]
@@ -152,8 +152,8 @@ class KnownHosts:
             return None
         message = (
             f"this server answers only to names that it knows, as localhost, not to {host!r:.100}: a web page "
-            "may have made that name point here; start it with --api-key, under Ray with api_keys= or hosts=, "
-            "or have a proxy send Host: localhost"
+            "may have made that name point here; start it with --allowed-host or --api-key, under Ray with api_keys= "
+            "or hosts=, or have a proxy send Host: localhost"
         )
         return respond(HTTPError(403, message, code="host_not_allowed"), scope["path"])
 
@@ -198,13 +198,19 @@ class ApiKeys:
     """A guard that asks for one of `keys`, if there are any; `api_key_of` returns the key of a request later.
 
     Every key is compared, each in constant time, so that the time of an answer reveals nothing about them.
+
+    Args:
+        metrics_key: opens `/metrics`, and nothing else; if there is one, `/metrics` asks for it or for a client's key.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], metrics_key: str | None = None) -> None:
         self._keys = [(key, _digest(key.encode())) for key in keys]
+        self._metrics_digest = None if metrics_key is None else _digest(metrics_key.encode())
 
     def __call__(self, scope: Scope) -> Response | None:
-        if not self._keys:
+        is_metrics = scope["type"] == "http" and scope["path"] in METRICS_PATHS
+        has_own_key = is_metrics and self._metrics_digest is not None
+        if (has_own_key and self._opens_metrics(scope)) or not (has_own_key or self._keys):
             return None
         key = self._known(_bearer_of(header_of(scope, b"authorization") or ""))
         if key is None:  # as Anthropic's clients send it, beside a token of another server or alone
@@ -216,6 +222,10 @@ class ApiKeys:
             return respond(HTTPError(401, message, code="invalid_api_key"), scope["path"], headers)
         scope.setdefault("state", {})["api_key"] = key
         return None
+
+    def _opens_metrics(self, scope: Scope) -> bool:
+        sent = (_bearer_of(header_of(scope, b"authorization") or "") or "").strip(" \t")
+        return hmac.compare_digest(_digest(sent.encode("latin-1")), self._metrics_digest or b"")
 
     def _known(self, sent: str | None) -> str | None:
         sent = (sent or "").strip(" \t")  # other white space is a byte of the key
@@ -229,6 +239,13 @@ class ApiKeys:
 def _bearer_of(authorization: str) -> str | None:
     scheme, _, sent = authorization.partition(" ")
     return sent if scheme.lower() == "bearer" else None
+
+
+def _keys_of(options: ServerOptions) -> ApiKeys:
+    keys = checked_keys(options.api_keys)
+    if options.metrics_key is not None:
+        checked_keys([options.metrics_key])
+    return ApiKeys(keys, options.metrics_key)
 
 
 def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ Headers = list[tuple[bytes, bytes]]
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HEADERS_OF_500 = [(b"content-type", b"text/plain"), (b"content-length", b"21"), (b"connection", b"close")]
-_log = logging.getLogger("uvicorn.error")
+_log = logging.getLogger("radixlm.http")
 
 
 class Writer(Protocol):

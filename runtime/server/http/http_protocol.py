@@ -90,11 +90,12 @@ class HTTPProtocol(asyncio.Protocol):
         self._reader.received(data)
 
     def eof_received(self) -> bool:
-        """The client has sent all that it will, or has gone: an answer that has not begun soon is not sent."""
+        """The client has sent all that it will, or has gone: an answer that has not begun soon is not sent. On a Unix
+        socket it has gone: proxies close the whole connection."""
         if not (self._exchanges and self._exchanges[-1].is_whole):
             return False
         self._exchanges[-1].keep_alive = False
-        self._close_after(self.linger_s)
+        self._close_after(self.linger_s if self._client is not None else 0.0)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -160,7 +161,7 @@ class HTTPProtocol(asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": version,
             "method": method,
-            "scheme": "http",
+            "scheme": "http" if self._transport.get_extra_info("sslcontext") is None else "https",
             "path": unquote(path.decode("ascii")),
             "raw_path": path,
             "query_string": query,

@@ -1,14 +1,16 @@
-"""The socket that a server listens on.
+"""The socket that a server listens on: an address of TCP, or a Unix socket.
 
-Knows addresses and options of TCP, not HTTP.
+Knows addresses and options of sockets, not HTTP.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 BACKLOG = 1024  # connections that wait for the event loop; the kernel allows fewer where somaxconn is lower
 MAX_ACCEPTED = 64  # connections that asyncio accepts in a row, before the first of them is looked at
@@ -47,3 +49,35 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def listen_on_unix_socket(path: Path) -> socket.socket:
+    """Listen on a Unix socket, in place of one that a server left there.
+
+    Raises:
+        OSError: the path is too long or cannot be written, or something else is there, such as a server that answers.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and not _answers(path):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def is_local(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    return listener.family == socket.AF_UNIX or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+    return True

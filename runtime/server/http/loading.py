@@ -12,31 +12,52 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import HTTPError, respond
 
 RETRY_AFTER_S = 2
-_MESSAGE = f"the model is loading; send the request again in {RETRY_AFTER_S} s"
+LIVE = "/health/live"
+_HEALTH = ("/health", "/health/ready")
 
 
 class Loading:
     """An ASGI application that stands for another one until that is ready.
 
+    Any thread may set the attributes.
+
     Attributes:
-        app: the application that answers; None: every answer is 503. Any thread may set it.
+        app: the application that answers; None: every answer but that of `/health/live` is 503.
+        stage: the stage of loading or compiling.
+        fraction: the part of it all that is done, 0 to 1; None if unknown.
     """
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
+        self.stage = "start"
+        self.fraction: float | None = None
+
+    def progressed(self, stage: str, fraction: float | None) -> None:
+        """Tell clients from now on that loading is at `stage`."""
+        self.stage = stage
+        self.fraction = fraction
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await (self.app or _not_yet(scope["path"]))(scope, receive, send)
+            await (self.app or self._not_yet(scope["path"]))(scope, receive, send)
         elif self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
 
+    def _not_yet(self, path: str) -> Response:
+        if path == LIVE:
+            return live()
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        percent = None if self.fraction is None else int(100 * self.fraction)
+        stage = self.stage if percent is None else f"{self.stage}, {percent} %"
+        message = f"the model is loading ({stage}); send the request again in {RETRY_AFTER_S} s"
+        if path in _HEALTH:
+            state = {"status": "loading", "reason": message, "stage": self.stage, "percent": percent}
+            return Response(msgspec.json.encode(state), 503, headers, media_type="application/json")
+        return respond(HTTPError(503, message, code="loading"), path, headers)
 
-def _not_yet(path: str) -> Response:
-    headers = {"Retry-After": str(RETRY_AFTER_S)}
-    if path == "/health":
-        body = msgspec.json.encode({"status": "loading", "reason": _MESSAGE})
-        return Response(body, 503, headers, media_type="application/json")
-    return respond(HTTPError(503, _MESSAGE, code="loading"), path, headers)
+
+def live() -> Response:
+    """Return the answer of `/health/live`: the process answers, whatever its models do."""
+    return Response(b'{"status":"live"}', media_type="application/json")

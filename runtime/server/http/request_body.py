@@ -50,12 +50,18 @@ async def read_json(
 
 
 async def read_body(
-    request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S, room: BodyReading | None = None
+    request: Request,
+    *,
+    max_bytes: int,
+    deadline_s: float = DEADLINE_S,
+    room: BodyReading | None = None,
+    is_one_value: bool = True,
 ) -> bytes:
     """The bytes of a request's body.
 
     Args:
         room: where they are counted beside those of other bodies.
+        is_one_value: whether they are decoded as one JSON value, which may not be too large.
 
     Raises:
         HTTPError: 413, 408, 503, as `read_json`.
@@ -68,7 +74,7 @@ async def read_body(
         async with asyncio.timeout(deadline_s) as deadline:
             if room is not None:
                 room.deadline = deadline
-            body = await _read(request, max_bytes, room)
+            body = await _read(request, max_bytes, room, is_one_value)
     except TimeoutError as error:
         if room is not None:
             room.require_room()
@@ -111,7 +117,7 @@ def without_lone_surrogates(body: bytes) -> bytes:
     return _ENCODED_HALF.sub("\ufffd".encode(), body)
 
 
-async def _read(request: Request, max_bytes: int, room: BodyReading | None) -> bytes:
+async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_one_value: bool) -> bytes:
     chunks: list[bytes] = []  # joined once: a long array that grows is moved, which holds the event loop
     num_bytes, size = 0, JSONSize()
     is_whole = False
@@ -125,8 +131,9 @@ async def _read(request: Request, max_bytes: int, room: BodyReading | None) -> b
         _check_length(num_bytes, max_bytes)
         if room is not None:
             room.add(len(chunk))
-        size.add(chunk)
-        _check_values(size.num_values)
+        if is_one_value:
+            size.add(chunk)
+            _check_values(size.num_values)
     return b"".join(chunks)
 
 

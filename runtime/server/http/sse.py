@@ -1,4 +1,4 @@
-"""Server-sent events: one JSON value each, sent while they are made, until the client goes."""
+"""Streams of JSON values, sent while they are made, until the client goes: server-sent events, or another encoding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...errors import EngineOverloaded
 from ..anthropic.error_replies import is_of_messages
-from ..errors import shaped
-from ..request_log import CLIENT_GONE, RequestRecord, record_of
+from ..errors import failure, shaped
+from ..request_log import CLIENT_GONE, STATUS_CLIENT_GONE, RequestRecord, record_of
 from .connection import ClientGone, while_connected
 
 DONE = b"data: [DONE]\n\n"
@@ -45,6 +45,7 @@ class EventStream(Response):
     Args:
         reply: left as soon as the client disconnects or all is sent, also if nothing was ever sent.
         encode: writes a value.
+        encode_error: writes an error for clients of a path.
         done: sent after the last value.
         keep_alive_s: after so many seconds without an event `comment` is sent, which clients ignore; None: never.
     """
@@ -60,12 +61,15 @@ class EventStream(Response):
         done: bytes = DONE,
         keep_alive_s: float | None = None,
         comment: bytes = COMMENT,
+        encode_error: Callable[[Exception, str], bytes] | None = None,
+        media_type: str | None = None,
     ) -> None:
-        super().__init__(headers=_HEADERS)
+        super().__init__(headers=_HEADERS, media_type=media_type)
         del self.headers["content-length"]
         self._values = values
         self._reply = reply
         self._encode = encode or _event
+        self._encode_error = encode_error or error_event
         self._done = done
         self._keep_alive_s = keep_alive_s
         self._comment = comment
@@ -78,7 +82,7 @@ class EventStream(Response):
             try:
                 await while_connected(receive, self._send_all(scope["path"], send, record))
             except ClientGone:
-                record.error = CLIENT_GONE
+                record.fail(STATUS_CLIENT_GONE, CLIENT_GONE)
 
     async def _send_all(self, path: str, send: Send, record: RequestRecord) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -105,8 +109,8 @@ class EventStream(Response):
             except Exception as error:
                 if isinstance(error, EngineOverloaded) and not has_started:
                     raise  # the status line says it
-                record.error = type(error).__name__
-                last = error_event(error, path)
+                record.fail(*failure(error, path))
+                last = self._encode_error(error, path)
             finally:
                 if self._keeping_alive is not None:
                     self._keeping_alive.stop()

@@ -175,7 +175,7 @@ MESSAGES: Final = (
     Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
     Shape("messages.content.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("messages.content.text", *_NO_TEXT, contents.no_text),
-    Shape("messages.content.thinking", "null, or none of a thought", '`""`', contents.no_thought),
+    Shape("messages.content.thinking", "null, or no reasoning", '`""`', contents.no_thought),
     Shape("messages.content.content.text", *_NO_TEXT, contents.no_text),
     Shape("system", "one block without a list, or texts in one", "blocks of text", contents.system_blocks),
     Shape("system.type", *_PART_TYPE, contents.part_type("text")),

@@ -28,6 +28,7 @@ class WhyNotMoreReply(msgspec.Struct):
     cached_ids: tuple[int, ...]
     cached_text: str | None
     message: str  # a line for humans
+    before_text: str | msgspec.UnsetType = msgspec.UNSET  # what ends at `position`, in whole tokens, as the other texts
     change: ChangeReply | msgspec.UnsetType = msgspec.UNSET  # of two texts that differ
 
 

@@ -90,7 +90,10 @@ def why_not_more(why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMo
     why = why if tells_cached_text else why.withheld()
     texts = why.wanted_ids, why.wanted_text, why.cached_ids, why.cached_text
     change = why.change and ChangeReply(why.change.before, why.change.was, why.change.now)
-    return WhyNotMoreReply(why.kind, why.position, *texts, message=str(why), change=change or msgspec.UNSET)
+    before = msgspec.UNSET if why.before_text is None else why.before_text
+    return WhyNotMoreReply(
+        why.kind, why.position, *texts, message=str(why), before_text=before, change=change or msgspec.UNSET
+    )
 
 
 class PromptCounts(Protocol):

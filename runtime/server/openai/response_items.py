@@ -159,14 +159,14 @@ class History:
     _is_open: bool = False  # the last message is a reply that the next item may go on with
 
     @classmethod
-    def of(cls, items: Sequence[InputItem]) -> History:
-        """The conversation that items make.
+    def of(cls, items: Sequence[InputItem], *, first: int = 0) -> History:
+        """The conversation that items make, of which the first has the place `first`.
 
         Raises:
             InvalidParameter: a message has an image or a file.
         """
         history = cls()
-        for place, item in enumerate(items):
+        for place, item in enumerate(items, start=first):
             history._add(place, item)
         return history
 
@@ -249,7 +249,7 @@ def leave_out_foreign(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> 
         kind = item.get("type") if isinstance(item, dict) else None
         if kind == "item_reference":
             param = f"input[{place}]"
-            message = f"{param} is an item_reference, and nothing is stored here; send the item itself"
+            message = f"{param} is an item_reference, and single items are not found here; send the item itself"
             raise HTTPError(400, message, param=param)
         if is_strict or not isinstance(kind, str) or kind in KINDS:
             continue  # what it is decoded as may refuse it

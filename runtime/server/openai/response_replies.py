@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from .replies import ChatLogprob, PromptProgressReply, PromptTokensDetails, TruncationReply
-from .response_requests import AnyText, TextOptions
+from .response_requests import AnyText, ConversationID, TextOptions
 from .response_tools import RawChoice, RawTool
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -114,10 +114,11 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     object: Literal["response"] = "response"
     background: Literal[False] = False
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None = None
+    conversation: ConversationID | None = None
     reasoning: ReasoningReply
     service_tier: Literal["default"] = "default"
-    store: Literal[False] = False
+    store: bool = False  # it can be got, and gone on from
     text: TextOptions = TextOptions(AnyText())
     tool_choice: RawChoice
     tools: list[RawTool]

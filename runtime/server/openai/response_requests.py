@@ -6,8 +6,8 @@ as long as it asks for nothing: `"tools": []`, `"reasoning": {"effort": null}`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -58,9 +58,15 @@ class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # as in `StreamOptions`
 
 
+class ConversationID(msgspec.Struct, forbid_unknown_fields=True):
+    id: str
+
+
 @with_sampling_of("responses")
 class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Body of `POST /v1/responses`. None, or a missing field, is the model's default."""
+
+    ACTS_ON: ClassVar = frozenset({"store"})
 
     input: str | Annotated[list[InputItem], msgspec.Meta(max_length=MAX_MESSAGES)]
     model: str | None = None
@@ -83,11 +89,11 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None  # likewise
     client_metadata: dict[str, Any] | None = None  # likewise
     service_tier: str | None = None  # all requests are served alike
-    store: bool | None = None  # nothing is stored, and the reply says so
-    previous_response_id: str | None = None
-    conversation: None = None
+    store: bool | None = None  # None: true, unless nothing may be reused
+    previous_response_id: str | None = None  # the response that the input goes on from
+    conversation: str | ConversationID | None = None  # likewise, a conversation that both are added to
     prompt: None = None
-    background: Literal[False] | None = None
+    background: Literal[False] | None = None  # a reply is waited for, or streamed
     truncation: Literal["auto", "disabled"] | None = None  # auto: turns of the middle go where there is no room
     reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None  # as in chats
@@ -140,17 +146,34 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 return Grammar.json_schema(schema, is_strict=bool(strict))
         return None
 
-    def history(self) -> History:
+    @property
+    def items(self) -> list[InputItem]:
+        """The input; a text is the user's."""
+        if isinstance(self.input, str):
+            return [InputItem(role="user", content=self.input)] if self.input else []
+        return self.input
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the input goes on from; None: there is none."""
+        return self.conversation.id if isinstance(self.conversation, ConversationID) else self.conversation or None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a server that keeps responses keeps this one."""
+        return self.cache_match != "off" if self.store is None else self.store
+
+    def history(self, earlier: Sequence[InputItem] = ()) -> History:
         """The conversation as chat templates know it; the instructions before it have no place.
 
+        Args:
+            earlier: the items that the input goes on from. Their places are below 0.
+
         Raises:
-            InvalidParameter: there is none, or a message has an image or a file.
+            InvalidParameter: there is no input, or a message has an image or a file.
         """
-        if isinstance(self.input, str):
-            said = History([{"role": "user", "content": self.input}], [[0]]) if self.input else History()
-        else:
-            said = History.of(self.input)
-        if not said.messages:
+        said = History.of([*earlier, *self.items], first=-len(earlier))
+        if not self.items or not said.messages:
             raise InvalidParameter("input is empty; send a text, or at least one message", param="input")
         if self.instructions is None:
             return said

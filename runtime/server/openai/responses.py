@@ -1,6 +1,6 @@
 """`POST /v1/responses`: OpenAI's newer way to ask for a reply, whole or as events.
 
-Nothing is stored: a conversation goes on by sending it again, which the prefix cache makes cheap.
+A conversation goes on from a response that is kept, or by sending all of it again, which the prefix cache makes cheap.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...engine.completion import Completion, Delta, TokenLogprob
 from ...engine.sampling_params import SamplingParams
 from ..asked_chat import AskedChat
 from ..choices import Choices
-from ..errors import HTTPError, describe
+from ..errors import ErrorBody, describe
 from ..field_policy import IgnoredFields
 from ..http.connection import while_connected
 from ..http.sse import EventStream, named_event
@@ -31,6 +31,7 @@ from ..request_fields import require_small
 from ..request_log import RequestRecord, new_id, record_of
 from ..served import Served, whole_answer
 from ..truncation import Truncation
+from .kept_responses import Continuation
 from .replies import ChatLogprob, PromptProgressReply, TruncationReply
 from .reply_parts import chat_logprobs, usage_of
 from .response_format import named_grammar
@@ -46,7 +47,7 @@ from .response_replies import (
     ResponseUsage,
     Status,
 )
-from .response_requests import AnyText, ReasoningOptions, ResponseRequest, TextOptions
+from .response_requests import AnyText, ConversationID, ReasoningOptions, ResponseRequest, TextOptions
 from .response_tools import FunctionOfResponses, OfferedTool, offered, response_tool_use
 
 Asked = tuple[ResponseRequest, History, Sequence[OfferedTool], AskedChat]
@@ -66,9 +67,6 @@ _NOTHING_ASKED: Mapping[str, object] = {
 
 
 def _asked(served: Served, request: Request, body: ResponseRequest) -> Asked:
-    if body.previous_response_id:
-        message = "previous_response_id is set, and nothing is stored here; send the whole conversation as input"
-        raise HTTPError(400, message, param="previous_response_id", code="previous_response_not_found")
     require_small("metadata", body.metadata)
     history = body.history()
     served.leave_out(request, unread=history.unread, others=body.left_out)
@@ -98,22 +96,31 @@ def _asked(served: Served, request: Request, body: ResponseRequest) -> Asked:
 async def create(served: Served, request: Request, asked: Asked) -> Response:
     """Answer one request."""
     body, history, tools, chat = asked
+    continuation = await Continuation.of(served, request, body, history, chat)
+    history, chat = continuation.history, continuation.chat
     opened = await chat.open(served, request)
     choices = opened.choices
     truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET
     if chat.truncates:
-        places = sorted(place for dropped in opened.truncated.dropped for place in history.places[dropped])
+        dropped = [place for each in opened.truncated.dropped for place in history.places[each]]
+        places = sorted(place for place in dropped if place >= 0)
         truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
     reply = chat.reply(served, choices)
     output = ResponseOutput(reply, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
-    response = _Response(served, body, chat.params, output, truncated)
+    response = _Response(
+        served, body, chat.params, output, truncated, continuation, is_truncated=bool(opened.truncated.dropped)
+    )
     if body.stream:
         keep_alive_s = served.options.keep_alive_s
         events = response.events(choices, record_of(request))
         return EventStream(events, choices, encode=named_event, done=b"", keep_alive_s=keep_alive_s)
     async with choices:
         [completion] = await while_connected(request.receive, choices.results())
-    return await whole_answer([completion], lambda: response.whole(completion))
+    answer = await whole_answer([completion], lambda: response.whole(completion))
+    if continuation.is_kept and not await response.keep(completion, bytes(answer.body)):
+        told = {**msgspec.json.decode(answer.body), "store": False}
+        return Response(msgspec.json.encode(told), media_type="application/json")
+    return answer
 
 
 RESPONSES = ModelEndpoint(
@@ -131,12 +138,17 @@ class _Response:
         params: SamplingParams,
         output: ResponseOutput,
         truncated: TruncationReply | msgspec.UnsetType,
+        continuation: Continuation,
+        *,
+        is_truncated: bool,
     ) -> None:
-        self._served, self._output = served, output
+        self._served, self._output, self._continuation = served, output, continuation
+        self._id, self._is_truncated = new_id("resp_"), is_truncated
+        conversation = body.conversation_id
         reasoning = body.reasoning or ReasoningOptions()
         self._reply = partial(
             ResponseReply,
-            id=new_id("resp_"),
+            id=self._id,
             created_at=int(time.time()),
             model=served.called(body.model),
             instructions=body.instructions,
@@ -152,6 +164,9 @@ class _Response:
             tools=body.tools or [],
             tool_choice=body.tool_choice or "auto",
             text=body.text if body.text and body.text.format else TextOptions(AnyText()),
+            store=continuation.is_kept,
+            previous_response_id=body.previous_response_id or None,
+            conversation=None if conversation is None else ConversationID(conversation),
             truncation="disabled" if truncated is msgspec.UNSET else "auto",
             truncated=truncated,
             parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -165,6 +180,10 @@ class _Response:
         for _ in self._output.finish(_status(completion)):
             pass
         return self._ended(completion)
+
+    async def keep(self, completion: Completion, response: bytes) -> bool:
+        """Keep the response, which has ended; whether it is kept."""
+        return await self._continuation.keep(self._id, response, completion, is_truncated=self._is_truncated)
 
     async def events(self, choices: Choices, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
         """OpenAI's events, numbered. A failure is the last event, and `record` gets its name."""
@@ -196,10 +215,13 @@ class _Response:
             for name, fields in self._output.finish(_status(completion)):
                 yield event(name, **fields)
             ended = self._ended(completion)
+            if ended.store:
+                ended.store = await self.keep(completion, msgspec.json.encode(ended))
             yield event("incomplete" if ended.incomplete_details else "completed", response=ended)
         except Exception as error:  # as `EventStream` would, in the words of this endpoint
-            record.error = type(error).__name__
-            yield event("failed", response=self._failed(error))
+            status, reply = describe(error)
+            record.fail(status, reply.error.name)
+            yield event("failed", response=self._failed(reply.error))
 
     def _ended(self, completion: Completion) -> ResponseReply:
         status = _status(completion)
@@ -211,13 +233,10 @@ class _Response:
             ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
         )
 
-    def _failed(self, error: Exception) -> ResponseReply:
-        said = describe(error)[1].error
+    def _failed(self, error: ErrorBody) -> ResponseReply:
         for _ in self._output.finish("incomplete"):  # the client learns of them here
             pass
-        return self._reply(
-            status="failed", output=self._output.items, error=ResponseError(said.code or said.type, said.message)
-        )
+        return self._reply(status="failed", output=self._output.items, error=ResponseError(error.name, error.message))
 
     def _named(self, logprobs: Sequence[TokenLogprob] | None) -> list[ChatLogprob]:
         named = chat_logprobs(self._served, logprobs)

@@ -37,28 +37,27 @@ export function visible(text) {
     .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
 }
 
-// Why a cached prefix ends where it does, in texts; the server's own line, with ids, is the tooltip.
-export function whyLine(why) {
-  // what a client has changed, from the first letter on that differs
-  const wanted = quoted(why.change ? why.change.now : why.wanted_text);
-  const cached = quoted(why.change ? why.change.was : why.cached_text);
-  const behind = why.change?.before ? `, behind ${quoted(why.change.before)}` : "";
-  const kinds = {
-    differs: cached ? `the cache goes on with ${cached}, the prompt with ${wanted}${behind}` : `the cache goes on otherwise than with ${wanted}`,
-    retokenized: `the model generated ${wanted} in other tokens; matching by text reuses it`,
-    not_generated: `a client wrote ${wanted} in other tokens; that is reused by its own encoding only`,
-    evicted: `what went on with ${wanted} was dropped to make room`,
-    unseen: `nothing cached goes on with ${wanted}`,
-    no_state: visible(why.message),
-  };
-  const place = why.kind === "off" || why.kind === "no_state" ? "" : `not more, for at token ${why.position} `;
-  const line = make("div", "why", make("span", "", place), kinds[why.kind] ?? visible(why.message));
-  line.title = visible(why.message);
-  return line;
+// A button that copies what `text()` returns, and says so.
+export function copyButton(label, text) {
+  const button = make("button", "quiet copy", label);
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    button.textContent = (await copied(text())) ? "Copied" : "Not allowed";
+    setTimeout(() => (button.textContent = label), 1500);
+  });
+  return button;
 }
 
-function quoted(text) {
-  return text ? `“${visible(text)}”` : "";
+// Browsers have a clipboard only on localhost and behind TLS; elsewhere a selection is copied.
+async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  const area = make("textarea", "hidden");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  return isCopied;
 }
 
 export function seconds(value) {
@@ -72,6 +71,10 @@ export function seconds(value) {
 // An age that does not flicker: whole seconds.
 export function age(value) {
   return value < 1 ? "now" : value < 100 ? `${Math.floor(value)} s` : seconds(value);
+}
+
+export function size(bytes) {
+  return bytes < 1e6 ? `${Math.round(bytes / 1e3)} KB` : bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`;
 }
 
 export function count(number, one, many = one + "s") {

@@ -1,9 +1,11 @@
 // The cache inspector: asks the server while somebody looks, and hands out what it says.
 
-import { byId, count, make, setText } from "./elements.js";
+import { byId, count, make, setText, size } from "./elements.js";
 import { RequestList } from "./request_list.js";
+import { RunDialog } from "./run_dialog.js";
 import { TreeView } from "./tree_view.js";
 
+const PAGE_SIZE = 16;
 const IDLE_MS = 1500;
 const BUSY_MS = 350; // while this page's chat runs
 
@@ -17,7 +19,9 @@ export class Inspector {
     this.asking = null;
     this.isLocked = false;
     this.runs = [];
-    this.tree = new TreeView();
+    this.query = ""; // of the part of the cache that is shown
+    const dialog = new RunDialog(api, () => this.query);
+    this.tree = new TreeView((run) => dialog.open(run));
     this.requests = new RequestList(() => this.tree.show(this.runs, this.requests.requests, this.requests.chosen));
     byId("live").addEventListener("click", () => this.setLive(!this.isLive));
     byId("forget").addEventListener("click", () => this.forget());
@@ -55,22 +59,22 @@ export class Inspector {
 
   async look() {
     try {
-      const [tree, health] = await Promise.all([
-        this.api.json("/v1/cache" + this.settings.cacheQuery, { isQuiet: true }),
-        this.api.json("/health", { isQuiet: true }).catch(() => null),
-      ]);
+      const health = await this.api.json("health", { isQuiet: true }).catch(() => null);
+      this.query = this.settings.cacheQuery(health?.models ? this.settings.model : "");
+      const tree = await this.api.json("v1/cache" + this.query, { isQuiet: true });
       this.show(tree, health);
       this.isLocked = false;
       this.fail("");
     } catch (error) {
       this.isLocked = error.status === 401;
-      this.fail(this.isLocked ? "The cache is shown to who has a key." : error.message);
+      const isUnloaded = error.code === "model_not_loaded";
+      this.fail(this.isLocked ? "The cache is shown to who has a key." : isUnloaded ? "The model is not loaded; a message loads it." : error.message);
     }
   }
 
   async forget() {
     try {
-      const done = await this.api.json("/v1/cache" + this.settings.cacheQuery, { method: "DELETE" });
+      const done = await this.api.json("v1/cache" + this.query, { method: "DELETE" });
       byId("note").textContent = `${count(done.num_freed_pages, "page")} freed` + (done.num_kept_pages ? `, ${done.num_kept_pages} in use` : "");
     } catch (error) {
       this.fail(error.message);
@@ -91,7 +95,9 @@ export class Inspector {
   }
 
   showPool(health) {
-    const own = health?.models ? Object.values(health.models)[0] : health; // of several, the page talks to the first
+    const models = health?.models; // of several
+    const own = models ? (models[this.settings.model] ?? Object.values(models)[0]) : health;
+    this.showStore(own?.tier);
     const { num_pages: all, num_free_pages: free, num_cached_pages: kept } = own ?? {};
     const isKnown = all > 0 && free >= 0 && kept >= 0;
     byId("pool").hidden = byId("pool-text").hidden = !isKnown;
@@ -107,6 +113,14 @@ export class Inspector {
     const text = `the server's pool: ${count(all, "page")}, ${used.toLocaleString("en")} in use, ${kept.toLocaleString("en")} cached, ${free.toLocaleString("en")} free`;
     byId("pool").setAttribute("aria-label", text);
     setText(byId("pool-text"), text);
+  }
+
+  showStore(tier) {
+    byId("store-text").hidden = !tier;
+    if (!tier) return;
+    const { num_pages: pages, num_bytes: bytes, max_bytes: most, num_saved_pages: saved, num_evicted_pages: evicted } = tier;
+    const said = [`${count(pages, "page")} (${count(pages * PAGE_SIZE, "token")}) on disk`, `${size(bytes)} of ${size(most)}`, `since the start ${saved.toLocaleString("en")} saved, ${evicted.toLocaleString("en")} evicted`];
+    setText(byId("store-text"), tier.off_because ? `store: off, ${tier.off_because}` : `store: ${said.join(" · ")}`);
   }
 
   fail(message) {

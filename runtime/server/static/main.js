@@ -2,7 +2,7 @@
 
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
-import { byId, setText } from "./elements.js";
+import { byId, make, setText } from "./elements.js";
 import { Inspector } from "./inspector.js";
 import { keyDialog } from "./key.js";
 import { Settings } from "./settings.js";
@@ -25,19 +25,51 @@ api.onKey = start;
 
 async function start() {
   try {
-    const models = await api.json("/v1/models");
-    setText(byId("model"), models.data[0].id);
-    document.title = `${models.data[0].id} · radixlm`;
+    showModels((await api.json("v1/models")).data);
   } catch (error) {
     setText(byId("model"), error.status === 401 ? "locked: it needs an API key" : error.message);
   }
   inspector.refresh();
 }
 
+// One model is named; of several, one is chosen.
+function showModels(models) {
+  if (!models.some(({ id }) => id === settings.model)) settings.model = "";
+  const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
+  if (models.length > 1) {
+    const select = make("select", "", ...models.map((model) => new Option(labelOf(model), model.id, false, model.id === chosen.id)));
+    select.ariaLabel = "Model";
+    select.addEventListener("change", () => {
+      settings.model = select.value;
+      showModels(models);
+      inspector.refresh();
+    });
+    select.addEventListener("focus", () => showStates(select)); // models are loaded by others, too, and unloaded
+    byId("model").replaceChildren(select);
+  } else {
+    setText(byId("model"), chosen.id);
+  }
+  const context = chosen.max_input_tokens ? `, a context of ${chosen.max_input_tokens.toLocaleString("en")} tokens` : "";
+  byId("model").title = chosen.id + context;
+  settings.showDefaults(chosen.default_sampling ?? {});
+  document.title = `${chosen.id} · radixlm`;
+}
+
+// A model that is not loaded can be chosen: the first message loads it.
+function labelOf({ id, state, percent }) {
+  const done = percent === undefined ? "" : `, ${percent} %`;
+  return state === undefined || state === "loaded" ? id : `${id} (${state}${done})`;
+}
+
+async function showStates(select) {
+  const models = (await api.json("v1/models", { isQuiet: true }).catch(() => null))?.data ?? [];
+  for (const option of select.options) option.text = labelOf(models.find(({ id }) => id === option.value) ?? { id: option.value });
+}
+
 async function showHealth() {
   let [kind, text] = ["bad", "no connection"];
   try {
-    const response = await fetch("/health", { cache: "no-store" });
+    const response = await fetch("health", { cache: "no-store" });
     const health = await response.json();
     kind = response.ok && health.status !== "degraded" ? "good" : "bad";
     text = health.reason ? `${health.status}: ${health.reason}` : String(health.status);

@@ -1,6 +1,7 @@
 // The requests that run, and the last that ended: what each found cached. One is chosen.
 
-import { age, byId, make, partsBar, seconds, whyLine } from "./elements.js";
+import { age, byId, make, partsBar, seconds } from "./elements.js";
+import { whyNotMore } from "./why.js";
 
 export class RequestList {
   // onChoice(): another request is chosen.
@@ -59,7 +60,7 @@ function requestRow(request, isChosen, largest) {
       make("span", "tokens", make("b", "", `${cached} of ${prompt}`), ` cached · ${prompt - cached} computed · ${generated} generated`),
     ),
     partsBar([["lane hit", cached], ["lane computed", prompt - cached], ["lane generated", generated]], largest),
-    request.why_not_more ? whyLine(request.why_not_more) : make("div", "why", request.state === "waiting" ? "waits for its turn" : "all that may be reused was"),
+    whyNotMore(request.why_not_more) ?? make("div", "why", noReason(request)),
   );
   row.title = kinds.length ? `found: ${kinds.join(", ")}` : "";
   row.dataset.id = request.id;
@@ -69,9 +70,14 @@ function requestRow(request, isChosen, largest) {
   return row;
 }
 
+function noReason({ state, why_not_more: why }) {
+  if (state === "waiting") return "Waits for its turn.";
+  return why ? "The first prompt of its kind: nothing cached begins like it." : "Everything that can be reused was reused.";
+}
+
 function stateOf(request) {
   if (request.state !== "ended") return `${request.state} ${age(request.running_s)}`;
-  const how = { stop: "ended", length: "cut at its limit", cancelled: "cancelled" }[request.finish_reason] ?? "ended";
+  const how = { stop: "ended", length: "reached max tokens", cancelled: "cancelled" }[request.finish_reason] ?? "ended";
   const when = request.ended_s < 1 ? "just now" : `${age(request.ended_s)} ago`;
-  return `${how} ${when}, in ${seconds(request.running_s)}`;
+  return `${how} ${when}, took ${seconds(request.running_s)}`;
 }

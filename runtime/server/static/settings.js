@@ -3,6 +3,7 @@
 import { byId } from "./elements.js";
 
 const STORE = "radixlm.settings";
+const MODEL = "radixlm.model";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 
 export class Settings {
@@ -22,7 +23,7 @@ export class Settings {
   changed(onChange) {
     const set = Object.fromEntries(this.fields.filter((f) => f.value !== "").map((f) => [f.name, f.value]));
     sessionStorage.setItem(STORE, JSON.stringify(set));
-    const said = Object.entries(set).map(([name, value]) => (name === "system" ? "system prompt" : `${name} ${value}`));
+    const said = Object.entries(set).map(([name, value]) => (name === "system" ? "system prompt" : `${name.replaceAll("_", " ")} ${value}`));
     byId("settings-set").textContent = said.length ? `· ${said.join(" · ")}` : "";
     onChange();
   }
@@ -39,19 +40,36 @@ export class Settings {
     return false;
   }
 
+  // The model that replies; "" for the server's first.
+  get model() {
+    return sessionStorage.getItem(MODEL) ?? "";
+  }
+
+  set model(name) {
+    sessionStorage.setItem(MODEL, name);
+  }
+
+  // Say in empty fields what the server takes for them.
+  showDefaults(defaults) {
+    for (const field of this.fields) if (field.name in defaults) field.placeholder = String(Math.round(defaults[field.name] * 1e4) / 1e4);
+  }
+
   // A body of /v1/chat/completions for these turns.
   body(turns) {
     const body = { stream: true, stream_options: { include_usage: true }, return_progress: true, return_guesses: true };
     for (const name of NUMBERS) if (this.value(name) !== "") body[name] = Number(this.value(name));
     for (const name of ["cache_match", "cache_salt", "truncation"]) if (this.value(name) !== "") body[name] = this.value(name);
+    if (this.model) body.model = this.model;
     const system = this.value("system");
     body.messages = system ? [{ role: "system", content: system }, ...turns] : turns;
     return body;
   }
 
-  // The query of /v1/cache that looks at the part of the cache which the chat uses.
-  get cacheQuery() {
-    const salt = this.value("cache_salt");
-    return salt ? "?" + new URLSearchParams({ cache_salt: salt }) : "";
+  // The query of /v1/cache for the part that the chat uses; `model` is "" if there is only one.
+  cacheQuery(model) {
+    const query = new URLSearchParams();
+    if (this.value("cache_salt")) query.set("cache_salt", this.value("cache_salt"));
+    if (model) query.set("model", model);
+    return query.size ? `?${query}` : "";
   }
 }

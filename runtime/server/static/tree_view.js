@@ -7,7 +7,9 @@ const MAX_ROWS = 400; // drawn at once
 const MAX_TICKS = 160; // more pages than that side by side are a grey blur
 
 export class TreeView {
-  constructor() {
+  // onOpen(run): its text is asked for.
+  constructor(onOpen) {
+    this.onOpen = onOpen;
     this.box = byId("tree");
     this.rows = new Map(); // key of a run -> its row
     this.closed = new Set(); // keys of runs whose children are hidden
@@ -17,6 +19,7 @@ export class TreeView {
     this.box.addEventListener("click", (event) => {
       const row = event.target.closest(".run");
       if (row) this.focus(row.dataset.key, event.target.closest(".twisty") !== null);
+      if (row && event.target.closest(".begins")) this.onOpen(this.focusedRun);
     });
     this.box.addEventListener("keydown", (event) => this.move(event));
     this.more = make("button", "quiet more", "Show more");
@@ -37,7 +40,7 @@ export class TreeView {
   draw() {
     const { runs, requests, chosen } = this.picture;
     const end = Math.max(PAGE_SIZE, ...runs.map((run) => run.start + run.num_tokens));
-    const path = pathTo(runs, chosen);
+    const path = pathTo(runs, chosen); // place -> tokens of that run on the way
     const running = requests.filter((request) => request.state === "running");
     const shown = runs.filter((run) => !run.above.some((key) => this.closed.has(key)));
     const drawn = shown.slice(0, this.maxRows);
@@ -46,12 +49,12 @@ export class TreeView {
       const row = this.rows.get(run.key) ?? runRow(run.key);
       const here = running.filter((request) => request.run === run.place).length;
       update(row, run, end, here);
-      row.ariaExpanded = run.num_children ? String(!this.closed.has(run.key)) : null;
-      row.querySelector(".twisty").textContent = run.num_children ? (this.closed.has(run.key) ? "▸" : "▾") : "";
+      row.ariaExpanded = run.below ? String(!this.closed.has(run.key)) : null;
+      row.querySelector(".twisty").textContent = run.below ? (this.closed.has(run.key) ? "▸" : "▾") : "";
       row.tabIndex = run.key === this.focused ? 0 : -1;
       row.classList.toggle("on-path", path.has(run.place));
       row.classList.toggle("end", chosen?.run === run.place);
-      showLanes(row, path.has(run.place) ? lanesOf(run, chosen) : [], end);
+      showLanes(row, path.has(run.place) ? lanesOf(run, path.get(run.place), chosen) : [], end);
       return row;
     });
     place(this.box, rows);
@@ -74,12 +77,17 @@ export class TreeView {
     this.draw();
   }
 
+  get focusedRun() {
+    return this.picture.runs.find((run) => run.key === this.focused);
+  }
+
   move(event) {
     const keys = [...this.rows.keys()];
     const at = keys.indexOf(this.focused);
     if (at < 0) return;
-    const run = this.picture.runs.find((one) => one.key === this.focused);
-    const isOpen = run.num_children > 0 && !this.closed.has(run.key);
+    const run = this.focusedRun;
+    if (event.key === "Enter") this.onOpen(run);
+    const isOpen = run.below > 0 && !this.closed.has(run.key);
     const to = {
       ArrowDown: () => keys[at + 1],
       ArrowUp: () => keys[at - 1],
@@ -94,11 +102,26 @@ export class TreeView {
   }
 }
 
-// Runs in the order of reading, children below what they go on from, with keys that stay from picture to picture.
+// Runs in the order of reading, with keys that stay from picture to picture. Below a run are those that go on from it,
+// and those that share its first tokens: `shared` of them, whose copy lies in a page of their own.
 function keyed(runs) {
-  const all = runs.map((run, place) => ({ ...run, place, children: [] }));
+  const all = runs.map((run, place) => ({ ...run, place, under: run.parent, shared: 0, children: [] }));
   const roots = [];
-  for (const run of all) (run.parent === null ? roots : all[run.parent].children).push(run);
+  const siblings = new Map(); // parent -> those that a sibling may part from: each shares more than the one before
+  for (const run of all) {
+    const open = siblings.get(run.parent) ?? [];
+    siblings.set(run.parent, open);
+    while (open.length && open.at(-1).num_shared > run.num_shared) open.pop();
+    const last = open.at(-1);
+    const isBeside = last?.num_shared === run.num_shared; // both part at the same token
+    if (isBeside) open.pop();
+    if (run.num_shared) {
+      run.shared = run.num_shared;
+      run.under = isBeside ? last.under : last.place;
+    }
+    open.push(run);
+    (run.under === null ? roots : all[run.under].children).push(run);
+  }
   const ordered = [];
   const taken = new Set();
   const stack = roots.map((run) => [run, "", [], 0]).reverse();
@@ -110,24 +133,32 @@ function keyed(runs) {
     taken.add(run.key);
     run.above = above;
     run.depth = depth;
+    run.below = run.children.length;
     ordered.push(run);
-    const isBranch = run.children.length > 1;
-    for (const child of run.children.toReversed()) stack.push([child, run.key, [...above, run.key], depth + (isBranch ? 1 : 0.4)]);
+    const children = run.children.toSorted((one, other) => one.start + one.shared - other.start - other.shared);
+    const isBranch = children.length > 1;
+    for (const child of children.reverse()) stack.push([child, run.key, [...above, run.key], depth + (isBranch || child.shared ? 1 : 0.4)]);
   }
   return ordered;
 }
 
+// The way of a request: of each run on it, the tokens that it passes through, [start, end). It turns off a run where it parts.
 function pathTo(runs, chosen) {
   const byPlace = new Map(runs.map((run) => [run.place, run]));
-  const path = new Set();
-  for (let run = byPlace.get(chosen?.run); run; run = byPlace.get(run.parent)) path.add(run.place);
+  const path = new Map();
+  let end = Infinity;
+  for (let run = byPlace.get(chosen?.run); run; run = byPlace.get(run.under)) {
+    const start = run.start + run.shared;
+    if (start < end) path.set(run.place, [start, end]);
+    end = Math.min(end, start);
+  }
   return path;
 }
 
 function runRow(key) {
   const nums = make("span", "nums", make("span", "tok"), make("span", "pages"), make("span", "gen"), make("span", "age"));
   const head = make("div", "head", make("span", "twisty"), make("span", "begins"), make("span", "here"), nums);
-  const bar = make("div", "bar", make("div", "made"), make("div", "ticks"));
+  const bar = make("div", "bar", make("div", "made"), make("div", "copied"), make("div", "ticks"));
   const row = make("div", "run", head, make("div", "track", make("div", "before"), bar));
   row.dataset.key = key;
   row.role = "treeitem";
@@ -141,7 +172,7 @@ function update(row, run, end, numHere) {
   row.ariaLevel = String(run.above.length + 1);
   row.classList.toggle("used", run.num_users > 0);
   find(".head").style.paddingLeft = `${Math.min(run.depth, 14) * 0.8}em`;
-  const text = run.begins === null ? "(text is not told here)" : visible(run.begins);
+  const text = run.begins === null ? "(text is not told here)" : visible(run.shared ? run.begins_after : run.begins);
   setText(find(".begins"), text);
   setText(find(".here"), numHere ? count(numHere, "request") + " here" : run.num_users ? `${run.num_users} through here` : "");
   find(".here").classList.toggle("through", !numHere);
@@ -151,6 +182,7 @@ function update(row, run, end, numHere) {
   setText(find(".age"), run.num_users ? "in use" : age(run.unused_s));
   row.title = [
     text,
+    ...(run.shared ? [`its first ${count(run.shared, "token")} are those of the run above: pages hold ${PAGE_SIZE} tokens, and each branch has its own`] : []),
     `tokens ${run.start} to ${run.start + run.num_tokens}, in ${count(run.num_pages, "page")}${run.num_states ? `, with ${count(run.num_states, "state")}` : ""}`,
     `${run.num_generated} generated, ${run.num_tokens - run.num_generated} written by a client`,
     run.num_users ? count(run.num_users, "running request") + " on it" : `not used for ${age(run.unused_s)}`,
@@ -160,6 +192,7 @@ function update(row, run, end, numHere) {
   bar.style.width = share(run.num_tokens);
   bar.style.opacity = String(run.num_users ? 1 : Math.max(0.45, 1 - Math.log10(1 + run.unused_s) / 6));
   find(".before").style.width = share(run.start);
+  find(".copied").style.width = `${(100 * run.shared) / run.num_tokens}%`;
   find(".made").style.width = `${generated}%`;
   const page = (100 * PAGE_SIZE) / run.num_tokens;
   const hasTicks = run.num_tokens > PAGE_SIZE && end / PAGE_SIZE <= MAX_TICKS;
@@ -167,7 +200,7 @@ function update(row, run, end, numHere) {
 }
 
 // What of a run the chosen request reused, computed and generated: [class, start, end) in tokens.
-function lanesOf(run, request) {
+function lanesOf(run, [from, to], request) {
   const prompt = request.num_prompt_tokens;
   const cuts = [
     ["hit", 0, request.num_cached_tokens],
@@ -175,7 +208,7 @@ function lanesOf(run, request) {
     ["generated", prompt, prompt + request.num_generated_tokens],
   ];
   return cuts
-    .map(([kind, start, end]) => [kind, Math.max(start, run.start), Math.min(end, run.start + run.num_tokens)])
+    .map(([kind, start, end]) => [kind, Math.max(start, from), Math.min(end, to, run.start + run.num_tokens)])
     .filter(([, start, end]) => end > start);
 }
 

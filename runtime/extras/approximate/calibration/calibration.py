@@ -15,6 +15,7 @@ import msgspec
 
 from ....artifact.manifest import UNSEALED, Manifest
 from ....errors import InvalidParameter
+from ....system import sync_file
 
 NAME: Final = "calibration.json"
 _MAX_BYTES: Final = 1 << 20
@@ -109,7 +110,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             with unnamed.open("wb") as file:
                 file.write(sealed)
                 file.flush()
-                os.fsync(file.fileno())
+                sync_file(file.fileno())
             os.replace(unnamed, path)
         finally:
             with suppress(OSError):

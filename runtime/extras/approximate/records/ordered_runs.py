@@ -21,7 +21,7 @@ from ....store.catalogue import StoredPages
 from ....store.files import INDEX, read_all
 from ....store.index import Index
 from ....store.page_key import PageKey
-from ....store.record import Kind, MissKind, Place, Record
+from ....store.record import BlockRange, Kind, MissKind, Record
 from ....store.segment import Segment
 from ....store.single_records import SingleRecords
 from .chunk_cache import ChunkCache, RunChunks
@@ -99,7 +99,7 @@ class OrderedRuns:
         with self._lock:
             self._index.close()
 
-    def _find(self, heads: Sequence[PageKey]) -> tuple[int, bytes, Place] | None:
+    def _find(self, heads: Sequence[PageKey]) -> tuple[int, bytes, BlockRange] | None:
         """The longest run that `heads` begin with: how many pages, its key and place."""
         with self._lock:
             below = self._index.find_below([head.key for head in heads], Kind.RUN)
@@ -115,7 +115,7 @@ class OrderedRuns:
         fd: int,
         heads: Sequence[PageKey],
         key: bytes,
-        place: Place,
+        place: BlockRange,
         tables: RunTables | None,
         chunks: ChunkCache | None,
     ) -> OpenRun | None:
@@ -149,7 +149,7 @@ class OrderedRuns:
         run.counts.num_reads += 1
         return run
 
-    def _cached(self, key: bytes, place: Place, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
+    def _cached(self, key: bytes, place: BlockRange, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
         """What a cache has of a run; None if the run was removed meanwhile, and the cache would not be told."""
         with self._lock:
             self._caches.add(cache)
@@ -159,12 +159,12 @@ class OrderedRuns:
         cache.drop(place.segment)
         return None
 
-    def _find_pages(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
+    def _find_pages(self, keys: Sequence[bytes]) -> dict[bytes, BlockRange]:
         """Where pages lie that are there."""
         with self._lock:
             return self._index.find(keys)
 
-    def _missed(self, key: bytes, place: Place, kind: MissKind, error: Exception | None = None) -> None:
+    def _missed(self, key: bytes, place: BlockRange, kind: MissKind, error: Exception | None = None) -> None:
         """Count a miss, and never find that run again."""
         try:
             if self._is_there(key, place):
@@ -177,6 +177,6 @@ class OrderedRuns:
         if error is not None:
             self._on_error(error)
 
-    def _is_there(self, key: bytes, place: Place) -> bool:
+    def _is_there(self, key: bytes, place: BlockRange) -> bool:
         with self._lock:
             return self._index.find([key]).get(key) == place

@@ -14,7 +14,7 @@ import numpy as np
 
 from ....store.files import Files, read_all
 from ....store.page_key import StoreIdentity
-from ....store.record import Place
+from ....store.record import BlockRange
 from ....store.segment import Segment
 from .ordered_layout import Extent, OrderedLayout, units
 from .ordered_record import Checksums, chunk_checksum
@@ -45,8 +45,8 @@ class PageParts:
     identity: StoreIdentity
     layout: OrderedLayout
     keys: Sequence[bytes]
-    find: Callable[[Sequence[bytes]], Mapping[bytes, Place]]
-    _places: dict[int, Place] = field(default_factory=dict)  # by the page's number
+    find: Callable[[Sequence[bytes]], Mapping[bytes, BlockRange]]
+    _places: dict[int, BlockRange] = field(default_factory=dict)  # by the page's number
     _fds: dict[int, int] = field(default_factory=dict)  # by the segment's
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Small records beside pages: how a chat template renders a reply, and which tool calls a client was given.
+"""Small records that belong to pages: re-rendered replies (aliases), and tool calls that a client received.
 
-Knows ids, texts and bytes, not templates or tools. Such a record has no payload: all of it stands in the details of its
-header, and so in the index. It belongs to the last full page of prompt and reply: it leaves with that page.
+Knows ids, texts and bytes, not templates or tools. Such a record has no payload: it is stored in the details of its
+header, and so in the index. It belongs to the last full page of prompt and reply, and is removed with that page.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .page_key import KEY_BYTES, NO_PARENT, PageKey, StoreIdentity
 from .record import MAX_DETAILS_BYTES, Kind, RecordHeader
 
 PROMPT_DIGEST_BYTES: Final = 16
-_ALIAS: Final = struct.Struct(f"<Q{PROMPT_DIGEST_BYTES}sIII")  # prompt: length, digest; lengths of what follows
+_ALIAS: Final = struct.Struct(f"<Q{PROMPT_DIGEST_BYTES}sIII")  # prompt: length, digest; lengths of the fields after it
 _CALL: Final = struct.Struct("<III")  # bytes of id, name and arguments, which follow
 _ENCODING: Final = ("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True)
-class Beside(ABC):
-    """A record of a namespace beside `page_key`, the last full page of prompt and reply.
+class SmallRecord(ABC):
+    """A small record of a namespace that belongs to `page_key`, the last full page of prompt and reply.
 
-    A kind of them says what its details are; `person` keeps its keys apart from those of the others.
+    Each subclass defines its details; `person` separates its keys from those of other kinds.
     """
 
     kind: ClassVar[Kind]
@@ -39,15 +39,15 @@ class Beside(ABC):
 
     @abstractmethod
     def details(self) -> bytes:
-        """Its fields as bytes."""
+        """Encode the fields as bytes."""
 
     @classmethod
     @abstractmethod
     def read(cls, details: bytes) -> tuple[Any, ...] | None:
-        """The fields of such bytes; None if they are none."""
+        """Decode the fields; None if the bytes are not valid."""
 
     def header(self, identity: StoreIdentity) -> RecordHeader | None:
-        """Its record; None if it is too long for one, or belongs to no page."""
+        """Return the record's header; None if it would be too long, or if the record belongs to no page."""
         details = self.details()
         if len(details) > MAX_DETAILS_BYTES or self.page_key == NO_PARENT:
             return None
@@ -57,35 +57,35 @@ class Beside(ABC):
 
     @classmethod
     def of(cls, header: RecordHeader) -> Self | None:
-        """What a record says; None if its details are none of this kind."""
+        """Decode a record; None if it is of another kind, or its details are not valid."""
         fields = cls.read(header.details) if header.kind == cls.kind else None
         return None if fields is None else cls(header.namespace, header.parent_key, *fields)
 
 
 @dataclass(frozen=True)
-class StoredAlias(Beside):
-    """A reply's ids, and the bytes that stand for them in a later prompt: `rendered`, then the white space `after`.
+class StoredAlias(SmallRecord):
+    """A re-rendered reply: its generated ids, and the bytes of a later prompt that they replace.
 
-    It is found again by the prompt that was replied to.
+    These bytes are `rendered`, then the white space `after`. The record is found by the prompt that the reply answered.
     """
 
     kind = Kind.ALIAS
     person = b"radixlm/alias/1"
     num_prompt_tokens: int
-    prompt_digest: bytes  # 16, over the prompt's ids
+    prompt_digest: bytes  # 16 bytes, of the prompt's ids
     reply_ids: tuple[int, ...]
     rendered: bytes
     after: bytes
 
     def details(self) -> bytes:
-        """See `Beside`."""
+        """Encode the fields as bytes."""
         lengths = len(self.reply_ids), len(self.rendered), len(self.after)
         fields = _ALIAS.pack(self.num_prompt_tokens, self.prompt_digest, *lengths)
         return fields + np.array(self.reply_ids, "<u4").tobytes() + self.rendered + self.after
 
     @classmethod
     def read(cls, details: bytes) -> tuple[Any, ...] | None:
-        """See `Beside`."""
+        """Decode the fields; None if the bytes are not valid."""
         if len(details) < _ALIAS.size:
             return None
         num_prompt_tokens, digest, num_ids, *lengths = _ALIAS.unpack_from(details)
@@ -98,8 +98,8 @@ class StoredAlias(Beside):
 
 
 @dataclass(frozen=True)
-class StoredCall(Beside):
-    """A tool call that a namespace was given, as the model wrote it; `arguments` are JSON."""
+class StoredCall(SmallRecord):
+    """A tool call that a client of the namespace received, as the model wrote it; `arguments` are JSON."""
 
     kind = Kind.CALL
     person = b"radixlm/call/1"
@@ -108,13 +108,13 @@ class StoredCall(Beside):
     arguments: str
 
     def details(self) -> bytes:
-        """See `Beside`."""
+        """Encode the fields as bytes."""
         texts = [text.encode(*_ENCODING) for text in (self.call_id, self.name, self.arguments)]
         return _CALL.pack(*map(len, texts)) + b"".join(texts)
 
     @classmethod
     def read(cls, details: bytes) -> tuple[Any, ...] | None:
-        """See `Beside`."""
+        """Decode the fields; None if the bytes are not valid."""
         if len(details) < _CALL.size:
             return None
         lengths = _CALL.unpack_from(details)
@@ -131,7 +131,7 @@ class StoredCall(Beside):
 
 
 def last_page_key(identity: StoreIdentity, namespace: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of the last full page of a text's ids; `NO_PARENT` if it has none."""
+    """Return the key of the last full page of a prompt; `NO_PARENT` if it has no full page."""
     key = NO_PARENT
     for start in range(0, len(token_ids) - PAGE_SIZE + 1, PAGE_SIZE):
         page = token_ids[start : start + PAGE_SIZE]

@@ -1,0 +1,203 @@
+"""What the arguments of a call mean: sampling parameters, options and a reply's format, as callers write them.
+
+Each argument that is wrong is named. Knows values, not engines.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypedDict, TypeGuard, cast
+
+from ...chat.grammar import Grammar
+from ...chat.tools.tool_format import Tool
+from ...errors import InvalidArgument
+from ...fields import fields_of
+from ..request_options import NO_OPTIONS, Message, OptionKeywords, Prompt, RequestOptions
+from ..sampling_params import SamplingParams
+
+_ELSEWHERE = {
+    **dict.fromkeys(("json_schema", "schema", "guided_json", "structured_outputs"), "response_format"),
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict"), "max_tokens"),
+    "grammar": "constraint",
+}
+"""What other libraries call an argument."""
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of `SamplingParams`, for callers that write them as keywords."""
+
+    max_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: Sequence[str]
+    stop_regex: Sequence[str]
+    banned_strings: Sequence[str]
+    stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float]
+    logprobs: int | None
+    ignore_eos: bool
+    min_tokens: int
+    prompt_logprobs: int | None
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    top_n_sigma: float
+
+
+class SchemaModel(Protocol):
+    """A class that describes itself as a JSON schema; pydantic's models do."""
+
+    def model_json_schema(self) -> dict[str, Any]:
+        """Return the schema."""
+        ...
+
+
+ResponseFormat = Mapping[str, Any] | SchemaModel | Grammar
+"""What a reply keeps to: a JSON schema, OpenAI's `response_format`, a pydantic model, or a grammar."""
+Params = SamplingParams | SamplingKeywords
+"""Sampling parameters, or a mapping of the fields that differ from the engine's `default_params`."""
+
+
+class RequestKeywords(OptionKeywords, SamplingKeywords, total=False):
+    """What a call takes beside its prompt: fields of `SamplingParams` and `RequestOptions`, and whole options."""
+
+    options: RequestOptions | None
+    response_format: ResponseFormat | None
+
+
+def asked_of(
+    params: Params | None, keywords: Mapping[str, Any], defaults: SamplingParams
+) -> tuple[SamplingParams | None, RequestOptions]:
+    """Return the sampling parameters and the options that a call's arguments make.
+
+    Keywords change what `params` and `options` say. None as parameters: the engine's own.
+
+    Raises:
+        InvalidArgument: an argument is unknown, or of the wrong kind.
+        InvalidParameter, InvalidGrammar: a value is outside its range.
+    """
+    sampling, known = fields_of(SamplingParams), fields_of(RequestOptions)
+    wishes = {name: value for name, value in keywords.items() if name in sampling}
+    changes = {name: value for name, value in keywords.items() if name in known}
+    _require_known(keywords, {*sampling, *known, "options", "response_format"}, "the call")
+    if isinstance(params, Mapping):
+        _require_known(params, sampling, "params")
+        wishes, params = {**params, **wishes}, None
+    if params is not None and not isinstance(params, SamplingParams):
+        raise _wrong("params", params, "SamplingParams, or a mapping of its fields")
+    if wishes:
+        params = replace(defaults if params is None else params, **wishes)
+    options = keywords.get("options")
+    if options is not None and not isinstance(options, RequestOptions):
+        raise _wrong("options", options, "RequestOptions")
+    options = options or NO_OPTIONS
+    if "tools" in changes:
+        changes["tools"] = _tools_of(changes["tools"])
+    if (grammar := grammar_of(keywords.get("response_format"))) is not None:
+        if changes.get("constraint", options.constraint) is not None:
+            raise InvalidArgument("response_format and constraint are both given; leave one out", param="constraint")
+        changes["constraint"] = grammar
+    return params, options.changed(**changes) if changes else options
+
+
+def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
+    """Return the grammar that a reply is to keep to; None for any text.
+
+    Raises:
+        InvalidArgument: it is no format.
+        InvalidGrammar: it is too long.
+
+    >>> grammar_of({"type": "object", "required": ["name"]}).text
+    '{"type":"object","required":["name"]}'
+    >>> grammar_of({"type": "text"}) is None
+    True
+    """
+    if response_format is None or isinstance(response_format, Grammar):
+        return response_format
+    if (describe := getattr(response_format, "model_json_schema", None)) is not None:
+        return Grammar.json_schema(describe())
+    if not isinstance(response_format, Mapping):
+        raise _wrong("response_format", response_format, "a JSON schema, a pydantic model or a Grammar")
+    match response_format:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar.json_object()
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema, **more}}:
+            return Grammar.json_schema(schema, is_strict=bool(more.get("strict")))
+        case {"type": "json_schema"}:
+            raise _wrong("response_format", response_format, '{"type": "json_schema", "json_schema": {"schema": ...}}')
+    return Grammar.json_schema(response_format)
+
+
+def are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
+    """Return whether there are several prompts: a text is one, and so is a list of ids.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if isinstance(prompt, str):
+        return False
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+        raise _wrong("prompt", prompt, "text, a list of token ids, or a list of such prompts")
+    if prompt and isinstance(prompt[0], Mapping):
+        raise _wrong("prompt", prompt, "text or token ids; chat() takes messages")
+    return len(prompt) > 0 and isinstance(prompt[0], Sequence)
+
+
+def are_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> TypeGuard[Sequence[Sequence[Message]]]:
+    """Return whether there are several conversations.
+
+    Raises:
+        InvalidArgument: it is no list.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise _wrong("messages", messages, 'a list of {"role": ..., "content": ...}; generate() takes text')
+    return len(messages) > 0 and isinstance(messages[0], Sequence) and not isinstance(messages[0], str)
+
+
+def is_conversation(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
+    """Return whether it is messages rather than text or ids."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def _tools_of(tools: object) -> tuple[Tool, ...]:
+    """Tools, of which some may be written as OpenAI's clients do."""
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise _wrong("tools", tools, "a list of Tool")
+    return tuple(each if isinstance(each, Tool) else _tool_of(each) for each in tools)
+
+
+def _tool_of(tool: object) -> Tool:
+    match tool:
+        case {"type": "function", "function": {"name": str() as name, **about}}:
+            parameters = cast("Mapping[str, Any]", about.get("parameters") or {"type": "object", "properties": {}})
+            return Tool(name, parameters, cast("str | None", about.get("description")), bool(about.get("strict")))
+    raise _wrong("tools", tool, 'Tool, or {"type": "function", "function": {"name": ..., "parameters": ...}}', "has")
+
+
+def _require_known(names: Iterable[str], known: Collection[str], where: str) -> None:
+    """Raise InvalidArgument for the first name that is not known; it says which one may be meant."""
+    for name in names:
+        if name not in known:
+            near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; see help(SamplingParams) and help(RequestOptions)"
+            raise InvalidArgument(f"{where} has the unknown argument {name!r}{hint}", param=str(name))
+
+
+def _wrong(name: str, value: object, wanted: str, verb: str = "is") -> InvalidArgument:
+    return InvalidArgument(f"{name} {verb} {value!r:.60}; it must be {wanted}", param=name)

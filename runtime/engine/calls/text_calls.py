@@ -1,0 +1,216 @@
+"""The calls that ask an engine for replies: one, several, streamed, awaited, or as they end.
+
+Knows what is asked and how the caller waits; what a request is made of and who computes it is the engine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
+from typing import Unpack, cast, overload
+
+from ...errors import InvalidArgument
+from ..completion import Completion
+from ..generation_stream import GenerationStream
+from ..request import Request
+from ..request_maker import RequestMaker
+from ..request_options import Message, Prompt
+from ..sampling_params import SamplingParams
+from .arguments import Params, RequestKeywords, are_conversations, are_prompts, asked_of, is_conversation
+from .batch import ProgressLine, PromptResult, complete_all, results
+
+
+class TextCalls(ABC):
+    """The calls of an engine that take prompts and give replies; an engine says how requests are made and started.
+
+    Every call takes sampling parameters and options in the same three ways, which may be mixed::
+
+        engine.generate("x", SamplingParams(max_tokens=5))
+        engine.generate("x", {"max_tokens": 5})
+        engine.generate("x", max_tokens=5, response_format={"type": "object"}, cache_match="off")
+
+    Keywords are the fields of `SamplingParams` and `RequestOptions`, `options`, which is a whole `RequestOptions`, and
+    `response_format`: a JSON schema, OpenAI's `response_format`, a pydantic model, or a `Grammar`. Fields that are not
+    given are those of the positional value, else of the engine's `default_params`.
+    """
+
+    default_params: SamplingParams
+    _requests: RequestMaker
+    _num_at_once: int  # prompts that `generate_many` has in the engine together
+
+    @abstractmethod
+    def _require_usable(self) -> None:
+        """Raise EngineError where no request can be made."""
+
+    @abstractmethod
+    def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
+        """Hand a request to the engine."""
+
+    @abstractmethod
+    def _answer(self, request: Request) -> Completion:
+        """Wait for the end of a request, which ends with the wait."""
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
+        self, prompt: Prompt, params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: Sequence[Prompt], params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> Completion | list[Completion]:
+        """Continue `prompt` (text or token ids) and wait for the end.
+
+        Several prompts in a list are computed together, and their completions come in its order. Where one is refused
+        or fails, the others end, too, and the error names it; `generate_many` goes on.
+
+        An exception that interrupts the wait, Ctrl-C for one, ends the request.
+
+        Args:
+            params: `SamplingParams`, or a mapping of the fields that differ from the engine's `default_params`.
+            options: fields of `SamplingParams` and `RequestOptions`, which change `params` and `options`, a whole
+                `RequestOptions`; and `response_format`, a JSON schema or a pydantic model that the reply keeps to.
+
+        Raises:
+            InvalidArgument: an argument is unknown or of the wrong kind; also a TypeError.
+            EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: before anything is computed.
+            ConstraintFailed: the reply cannot go on by its grammar.
+            EngineOverloaded: too many requests wait.
+            EngineError: the request could not be computed, or the engine is closed or another process's.
+        """
+        if are_prompts(prompt):
+            return complete_all(partial(self.stream, each, params, **options) for each in prompt)
+        return self._answer(self._completion_request(cast("Prompt", prompt), params, options))
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: Params | None = None,
+        *,
+        on_ready: Callable[[], None] | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> GenerationStream:
+        """Like `generate`, but returns at once; the deltas come while they are computed, to `for` and `async for`.
+
+        `on_ready` is called on the engine's thread when `poll` has something new (a delta or an error): an event loop
+        passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
+        """
+        return self._start(self._completion_request(prompt, params, options), on_ready)
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self, messages: Sequence[Sequence[Message]], params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> list[Completion]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> Completion | list[Completion]:
+        """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's template.
+
+        Several conversations in a list are computed together, as `generate` does it with prompts. An exception that
+        interrupts the wait ends the request.
+
+        Raises:
+            InvalidRequest: the artifact has no chat template, a role is none, or the template refuses the messages.
+            InvalidArgument, EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
+        """
+        if are_conversations(messages):
+            return complete_all(partial(self.stream_chat, each, params, **options) for each in messages)
+        return self._answer(self._chat_request(cast("Sequence[Message]", messages), params, options))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: Params | None = None,
+        *,
+        on_ready: Callable[[], None] | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> GenerationStream:
+        """Like `chat`, but returns at once; see `stream`."""
+        return self._start(self._chat_request(messages, params, options), on_ready)
+
+    async def agenerate(
+        self, prompt: Prompt, params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> Completion:
+        """Like `generate` of one prompt, while the event loop goes on; cancelling the task ends the request."""
+        request = await asyncio.to_thread(self._completion_request, prompt, params, options)
+        return await self._start(request, None).aresult()
+
+    async def achat(
+        self, messages: Sequence[Message], params: Params | None = None, **options: Unpack[RequestKeywords]
+    ) -> Completion:
+        """Like `chat` of one conversation, while the event loop goes on; cancelling the task ends the request."""
+        request = await asyncio.to_thread(self._chat_request, messages, params, options)
+        return await self._start(request, None).aresult()
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt | Sequence[Message]],
+        params: Params | None = None,
+        *,
+        progress: bool = False,
+        **options: Unpack[RequestKeywords],
+    ) -> Iterator[PromptResult]:
+        """Yield the result of each prompt when it ends, with its place; one that fails has its error there.
+
+        Prompts are texts, token ids or conversations. They are taken from the iterable as there is room, so that it
+        may be long. With `progress` a line on standard error says how many have ended. Leaving the loop ends the rest.
+
+        Raises:
+            InvalidArgument: an argument beside the prompts is unknown or of the wrong kind.
+            EngineError: the engine is closed or another process's.
+        """
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+            raise InvalidArgument(
+                f"prompts is {prompts!r:.60}; it must be a list or iterator of prompts", param="prompts"
+            )
+        asked_of(params, options, self.default_params)  # before a prompt is taken
+        self._require_usable()
+        return self._many(prompts, params, options, progress)
+
+    def _many(
+        self,
+        prompts: Iterable[Prompt | Sequence[Message]],
+        params: Params | None,
+        options: RequestKeywords,
+        progress: bool,
+    ) -> Iterator[PromptResult]:
+        ended = results(prompts, lambda prompt: self._ask(prompt, params, options), self._num_at_once)
+        if not progress:
+            yield from ended
+            return
+        with ProgressLine(len(prompts) if isinstance(prompts, Sized) else None) as line:
+            for result in ended:
+                line.count(result)
+                yield result
+
+    def _ask(
+        self, prompt: Prompt | Sequence[Message], params: Params | None, options: RequestKeywords
+    ) -> Callable[..., GenerationStream]:
+        if is_conversation(prompt):
+            return partial(self.stream_chat, prompt, params, **options)
+        return partial(self.stream, cast("Prompt", prompt), params, **options)
+
+    def _completion_request(self, prompt: Prompt, params: Params | None, keywords: RequestKeywords) -> Request:
+        self._require_usable()
+        are_prompts(prompt)
+        return self._requests.completion(prompt, *asked_of(params, keywords, self.default_params))
+
+    def _chat_request(self, messages: Sequence[Message], params: Params | None, keywords: RequestKeywords) -> Request:
+        self._require_usable()
+        are_conversations(messages)
+        return self._requests.chat(messages, *asked_of(params, keywords, self.default_params))

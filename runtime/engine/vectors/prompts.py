@@ -1,0 +1,117 @@
+"""What an embedding model or a reranker is fed: texts with their prompts, and pairs of a query and a document.
+
+Knows one model's tokenizer and what its artifact says of prompts; not requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from radixlm.tokenizer_fix import PreparedPrompt, Tokenizer
+
+from ...artifact.manifest import Manifest
+from ...artifact.text_vectors import EmbeddingInfo, RerankingInfo
+from ...chat.artifact_tokenizer import checked_ids, refusing
+from ...errors import ContextLengthExceeded, EmptyPrompt, InvalidParameter, InvalidRequest
+from ..request_options import Prompt
+
+_PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
+
+
+class VectorPrompts:
+    """Makes the prompts of one model; any thread may ask.
+
+    Args:
+        max_tokens: of a prompt, at most.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, manifest: Manifest, *, max_tokens: int) -> None:
+        self._tokenizer, self._manifest, self._max_tokens = tokenizer, manifest, max_tokens
+        self._suffix = tokenizer.profile.template_suffix_ids
+        special = {token.text: token.id for token in tokenizer.profile.added_tokens if token.special and token.text}
+        self._special_ids: Mapping[str, int] = special
+        texts = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+        self._special = re.compile(f"({texts})") if texts else None
+
+    @property
+    def embedding(self) -> EmbeddingInfo:
+        """How the model makes vectors.
+
+        Raises:
+            InvalidRequest: it makes none.
+        """
+        if self._manifest.embedding is None:
+            raise InvalidRequest(
+                f"model {self._manifest.name} makes no embeddings; ask an embedding model, such as Qwen3-Embedding"
+            )
+        return self._manifest.embedding
+
+    @property
+    def reranking(self) -> RerankingInfo:
+        """How the model scores documents.
+
+        Raises:
+            InvalidRequest: it scores none.
+        """
+        if self._manifest.reranking is None:
+            raise InvalidRequest(f"model {self._manifest.name} is no reranker; ask one, such as Qwen3-Reranker")
+        return self._manifest.reranking
+
+    def text(self, text: Prompt, prompt_name: str | None = None) -> PreparedPrompt:
+        """A text behind its prompt, with the tokens that the tokenizer puts around texts; ids are taken as they are.
+
+        Args:
+            prompt_name: one of the model's prompts; None: its default, if it has one.
+
+        Raises:
+            EmptyPrompt: there is nothing to feed.
+            ContextLengthExceeded: it has more tokens than there is room for.
+            InvalidParameter: there is no such prompt.
+            InvalidRequest: it is no text that can be encoded, or ids that are not known; or the model makes no vectors.
+        """
+        info = self.embedding
+        name = info.default_prompt if prompt_name is None else prompt_name
+        if name is not None and name not in info.prompts:
+            known = ", ".join(map(repr, info.prompts)) or "none"
+            raise InvalidParameter(f"prompt_name is {name!r:.60}; this model has {known}", param="prompt_name")
+        if not isinstance(text, str):
+            return self._checked(checked_ids(text, self._max_tokens))
+        before = "" if name is None else info.prompts[name]
+        with refusing():
+            ids = self._tokenizer.encode(before + text, parse_special=True, max_tokens=self._max_tokens)
+        return self._checked([*ids, *self._suffix])
+
+    def pair(self, query: str, document: str, instruction: str | None = None) -> PreparedPrompt:
+        """A query and a document in the model's template. Control tokens in them are text.
+
+        Raises:
+            ContextLengthExceeded: it has more tokens than there is room for.
+            InvalidRequest: a text cannot be encoded, or the model is no reranker.
+        """
+        info = self.reranking
+        values = {"instruction": info.instruction if instruction is None else instruction}
+        values |= {"query": query, "document": document}
+        ids: list[int] = []
+        with refusing():
+            for part in self._sections(info.template, values):
+                if isinstance(part, int):
+                    ids.append(part)
+                else:
+                    ids += self._tokenizer.encode(part, add_bos=None if not ids else False, max_tokens=self._max_tokens)
+        return self._checked(ids)
+
+    def _sections(self, template: str, values: Mapping[str, str]) -> Iterator[str | int]:
+        """The texts between the template's own control tokens, with `values` in them, and the ids of these tokens."""
+        for part in [template] if self._special is None else self._special.split(template):
+            if part in self._special_ids:
+                yield self._special_ids[part]
+            elif part:
+                yield _PLACEHOLDER.sub(lambda found: values[found[1]], part)
+
+    def _checked(self, ids: list[int]) -> PreparedPrompt:
+        if not ids:
+            raise EmptyPrompt("the text has no tokens; send some text")
+        if len(ids) > self._max_tokens:
+            raise ContextLengthExceeded.of_prompt(len(ids), self._max_tokens)
+        return PreparedPrompt(tuple(ids), len(ids), swallow_leading_space=False, text=None)

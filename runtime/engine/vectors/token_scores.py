@@ -1,0 +1,61 @@
+"""Read how likely one token is compared with another after a prompt: a reranker's score of a document.
+
+Knows two tokens and one row of logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..step.readers import LogitRows
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """`P(true) / (P(true) + P(false))` of the token that comes after a prompt."""
+
+    value: float
+
+
+class TokenScoreReader:
+    """A reader of the row of a prompt's last token.
+
+    Args:
+        num_tokens: of the prompt.
+    """
+
+    num_reusable = None
+
+    def __init__(self, true_id: int, false_id: int, num_tokens: int) -> None:
+        self._true_id, self._false_id, self._last = true_id, false_id, num_tokens - 1
+        self._score: TokenScore | None = None
+
+    @property
+    def reading(self) -> TokenScore | None:
+        """The score, once the row was read."""
+        return self._score
+
+    def wanted(self, start: int, stop: int, length: int) -> range:
+        """The last position, if the step computes it."""
+        return range(self._last, self._last + 1) if start <= self._last < stop else range(0)
+
+    def read(self, rows: LogitRows) -> bool:
+        """Compare the two logits."""
+        if not rows.step.is_finite[rows.first]:
+            return False
+        logits = rows.step.values[rows.first]
+        self._score = TokenScore(sigmoid(float(logits[self._true_id]) - float(logits[self._false_id])))
+        return True
+
+
+def sigmoid(x: float) -> float:
+    """`1 / (1 + exp(-x))`, without overflow.
+
+    >>> sigmoid(0.0), sigmoid(1000.0), sigmoid(-1000.0)
+    (0.5, 1.0, 0.0)
+    """
+    if x >= 0:
+        return 1.0 / (1.0 + math.exp(-x))
+    small = math.exp(x)
+    return small / (1.0 + small)

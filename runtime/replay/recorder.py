@@ -1,0 +1,121 @@
+"""Write down each request that an engine computes, with its reply: `serve --record`.
+
+Knows requests as the engine's thread has them, and a file.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..chat.grammar import Grammar
+from ..chat.token_constraint import ConstraintSource
+from ..engine.completion import Completion, RequestOutput
+from ..engine.generation_stream import Deliver
+from ..engine.request import Request
+from ..engine.sampling_params import SamplingParams
+from ..kv_log.log import RotatingFile
+from .recording import Computed, RecordedPrompt, RecordedRequest, WhyNot, digests_of, encoded, params_of
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Recorder:
+    """A recording that goes on in a file; give it to an engine as `recorder`, and close it after the engine.
+
+    Requests with the match `off`, of which nothing is kept, are not written down. If the file cannot be written, the
+    recording ends and serving goes on. A full file is renamed FILE.1, what was that FILE.2, and so on up to FILE.4;
+    only their owner may read them.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path, max_bytes: int | None = None) -> None:
+        self._file: RotatingFile | None = RotatingFile(path, max_bytes, is_private=True)
+        self._computed: Computed | None = None
+
+    def begin(self, engine: Engine, model: str) -> None:
+        """Write down what computes, by the name by which a replay finds it; before the first request."""
+        self._computed = computed = Computed.of(engine.manifest, model=model, context_length=engine.context_length)
+        self._write(encoded(computed))
+
+    def sampled_with(self, params: SamplingParams) -> SamplingParams:
+        """The same with logprobs, and with a seed if one is drawn."""
+        seed = params.seed if params.greedy or params.seed is not None else secrets.randbits(63)
+        return replace(params, seed=seed, logprobs=params.logprobs or 0)
+
+    def watch(self, request: Request, deliver: Deliver) -> Deliver:
+        """Write down the reply when it has ended. Its client gets logprobs only if it asks for them."""
+        return partial(self._deliver, request, deliver)
+
+    def close(self) -> None:
+        """End the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _deliver(self, request: Request, deliver: Deliver, output: RequestOutput) -> None:
+        if output.completion is not None and request.namespace is not None:
+            self._write(encoded(recorded(request, output.completion)))
+        if request.spec.params.logprobs is None and output.delta is not None and output.delta.logprobs is not None:
+            output = output._replace(delta=replace(output.delta, logprobs=None))
+        deliver(output)
+
+    def _write(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            if self._file.is_full:
+                self._file.turn()
+                if self._computed is not None:
+                    self._file.write(encoded(self._computed))
+            self._file.write(line)
+        except (OSError, ValueError) as error:
+            _LOGGER.error("the recording ends here: %s", error)
+            self._file = None
+
+
+def recorded(request: Request, completion: Completion) -> RecordedRequest:
+    """A request whose reply has ended, as a line."""
+    spec, reply, prompt = request.spec, request.reply, request.spec.prompt
+    is_chat = spec.expects is not None
+    grammar = _grammar_of(spec.options.constraint)
+    return RecordedRequest(
+        id=completion.request_id,
+        prompt=RecordedPrompt(
+            ids=completion.prompt_token_ids,
+            text=prompt.text if is_chat else None,
+            space_id=prompt.space_id,
+            swallow_leading_space=prompt.swallow_leading_space,
+            healed=prompt.healed,
+        ),
+        params=params_of(reply.sampler.params),
+        is_chat=is_chat,
+        grammar=grammar,
+        why_not=_why_not(completion, is_known=grammar is not None or spec.options.constraint is None),
+        reply_ids=completion.token_ids,
+        logprobs=digests_of(reply.logprobs),
+        finish_reason=completion.finish_reason,
+    )
+
+
+def _grammar_of(constraint: Grammar | ConstraintSource | None) -> Grammar | None:
+    found = constraint if isinstance(constraint, Grammar) else getattr(constraint, "grammar", None)
+    return found if isinstance(found, Grammar) else None
+
+
+def _why_not(completion: Completion, *, is_known: bool) -> WhyNot | None:
+    """Why a reply cannot be computed again; `is_known`: what it had to keep to."""
+    if completion.finish_reason == "cancelled":
+        return "cancelled"
+    if completion.usage.pruning is not None:
+        return "approximate"
+    return None if is_known else "constraint"

@@ -1,0 +1,287 @@
+"""The application of a server with several models: each request goes to the process of the model that it names.
+
+Knows where a request names its model, not what any endpoint does: paths that are not the router's own are passed on
+with every byte. A request with a body loads its model. One without, which only asks or removes something, does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlencode
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message
+
+from ..server.about import tell_version
+from ..server.errors import HTTPError
+from ..server.http.connection import while_connected
+from ..server.http.door import App, Endpoint, client_of, door
+from ..server.http.forwarding import Forwarded, ServerGone
+from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ..server.openapi import OpenAPI
+from ..server.page import page_routes
+from ..server.request_log import METRICS_PATHS, RequestLog, record_of
+from ..server.server_options import ServerOptions
+from .listing import OPERATIONS, Listing
+from .model_row import Row
+from .model_server import Headers, ModelServer, whole_answer
+from .model_table import Lease, ModelTable
+from .ollama_lists import OllamaLists
+from .overview import Overview
+
+MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
+RETRY_AFTER_S = 1
+_ASKS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods that load no model
+_OLLAMA = "/api/"
+_ZERO = re.compile(r"0+(\.0+)?[a-z]*")  # durations of Go's, such as 0s
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_ADDED = (b"date", b"server", b"x-request-id")  # to every answer of the router
+_OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # the router has decided about the first
+
+
+def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starlette:
+    """An ASGI application that serves the models of a table, and runs the table from startup to shutdown.
+
+    Raises:
+        InvalidParameter: an API key or an origin is none.
+    """
+    keys = tuple(options.api_keys)
+    headers: Headers = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
+    responses = Counter[tuple[str, str]]()
+    ollama = OllamaLists(table, headers)
+    overview = Overview(table, headers, has_keys=bool(keys), responses=responses)
+    listing = Listing(table)
+    forwarder = Forwarder(table, listing, max_body_bytes=options.max_body_bytes)
+    described = OpenAPI(has_keys=bool(keys), has_several=True, more=OPERATIONS)
+
+    def route(path: str, answer: Callable[[Request], Any], *methods: str) -> Route:
+        return Route(path, Endpoint(answer), methods=methods or ("GET",))
+
+    routes = [
+        *(route(path, listing.list_models) for path in ("/v1/models", "/models")),
+        route("/v1/models/{model_id:path}", listing.describe_model),
+        route("/models/load", listing.load, "POST"),
+        route("/models/unload", listing.unload, "POST"),
+        route("/v1/cache", forwarder.forget, "DELETE"),
+        *(route(path, overview.health) for path in ("/health", "/health/ready")),
+        route("/health/live", overview.live),
+        route("/api/tags", ollama.tags),
+        route("/api/ps", ollama.loaded),
+        *(route(path, overview.metrics) for path in METRICS_PATHS),
+        route("/version", lambda request: tell_version(None, request)),  # type: ignore[arg-type]
+        route("/openapi.json", described.answer),
+        *page_routes(),
+    ]
+    log = Middleware(RequestLog, routes=[*routes], responses=responses)
+    routes.append(route("/{path:path}", forwarder.forward, *_METHODS))
+
+    @asynccontextmanager
+    async def running(app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(table.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await table.close()
+
+    return App(routes=routes, middleware=[log, *door(options)], lifespan=running)
+
+
+class Forwarder:
+    """Passes requests on to models."""
+
+    def __init__(self, table: ModelTable[ModelServer], listing: Listing, *, max_body_bytes: int) -> None:
+        self._table, self._listing, self._max_body_bytes = table, listing, max_body_bytes
+        self._bodies = BodyRoom(MAX_BODIES * max_body_bytes)
+
+    async def forward(self, request: Request) -> Response:
+        """Answer with what the model answers that a request names.
+
+        One that names none is the first model's. If that knows nothing of the path (404), as of an id that another
+        model gave, the other loaded models are asked in turn.
+
+        Raises:
+            HTTPError: 404, there is no such model; 409, it is not loaded, and the request loads none; 503, its process
+                ended.
+            ModelUnavailable: it could not be loaded.
+        """
+        with self._bodies.reading(client_of(request)) as room:
+            body = bytes(await read_body(request, max_bytes=self._max_body_bytes, room=room))
+            named = await _read(request, body)
+            rows = self._rows_of(request, named.model_of(request))
+            return await while_connected(request.receive, self._first_known(rows, request, body, named))
+
+    async def forget(self, request: Request) -> Response:
+        """`DELETE /v1/cache`: have the named model forget, or all; add up their numbers.
+
+        A model that keeps prefixes on disk is loaded for that.
+        """
+        name = request.query_params.get("model")
+        named = self._table.rows if name is None else (self._listing.named(name),)
+        rows = [row for row in named if row.state != "unloaded" or _has_stored(row)]
+        target, headers = _target_of(request), _headers_of(request)
+
+        async def forget(row: Row[ModelServer]) -> tuple[int, bytes]:
+            lease = await self._table.lease(row, is_use=False)
+            try:
+                return await whole_answer(lease.worker, "DELETE", target, headers)
+            except ServerGone as error:
+                raise _gone(row) from error
+            finally:
+                lease.release()
+
+        answers = await asyncio.gather(*map(forget, rows), return_exceptions=True)
+        sums = Counter[str]({"num_freed_pages": 0, "num_kept_pages": 0, "num_discarded_pages": 0})
+        for answer in answers:  # after all: no model keeps what is to be forgotten because another one failed
+            if isinstance(answer, BaseException):
+                raise answer
+            status, body = answer
+            if status != 200:
+                return Response(body, status, media_type="application/json")
+            sums.update({key: number for key, number in msgspec.json.decode(body).items() if key != "object"})
+        return JSONResponse({**sums, "object": "cache.cleared"})
+
+    def _rows_of(self, request: Request, name: str | None) -> Sequence[Row[ModelServer]]:
+        """The models to ask, in order."""
+        loaded = [row for row in self._table.rows if row.state == "loaded"]
+        if name is None:
+            default = self._table.rows[0]
+            rows = loaded if request.method in _ASKS else [default, *(row for row in loaded if row is not default)]
+            if not rows:
+                message = f"no model is loaded that could know {request.url.path}; name one with ?model=, and load it"
+                raise HTTPError(404, message, code="not_found")
+            return rows
+        row = self._listing.named(name)
+        if request.method in _ASKS and row not in loaded:
+            message = f"{name} is {row.state}, and this request loads no model; send POST /models/load first"
+            raise HTTPError(409, message, param="model", code="model_not_loaded")
+        return [row]
+
+    async def _first_known(
+        self, rows: Sequence[Row[ModelServer]], request: Request, body: bytes, named: _Named
+    ) -> Response:
+        """The first answer of several models that is not 404; the first of all, if there is none."""
+        for row in rows:
+            lease = await self._table.lease(row, is_use=request.method not in _ASKS)
+            messages = lease.worker.ask(request.method, _target_of(request), _headers_of(request), body)
+            is_passed_on = False
+            try:
+                start = await anext(messages)
+                if start["status"] == 404 and row is not rows[-1]:
+                    continue
+                is_passed_on = True
+                record_of(request).is_forwarded = True
+                answer = _whole(start, messages, lambda: _note_end(request))
+                return Forwarded(answer, _gone(row), partial(self._ended, lease, named))
+            except ServerGone as error:
+                raise _gone(row) from error
+            finally:
+                if not is_passed_on:
+                    await messages.aclose()
+                    lease.release()
+        raise AssertionError("there is a model to ask")
+
+    def _ended(self, lease: Lease[ModelServer], named: _Named) -> None:
+        lease.release()
+        if named.wants_unload:
+            self._table.unload_soon(lease.row)
+
+
+async def _whole(
+    start: Message, messages: AsyncGenerator[Message], broken: Callable[[], None]
+) -> AsyncGenerator[Message]:
+    """An answer whose first message has come."""
+    headers = [header for header in start["headers"] if header[0] not in _ADDED]
+    async with aclosing(messages):
+        yield {**start, "headers": headers}
+        try:
+            async for message in messages:
+                yield message
+        except ServerGone:
+            broken()
+            raise
+
+
+def _note_end(request: Request) -> None:
+    """Have the router's log tell of a request, because the model's process cannot any more."""
+    record = record_of(request)
+    record.is_forwarded, record.error = False, "model_gone"
+
+
+class _Named(msgspec.Struct):
+    """What of a body concerns the router. Ollama's older clients say `name`; its `keep_alive` of 0 unloads."""
+
+    model: object = None
+    name: object = None
+    keep_alive: object = None
+
+    def model_of(self, request: Request) -> str | None:
+        """The model that the query or the body names; None if neither does."""
+        in_body = self.model or (self.name if request.url.path.startswith(_OLLAMA) else None)
+        name = request.query_params.get("model", in_body)
+        return name if isinstance(name, str) and name else None
+
+    @property
+    def wants_unload(self) -> bool:
+        """Whether the model is to be unloaded after this request."""
+        return self.keep_alive is not None and _ZERO.fullmatch(str(self.keep_alive)) is not None
+
+
+async def _read(request: Request, body: bytes) -> _Named:
+    """What of a body concerns the router. The model's own server says what is wrong with a body."""
+    named = _named(body) if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(_named, body)
+    if not request.url.path.startswith(_OLLAMA):
+        named.keep_alive = None
+    return named
+
+
+def _named(body: bytes) -> _Named:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(body or b"{}", type=_Named)
+    return _Named()
+
+
+def _target_of(request: Request) -> bytes:
+    """Path and query for a model's own server, which knows no `model` in queries."""
+    path: bytes = request.scope["raw_path"]
+    query: bytes = request.scope["query_string"]
+    if unquote(path) != request.scope["path"]:  # a root path was dropped
+        path = quote(request.scope["path"]).encode()
+    if b"model" in query:
+        query = urlencode(
+            [(key, value) for key, value in request.query_params.multi_items() if key != "model"]
+        ).encode()
+    return path + b"?" + query if query else path
+
+
+def _headers_of(request: Request) -> Headers:
+    """A request's headers for a model's own server, with the client's address, which takes turns with others."""
+    kept = [
+        (name, value)
+        for name, value in request.scope["headers"]
+        if name not in _OWN_HEADERS and not name.startswith(b"x-forwarded-")
+    ]
+    address = b"" if request.client is None else request.client.host.encode()
+    return [*kept, (b"x-forwarded-for", address), (b"x-request-id", record_of(request).request_id.encode())]
+
+
+def _has_stored(row: Row[Any]) -> bool:
+    return row.spec.store is not None and Path(row.spec.store).exists()
+
+
+def _gone(row: Row[Any]) -> HTTPError:
+    message = f"the process of {row.spec.name} ended; send the request again"
+    return HTTPError(503, message, param="model", code="model_gone", headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -1,0 +1,300 @@
+"""The models of a server that loads them on demand: which are loaded, and which one makes room for another.
+
+Knows states, uses and bytes; not processes, files or HTTP. One event loop owns a table. How a model is loaded is the
+`Loader`'s, in a process of its own or otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..errors import InvalidParameter, ModelTooLarge, RadixLMError
+from .model_row import ANY, Loader, ModelSpec, Row, W
+
+T = TypeVar("T")
+_LOOKS_S = 1.0  # how often unused models are looked for, at most
+
+
+@dataclass
+class Lease(Generic[W]):
+    """The right to use a loaded model, which is not unloaded until `release` is called; once is enough."""
+
+    row: Row[W]
+    worker: W
+    _release: Callable[[], None]
+    _is_held: bool = True
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._is_held:
+            self._is_held = False
+            self._release()
+
+
+@dataclass
+class ModelTable(Generic[W]):
+    """All models of a server.
+
+    Args:
+        memory_bytes: for weights, KV caches and states of all loaded models; None: no limit.
+        unload_after_s: seconds without a request after which a model is unloaded; None: never.
+        clock: in seconds; only differences count.
+
+    Raises:
+        InvalidParameter: there is no model, or two have a name in common.
+    """
+
+    specs: Sequence[ModelSpec]
+    loader: Loader[W]
+    memory_bytes: int | None = None
+    unload_after_s: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    log: Callable[[str], None] = lambda text: None
+    rows: tuple[Row[W], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.specs:
+            raise InvalidParameter("there is no model to serve; give one")
+        self.rows = tuple(Row(spec) for spec in self.specs)
+        self._by_name: dict[str, Row[W]] = {}
+        for row in self.rows:
+            for name in (row.spec.name, *row.spec.aliases):
+                if self._by_name.setdefault(name, row) is not row:
+                    raise InvalidParameter(f"two models have the name {name!r:.100}; give one of them another")
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._making_room = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def named(self, name: str | None) -> Row[W] | None:
+        """Return the model that a request names; the first, if it names none. None if there is no such model.
+
+        Ollama's clients call a model without a tag `NAME:latest`.
+        """
+        if not name:
+            return self.rows[0]
+        found = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
+        return found or self._by_name.get(ANY)
+
+    @property
+    def bytes_taken(self) -> int:
+        """What the models that are loaded take of the budget, those that are loading or unloading included."""
+        return sum(row.bytes_taken for row in self.rows)
+
+    async def lease(self, row: Row[W], *, is_use: bool = True) -> Lease[W]:
+        """Return the right to use a model, which is loaded first if need be.
+
+        Args:
+            is_use: whether the model counts as used: it is unloaded later then.
+
+        Raises:
+            ModelTooLarge: it does not fit the memory.
+            ModelFailed: it could not be loaded.
+        """
+        while row.unloading is not None:
+            await asyncio.shield(row.unloading)
+        row.num_requests += 1
+        try:
+            worker = row.worker
+            if worker is None:
+                worker = await asyncio.shield(self._loading(row))
+        except BaseException:
+            self._release(row, is_use=False)
+            raise
+        return Lease(row, worker, lambda: self._release(row, is_use=is_use))
+
+    async def unload(self, row: Row[W]) -> None:
+        """Unload a model once the requests that it has have ended; later ones load it again."""
+        if row.loading is not None:
+            with suppress(RadixLMError):
+                await asyncio.shield(row.loading)
+        if row.worker is not None or row.unloading is not None:
+            await asyncio.shield(self._unloading(row))
+
+    def unload_soon(self, row: Row[W]) -> None:
+        """As `unload`, without waiting for it."""
+        self._begin(self.unload(row))
+
+    def unload_unused(self) -> None:
+        """Begin to unload the models that had no request for `unload_after_s`."""
+        after_s = math.inf if self.unload_after_s is None else self.unload_after_s
+        for row in self.rows:
+            if row.is_evictable and not row.num_requests and self.clock() - row.last_used >= after_s:
+                self._unloading(row)
+
+    async def run(self) -> None:
+        """Load the pinned models, and unload unused ones until this is cancelled."""
+        self._loop = asyncio.get_running_loop()
+        await self.loader.open()
+        for row in self.rows:
+            if row.spec.is_pinned and row.worker is None:
+                self._loading(row)
+        while True:
+            await asyncio.sleep(min(_LOOKS_S, (self.unload_after_s or _LOOKS_S) / 4))
+            self.unload_unused()
+
+    def stop_soon(self) -> None:
+        """Begin to stop all workers, from any thread; their requests end with an error."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop)
+
+    async def close(self) -> None:
+        """Stop all workers, whatever they do; nothing may be leased afterwards."""
+        loading = [row.loading for row in self.rows if row.loading is not None]
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
+        workers = [row.worker for row in self.rows if row.worker is not None]
+        unloading = [row.unloading for row in self.rows if row.unloading is not None]
+        for row in self.rows:
+            row.worker, row.bytes_taken = None, 0
+        self._changed()
+        await asyncio.gather(*(worker.stop() for worker in workers), *unloading, return_exceptions=True)
+        await self.loader.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the numbers agree."""
+        for row in self.rows:
+            assert row.num_requests >= 0, row
+            assert row.bytes_taken == 0 or row.state != "unloaded", row
+        stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
+        assert self.memory_bytes is None or stays <= self.memory_bytes, f"{stays} bytes of {self.memory_bytes}"
+
+    def _stop(self) -> None:
+        for worker in [row.worker for row in self.rows if row.worker is not None]:
+            self._begin(worker.stop())
+
+    def _release(self, row: Row[W], *, is_use: bool) -> None:
+        row.num_requests -= 1
+        if is_use:
+            row.last_used = self.clock()
+        self._changed()
+
+    def _loading(self, row: Row[W]) -> asyncio.Task[W]:
+        """The task that loads a model."""
+        if row.loading is None:
+            row.loading = self._begin(self._load(row))
+        return row.loading
+
+    def _unloading(self, row: Row[W]) -> asyncio.Task[None]:
+        """The task that unloads a model."""
+        if row.unloading is None:
+            row.unloading = self._begin(self._unload(row))
+        return row.unloading
+
+    async def _load(self, row: Row[W]) -> W:
+        row.stage, row.fraction = "memory", None
+        try:
+            async with self._making_room:  # in the order in which they were asked for
+                row.bytes_taken = await self._make_room(row)
+            worker = await self.loader.load(row.spec, lambda stage, fraction: _note(row, stage, fraction))
+        except BaseException as error:
+            row.bytes_taken = 0
+            if isinstance(error, Exception):
+                row.error = str(error) if isinstance(error, RadixLMError) else "internal error; the log says more"
+                self.log(f"{row.spec.name} is not loaded: {error}")
+            raise
+        else:
+            row.loaded(worker, self.clock())
+            self._begin(self._watch(row, worker))
+            self.log(f"{row.spec.name} is loaded")
+            self._evict(0, spared=row)  # if it takes more than was known before it was compiled
+            return worker
+        finally:
+            row.loading = row.stage = row.fraction = None
+            self._changed()
+
+    async def _make_room(self, row: Row[W]) -> int:
+        """Wait until the budget has room for a model, and return the bytes; others are unloaded, unused ones first.
+
+        Raises:
+            ModelTooLarge: pinned models leave too little.
+        """
+        if row.spec.too_large is not None:
+            raise ModelTooLarge(row.spec.too_large)
+        needed = row.bytes_known if row.bytes_known is not None else row.spec.needed_bytes or 0
+        while self.memory_bytes is not None and self.bytes_taken + needed > self.memory_bytes:
+            pinned = sum(other.bytes_taken for other in self.rows if other.spec.is_pinned and other is not row)
+            if needed + pinned > self.memory_bytes:
+                also = f", of which pinned models take {pinned / 1e9:.2f} GB" if pinned else ""
+                raise ModelTooLarge(
+                    f"{row.spec.name} needs {needed / 1e9:.2f} GB for weights, KV cache and states, and the memory of "
+                    f"all models is {self.memory_bytes / 1e9:.2f} GB{also}; raise --memory-gb, or give the model a "
+                    "smaller --kv-cache-gb or --context-length"
+                )
+            self._evict(needed)
+            await self._change()
+        return needed
+
+    def _evict(self, needed: int, spared: Row[W] | None = None) -> None:
+        """Begin to unload what makes room for `needed` bytes with what is being unloaded: first models without
+        requests, then the least recently used."""
+        stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
+        victims = sorted(
+            (row for row in self.rows if row.is_evictable and row is not spared),
+            key=lambda row: (row.num_requests > 0, row.last_used),
+        )
+        for victim in victims:
+            if self.memory_bytes is None or stays + needed <= self.memory_bytes:
+                return
+            stays -= victim.bytes_taken
+            self._unloading(victim)
+
+    async def _unload(self, row: Row[W]) -> None:
+        try:
+            while row.num_requests and row.worker is not None:
+                await self._change()
+            worker, row.worker = row.worker, None
+            if worker is not None:
+                await worker.stop()
+            self.log(f"{row.spec.name} is unloaded")
+        finally:
+            row.bytes_taken, row.unloading = 0, None
+            self._changed()
+
+    async def _watch(self, row: Row[W], worker: W) -> None:
+        """Note that a worker has ended by itself."""
+        reason = await worker.wait_until_ended()
+        if row.worker is worker:
+            row.worker, row.error = None, reason
+            row.bytes_taken = 0
+            self.log(f"{row.spec.name} is not loaded any more: {reason}")
+            self._changed()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, RadixLMError):
+            self.log(f"a mistake of radixlm's own: {error!r}")
+
+    async def _change(self) -> None:
+        """Wait until something changes."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            await waiting
+        finally:
+            self._waiting.discard(waiting)
+
+    def _changed(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+
+def _note(row: Row[W], stage: str, fraction: float | None) -> None:
+    row.stage, row.fraction = stage, fraction

@@ -1,0 +1,55 @@
+"""Ollama's lists of models, `/api/tags` and `/api/ps`: what loaded models say of themselves, and names of the others.
+
+Knows the lists' key, not what a model says in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .model_row import Row
+from .model_server import Headers, ModelServer, answer_in_time
+from .model_table import ModelTable
+
+
+class OllamaLists:
+    """The endpoints.
+
+    Args:
+        headers: with which models are asked; they hold an API key if there are any.
+    """
+
+    def __init__(self, table: ModelTable[ModelServer], headers: Headers) -> None:
+        self._table, self._headers = table, headers
+
+    async def tags(self, request: Request) -> Response:
+        """`GET /api/tags`: all models. One that is not loaded has its names and its size."""
+        told = await asyncio.gather(*(self._said_by(row, b"/api/tags") for row in self._table.rows))
+        return _listed(
+            [model for row, models in zip(self._table.rows, told, strict=True) for model in models or _unloaded(row)]
+        )
+
+    async def loaded(self, request: Request) -> Response:
+        """`GET /api/ps`: the models that are loaded."""
+        told = await asyncio.gather(*(self._said_by(row, b"/api/ps") for row in self._table.rows))
+        return _listed([model for models in told for model in models])
+
+    async def _said_by(self, row: Row[ModelServer], path: bytes) -> list[dict[str, Any]]:
+        said = await answer_in_time(row.worker, path, self._headers)
+        models: list[dict[str, Any]] = msgspec.json.decode(said).get("models", []) if said is not None else []
+        return models
+
+
+def _unloaded(row: Row[ModelServer]) -> list[dict[str, Any]]:
+    names = [name if ":" in name.rpartition("/")[2] else f"{name}:latest" for name in row.spec.listed]
+    size = row.bytes_known or row.spec.needed_bytes or 0
+    return [{"name": name, "model": name, "size": size, "digest": "", "details": {}} for name in names]
+
+
+def _listed(models: list[dict[str, Any]]) -> Response:
+    return Response(msgspec.json.encode({"models": models}), media_type="application/json")

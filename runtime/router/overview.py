@@ -1,0 +1,123 @@
+"""`/health` and `/metrics` of all models: what each loaded one says of itself, and what the router knows.
+
+Knows names and states; what a model counts, its own server says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..server.http import loading
+from ..server.http.door import api_key_of
+from ..server.metrics import by_model, counter, gauge
+from .model_row import Row, State
+from .model_server import Headers, ModelServer, answer_in_time
+from .model_table import ModelTable
+
+_STATES: Sequence[State] = ("unloaded", "loading", "loaded", "unloading")
+
+
+class Overview:
+    """The endpoints.
+
+    Args:
+        headers: with which models are asked; they hold an API key if there are any.
+        has_keys: whether only clients with a key get names and counts.
+        responses: number of the router's own responses by path and status.
+    """
+
+    def __init__(
+        self,
+        table: ModelTable[ModelServer],
+        headers: Headers,
+        *,
+        has_keys: bool,
+        responses: Mapping[tuple[str, str], int],
+    ) -> None:
+        self._table, self._headers, self._has_keys, self._responses = table, headers, has_keys, responses
+
+    async def live(self, request: Request) -> Response:
+        """`GET /health/live`."""
+        return loading.live()
+
+    async def health(self, request: Request) -> Response:
+        """`ready`; `loading` (503) until the pinned models are loaded; `degraded` with a reason where a model is not
+        well. `models` has each model's state and what it says of itself.
+        """
+        told = dict(zip(self._names, await asyncio.gather(*map(self._health_of, self._table.rows)), strict=True))
+        reasons = [f"{name}: {each['reason']}" for name, each in told.items() if each.get("reason")]
+        pinned = [row for row in self._table.rows if row.spec.is_pinned]
+        awaited = [row.spec.name for row in pinned if not row.num_loads and row.error is None]
+        status = "loading" if awaited else "degraded" if reasons else "ready"
+        if awaited:
+            reasons.append(f"{', '.join(awaited)} is loading")
+        tells_all = not self._has_keys or api_key_of(request) is not None
+        body: dict[str, object] = {"status": status, "reason": ("; ".join(reasons) or None) if tells_all else None}
+        if tells_all:
+            body["models"] = told
+        return Response(msgspec.json.encode(body), 503 if awaited else 200, media_type="application/json")
+
+    async def metrics(self, request: Request) -> Response:
+        """All models' metrics, each with its model as the label `model`, and the router's own."""
+        texts = await asyncio.gather(
+            *(answer_in_time(row.worker, b"/metrics", self._headers) for row in self._table.rows)
+        )
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Merged(self._own_metrics(), dict(zip(self._names, texts, strict=True))))
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"content-type": content_type})
+
+    @property
+    def _names(self) -> list[str]:
+        return [row.spec.name for row in self._table.rows]
+
+    async def _health_of(self, row: Row[ModelServer]) -> dict[str, Any]:
+        body: dict[str, Any] = {"status": row.state, "reason": row.error}
+        if (said := await answer_in_time(row.worker, b"/health", self._headers)) is not None:
+            body |= msgspec.json.decode(said)
+        return body | {"state": row.state}
+
+    def _own_metrics(self) -> list[Metric]:
+        rows = self._table.rows
+        states = {(row.spec.name, state): int(row.state == state) for row in rows for state in _STATES}
+        loads = {(row.spec.name,): row.num_loads for row in rows}
+        taken = {(row.spec.name,): row.bytes_taken for row in rows}
+        text = "Answers by path and status; 499: the client left."
+        return [
+            counter("http_responses", text, dict(self._responses), "path", "status"),
+            gauge("model_state", "1 for the state of each model.", states, "model", "state"),
+            counter("model_loads", "How often a model was loaded.", loads, "model"),
+            gauge("model_memory_bytes", "Weights, KV cache and states of a model.", taken, "model"),
+        ]
+
+
+class _Merged(Collector):
+    """Metrics of the router, and those in the texts of models."""
+
+    def __init__(self, own: Sequence[Metric], texts: Mapping[str, bytes | None]) -> None:
+        self._own, self._texts = own, texts
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it."""
+        of_each = {
+            name: text_string_to_metric_families(text.decode())
+            for name, text in self._texts.items()
+            if text is not None
+        }
+        merged = {metric.name: metric for metric in by_model(of_each)}
+        for metric in self._own:
+            if (of_models := merged.pop(metric.name, None)) is not None:
+                metric.samples += of_models.samples
+            yield metric
+        yield from merged.values()

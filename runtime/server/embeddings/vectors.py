@@ -1,0 +1,87 @@
+"""Have an engine compute the vectors of many texts, or the scores of many documents, for any endpoint.
+
+Knows how many texts of one request the engine gets at a time, not what bodies and replies look like.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+
+from starlette.requests import Request
+
+from ...engine.calls.batch import naming
+from ...engine.completion import Completion
+from ...engine.generation_stream import Ask, GenerationStream
+from ...engine.request_options import Prompt, RequestOptions
+from ...engine.sampling_params import SamplingParams
+from ...engine.vectors.results import DocumentScore, Embedding, embedding_of, require_dimensions, score_of
+from ..choices import Choices
+from ..http.connection import while_connected
+from ..served import Served
+
+AT_ONCE = 64  # texts in a group; two groups are in the engine, so that one is there when the other ends
+_NOTHING = SamplingParams(max_tokens=0)
+
+
+async def vectors_of(
+    served: Served,
+    request: Request,
+    texts: Sequence[Prompt],
+    options: RequestOptions,
+    *,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+) -> list[Embedding]:
+    """The vector of each text, in order.
+
+    Raises:
+        InvalidRequest: the model makes no embeddings, or a text cannot be computed; the message has its place.
+        EngineError: one could not be computed; the others are cancelled.
+        ClientGone: the client left.
+    """
+    engine = served.engine
+    info = engine.vector_prompts.embedding
+    require_dimensions(dimensions, engine.manifest.model.num_outputs)
+    ask = partial(engine.stream_embedding, prompt_name=prompt_name, options=options)
+    completions = await _completions(served, request, [partial(ask, text) for text in texts])
+    return [embedding_of(each, info, dimensions) for each in completions]
+
+
+async def scores_of(
+    served: Served,
+    request: Request,
+    pairs: Sequence[tuple[str, str]],
+    options: RequestOptions,
+    *,
+    instruction: str | None = None,
+) -> list[DocumentScore]:
+    """The score of each pair of a query and a document, in order; raises as `vectors_of`."""
+    ask = partial(served.engine.stream_score, instruction=instruction, options=options)
+    completions = await _completions(served, request, [partial(ask, *pair) for pair in pairs])
+    return [score_of(each, index) for index, each in enumerate(completions)]
+
+
+async def _completions(served: Served, request: Request, asks: Sequence[Ask]) -> list[Completion]:
+    """What became of each, in order. Half of the engine's queue, at most, is left to others."""
+    most = served.engine.queue.max_num_requests
+    size = AT_ONCE if most is None else max(1, min(AT_ONCE, most // 4))
+    named = [partial(_named, index, ask) for index, ask in enumerate(asks)] if len(asks) > 1 else asks
+    found: list[Completion] = []
+    running: deque[Choices] = deque()
+    async with AsyncExitStack() as opened:
+        for start in range(0, len(named), size):
+            choices = await served.open(request, named[start : start + size], _NOTHING)
+            running.append(await opened.enter_async_context(choices))
+            if len(running) == 2:
+                found += await while_connected(request.receive, running.popleft().results())
+        for choices in running:
+            found += await while_connected(request.receive, choices.results())
+    return found
+
+
+def _named(index: int, ask: Ask, *, on_ready: Callable[[], None]) -> GenerationStream:
+    with naming(index):
+        return ask(on_ready=on_ready)

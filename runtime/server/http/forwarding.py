@@ -1,0 +1,58 @@
+"""Pass another server's answer on while it is made, as long as the client is connected.
+
+Knows ASGI's messages; not which server answers, nor what carries them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ...errors import RadixLMError
+from ..errors import HTTPError
+from .connection import ClientGone, while_connected
+from .sse import error_event
+
+
+class ServerGone(RadixLMError):
+    """The server that a request was passed on to has ended, or takes none."""
+
+
+class Forwarded(Response):
+    """The answer that another server makes.
+
+    Args:
+        messages: of the answer; closed when the client leaves. It raises `ServerGone` if the server ends on the way.
+        gone: what the last event of a stream says then; any other answer breaks off, which the client sees.
+        ended: called once, when nothing more is sent.
+    """
+
+    def __init__(
+        self, messages: AsyncGenerator[Message], gone: HTTPError, ended: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self._messages, self._gone, self._ended = messages, gone, ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientGone):
+                await while_connected(receive, self._relay(scope["path"], send))
+        finally:
+            self._ended()
+
+    async def _relay(self, path: str, send: Send) -> None:
+        is_stream = False
+        async with aclosing(self._messages) as messages:
+            try:
+                async for message in messages:
+                    if message["type"] == "http.response.start":
+                        is_stream = any(value.startswith(b"text/event-stream") for _, value in message["headers"])
+                    await send(message)
+            except ServerGone:
+                if not is_stream:
+                    raise
+                event = error_event(self._gone, path)
+                await send({"type": "http.response.body", "body": event, "more_body": False})

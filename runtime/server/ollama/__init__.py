@@ -1,0 +1,1 @@
+"""Ollama's endpoints: what clients send, what they get."""

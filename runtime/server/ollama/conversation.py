@@ -1,0 +1,171 @@
+"""Translate a conversation in Ollama's shapes into messages as chat templates know them.
+
+Ollama's calls need no ids: results belong to calls by the name of the tool, or by their order. Most clients drop the id
+that a call came with, or make one of their own, so a call is known by its content when it comes back. Knows which calls
+and results belong together, not how either is written for a model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ...chat.reasoning_format import FIELD as REASONING_FIELD
+from ...chat.tools.tool_calls import ToolCall
+from ...errors import InvalidParameter
+from ..request_fields import MAX_MESSAGES
+
+_OWN_ID = re.compile("call_[0-9a-zA-Z]{24}")  # as this server makes them
+
+Message = dict[str, object]
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Any] | str | None = None  # a text: the JSON of an object
+    index: int | None = None  # its place in the reply: nothing is done with it
+
+
+class CallOfHistory(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that an earlier reply made."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: str | None = None  # `function`, from clients that also speak OpenAI's API
+    index: int | None = None  # likewise: its place in the reply
+
+
+class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | None = None
+    thinking: str | None = None  # of a reply
+    images: list[Any] | None = None
+    tool_calls: list[CallOfHistory] | None = None  # of a reply
+    tool_name: str | None = None  # of a result: the tool that was called
+    tool_call_id: str | None = None  # likewise: the call
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        self.role = self.role.lower()
+        if self.role not in _ROLES:
+            raise ValueError(f"role is {self.role!r:.60}; use one of {', '.join(_ROLES)}")
+        if self.images:
+            raise ValueError("images is set; models read and write text here: leave it out")
+        for name in ("tool_calls", "thinking"):
+            if getattr(self, name) and self.role != "assistant":
+                raise ValueError(f"{name} is set, and role is {self.role!r}; only the assistant has it")
+
+
+_ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+OllamaMessages = Annotated[list[OllamaMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
+def for_template(messages: Sequence[OllamaMessage]) -> list[Message]:
+    """Return the same conversation, in which each call has an id and each result that of its call.
+
+    Raises:
+        InvalidParameter: the arguments of a call are no JSON object.
+    """
+    calls, told = _Calls(), list[Message]()
+    for place, message in enumerate(messages):
+        said: Message = {"role": _ROLES[message.role], "content": message.content or ""}
+        if message.thinking:
+            said[REASONING_FIELD] = message.thinking
+        if message.tool_calls:
+            said["tool_calls"] = calls.begin(message.tool_calls, f"messages[{place}].tool_calls")
+        if message.role == "tool":
+            said["tool_call_id"] = calls.answer(message)
+        name = message.tool_name or message.name
+        told.append(said if name is None else {**said, "name": name})
+    return told
+
+
+def known_as(call: ToolCall) -> Iterable[ToolCall]:
+    """Yield a call of a reply under each id that it may come back with: its own, and that of its content."""
+    yield call
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return
+    if isinstance(arguments, dict):
+        yield ToolCall(_id_of(call.name, arguments), call.name, call.arguments)
+
+
+@dataclass
+class _Calls:
+    """The calls of the last message that has any, and which of them wait for a result."""
+
+    waiting: list[_Call] = field(default_factory=list)
+    num_results: int = 0
+
+    def begin(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
+        """Return calls as chat templates know them, their arguments as JSON in a text."""
+        self.waiting.clear()
+        told = list[Message]()
+        for number, call in enumerate(calls):
+            name, param = call.function.name, f"{field}[{number}].function.arguments"
+            arguments = _arguments(call.function, param)
+            try:
+                is_own = call.id is not None and _OWN_ID.fullmatch(call.id) is not None
+                call_id = call.id if call.id is not None and is_own else _id_of(name, arguments)
+                function = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
+            except RecursionError as error:
+                raise InvalidParameter(f"{param} is nested too deep; send it flatter", param=param) from error
+            self.waiting.append(_Call(call_id, call.id, name))
+            told.append({"id": call_id, "type": "function", "function": function})
+        return told
+
+    def answer(self, result: OllamaMessage) -> str:
+        """Return the id of the call that a result belongs to: the one it names, or the first without a result."""
+        self.num_results += 1
+        wished = (
+            lambda call: result.tool_call_id is not None and result.tool_call_id in (call.sent_id, call.call_id),
+            lambda call: result.tool_name == call.name,
+            lambda call: result.tool_call_id is None and result.tool_name is None,
+        )
+        for is_meant in wished:
+            for call in self.waiting:
+                if is_meant(call):
+                    self.waiting.remove(call)
+                    return call.call_id
+        return result.tool_call_id or f"result_{self.num_results}"
+
+
+@dataclass(frozen=True)
+class _Call:
+    call_id: str
+    sent_id: str | None
+    name: str
+
+
+def _arguments(function: CalledFunction, param: str) -> dict[str, Any]:
+    if isinstance(function.arguments, str):
+        try:
+            value = msgspec.json.decode(function.arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            value = None
+    else:
+        value = function.arguments or {}
+    if not isinstance(value, dict):
+        raise InvalidParameter(f"{param} is {function.arguments!r:.60}; send an object", param=param)
+    return value
+
+
+def _id_of(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return an id for all calls of a tool with equal arguments."""
+    digest = sha256(json.dumps([name, arguments], sort_keys=True).encode()).hexdigest()
+    return f"call_{digest[:24]}"

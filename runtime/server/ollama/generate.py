@@ -1,0 +1,90 @@
+"""`POST /api/generate`: the reply to one prompt, whole or as it is made.
+
+The prompt is a user's message to the model's chat template, or with `raw` the text itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...chat.tools.tool_use import ToolUse
+from ...engine.request_options import RequestOptions
+from ...engine.sampling_params import SamplingParams
+from ..asked_chat import AskedChat
+from ..lenient.shapes import relaxing
+from ..models import ModelEndpoint
+from ..openai.response_format import named_grammar
+from ..reply_events import ReplyEvents
+from ..served import Served
+from .answer import Answer, loaded
+from .chat import answer_chat, asked_chat
+from .replies import CallReply, OllamaGenerateReply
+from .requests import OllamaGenerateRequest
+
+_NO_TOOLS = ToolUse((), (), "auto", is_parallel=True)
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A text that the model goes on with."""
+
+    prompt: str
+    params: SamplingParams
+    options: RequestOptions
+
+
+Asked = tuple[OllamaGenerateRequest, AskedChat | _Raw | None, float | None]
+
+
+def _asked(served: Served, request: Request, body: OllamaGenerateRequest) -> Asked:
+    stays_loaded_s = body.stays_loaded_s
+    if not body.prompt:
+        return body, None, stays_loaded_s
+    has_template = served.engine.prompts.chat_template is not None
+    if body.raw or not (has_template or body.system):
+        return body, _raw(served, request, body, body.prompt), stays_loaded_s
+    messages: list[dict[str, object]] = [{"role": "system", "content": body.system}] if body.system else []
+    messages.append({"role": "user", "content": body.prompt})
+    return body, asked_chat(served, request, body, messages, use=_NO_TOOLS), stays_loaded_s
+
+
+def _raw(served: Served, request: Request, body: OllamaGenerateRequest, prompt: str) -> _Raw:
+    served.leave_out(request, unread=(), others=body.left_out(served.engine.context_length))
+    params = body.sampling_params(served.engine.default_params, context_length=served.engine.context_length)
+    return _Raw(prompt, params, served.request_options(request, body))
+
+
+async def create(served: Served, request: Request, asked: Asked) -> Response:
+    """Answer one request."""
+    body, asked_of_engine, stays_loaded_s = asked
+    match asked_of_engine:
+        case None:
+            return loaded(_line, served.called(body.model), stays_loaded_s)
+        case AskedChat():
+            return await answer_chat(served, request, body, asked_of_engine, _line)
+        case _Raw(prompt, params, options):
+            with named_grammar("format"):
+                content = body.grammar()
+                if content is not None:
+                    constrain = partial(served.constraint, request)
+                    constraint = await served.as_far_as_followed(request, content, constrain, field="format")
+                    options = options.changed(constraint=constraint, strip_suffix=False)
+            choices = await served.open(
+                request, [partial(served.engine.stream, prompt, params, options=options)], params
+            )
+            answer = Answer(served, served.called(body.model), choices, ReplyEvents(), _line)
+            return await answer.respond(request, streams=body.streams)
+
+
+def _line(content: str = "", thinking: str = "", calls: Sequence[CallReply] = (), **fields: Any) -> OllamaGenerateReply:
+    return OllamaGenerateReply(response=content, thinking=thinking or msgspec.UNSET, **fields)
+
+
+GENERATE = ModelEndpoint(OllamaGenerateRequest, _asked, create, leave_out=relaxing((), OllamaGenerateRequest))

@@ -1,0 +1,175 @@
+"""What a response goes on from, and keeping it so that others can go on from it.
+
+Knows items and messages; `stored/turns.py` has the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from ...cache.cache_namespace import CacheScope
+from ...engine.completion import Completion
+from ...engine.generated_turns import GeneratedTurns
+from ...errors import InvalidParameter, StoreOff
+from ..asked_chat import AskedChat
+from ..errors import HTTPError
+from ..http.door import api_key_of
+from ..http.request_body import num_body_bytes_of
+from ..request_log import new_id, record_of
+from ..served import Served
+from ..stored.stored import Stored
+from ..stored.turns import Path, Turn
+from .response_items import History, InputItem
+from .response_requests import ResponseRequest
+
+NOT_KEPT = "this server keeps no responses (--no-keep-responses)"
+_ID_OF = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A request with all that its input goes on from, and where its response is kept.
+
+    Attributes:
+        history: the whole conversation; items that were not sent now have places below 0.
+        chat: it as the engine is asked.
+    """
+
+    history: History
+    chat: AskedChat
+    _body: ResponseRequest
+    _path: Path
+    _setup: bytes
+    _scope: CacheScope
+    _stored: Stored | None
+    _namespace: bytes
+
+    @classmethod
+    async def of(
+        cls, served: Served, request: Request, body: ResponseRequest, history: History, chat: AskedChat
+    ) -> Continuation:
+        """Find what a request goes on from.
+
+        Raises:
+            HTTPError: 404, there is no such response or conversation.
+            InvalidParameter: both are asked for.
+            StoreOff: the disk failed.
+        """
+        scope = CacheScope(api_key_of(request), body.cache_salt)
+        path = await _path(served, scope, body)
+        num_bytes = sum(len(items) + len(response or b"") for items, response in path.turns)
+        request.state.num_body_bytes = num_body_bytes_of(request) + num_bytes  # so long is what is asked
+
+        def continued() -> Continuation:
+            setup = _setup_of(served, body, chat)
+            whole, told = history, chat
+            if path.turns:
+                whole, turns = _history(body, path, is_same_setup=path.setup == setup)
+                told = replace(chat, messages=whole.messages, options=chat.options.changed(earlier=turns))
+            stored = served.stored if body.is_kept else None
+            return cls(whole, told, body, path, setup, scope, stored, record_of(request).namespace or b"")
+
+        return await served.lanes.submission.run(request, continued)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the response is to be kept."""
+        return self._stored is not None
+
+    async def keep(self, response_id: str, response: bytes, completion: Completion, *, is_truncated: bool) -> bool:
+        """Keep a response that has ended, as JSON; whether it is kept."""
+        if self._stored is None:
+            return False
+        has_ids = not is_truncated and completion.stop_reason is None and completion.usage.pruning is None
+
+        def turn() -> Turn:
+            return Turn(
+                response_id,
+                self._path.head,
+                self._namespace,
+                b"[" + b",".join(item_json(item) for item in self._body.items) + b"]",
+                response,
+                self._setup,
+                (*completion.prompt_token_ids, *completion.token_ids) if has_ids else None,
+            )
+
+        try:
+            return await self._stored.turns.save(self._scope, turn, conversation=self._body.conversation_id)
+        except StoreOff:  # which the log says; the reply is there all the same
+            return False
+
+
+async def _path(served: Served, scope: CacheScope, body: ResponseRequest) -> Path:
+    previous, conversation = body.previous_response_id, body.conversation_id
+    if not previous and conversation is None:
+        return Path()
+    if previous and conversation is not None:
+        message = "previous_response_id and conversation are both set; the input goes on from one"
+        raise InvalidParameter(message, param="previous_response_id")
+    if served.stored is None:
+        param = "previous_response_id" if previous else "conversation"
+        code = "previous_response_not_found" if previous else "conversation_not_found"
+        raise HTTPError(404, f"{NOT_KEPT}; send the whole conversation as input", param=param, code=code)
+    if previous:
+        return await served.stored.turns.path(scope, previous)
+    return await served.stored.conversations.path(scope, conversation or "")
+
+
+def _setup_of(served: Served, body: ResponseRequest, chat: AskedChat) -> bytes:
+    """A digest of all but the items that a prompt depends on."""
+    engine = served.engine
+    tools, kwargs = chat.use.tools, chat.options.template_kwargs
+    means = (engine.manifest.digest, engine.reply_options, body.instructions, tools, kwargs)
+    return blake2b(msgspec.json.encode(means), digest_size=16).digest()
+
+
+def _history(body: ResponseRequest, path: Path, *, is_same_setup: bool) -> tuple[History, GeneratedTurns | None]:
+    """The whole conversation, and the turns of it whose ids are of use."""
+    earlier = [items_of(*turn) for turn in path.turns]
+    history = body.history([item for items in earlier for item in items])
+    if not is_same_setup:
+        return history, None
+    exact = History.of([item for items in earlier[: path.num_exact] for item in items]).messages
+    first = int(body.instructions is not None)
+    if history.messages[first : first + len(exact)] != exact:  # what follows goes on with the last message
+        return history, None
+    return history, GeneratedTurns(first + len(exact), path.token_ids)
+
+
+class _Output(msgspec.Struct):
+    output: list[InputItem]
+
+
+def items_of(items: bytes, response: bytes | None) -> list[InputItem]:
+    """The items of a turn: those that were sent, and those of the response."""
+    sent = msgspec.json.decode(items, type=list[InputItem])
+    return sent if response is None else [*sent, *msgspec.json.decode(response, type=_Output).output]
+
+
+def item_json(item: InputItem) -> bytes:
+    """An item as it is listed: with an id, and its text as parts."""
+    fields: dict[str, Any] = {name: value for name, value in msgspec.structs.asdict(item).items() if value is not None}
+    fields.setdefault("id", new_id(_ID_OF.get(item.type, "item_")))
+    if isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        part = {"type": kind, "text": item.content}
+        fields["content"] = [part | {"annotations": []} if item.role == "assistant" else part]
+    elif item.content is not None:
+        fields["content"] = list(_without_none(item.content))
+    if isinstance(item.output, list):
+        fields["output"] = list(_without_none(item.output))
+    if item.summary is not None:
+        fields["summary"] = list(_without_none(item.summary))
+    fields.setdefault("status", "completed")
+    return msgspec.json.encode(fields)
+
+
+def _without_none(parts: Iterable[msgspec.Struct]) -> Iterable[dict[str, Any]]:
+    for part in parts:
+        yield {name: value for name, value in msgspec.structs.asdict(part).items() if value is not None}

@@ -1,0 +1,1 @@
+"""What clients leave on the server: responses, conversations, files and batches."""

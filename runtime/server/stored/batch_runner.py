@@ -1,0 +1,222 @@
+"""Answer the requests of batches, one batch after the other, while the server has no other requests.
+
+Knows lines and answers; `scheduler.py` knows what idle means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.requests import Request
+
+from ...cache.cache_namespace import CacheScope
+from ...errors import StoreOff
+from ..errors import describe
+from ..request_log import RequestRecord, new_id
+from .batches import BatchFault, BatchFaults, BatchReply, OpenBatch
+from .stored import Stored
+
+if TYPE_CHECKING:
+    from ..models import ModelEndpoint, Models
+
+_LOGGER = logging.getLogger(__name__)
+MAX_REQUESTS: Final = 50_000  # of one batch, as OpenAI has it
+MAX_FAULTS: Final = 20  # that are told
+NUM_AT_ONCE: Final = 8
+RETRY_S: Final = 1.0  # when the queue is full, the model is loading or the disk has failed
+_LATER: Final = (429, 503)
+
+
+class BatchLine(msgspec.Struct):
+    """A request of a batch."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A request, its number among the lines, and what it asks."""
+
+    number: int
+    asked: BatchLine
+
+
+class BatchRunner:
+    """Answers the requests of all batches, in a task of the event loop that first called `begin`.
+
+    Args:
+        endpoints: those that batches may ask, by their paths.
+    """
+
+    def __init__(self, models: Models, stored: Stored, endpoints: Mapping[str, ModelEndpoint[Any, Any]]) -> None:
+        self.endpoints = endpoints
+        self._models, self._stored = models, stored
+        self._task: asyncio.Task[None] | None = None
+        self._is_wanted = False
+
+    def begin(self) -> None:
+        """Answer what is open, from now on; on the event loop."""
+        self._is_wanted = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._is_wanted:
+            self._is_wanted = False
+            try:
+                while (batch := await self._stored.batches.next_open()) is not None:
+                    await self._advance(batch)
+            except StoreOff:
+                self._is_wanted = True
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                _LOGGER.exception("the batches stopped; the next one that is sent goes on with them")
+                return
+
+    async def _advance(self, found: OpenBatch) -> None:
+        """Bring a batch to its end."""
+        batches, batch = self._stored.batches, found.batch
+        keys = self._models.options.api_keys or (None,)
+        scope = (await batches.owners([CacheScope(key) for key in keys])).get(found.owner)
+        lines, faults = await asyncio.to_thread(lines_of, found.content, batch.endpoint)
+        if scope is None:
+            faults = [BatchFault("invalid_api_key", "the key that sent the batch is not known any more")]
+        if batch.status == "validating":
+            batch = await batches.change(batch.id, lambda each, now: _validate(each, now, len(lines), faults))
+        if batch.status == "failed":
+            return
+        if batch.status == "in_progress" and scope is not None and not faults:
+            waiting = [line for line in lines if line.number not in found.answered]
+            await self._answer(batch, waiting, scope)
+            batch = await batches.change(batch.id, _finalize)
+        ended = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status, "expired")
+        await batches.end(found.owner, batch.id, ended)  # type: ignore[arg-type]  # one of the statuses
+
+    async def _answer(self, batch: BatchReply, lines: Sequence[Line], scope: CacheScope) -> None:
+        """Answer lines, a few at a time, until there are none, or the batch is cancelled or has expired."""
+        waiting = iter(lines)
+        goes_on = time.time() < batch.expires_at
+
+        async def work() -> None:
+            nonlocal goes_on
+            for line in waiting:
+                if not goes_on:
+                    return
+                answer, is_error = await self._answer_line(line, scope)
+                goes_on &= await self._stored.batches.answer(batch.id, line.number, answer, is_error=is_error)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(NUM_AT_ONCE, len(lines))):
+                group.create_task(work())
+
+    async def _answer_line(self, line: Line, scope: CacheScope) -> tuple[bytes, bool]:
+        """The line of the output, and whether it is an error's."""
+        while True:
+            request_id = new_id("req-")
+            status, body = await self._ask(line.asked, scope, request_id)
+            if status not in _LATER:
+                break
+            await asyncio.sleep(RETRY_S)
+        answer = {
+            "id": new_id("batch_req_"),
+            "custom_id": line.asked.custom_id,
+            "response": {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)},
+            "error": None,
+        }
+        return msgspec.json.encode(answer), status != 200
+
+    async def _ask(self, asked: BatchLine, scope: CacheScope, request_id: str) -> tuple[int, bytes]:
+        """Status and body of the answer to a request, which is idle work."""
+        body = {**asked.body, "stream": False} if "stream" in asked.body else dict(asked.body)
+        if asked.url == "/v1/responses":
+            body.setdefault("store", False)  # thousands of them would take the room of those that are gone on from
+        content = msgspec.json.encode(body)
+        record = RequestRecord(request_id, time.monotonic(), is_idle=True)
+        has_come = False
+
+        async def receive() -> dict[str, Any]:
+            nonlocal has_come
+            if has_come:
+                await asyncio.Event().wait()  # there is no client that could leave
+            has_come = True
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        http = {
+            "type": "http",
+            "method": "POST",
+            "path": asked.url,
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "client": None,
+            "state": {"record": record, "api_key": scope.api_key},
+        }
+        try:
+            answer = await self._models.answer(self.endpoints[asked.url], Request(http, receive))
+        except Exception as error:
+            status, reply = describe(error)
+            return status, msgspec.json.encode(reply)
+        return answer.status_code, bytes(answer.body)
+
+
+def _validate(batch: BatchReply, now: int, num_lines: int, faults: list[BatchFault]) -> None:
+    if faults:
+        batch.status, batch.failed_at, batch.errors = "failed", now, BatchFaults(faults[:MAX_FAULTS])
+    elif batch.status == "validating":
+        batch.status, batch.in_progress_at, batch.request_counts.total = "in_progress", now, num_lines
+
+
+def _finalize(batch: BatchReply, now: int) -> None:
+    counts = batch.request_counts
+    if batch.status == "in_progress" and counts.completed + counts.failed >= counts.total:
+        batch.status, batch.finalizing_at = "finalizing", now
+
+
+def lines_of(content: bytes | None, endpoint: str) -> tuple[list[Line], list[BatchFault]]:
+    """The requests of a batch's file, and what is wrong with it.
+
+    >>> asked = b'{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {}}'
+    >>> [fault.code for fault in lines_of(asked, "/v1/completions")[1]]
+    ['mismatched_endpoint']
+    """
+    if content is None:
+        return [], [BatchFault("file_not_found", "the file of the batch was deleted, or has expired")]
+    lines: list[Line] = []
+    faults: list[BatchFault] = []
+    seen: set[str] = set()
+    for number, text in enumerate(content.splitlines(), start=1):
+        if not text.strip() or len(faults) >= MAX_FAULTS:
+            continue
+        try:
+            asked = msgspec.json.decode(text, type=BatchLine)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            faults.append(BatchFault("invalid_json_line", f"line {number} is no request: {error}", number))
+            continue
+        if asked.custom_id in seen:
+            message = f"line {number} has the custom_id {asked.custom_id!r:.80} of an earlier line"
+            faults.append(BatchFault("duplicate_custom_id", message, number, "custom_id"))
+        elif asked.method != "POST":
+            message = f"line {number} has the method {asked.method!r:.80}; it must be POST"
+            faults.append(BatchFault("invalid_method", message, number, "method"))
+        elif asked.url != endpoint:
+            message = f"line {number} has the url {asked.url!r:.80}, and the batch is for {endpoint}"
+            faults.append(BatchFault("mismatched_endpoint", message, number, "url"))
+        elif asked.body.get("stream"):
+            message = f"line {number} has stream set; answers of a batch are whole"
+            faults.append(BatchFault("invalid_value", message, number, "body.stream"))
+        seen.add(asked.custom_id)
+        lines.append(Line(number, asked))
+    if not lines and not faults:
+        faults.append(BatchFault("empty_file", "the file of the batch has no requests"))
+    if len(lines) > MAX_REQUESTS:
+        faults.append(BatchFault("too_many_requests", f"the file has {len(lines)} requests, at most {MAX_REQUESTS}"))
+    return lines, faults

@@ -1,0 +1,253 @@
+"""Batches: a file of requests, and the answers so far. They outlive the process between any two answers.
+
+Knows lines and states, not how a request is answered; `batch_runner.py` has them answered.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ...cache.cache_namespace import CacheScope
+from ..errors import HTTPError
+from ..request_log import new_id
+from .database import Database
+from .files import Files
+
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+MAX_BATCHES: Final = 1000  # of one client, the oldest of which are forgotten when they have ended
+MAX_OPEN: Final = 100  # of one client
+WINDOW_S: Final = 86400.0
+WINDOW: Final = "24h"
+
+
+class RequestCounts(msgspec.Struct):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchFault(msgspec.Struct):
+    """What is wrong with a line of a batch's file; None: with all of it."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BatchFaults(msgspec.Struct):
+    data: list[BatchFault]
+    object: str = "list"
+
+
+class BatchReply(msgspec.Struct, kw_only=True):
+    """A batch as OpenAI has it."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    status: BatchStatus
+    created_at: int
+    expires_at: int
+    completion_window: str = WINDOW
+    errors: BatchFaults | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCounts = msgspec.field(default_factory=RequestCounts)
+    metadata: dict[str, str] | None = None
+    object: str = "batch"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something is still to be done for it."""
+        return self.status in ("validating", "in_progress", "finalizing", "cancelling")
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """A batch that is not at its end.
+
+    Attributes:
+        content: of its file; None: the file is gone.
+        answered: the numbers of the lines that have an answer.
+    """
+
+    owner: bytes
+    batch: BatchReply
+    content: bytes | None
+    answered: Collection[int]
+
+
+class Batches:
+    """The batches of all clients. Every client sees its own alone.
+
+    Methods raise StoreOff if the disk fails, and HTTPError, 404, if there is no such batch.
+    """
+
+    def __init__(self, database: Database, files: Files) -> None:
+        self._database, self._files = database, files
+
+    async def create(
+        self, scope: CacheScope, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
+    ) -> BatchReply:
+        """Begin a batch.
+
+        Raises:
+            HTTPError: 429, too many of the client's are open.
+        """
+
+        def write(sql: sqlite3.Connection) -> BatchReply:
+            owner, now = self._database.owner(scope), int(self._database.clock())
+            self._files.read(sql, owner, input_file_id)
+            count = "SELECT count(*) FROM batches WHERE owner = ? AND is_open"
+            if sql.execute(count, (owner,)).fetchone()[0] >= MAX_OPEN:
+                raise HTTPError(429, f"{MAX_OPEN} batches are open; wait for one to end", code="rate_limit_exceeded")
+            batch = BatchReply(
+                id=new_id("batch_"),
+                endpoint=endpoint,
+                input_file_id=input_file_id,
+                status="validating",
+                created_at=now,
+                expires_at=now + int(WINDOW_S),
+                metadata=metadata,
+            )
+            values = (batch.id, owner, self._database.clock(), True, msgspec.json.encode(batch))
+            sql.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", values)
+            sql.execute(
+                "DELETE FROM batches WHERE NOT is_open AND id IN (SELECT id FROM batches WHERE owner = ? "
+                "ORDER BY created_at DESC LIMIT -1 OFFSET ?)",
+                (owner, MAX_BATCHES),
+            )
+            return batch
+
+        return await self._database.run(write)
+
+    async def all(self, scope: CacheScope) -> list[BatchReply]:
+        """All batches of a client, the oldest first."""
+
+        def read(sql: sqlite3.Connection) -> list[BatchReply]:
+            owner = self._database.owner(scope)
+            rows = sql.execute("SELECT value FROM batches WHERE owner = ? ORDER BY created_at, id", (owner,))
+            return [_decoded(row) for row in rows]
+
+        return await self._database.run(read)
+
+    async def get(self, scope: CacheScope, batch_id: str) -> BatchReply:
+        """How far a batch is."""
+        return await self._database.run(lambda sql: self._own(sql, self._database.owner(scope), batch_id))
+
+    async def cancel(self, scope: CacheScope, batch_id: str) -> BatchReply:
+        """Have no more requests of a batch begun.
+
+        Raises:
+            HTTPError: 409, it has ended.
+        """
+
+        def write(sql: sqlite3.Connection) -> BatchReply:
+            batch = self._own(sql, self._database.owner(scope), batch_id)
+            if not batch.is_open:
+                raise HTTPError(409, f"the batch is {batch.status}, and cannot be cancelled", code="batch_ended")
+            if batch.status != "cancelling":
+                batch.status, batch.cancelling_at = "cancelling", int(self._database.clock())
+            self._put(sql, batch)
+            return batch
+
+        return await self._database.run(write)
+
+    async def next_open(self) -> OpenBatch | None:
+        """The oldest batch that is not at its end; None: there is none."""
+
+        def read(sql: sqlite3.Connection) -> OpenBatch | None:
+            row = sql.execute("SELECT value, owner FROM batches WHERE is_open ORDER BY created_at LIMIT 1").fetchone()
+            if row is None:
+                return None
+            batch, owner = _decoded(row), bytes(row[1])
+            try:
+                content = self._files.read(sql, owner, batch.input_file_id)
+            except HTTPError:
+                content = None
+            numbers = sql.execute("SELECT number FROM batch_answers WHERE batch = ?", (batch.id,))
+            return OpenBatch(owner, batch, content, frozenset(number for (number,) in numbers))
+
+        return await self._database.run(read)
+
+    async def owners(self, scopes: Collection[CacheScope]) -> dict[bytes, CacheScope]:
+        """These scopes by their owners."""
+        return await self._database.run(lambda sql: {self._database.owner(scope): scope for scope in scopes})
+
+    async def answer(self, batch_id: str, number: int, line: bytes, *, is_error: bool) -> bool:
+        """Keep the answer to a line. Returns whether the batch goes on."""
+
+        def write(sql: sqlite3.Connection) -> bool:
+            sql.execute("INSERT OR REPLACE INTO batch_answers VALUES (?, ?, ?, ?)", (batch_id, number, is_error, line))
+            batch = self._any(sql, batch_id)
+            batch.request_counts.failed += is_error
+            batch.request_counts.completed += not is_error
+            self._put(sql, batch)
+            return batch.status == "in_progress" and self._database.clock() < batch.expires_at
+
+        return await self._database.run(write)
+
+    async def change(self, batch_id: str, change: Callable[[BatchReply, int], None]) -> BatchReply:
+        """Change a batch, given the time; what it is afterwards."""
+
+        def write(sql: sqlite3.Connection) -> BatchReply:
+            batch = self._any(sql, batch_id)
+            change(batch, int(self._database.clock()))
+            self._put(sql, batch)
+            return batch
+
+        return await self._database.run(write)
+
+    async def end(self, owner: bytes, batch_id: str, status: BatchStatus) -> None:
+        """Make files of the answers, and note how the batch ended."""
+
+        def write(sql: sqlite3.Connection) -> None:
+            batch = self._any(sql, batch_id)
+            for is_error, name in ((False, "output"), (True, "error")):
+                rows = sql.execute(
+                    "SELECT line FROM batch_answers WHERE batch = ? AND is_error = ? ORDER BY number",
+                    (batch_id, is_error),
+                )
+                content = b"".join(bytes(line) + b"\n" for (line,) in rows)
+                if content:
+                    made = self._files.write(sql, owner, f"{batch_id}_{name}.jsonl", "batch_output", content)
+                    setattr(batch, f"{name}_file_id", made.id)
+            sql.execute("DELETE FROM batch_answers WHERE batch = ?", (batch_id,))
+            batch.status = status
+            setattr(batch, f"{status}_at", int(self._database.clock()))
+            self._put(sql, batch)
+
+        await self._database.run(write)
+
+    def _own(self, sql: sqlite3.Connection, owner: bytes, batch_id: str) -> BatchReply:
+        row = sql.execute("SELECT value FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
+        if row is None:
+            message = f"there is no batch {batch_id!r:.80} here"
+            raise HTTPError(404, message, param="batch_id", code="batch_not_found")
+        return _decoded(row)
+
+    def _any(self, sql: sqlite3.Connection, batch_id: str) -> BatchReply:
+        return _decoded(sql.execute("SELECT value FROM batches WHERE id = ?", (batch_id,)).fetchone())
+
+    def _put(self, sql: sqlite3.Connection, batch: BatchReply) -> None:
+        values = (batch.is_open, msgspec.json.encode(batch), batch.id)
+        sql.execute("UPDATE batches SET is_open = ?, value = ? WHERE id = ?", values)
+
+
+def _decoded(row: Any) -> BatchReply:
+    return msgspec.json.decode(row[0], type=BatchReply)

@@ -1,0 +1,158 @@
+"""`/v1/conversations`: making, telling and deleting conversations, and their items.
+
+Knows paths, bodies and items; `conversations.py` has the conversations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...cache.cache_namespace import CacheScope
+from ..errors import HTTPError
+from ..http.request_body import read_json
+from ..models import Models
+from ..openai.kept_responses import item_json
+from ..openai.response_items import InputItem, leave_out_foreign
+from ..request_fields import require_small
+from ..request_log import record_of
+from ..served import json_response
+from ..unknown_fields import decode_body
+from .conversations import StoredConversation
+from .lists import Deleted, ObjectList, page, require_parameters
+from .response_endpoints import SALT, scope_of, stored_by
+from .stored import Stored
+from .turns import Path
+
+MAX_ITEMS = 20  # of one request, as OpenAI has it
+
+Items = Annotated[list[InputItem], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
+class ConversationRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/conversations`."""
+
+    ACTS_ON: ClassVar = frozenset({"metadata"})
+
+    items: Items | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ConversationUpdate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/conversations/{conversation_id}`."""
+
+    ACTS_ON: ClassVar = frozenset({"metadata"})
+
+    metadata: dict[str, str] | None = None
+
+
+class ItemsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Body of `POST /v1/conversations/{conversation_id}/items`."""
+
+    items: Items
+
+
+class ConversationReply(msgspec.Struct):
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"
+
+
+async def create(models: Models, request: Request) -> Response:
+    """`POST /v1/conversations`."""
+    body = await _read(models, request, ConversationRequest, may_be_empty=True)
+    require_small("metadata", body.metadata)
+    scope = scope_of(request)
+    namespace = models.rows[0].namespace(request, scope.cache_salt, None)
+    items = [item_json(item) for item in body.items or ()]
+    made = await stored_by(models).conversations.create(scope, namespace, body.metadata or {}, items)
+    return _told(made)
+
+
+async def conversation(models: Models, request: Request) -> Response:
+    """`GET`, `POST` with other metadata, `DELETE` of one conversation."""
+    require_parameters(request, SALT)
+    conversations, scope = stored_by(models).conversations, scope_of(request)
+    conversation_id: str = request.path_params["conversation_id"]
+    match request.method:
+        case "GET":
+            return _told(await conversations.get(scope, conversation_id))
+        case "POST":
+            body = await _read(models, request, ConversationUpdate)
+            require_small("metadata", body.metadata)
+            return _told(await conversations.update(scope, conversation_id, body.metadata or {}))
+    await conversations.delete(scope, conversation_id)
+    return json_response(Deleted(conversation_id, "conversation.deleted"))
+
+
+async def items(models: Models, request: Request) -> Response:
+    """`GET` lists a conversation's items, `POST` adds some at its end."""
+    stored, scope = stored_by(models), scope_of(request)
+    conversation_id: str = request.path_params["conversation_id"]
+    if request.method == "GET":
+        return json_response(page(await _items(stored, scope, conversation_id), request, SALT))
+    added = [item_json(item) for item in (await _read(models, request, ItemsRequest)).items]
+    await stored.conversations.add_items(scope, conversation_id, added)
+    told = [msgspec.json.decode(each) for each in added]
+    ids = [each["id"] for each in told]
+    return json_response(
+        ObjectList(data=told, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=False)
+    )
+
+
+async def item(models: Models, request: Request) -> Response:
+    """`GET` tells one item of a conversation, `DELETE` takes it out."""
+    require_parameters(request, SALT)
+    stored, scope = stored_by(models), scope_of(request)
+    conversation_id, item_id = request.path_params["conversation_id"], request.path_params["item_id"]
+    all_items = await _items(stored, scope, conversation_id)
+    found = [each for each in all_items if each["id"] == item_id]
+    if not found:
+        message = f"the conversation has no item {item_id!r:.80}"
+        raise HTTPError(404, message, param="item_id", code="item_not_found")
+    if request.method == "GET":
+        return Response(msgspec.json.encode(found[0]), media_type="application/json")
+    kept = [msgspec.json.encode(each) for each in all_items if each["id"] != item_id]
+    await stored.conversations.replace_items(scope, conversation_id, kept)
+    return _told(await stored.conversations.get(scope, conversation_id))
+
+
+async def _items(stored: Stored, scope: CacheScope, conversation_id: str) -> list[dict[str, Any]]:
+    """All items of a conversation, the oldest first."""
+    return await asyncio.to_thread(items_told, await stored.conversations.path(scope, conversation_id))
+
+
+def items_told(path: Path) -> list[dict[str, Any]]:
+    """The items of all turns up to one, as they are listed."""
+    told: list[dict[str, Any]] = []
+    for sent, response in path.turns:
+        told += msgspec.json.decode(sent)
+        told += [] if response is None else msgspec.json.decode(response)["output"]
+    return told
+
+
+async def _read(models: Models, request: Request, kind: Any, *, may_be_empty: bool = False) -> Any:
+    """The body of a request."""
+    require_parameters(request, SALT)
+    body = await read_json(request, max_bytes=models.options.max_body_bytes)
+    is_strict = models.options.is_strict
+    value, ignored = decode_body(
+        b"{}" if may_be_empty and not body else body, kind, is_strict=is_strict, leave_out=leave_out_foreign_items
+    )
+    record_of(request).ignored = ignored
+    return value
+
+
+def leave_out_foreign_items(body: Any, ignored: Any, *, is_strict: bool) -> None:
+    """As `leave_out_foreign`, of bodies that call the input items."""
+    if isinstance(body, dict) and isinstance(body.get("items"), list):
+        leave_out_foreign({"input": body["items"]}, ignored, is_strict=is_strict)
+
+
+def _told(conversation: StoredConversation) -> Response:
+    return json_response(ConversationReply(conversation.id, conversation.created_at, conversation.metadata))

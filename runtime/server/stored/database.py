@@ -1,0 +1,189 @@
+"""The rows of what clients leave on the server: in a file that outlives the process, or in memory.
+
+Knows a connection and its thread, not what the rows are. SQLite, as for the index of the store: it is in the standard
+library, and keeps what was committed through any crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import sqlite3
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ...cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from ...errors import StoreOff
+
+T = TypeVar("T")
+_LOGGER = logging.getLogger(__name__)
+
+FILE: Final = "responses.sqlite"
+_VERSION: Final = 1
+_SCHEMA: Final = f"""
+CREATE TABLE secret (value BLOB NOT NULL);
+-- A response, or items that a client put into a conversation. Lengths and times come first: behind a large value they
+-- would be on another page of the file.
+CREATE TABLE turns (
+    id TEXT PRIMARY KEY,
+    parent TEXT,               -- what it goes on from
+    owner BLOB NOT NULL,
+    namespace BLOB NOT NULL,   -- of the prefix cache: forgotten with it
+    created_at REAL NOT NULL,  -- seconds since 1970, as all times
+    used_at REAL NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    gone TEXT,                 -- why it is not found any more, though later turns go on from it
+    setup BLOB,                -- what its prompt depends on besides the items; NULL: no ids are kept
+    num_shared INTEGER NOT NULL,  -- first ids that are those of the parent
+    token_ids BLOB,            -- the others, of prompt and reply; NULL: all are the parent's
+    items BLOB NOT NULL,       -- that were sent, as a JSON array
+    response BLOB              -- as JSON; NULL: there is none
+);
+CREATE INDEX turns_by_parent ON turns(parent);
+CREATE INDEX turns_by_owner ON turns(owner, used_at, num_bytes);
+CREATE INDEX turns_by_namespace ON turns(namespace);
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY,
+    owner BLOB NOT NULL,
+    namespace BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    used_at REAL NOT NULL,
+    head TEXT,                 -- its last turn; NULL: it is empty
+    metadata BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX conversations_by_head ON conversations(head);
+CREATE TABLE gone (id TEXT PRIMARY KEY, owner BLOB NOT NULL, why TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE files (
+    id TEXT PRIMARY KEY,
+    owner BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    num_bytes INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    content BLOB NOT NULL
+);
+CREATE TABLE batches (
+    id TEXT PRIMARY KEY,
+    owner BLOB NOT NULL,
+    created_at REAL NOT NULL,
+    is_open INTEGER NOT NULL,  -- it has requests that are to be answered
+    value BLOB NOT NULL        -- as JSON
+) WITHOUT ROWID;
+CREATE TABLE batch_answers (
+    batch TEXT NOT NULL,
+    number INTEGER NOT NULL,   -- of the request's line
+    is_error INTEGER NOT NULL,
+    line BLOB NOT NULL,
+    PRIMARY KEY (batch, number)
+) WITHOUT ROWID;
+PRAGMA user_version = {_VERSION};
+"""
+
+Work = Callable[[sqlite3.Connection], T]
+
+
+class Database:
+    """One connection, opened with the first work, and the thread in which all work is done in turn.
+
+    Args:
+        directory: of the file; None: the rows are in memory, and end with this.
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, directory: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+        self.path = None if directory is None else directory / FILE
+        self.clock = clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="radixlm-responses")
+        self._connection: sqlite3.Connection | None = None
+        self._owners: CacheNamespaces | None = None
+        self._closing: weakref.finalize[..., Any] = weakref.finalize(self, self._thread.shutdown, wait=False)
+
+    def submit(self, work: Work[T]) -> Future[T]:
+        """Have `work` change or read the rows: all of its changes are made, or none.
+
+        The result raises StoreOff if the disk fails.
+        """
+        return self._thread.submit(self._do, work)
+
+    async def run(self, work: Work[T]) -> T:
+        """What `work` returns or raises, as `submit`."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def owner(self, scope: CacheScope) -> bytes:
+        """The owner of what a client leaves here; within work only. It reveals nothing of the client's key."""
+        assert self._owners is not None, "nothing was opened"
+        return self._owners.of(scope)
+
+    def _do(self, work: Work[T]) -> T:
+        try:
+            if self._connection is None:
+                self._open()
+            sql = self._connection
+            assert sql is not None
+            sql.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(sql)
+                sql.execute("COMMIT")
+                return result
+            except BaseException:
+                if sql.in_transaction:
+                    sql.execute("ROLLBACK")
+                raise
+        except (sqlite3.Error, OSError) as error:
+            _LOGGER.error("%s cannot be used: %s", self.path or "memory", error)
+            raise StoreOff(f"what clients left here cannot be read or written: {type(error).__name__}") from error
+
+    def _open(self) -> None:
+        try:
+            connection, secret = _opened(self.path)
+        except sqlite3.DatabaseError as error:
+            if self.path is None or isinstance(error, sqlite3.OperationalError):
+                raise
+            aside = self.path.with_suffix(".broken")
+            _LOGGER.error("%s is broken (%s): it is %s now, and a new one is made", self.path, error, aside.name)
+            os.replace(self.path, aside)
+            for suffix in ("-wal", "-shm"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+            connection, secret = _opened(self.path)
+        self._connection, self._owners = connection, CacheNamespaces(ModelIdentity(), secret)
+        self._closing.detach()
+        self._closing = weakref.finalize(self, _close, self._thread, connection)
+
+
+def _opened(path: Path | None) -> tuple[sqlite3.Connection, bytes]:
+    """A connection, and the secret of its file."""
+    if path is not None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files take on its mode
+    sql = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, check_same_thread=False)
+    try:
+        sql.execute("PRAGMA journal_mode = WAL")
+        sql.execute("PRAGMA synchronous = NORMAL")
+        sql.execute("PRAGMA secure_delete = ON")  # these are what people said
+        version = sql.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            secret = f"INSERT INTO secret VALUES (x'{secrets.token_hex(32)}');"
+            sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {secret} COMMIT;")
+        elif version != _VERSION:
+            raise sqlite3.DatabaseError(f"it has the version {version}, and this radixlm writes {_VERSION}")
+        if sql.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+            raise sqlite3.DatabaseError("its check failed")
+        with closing(sql.execute("SELECT value FROM secret")) as rows:
+            found = rows.fetchone()
+        if found is None:
+            raise sqlite3.DatabaseError("it has no secret")
+        return sql, bytes(found[0])
+    except BaseException:
+        sql.close()
+        raise
+
+
+def _close(thread: ThreadPoolExecutor, connection: sqlite3.Connection) -> None:
+    thread.shutdown(wait=False)
+    connection.close()

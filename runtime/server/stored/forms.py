@@ -1,0 +1,60 @@
+"""Read a form with a file, as browsers and clients upload it: `multipart/form-data`.
+
+Knows boundaries and headers, not what the fields mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesHeaderParser
+
+from ..errors import HTTPError
+
+MAX_FIELDS = 16
+
+
+@dataclass(frozen=True)
+class FormField:
+    """A field of a form.
+
+    Attributes:
+        filename: None: it is no file.
+    """
+
+    content: bytes
+    filename: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Its content as text."""
+        return self.content.decode(errors="replace")
+
+
+def read_form(content_type: str | None, body: bytes) -> dict[str, FormField]:
+    """The fields of a form by their names.
+
+    Raises:
+        HTTPError: 400, it is none, or has too many fields.
+
+    >>> body = b'--b\\r\\nContent-Disposition: form-data; name="file"; filename="a"\\r\\n\\r\\n{}\\r\\n--b--\\r\\n'
+    >>> read_form("multipart/form-data; boundary=b", body)
+    {'file': FormField(content=b'{}', filename='a')}
+    """
+    declared = Message()
+    declared["content-type"] = content_type or ""
+    boundary = declared.get_param("boundary")
+    if declared.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
+        message = f"the body is {content_type!r:.80}; send the file as multipart/form-data"
+        raise HTTPError(400, message, code="unsupported_content_type")
+    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
+    if not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_FIELDS + 1:
+        raise HTTPError(400, f"the form is not whole, or has more than {MAX_FIELDS} fields")
+    fields = {}
+    for part in parts[:-1]:
+        head, _, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+        about = BytesHeaderParser().parsebytes(head)
+        name = about.get_param("name", header="content-disposition")
+        if isinstance(name, str):
+            fields[name] = FormField(content, about.get_filename())
+    return fields

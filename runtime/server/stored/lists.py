@@ -1,0 +1,75 @@
+"""Lists as OpenAI pages them, and the queries that say which part is wanted.
+
+Knows objects with an id, not what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from ...errors import InvalidParameter
+
+MAX_LIMIT, DEFAULT_LIMIT = 100, 20
+_PAGING = ("limit", "order", "after")
+
+
+class ObjectList(msgspec.Struct, kw_only=True):
+    """A part of a list."""
+
+    object: str = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Deleted(msgspec.Struct):
+    """What is said of an object that was deleted."""
+
+    id: str
+    object: str
+    deleted: bool = True
+
+
+def page(objects: Sequence[dict[str, Any]], request: Request, *others: str, descends: bool = True) -> ObjectList:
+    """The part of a list that a query asks for with `limit`, `order` and `after`.
+
+    Args:
+        objects: all of them, the oldest first.
+        others: the query's other parameters.
+        descends: whether the newest comes first, where the query does not say.
+
+    Raises:
+        InvalidParameter: a parameter is unknown, or its value is; there is no object `after` this one.
+    """
+    query = request.query_params
+    require_parameters(request, *_PAGING, *others)
+    limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order") or ("desc" if descends else "asc")
+    if not (limit.isascii() and limit.isdecimal()) or not 1 <= int(limit[:9]) <= MAX_LIMIT:
+        raise InvalidParameter(f"limit is {limit!r:.80}; send a number from 1 to {MAX_LIMIT}", param="limit")
+    if order not in ("asc", "desc"):
+        raise InvalidParameter(f'order is {order!r:.80}; send "asc" or "desc"', param="order")
+    wanted = list(objects) if order == "asc" else list(reversed(objects))
+    after = query.get("after")
+    if after:
+        place = next((place for place, each in enumerate(wanted) if each["id"] == after), None)
+        if place is None:
+            raise InvalidParameter(f"there is nothing with the id {after!r:.80} in this list", param="after")
+        wanted = wanted[place + 1 :]
+    part = wanted[: int(limit)]
+    ids = [each["id"] for each in part]
+    return ObjectList(
+        data=part, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=len(part) < len(wanted)
+    )
+
+
+def require_parameters(request: Request, *allowed: str) -> None:
+    """Raise InvalidParameter for a parameter of the query that is not allowed; `include[]` has no effect."""
+    for name in request.query_params:
+        if name not in (*allowed, "include", "include[]"):
+            known = f"; use {' or '.join(allowed)}" if allowed else ""
+            raise InvalidParameter(f"there is no parameter {name!r:.80} here{known}", param=name)
