@@ -25,7 +25,11 @@ MAX_TOKENS = 1024  # of a reply, unless asked otherwise: small models may repeat
 DEMO_QUESTIONS = ("What is gravity?", "Who first described it?")
 DEMO_MAX_TOKENS = 128
 DEMO_SEED = 1
-HELP = "/reset forgets the conversation, /exit leaves (so does Ctrl-D); Ctrl-C stops a reply; //word asks /word"
+HELP = (
+    "/reset forgets the conversation, /exit leaves (so do /bye and Ctrl-D); Ctrl-C stops a reply; "
+    '""" begins and ends a text of several lines; //word asks /word'
+)
+_QUOTES = '"""'  # around a text of several lines, as in ollama
 _COMMAND = re.compile(r"/[A-Za-z]*")  # a line that is only that: a path, or a question about one, is a question
 
 
@@ -34,7 +38,7 @@ _COMMAND = re.compile(r"/[A-Za-z]*")  # a line that is only that: a path, or a q
 @click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
 @compile_options
 def command(model: str, system: str, **options: Any) -> None:
-    """Talk with MODEL: an artifact, or what compile takes, which is compiled once and kept in the cache folder.
+    """Chat with MODEL in the terminal.
 
     Ctrl-C stops a reply, /exit leaves, /reset begins again, /help says so.
 
@@ -106,7 +110,7 @@ def _answer(conversation: Conversation, line: str) -> bool:
     match line:
         case "":
             pass
-        case "/exit":
+        case "/exit" | "/bye":
             return False
         case "/reset":
             conversation.reset()
@@ -125,12 +129,22 @@ def _read() -> str | None:
     while True:
         try:
             with interrupts(_drop_line):
-                return input("> ")
+                return _whole(input("> "))
         except EOFError:
             click.echo()
             return None
         except KeyboardInterrupt:
             click.secho("\n/exit leaves", dim=True)
+
+
+def _whole(line: str) -> str:
+    """A line, or all lines from the quotes that it begins with to those that end the text."""
+    if not line.startswith(_QUOTES):
+        return line
+    lines = [line.removeprefix(_QUOTES)]
+    while not lines[-1].endswith(_QUOTES):
+        lines.append(input("... "))
+    return "\n".join(lines).removesuffix(_QUOTES)
 
 
 def _drop_line() -> None:
@@ -208,7 +222,7 @@ def summary(completion: Completion) -> str:
         parts.append(f"first token after {timings.time_to_first_token_s * 1000:.0f} ms")
     parts.append(f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from the cache")
     if usage.drafted_tokens:
-        parts.append(f"{usage.accepted_tokens} of {usage.drafted_tokens} guesses right")
+        parts.append(f"{usage.accepted_tokens} of {usage.drafted_tokens} draft tokens accepted")
     if completion.finish_reason != "stop":
         parts.append({"length": "cut at the length limit", "cancelled": "stopped"}[completion.finish_reason])
     return " · ".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,12 @@ import click
 
 if TYPE_CHECKING:
     from radixlm.compile.compiler import CompileReport
+    from radixlm.compile.in_memory import ProgressWriter
     from radixlm.compile.kv_layout import KVChoice
     from radixlm.compile.stored_weights import Quantize
+    from radixlm.runtime.progress import Progress
+
+    from .progress import ProgressDisplay
 
 
 @click.command("compile")
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     "--target",
     default="native",
     show_default=True,
-    help="The CPU to compile for: native, x86-64-v2, x86-64-v3, x86-64-v4, ...",
+    help="The CPU to compile for: native, x86-64-v3, x86-64-v4, armv8, armv8.2-dotprod, ...",
 )
 @click.option(
     "--kv-dtype",
@@ -81,7 +86,7 @@ def command(
     radixlm compile model.Q4_K_M.gguf -o model.radixlm --target x86-64-v3
     radixlm compile ./Qwen2.5-0.5B -o qwen.radixlm --quantize q4
     """
-    from radixlm.compile.in_memory import WRITTEN, InMemory, keep, tell
+    from radixlm.compile.in_memory import WRITTEN, InMemory, ProgressWriter, keep, tell
     from radixlm.compile.preflight import check_ready, read_ahead
 
     from .progress import ProgressDisplay
@@ -90,15 +95,25 @@ def command(
     check_ready(source, output, quantize, needs_space=place is None)
     read_ahead(Path(source))
     with ExitStack() as stack:
-        with nullcontext() if as_json else ProgressDisplay(sys.stderr) as progress:
+        with nullcontext() if as_json else ProgressDisplay(sys.stderr) as display:
             from radixlm.compile.compiler import CompileOptions, fresh_artifact  # a second: the clock ticks meanwhile
 
             options = CompileOptions(quantize, target, kv_dtype, context_length, name)
+            progress = display if in_memory is None else _both(display, ProgressWriter(in_memory[3]))
             fresh = stack.enter_context(fresh_artifact(source, output, options, progress=progress, in_memory=place))
             report = fresh.report if fresh.is_in_memory else fresh.publish()
         _tell(report, quantize, as_json=as_json)
         if place is not None and in_memory is not None and fresh.is_in_memory:
             keep(place, output, fresh.check_weights, status_fd=in_memory[3], lock=in_memory[4])
+
+
+def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        teller(progress)
+        if display is not None:
+            display(progress)
+
+    return report
 
 
 def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:

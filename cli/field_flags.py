@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .help_sections import SectionedCommand
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from radixlm.runtime import SamplingParams
@@ -50,7 +52,7 @@ class JSONObject(click.ParamType[dict[str, Any]]):
         return read
 
 
-class FieldCommand(click.Command):
+class FieldCommand(SectionedCommand):
     """A command with flags of declared fields, which it gets as keyword arguments with the fields' names.
 
     Args:
@@ -172,10 +174,9 @@ def _type(field: Field) -> click.ParamType[Any]:
     assert flag is not None
     if field.choices:
         return click.Choice(field.choices)
-    if flag.path is not None:
-        is_artifact = flag.path == "artifact"
-        return click.Path(exists=is_artifact, file_okay=flag.path == "file", dir_okay=flag.path != "file")
-    if field.kind in _TEXTS:
+    if flag.path in ("file", "directory"):
+        return click.Path(file_okay=flag.path == "file", dir_okay=flag.path == "directory")
+    if flag.path == "model" or field.kind is str or field.kind in _TEXTS:
         return click.STRING
     if field.kind in (int, float):
         return click.INT if field.kind is int and flag.unit is None else click.FLOAT
@@ -186,12 +187,17 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
     """What was given, in the units of the field.
 
     Raises:
+        ArtifactNotFound: there is no such model.
         ValueError: it is outside the field's range, or an empty path.
     """
     flag = field.about.flag
     assert flag is not None
-    if value == "":
+    if value == "" or (isinstance(value, tuple) and "" in value):
         raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or leave it out")
+    if flag.path == "model" and value is not None:
+        from radixlm.runtime.artifact.model_names import is_artifact
+
+        is_artifact(value)  # raises where there is nothing, before another model is loaded
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
     own = value if flag.unit is None else value * flag.unit[1]
@@ -256,6 +262,7 @@ class CompileOptions:
         meanwhile: AbstractContextManager[None] | None = None,
         *,
         written: Callable[[Path], None] | None = None,
+        progressed: Callable[[str, float], None] | None = None,
         kept: Callable[[str], None] | None = None,
         on_disk: bool = False,
     ) -> Path:
@@ -264,7 +271,9 @@ class CompileOptions:
 
         given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
         options = {name: value for name, value in given.items() if value is not None}
-        return artifact_of(model, options, say, meanwhile, written=written, kept=kept, on_disk=on_disk)
+        return artifact_of(
+            model, options, say, meanwhile, written=written, progressed=progressed, kept=kept, on_disk=on_disk
+        )
 
 
 def compile_options(function: F) -> F:
@@ -273,12 +282,12 @@ def compile_options(function: F) -> F:
         click.option(
             "--kv-dtype",
             type=click.Choice(["auto", "f16", "f32", "k12v8"]),
-            help="Where MODEL is compiled now: how to store keys and values.  [default: auto]",
+            help="How to store keys and values, if MODEL is not compiled yet.  [default: auto]",
         ),
         click.option(
             "--quantize",
             type=click.Choice(["keep", "q4", "q8", "f16", "f32"]),
-            help="Where MODEL is compiled now: how to store the weights.  [default: keep]",
+            help="How to store the weights, if MODEL is not compiled yet.  [default: keep]",
         ),
     ):
         function = option(function)

@@ -17,8 +17,6 @@ from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, 
 def command(model: str, prompt: str, **options: Any) -> None:
     """Continue PROMPT, without a chat template; a PROMPT of - is read from standard input.
 
-    MODEL is an artifact, or what compile takes, which is compiled once and kept in the cache folder.
-
     \b
     radixlm generate smollm2 "The capital of France is" --max-tokens 16 --temperature 0
     """

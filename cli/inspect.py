@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .field_flags import CompileOptions, compile_options
-from .tables import conversations, layer_rows, print_rows, sampling, size, token_bytes
+from .tables import conversations, layer_rows, print_rows, sampling, size, token_bytes, vector_rows
 
 if TYPE_CHECKING:
     from radixlm.compile.inspection import Inspection
@@ -26,14 +26,14 @@ EXIT_CANNOT_BE_COMPILED = 2
 @click.option("--verify", is_flag=True, help="Read every file of an artifact and compare its digest.")
 @click.option(
     "--draft",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="ARTIFACT",
-    help="Say whether this artifact has the same tokens, so that it may guess for MODEL: an error if not.",
+    metavar="MODEL",
+    help="Say whether this model has the same tokens, so that it can draft for the artifact: an error if not. It is "
+    "compiled if it is no artifact.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest, or what was found, as JSON.")
 @compile_options
 def command(
-    model: str, verify: bool, draft: Path | None, as_json: bool, quantize: str | None, kv_dtype: str | None
+    model: str, verify: bool, draft: str | None, as_json: bool, quantize: str | None, kv_dtype: str | None
 ) -> None:
     """Show what is in MODEL, an artifact; or of what compile takes, whether it can be compiled and what it will take.
 
@@ -47,12 +47,13 @@ def command(
     radixlm inspect smollm2.radixlm --verify
     radixlm inspect model.Q4_K_M.gguf
     """
-    from .cached_artifact import is_artifact
+    from radixlm.runtime.artifact.model_names import is_artifact
 
     options = CompileOptions(quantize, kv_dtype)
     if is_artifact(model):
         options.artifact_of(model, on_disk=True)  # refuses what is for compiling
-        _inspect_artifact(Path(model), verify, draft, as_json)
+        drafter = None if draft is None else CompileOptions(None, None).artifact_of(draft, on_disk=True)
+        _inspect_artifact(Path(model), verify, drafter, as_json)
     elif verify or draft:
         option = "--verify" if verify else "--draft"
         raise ValueError(f"{option} is of artifacts, and {model} is none; leave it out")
@@ -101,7 +102,7 @@ def _calibration_row(opened: Artifact) -> str | None:
 
 
 def _draft_row(opened: Artifact, draft: Artifact) -> str:
-    """That a draft may guess for an artifact's model.
+    """Describe a draft model that fits an artifact's model.
 
     Raises:
         InvalidParameter: it has other tokens.
@@ -113,7 +114,7 @@ def _draft_row(opened: Artifact, draft: Artifact) -> str:
     num_tokens = min(opened.manifest.model.vocab_size, one.vocab_size)
     name, num_known = draft.manifest.name, draft.manifest.model.vocab_size
     require_same_tokens(opened.manifest.name, one, name, other, num_tokens=num_tokens, num_known=num_known)
-    return f"{name} has the same {num_tokens:,} tokens, and may guess"
+    return f"{name} has the same {num_tokens:,} tokens, and can draft"
 
 
 def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:
@@ -150,6 +151,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "source", f"{manifest.source.format} {manifest.source.name}"
     yield "architecture", model.architecture
     yield from layer_rows(model)
+    yield from vector_rows(manifest)
     yield "conversations", conversations(CHAT_TEMPLATE in manifest.files)
     yield "sampling", sampling(manifest.sampling)
     yield "appended suffix", appended_suffix(manifest)

@@ -21,6 +21,21 @@ _OPTION = "--log-format"
 _log = logging.getLogger("radixlm.serve")
 
 
+class OurNames(logging.Filter):
+    """Give records of the HTTP server's library a name of ours: `uvicorn.error` frightens where nothing is wrong.
+
+    >>> record = logging.makeLogRecord({"name": "uvicorn.error"})
+    >>> OurNames().filter(record), record.name
+    (True, 'radixlm.http')
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rename the record; none is dropped."""
+        if record.name.startswith("uvicorn"):
+            record.name = "radixlm.http"
+        return True
+
+
 class JSONFormatter(logging.Formatter):
     """A record as one JSON object; what it has as `fields` stands beside the time, in place of the message.
 
@@ -51,7 +66,8 @@ def log_config(log_format: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"default": {"()": JSONFormatter} if log_format == "json" else text},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default"}},
+        "filters": {"ours": {"()": OurNames}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "default", "filters": ["ours"]}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {name: {"level": "INFO"} for name in ("radixlm", "uvicorn")},
     }
@@ -87,7 +103,7 @@ class JSONErrors(click.Command):
 @contextmanager
 def _told_as_json(*, has_traceback: bool) -> Iterator[None]:
     """Log an error that passes, and exit with the code that it has elsewhere."""
-    from .main import EXIT_BAD_INPUT, EXIT_INTERRUPTED, is_foreseen
+    from .main import EXIT_BAD_INPUT, EXIT_INTERRUPTED, foreseen
 
     logging.config.dictConfig(log_config("json"))
     try:
@@ -99,8 +115,8 @@ def _told_as_json(*, has_traceback: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
     except Exception as error:
-        if is_foreseen(error):
-            _end(str(error), EXIT_BAD_INPUT, error if has_traceback else None)
+        if (message := foreseen(error)) is not None:
+            _end(message, EXIT_BAD_INPUT, error if has_traceback else None)
         _end("a mistake of radixlm's own", 1, error)
 
 

@@ -6,19 +6,44 @@ the compiler, and `--help` loads neither compiler nor model.
 
 from __future__ import annotations
 
+import difflib
+import errno
 import importlib
 import signal
 import sys
 from types import FrameType
 
 import click
+from radixlm.runtime.version import VERSION
 
-COMMANDS = (
-    *("compile", "chat", "generate", "serve", "agent", "warm", "inspect", "bench"),
-    *("calibrate", "models", "cache", "explain-cache", "store", "replay-kv"),
-)
+COMMANDS = {
+    "run": "Get a model, by name, and chat with it.",
+    "chat": "Chat with a model in the terminal.",
+    "generate": "Continue a text, without a chat template.",
+    "serve": "Serve a model to OpenAI and Anthropic clients.",
+    "agent": "Serve a model to a coding agent and write the agent's settings.",
+    "warm": "Prefill an agent's system prompt and tools into a store.",
+    "pull": "Download a model and compile it.",
+    "list": "List models that are downloaded, compiled or stored.",
+    "rm": "Remove models that are kept.",
+    "compile": "Compile a model into an artifact.",
+    "models": "List the model families and file formats.",
+    "inspect": "Show what is in an artifact or a model file.",
+    "bench": "Measure speed, beside what this machine can do.",
+    "verify-bits": "Print a digest of logits to compare with other machines.",
+    "cache": "Show or clear the cache of compiled kernels.",
+    "store": "List, verify, import or prune prefixes on disk.",
+    "explain-cache": "Show what each turn reuses of the prefix cache, and why.",
+    "calibrate": "Calibrate a model for approximate KV loading.",
+    "replay": "Compute recorded requests again and compare every bit.",
+    "replay-kv": "Replay a log of the KV cache and check it.",
+}
+"""What each command does, in the order in which a user meets them."""
+_MODULES = {"run": "models.run", "pull": "models.pull", "list": "models.list_kept", "rm": "models.rm"}
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+# What installations that only serve artifacts do without, as imports and distributions call it.
+_COMPILER = ("radixlm.compile", "apache-tvm", "tvm", "gguf", "huggingface_hub", "ml_dtypes", "safetensors")
 _SIGNALLED = 128  # and the signal's number, as shells have it: 143 for SIGTERM
 
 
@@ -37,9 +62,26 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"radixlm.cli.{cmd_name.replace('-', '_')}")
+        name = _MODULES.get(cmd_name, cmd_name.replace("-", "_"))
+        module = importlib.import_module(f"radixlm.cli.{name}")
         command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, and loads no command."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; an unknown command is told which one is meant."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}"
+            raise click.UsageError(f"No such command {name!r:.60}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -48,20 +90,24 @@ class _LazyGroup(click.Group):
             click.echo(err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
         except Exception as error:
-            if ctx.params["debug"] or not is_foreseen(error):
+            message = foreseen(error)
+            if ctx.params["debug"] or message is None:
                 raise
-            raise BadInput(str(error)) from error
+            raise BadInput(message) from error
 
 
-@click.group(cls=_LazyGroup)
-@click.version_option(package_name="radixlm", prog_name="radixlm")
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="radixlm")
 @click.option("--debug", is_flag=True, help="Show where an error comes from.")
 def cli(debug: bool) -> None:
-    """Compile a language model into one artifact, and run it with a cache that computes no text twice.
+    """Chat with a local language model, or serve it to OpenAI and Anthropic clients.
+
+    A model is compiled for this machine once. Its prefix cache survives restarts.
 
     \b
-    radixlm compile smollm2 -o smollm2.radixlm
-    radixlm chat smollm2.radixlm
+    radixlm run smollm2
+    radixlm serve model.Q4_K_M.gguf --port 8000
+    radixlm COMMAND --help
     """
 
 
@@ -78,8 +124,33 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     sys.exit(_SIGNALLED + signum)
 
 
-def is_foreseen(error: Exception) -> bool:
-    """Whether `error` is about what the user gave: our own errors, refused values, files that fail."""
+def foreseen(error: Exception) -> str | None:
+    """Return the line that explains an error about what the user gave or installed; None if the mistake is ours."""
     from radixlm.runtime.errors import RadixLMError
 
-    return isinstance(error, RadixLMError | ValueError | OSError) and not isinstance(error, BrokenPipeError)
+    if isinstance(error, ModuleNotFoundError) and _is_for_compiling(str(error.name)):
+        return (
+            f"compiling a model needs {error.name}, which is not installed; run: pip install radixlm. Or give an "
+            "artifact that was compiled elsewhere"
+        )
+    if isinstance(error, RadixLMError | ValueError):
+        return str(error)
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        return _line_of(error)
+    return None
+
+
+def _line_of(error: OSError) -> str:
+    """The system's own words, without a number that nobody knows.
+
+    >>> _line_of(FileNotFoundError(errno.ENOENT, "No such file or directory", "kv.jsonl"))
+    'kv.jsonl: No such file or directory'
+    """
+    if error.errno == errno.ENOMEM:
+        return "there is too little memory; end other programs, lower --kv-cache-gb, or choose a smaller model"
+    said = error.strerror or str(error)
+    return said if error.filename is None else f"{error.filename}: {said}"
+
+
+def _is_for_compiling(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{name}.") for name in _COMPILER)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 if TYPE_CHECKING:
-    from radixlm.compile.progress import Progress, Stage, Unit
+    from radixlm.runtime.progress import Progress, Stage, Unit
 
 _TICK_S = 0.25  # how often the thread looks at the clock
 _EVIDENCE_S = 1.0  # a pace is known after so much time was spent
@@ -37,7 +37,7 @@ class ProgressDisplay:
         ticks: whether the thread runs; without it, call `tick`.
 
     >>> import sys
-    >>> from radixlm.compile.progress import Progress, Stage
+    >>> from radixlm.runtime.progress import Progress, Stage
     >>> stages = (Stage("read", "steps", 1.0), Stage("build", "kernels", 3.0))
     >>> with ProgressDisplay(sys.stdout, clock=lambda: 0.0) as display:
     ...     display(Progress("read", 0, 1))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .field_flags import CompileOptions, compile_options, take
+
 if TYPE_CHECKING:
     from radixlm.runtime.store.catalogue import Run, StoredModel
 
@@ -33,9 +35,10 @@ def command() -> None:
 
 @command.command("ls")
 @DIRECTORY
-@click.option("--artifact", type=click.Path(path_type=Path), help="Show the text of this model's pages.")
+@click.option("--artifact", metavar="MODEL", help="Show the text of this model's pages.")
+@compile_options
 @AS_JSON
-def ls(directory: Path, artifact: Path | None, as_json: bool) -> None:
+def ls(directory: Path, artifact: str | None, as_json: bool, **options: Any) -> None:
     """List runs of pages, up to where prompts part or end; a key names the last page of a run.
 
     \b
@@ -43,7 +46,8 @@ def ls(directory: Path, artifact: Path | None, as_json: bool) -> None:
     """
     from radixlm.runtime.store.catalogue import Catalogue, runs
 
-    catalogue, text_of = Catalogue.read(directory), decoder_of(artifact)
+    catalogue, compiling = Catalogue.read(directory), take(CompileOptions, options)
+    text_of = decoder_of(None if artifact is None else compiling.artifact_of(artifact, on_disk=True))
     listed = [(model, list(runs(model.pages))) for model in catalogue.models]
     if as_json:
         _print_json(
@@ -171,7 +175,7 @@ def export(directory: Path, key: str, output: Path) -> None:
 @command.command("import")
 @DIRECTORY
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--artifact", type=click.Path(path_type=Path), required=True, help="The model that will use them.")
+@click.option("--artifact", metavar="MODEL", required=True, help="The model that will use them.")
 @click.option(
     "--store-gb",
     type=click.FloatRange(min=0, min_open=True),
@@ -180,14 +184,16 @@ def export(directory: Path, key: str, output: Path) -> None:
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="A file with the API key whose cache it is.")
 @click.option("--cache-salt", help="The cache_salt of the requests that will use them.")
 @click.option("--prompt-cache-key", help="The prompt_cache_key of the requests that will use them.")
+@compile_options
 def import_(
     directory: Path,
     bundle: Path,
-    artifact: Path,
+    artifact: str,
     store_gb: float | None,
     api_key_file: Path | None,
     cache_salt: str | None,
     prompt_cache_key: str | None,
+    **options: Any,
 ) -> None:
     """Take the pages of BUNDLE in, for requests without an API key unless one is given.
 
@@ -204,7 +210,7 @@ def import_(
     from radixlm.runtime.server.http.door import read_keys
     from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
 
-    manifest = Artifact.open(artifact).manifest
+    manifest = Artifact.open(take(CompileOptions, options).artifact_of(artifact, on_disk=True)).manifest
     api_keys = (None,) if api_key_file is None else read_keys(api_key_file)
     if len(api_keys) != 1:
         raise InvalidParameter(

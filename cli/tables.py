@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from radixlm.runtime.artifact.manifest import SamplingDefaults
+    from radixlm.runtime.artifact.manifest import Manifest, SamplingDefaults
     from radixlm.runtime.artifact.model_config import AnyAttention, ModelConfig
 
 
@@ -91,3 +91,16 @@ def token_bytes(of_artifact: int, of_source: int | None) -> str:
     """
     read = f"{size(of_artifact)} of the artifact"
     return f"{read}, {of_artifact / of_source:.2f} times the file's {size(of_source)}" if of_source else read
+
+
+_POOLED = {"last": "the last token's hidden state", "mean": "the mean of hidden states", "cls": "the first token's"}
+
+
+def vector_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What an embedding model makes of texts, and how a reranker scores documents; nothing of other models."""
+    if (info := manifest.embedding) is not None:
+        normalized = ", normalized" if info.normalize else ""
+        prompts = f"; prompts: {', '.join(info.prompts)}" if info.prompts else ""
+        yield "embeddings", f"{manifest.model.num_outputs} numbers: {_POOLED[info.pooling]}{normalized}{prompts}"
+    if (ranking := manifest.reranking) is not None:
+        yield "reranking", f"by the logits of the tokens {ranking.true_id} and {ranking.false_id}"

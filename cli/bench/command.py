@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import click
+from radixlm.runtime.version import VERSION
 
 from ..field_flags import CompileOptions, FieldCommand, compile_options, engine_keywords, take
 from ..tables import print_rows, size
@@ -49,8 +49,8 @@ def command(model: str, seconds: int, as_json: bool, **options: Any) -> None:
     from radixlm.runtime import Engine
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.artifact.cpu import cache_bytes
-    from radixlm.runtime.engine.kv_cache_size import available_memory_bytes
     from radixlm.runtime.model.machine_limits import LimitsMeter
+    from radixlm.runtime.system import available_memory_bytes
 
     from .engine_timer import EngineTimer
     from .figures import Rounds
@@ -87,14 +87,15 @@ def command(model: str, seconds: int, as_json: bool, **options: Any) -> None:
 def machine_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """What was measured, and where."""
     from radixlm.runtime.artifact.cpu import cache_bytes, cpu_name, default_num_threads
+    from radixlm.runtime.system import num_numa_nodes, total_memory_bytes
 
     kinds = ", ".join(f"{name} {size(kind.bytes)}" for name, kind in manifest.quantization.kinds.items())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield "model", f"{manifest.name}: {kinds}"
     yield "keys and values", manifest.kv.dtype
-    yield "target", f"{manifest.target.name}, radixlm {version('radixlm')}"
+    yield "target", f"{manifest.target.name}, radixlm {VERSION}"
     yield "processor", f"{cpu_name()}, {default_num_threads()} of {os.cpu_count()} processors may be used"
-    yield "memory", f"{size(memory)}, {size(cache_bytes())} of caches"
+    nodes = f" on {num_nodes} NUMA nodes" if (num_nodes := num_numa_nodes()) > 1 else ""
+    yield "memory", f"{size(total_memory_bytes())}{nodes}, {size(cache_bytes())} of caches"
 
 
 def limit_rows(limits: MachineLimits) -> Iterator[tuple[str, str]]:

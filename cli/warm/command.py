@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..field_flags import FieldCommand, engine_keywords
+from ..field_flags import CompileOptions, FieldCommand, compile_options, engine_keywords, take
 from ..progress import ProgressDisplay
 from ..serve import KeyOption
 from .asking import Body, Warmed, ask, read_bodies
@@ -29,7 +29,7 @@ _SETTLED_S = 0.2  # nothing was written for so long
     flags=("engine", "store", "store_bytes", "context_length", "ignores_prompt_cache_key"),
     requires=("store",),
 )
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="BUNDLE|REQUESTS...")
 @click.option(
     "--api-key",
@@ -51,8 +51,9 @@ _SETTLED_S = 0.2  # nothing was written for so long
 )
 @click.option("--cache-salt", help="The cache_salt of those who will ask.  [default: what the bodies say]")
 @click.option("--prompt-cache-key", help="Their prompt_cache_key.  [default: what the bodies say]")
+@compile_options
 def command(
-    artifact: Path,
+    model: str,
     sources: tuple[Path, ...],
     api_keys: tuple[str, ...],
     api_key_files: tuple[Path, ...],
@@ -61,7 +62,7 @@ def command(
     ignores_prompt_cache_key: bool,
     **options: Any,
 ) -> None:
-    """Compute an agent's first prompt, its system's words and its tools, before it asks: serve --store DIR finds it.
+    """Prefill an agent's system prompt and tools into a store, where serve --store DIR finds them.
 
     A BUNDLE is what `store export` wrote: its pages are taken in, and nothing is computed. REQUESTS is a file of JSON
     lines, each the body of a request for /v1/chat/completions, /v1/responses, /v1/messages or /v1/completions, known by
@@ -85,7 +86,9 @@ def command(
         raise ValueError("--prompt-cache-key and --ignore-prompt-cache-key are given; choose one")
     given = {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}
     scope = {name: value for name, value in given.items() if value is not None}
+    compiling = take(CompileOptions, options)
     opened = engine_keywords(options)
+    artifact = compiling.artifact_of(model, on_disk=True)
     for bundle in bundles:
         _take_in(bundle, artifact, opened, keys or [None], scope)
     if bodies:
@@ -136,7 +139,7 @@ def _compute(
 def _asked(
     engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str], ignores_prompt_cache_key: bool
 ) -> list[Warmed]:
-    from radixlm.compile.progress import Progress, Stage
+    from radixlm.runtime.progress import Progress, Stage
     from radixlm.runtime.server import create_app
 
     keys = () if key is None else (key,)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .tables import print_rows
+from ..tables import print_rows
 
 if TYPE_CHECKING:
     from radixlm.compile.evidence import FamilyEvidence

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .field_flags import FieldCommand, engine_keywords
+from ..field_flags import CompileOptions, FieldCommand, compile_options, engine_keywords, take
 
 if TYPE_CHECKING:
     from .playback import Played
 
 
 @click.command("explain-cache", cls=FieldCommand, flags=("engine",))
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("model")
 @click.option(
     "--turns",
     "file",
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 )
 @click.option("--no-generate", is_flag=True, help="Run no model: replies that FILE lacks are empty.")
 @click.option("--json", "as_json", is_flag=True, help="Print the turns as JSON.")
-def command(artifact: Path, file: Path, max_tokens: int, no_generate: bool, as_json: bool, **options: Any) -> None:
+@compile_options
+def command(model: str, file: Path, max_tokens: int, no_generate: bool, as_json: bool, **options: Any) -> None:
     """Say, turn by turn, what was reused of each prompt and why not more.
 
     FILE is a conversation, a list of messages; or a list of the requests' bodies as a server got them, with
-    cache_match, cache_salt and the like. Replies that it has are taken as what the model said, in the usual ids of
-    their text, or in those that the message has as token_ids. Those that it lacks are generated.
+    cache_match, cache_salt and the like. Replies that it has are taken as the model's, in the usual ids of their text,
+    or in those that the message has as token_ids. Those that it lacks are generated.
 
     \b
     radixlm explain-cache smollm2.radixlm --turns conversation.json
@@ -50,6 +51,7 @@ def command(artifact: Path, file: Path, max_tokens: int, no_generate: bool, as_j
 
     turns = read_turns(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
     explained = []
+    artifact = take(CompileOptions, options).artifact_of(model)
     with Playback(artifact, engine_keywords(options), max_tokens=max_tokens, generates=not no_generate) as playback:
         for number, turn in enumerate(turns, 1):
             played = playback.play(turn)

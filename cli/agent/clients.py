@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 NO_KEY = "none"  # sent where the server asks for no key, for agents that refuse to send none
 _COMPACT_SHARE = 0.85  # of the context, behind which Codex shortens a conversation
+_NAME = re.compile(r"(?<!\$)\$[a-z_]+")  # of a value in a template
+_VALUE = r'(?:"(?:[^"\\]|\\.)*"|\d+)'  # of a string or a number in JSON
 _WAIT_S = 3600  # for an answer: 20,000 tokens may take minutes
 
 
@@ -64,6 +67,8 @@ class Client:
         file: the file's path in there.
         template: the file's text, whose names are those of `Served.values`.
         run: what is typed; `{file}` is the file's path.
+        min_context: tokens of context that it needs to work at all.
+        note: what it says of this server that need not alarm its user; empty: nothing.
     """
 
     name: str
@@ -72,6 +77,8 @@ class Client:
     file: str
     template: str
     run: str
+    min_context: int
+    note: str = ""
 
     def path(self, environment: Mapping[str, str], user_home: Path) -> Path:
         """Where the file belongs.
@@ -85,6 +92,17 @@ class Client:
     def text(self, served: Served) -> str:
         """The whole file."""
         return Template(self.template).substitute(served.values())
+
+    def has_written(self, text: str) -> bool:
+        """Whether `text` is the whole file for some server, so that its user has added nothing.
+
+        >>> CLIENTS["aider"].has_written(CLIENTS["aider"].text(Served("http://other:1", "other", 4096, "sk-other")))
+        True
+        >>> CLIENTS["aider"].has_written("model: mine")
+        False
+        """
+        between = [re.escape(part.replace("$$", "$")) for part in _NAME.split(self.template)]
+        return re.fullmatch(_VALUE.join(between), text) is not None
 
 
 _CODEX = """\
@@ -158,7 +176,16 @@ analytics-disable: true
 CLIENTS = {
     client.name: client
     for client in (
-        Client("codex", "CODEX_HOME", ".codex", "radixlm.config.toml", _CODEX, "codex --profile radixlm"),
+        Client(
+            "codex",
+            "CODEX_HOME",
+            ".codex",
+            "radixlm.config.toml",
+            _CODEX,
+            "codex --profile radixlm",
+            min_context=16_000,
+            note="Codex warns that it has no metadata of the model; it uses the context length of this file",
+        ),
         Client(
             "opencode",
             "XDG_CONFIG_HOME",
@@ -166,32 +193,46 @@ CLIENTS = {
             "opencode/radixlm.json",
             _OPENCODE,
             "OPENCODE_CONFIG={file} OPENCODE_DISABLE_MODELS_FETCH=1 opencode",
+            min_context=16_000,
         ),
-        Client("claude", "CLAUDE_CONFIG_DIR", ".claude", "radixlm.json", _CLAUDE, "claude --settings {file}"),
-        Client("aider", "", ".", ".aider.radixlm.yml", _AIDER, "aider --config {file}"),
+        Client(
+            "claude",
+            "CLAUDE_CONFIG_DIR",
+            ".claude",
+            "radixlm.json",
+            _CLAUDE,
+            "claude --settings {file}",
+            min_context=32_000,
+        ),
+        Client("aider", "", ".", ".aider.radixlm.yml", _AIDER, "aider --config {file}", min_context=8_000),
     )
 }
 
 
-def write_file(path: Path, text: str) -> Path | None:
+def write_file(path: Path, text: str, is_replaceable: Callable[[str], bool]) -> Path | None:
     """Let `path` hold `text`, readable by its owner alone, for an API key may be in it.
 
-    What held another text is renamed to the first free one of `NAME.bak`, `NAME.bak.1` and so on.
+    A file with another text is renamed to the first free one of `NAME.bak`, `NAME.bak.1` and so on.
+
+    Args:
+        is_replaceable: whether a text may be lost.
 
     Returns:
-        The backup; None if there is none, for there was no file, or one that holds this text already.
+        The backup; None if there is none, because there was no file, or nothing that must be kept.
 
     Raises:
         OSError: it cannot be written; nothing was changed then.
     """
-    if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
+    before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+    if before == text:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, written = tempfile.mkstemp(prefix=path.name, dir=path.parent)  # with mode 0600
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        backup = _kept(path) if path.exists() else None
+        is_kept = path.exists() and not (before is not None and is_replaceable(before))
+        backup = _kept(path) if is_kept else None
         os.replace(written, path)
     except BaseException:
         Path(written).unlink(missing_ok=True)

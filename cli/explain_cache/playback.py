@@ -1,7 +1,7 @@
 """Play the turns of a file on an engine whose replies are known, and see how much of each prompt the cache has.
 
 A file has a conversation, or the bodies of a server's requests. Knows turns, known replies and the engine;
-`explain_cache.py` prints what it finds.
+`command.py` prints what it finds.
 """
 
 from __future__ import annotations

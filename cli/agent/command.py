@@ -1,0 +1,192 @@
+"""`radixlm agent`: serve a model, or find a server that runs, and tell coding agents how to ask it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from .. import serve
+from ..help_sections import SectionedCommand
+from .clients import CLIENTS, Client, Served, write_file
+from .launch import launch_beside_server, replace_process
+from .running_server import ask_server
+
+if TYPE_CHECKING:
+    from radixlm.runtime import Engine
+
+
+class ClientList(click.ParamType[tuple[Client, ...]]):
+    """Names of agents, joined by commas."""
+
+    name = "client"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Client, ...]:
+        """The agents, each once.
+
+        Raises:
+            BadParameter: one is unknown.
+        """
+        if isinstance(value, tuple):
+            return value
+        names = dict.fromkeys(value.split(","))
+        unknown = [name for name in names if name not in CLIENTS]
+        if unknown:
+            known = ", ".join(map(repr, CLIENTS))
+            self.fail(f"{unknown[0]!r} is not one of {known}", param, ctx)
+        return tuple(CLIENTS[name] for name in names)
+
+
+@click.command("agent", cls=SectionedCommand, context_settings={"ignore_unknown_options": True})
+@click.option("--write", is_flag=True, help="Write the agent's file. What you changed in it is kept as FILE.bak.")
+@click.option("--print", "prints", is_flag=True, help="Print the agent's file, and write nothing.  [default]")
+@click.option("--launch", is_flag=True, help="Write the file, and start the agent once the model is ready.")
+@click.option("--url", help="Use the server that runs at this address; MODEL is the name of one of its models then.")
+@click.option("--no-store", is_flag=True, help="Keep no prefixes on disk.")
+@click.argument("clients", type=ClientList(), metavar="CLIENT[,CLIENT...]")
+@click.argument("model", required=False)
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def command(
+    write: bool,
+    prints: bool,
+    launch: bool,
+    url: str | None,
+    no_store: bool,
+    clients: tuple[Client, ...],
+    model: str | None,
+    serve_options: tuple[str, ...],
+) -> None:
+    """Serve MODEL to a coding agent, and print, write or use the agent's configuration.
+
+    CLIENT is codex, opencode, claude or aider; several, joined by commas, share the server.
+
+    All options of serve may be given, too. The model answers to any name, because agents ask for others beside the one
+    they are told. Without a --store, prefixes are kept in the cache folder, so that an agent's first prompt, which has
+    8,000 tokens and more, is computed once. With an --api-key the first key is in the file. The file is one more beside
+    the agent's own settings, which are not touched.
+
+    \b
+    radixlm agent codex model.gguf --launch
+    radixlm agent codex,claude model.gguf --write --context-length 32768
+    radixlm agent opencode --url http://127.0.0.1:8000 --write
+    radixlm agent opencode qwen --url http://127.0.0.1:8000 --write
+    """
+    if prints and (write or launch):
+        raise ValueError("--print is given with --write or --launch; choose one")
+    if launch and len(clients) > 1:
+        raise ValueError("--launch starts one agent; name one, and start the others with --url")
+    if url is not None:
+        _configure(clients, url, model, serve_options, write=write, launch=launch)
+        return
+    if model is None:
+        raise ValueError("give a MODEL to serve, or the --url of a server that runs")
+    _serve(clients, model, serve_options, write=write, launch=launch, no_store=no_store)
+
+
+def _configure(
+    clients: Sequence[Client], url: str, model: str | None, options: Sequence[str], *, write: bool, launch: bool
+) -> None:
+    """Tell agents of a server that runs."""
+    given = [*([] if model is None else [model]), *options]
+    parsed = serve.command.make_context("serve", ["none", *given], parent=click.get_current_context())
+    sources = {name: parsed.get_parameter_source(name) for name in parsed.params}
+    others = {name for name, source in sources.items() if source is ParameterSource.COMMANDLINE}
+    names = parsed.params["more"]
+    if others - {"api_keys", "api_key_files", "model", "more"} or len(names) > 1:
+        raise ValueError("--url is of a server that runs already: of serve's options only --api-key goes with it")
+    key = _first_key(parsed.params["api_keys"], parsed.params["api_key_files"])
+    served = ask_server(url, key, names[0] if names else None)
+    for client in clients:
+        _tell(client, served, write=write or launch)
+    if launch:
+        replace_process(_run_line(clients[0]))
+
+
+def _serve(
+    clients: Sequence[Client], model: str, serve_options: Sequence[str], *, write: bool, launch: bool, no_store: bool
+) -> None:
+    from radixlm.runtime.server.served import ANY, listed_of
+
+    serving = serve.command.make_context("serve", [model, *serve_options], parent=click.get_current_context())
+    options = serving.params
+    if options["models"] or options["more"]:
+        raise ValueError("an agent has one model; start several with radixlm serve --models, and name one before --url")
+    if options["port"] == 0:
+        raise ValueError("--port is 0, and the agent must be told a port; choose one")
+    if no_store and options["store"] is not None:
+        raise ValueError("--no-store and --store are given; choose one")
+    if serving.get_parameter_source("ignores_prompt_cache_key") is ParameterSource.DEFAULT:
+        options["ignores_prompt_cache_key"] = True  # Codex has one for each conversation, and all begin alike
+    options["model_ids"] = (*options["model_ids"], ANY)  # subagents ask for models of their maker's
+    if options["store"] is None and not no_store:
+        options["store"] = str(default_store(options["model"]))
+
+    def tell(engine: Engine) -> None:
+        served = Served(
+            url=url_of(options["host"], options["port"]),
+            model=(listed_of(options["model_ids"]) or (engine.manifest.name,))[0],
+            context_length=engine.context_length,
+            api_key=_first_key(options["api_keys"], options["api_key_files"]),
+        )
+        for client in clients:
+            _tell(client, served, write=write or launch)
+        if launch:
+            launch_beside_server(_run_line(clients[0]))
+
+    options["opened"] = tell
+    with serving:
+        serve.command.invoke(serving)
+
+
+def default_store(model: str) -> Path:
+    """Where a model's prefixes are kept: a folder for each, for one process at a time can use it.
+
+    >>> default_store("models/Qwen2.5 Coder.gguf").name
+    'Qwen2.5_Coder'
+    """
+    from radixlm.runtime.artifact import cache_dir
+    from radixlm.runtime.artifact.model_names import SUFFIX, short_name
+
+    return cache_dir() / "stores" / short_name(model).removesuffix(SUFFIX)
+
+
+def url_of(host: str, port: int) -> str:
+    """Where clients on this machine reach what listens on `host`.
+
+    >>> url_of("0.0.0.0", 8000), url_of("::1", 80)
+    ('http://127.0.0.1:8000', 'http://[::1]:80')
+    """
+    here = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{here}]:{port}" if ":" in here else f"http://{here}:{port}"
+
+
+def _first_key(keys: tuple[str, ...], files: tuple[Path, ...]) -> str | None:
+    from radixlm.runtime.server.http.door import read_keys
+
+    return next(iter([*keys, *(key for path in files for key in read_keys(path))]), None)
+
+
+def _run_line(client: Client) -> str:
+    return client.run.format(file=shlex.quote(str(client.path(os.environ, Path.home()))))
+
+
+def _tell(client: Client, served: Served, *, write: bool) -> None:
+    """Print the agent's file, and nothing else on standard output; or write it."""
+    if served.context_length < client.min_context:
+        needed = f"{client.name} needs {client.min_context:,}; its first prompts do not fit"
+        click.secho(f"warning: the context is {served.context_length:,} tokens, and {needed}", err=True)
+    path, text = client.path(os.environ, Path.home()), client.text(served)
+    if write:
+        backup = write_file(path, text, client.has_written)
+        kept = f"; what it held is in {backup}" if backup else ""
+        click.echo(f"{path} tells {client.name} where this server is{kept}; run: {_run_line(client)}", err=True)
+    else:
+        click.echo(text, nl=False)
+        click.echo(f"save this as {path}, or use --write; then run: {_run_line(client)}", err=True)
+    if client.note:
+        click.echo(f"note: {client.note}", err=True)

@@ -1,0 +1,50 @@
+"""Start an agent in this terminal: in place of this process, or beside the server that runs in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import click
+
+# In a group of its own in the foreground, so that Ctrl-C reaches the agent alone.
+_IN_FOREGROUND = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+os.setpgid(0, 0)
+if os.isatty(0):
+    os.tcsetpgrp(0, os.getpid())
+signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+os.execvp("sh", ["sh", "-c", sys.argv[1]])
+"""
+
+
+def replace_process(command: str) -> None:
+    """Run `command` in a shell that takes this process's place."""
+    os.execvp("sh", ["sh", "-c", f"exec env {command}"])
+
+
+def launch_beside_server(command: str) -> None:
+    """Run `command` in a shell of its own; once it ends, so does this server.
+
+    The terminal belongs to the agent meanwhile: the server's log goes to a file, and Ctrl-C to the agent alone.
+    """
+    log = tempfile.NamedTemporaryFile(prefix="radixlm-agent-", suffix=".log", delete=False)  # noqa: SIM115
+    click.echo(f"the server's log is in {log.name}", err=True)
+    terminal = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(log.fileno(), 2)
+
+    def run() -> None:
+        try:
+            agent = [sys.executable, "-c", _IN_FOREGROUND, f"exec env {command}"]
+            subprocess.run(agent, stderr=terminal, check=False)
+        finally:
+            os.dup2(terminal, 2)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=run, name="radixlm-agent", daemon=True).start()

@@ -1,0 +1,71 @@
+"""Ask a server that runs for the name and the context length of a model."""
+
+from __future__ import annotations
+
+import json
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import click
+
+from .clients import Served
+
+_TIMEOUT_S = 10.0
+_LOADS_WITHIN_S = 3600.0  # a model may be compiled first
+
+
+def ask_server(url: str, api_key: str | None, model: str | None = None) -> Served:
+    """Return a model of the server at `url`, which may end in `/v1`. Of several models the others are listed.
+
+    Args:
+        model: its name; None: the server's first model. If its context length is unknown, it is loaded.
+
+    Raises:
+        ValueError: there is no server that tells the context length of its models, it has no such model, or it refuses
+            the key.
+    """
+    base = url.rstrip("/").removesuffix("/v1")
+    if not base.startswith(("http://", "https://")):
+        raise ValueError(f"--url is {url!r:.80}; it must begin with http:// or https://")
+    try:
+        listed = _asked(f"{base}/v1/models", api_key)["data"]
+        names = {each["id"]: each for each in listed}
+        chosen = names.get(listed[0]["id"] if model is None else model)
+        if chosen is None:
+            raise _NoModel(f"the server at {base} has no model {model!r:.80}; it has {', '.join(names)}")
+        if len(names) > 1:
+            others = [f"{name} ({each.get('state', 'loaded')})" for name, each in names.items() if each is not chosen]
+            click.echo(
+                f"using {chosen['id']}; this server also has {', '.join(others)}: name one before --url", err=True
+            )
+        if "max_model_len" not in chosen:
+            chosen = _asked(f"{base}/models/load", api_key, {"model": chosen["id"]})
+        return Served(base, chosen["id"], chosen["max_model_len"], api_key)
+    except HTTPError as error:
+        if error.code == 401:
+            raise ValueError(f"the server at {base} asks for a key; give --api-key") from error
+        raise ValueError(f"the server at {base} answers {error.code}; wait until it is ready") from error
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error or type(error).__name__
+        raise ValueError(f"no server answers at {base} ({reason}); start one with radixlm serve") from error
+    except _NoModel:
+        raise
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{base} is no server of radixlm: it does not tell its model's context length") from error
+
+
+class _NoModel(ValueError):
+    """The server does not have the model that was named."""
+
+
+def _asked(url: str, api_key: str | None, body: object = None) -> Any:
+    """What the server answers, parsed."""
+    headers = {"Content-Type": "application/json"}
+    if api_key is not None:
+        headers["Authorization"] = f"Bearer {api_key}"
+    data = None if body is None else json.dumps(body).encode()
+    timeout_s = _TIMEOUT_S if data is None else _LOADS_WITHIN_S
+    with urlopen(Request(url, data, headers), timeout=timeout_s) as response:
+        return json.load(response)

@@ -1,0 +1,106 @@
+"""Group the options of a command in its `--help`, and name the environment variables that set them.
+
+Knows flags by name; not what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+SECTIONS: Mapping[str, Sequence[str]] = {
+    "Model": (
+        *("--quantize", "--kv-dtype", "--context-length", "--threads", "--chat-template-kwargs", "--system"),
+        *("--speculate", "--draft", "--prompt-file"),
+    ),
+    "Serving": (
+        *("--models", "--unload-after", "--host", "--port", "--uds", "--root-path", "--model-id"),
+        *("--max-num-seqs", "--max-queue"),
+        *("--max-num-batched-tokens", "--prefill-ms", "--admission", "--truncation", "--strict", "--idle-work"),
+        "--shutdown-timeout",
+    ),
+    "Cache": (
+        *(
+            "--memory-gb",
+            "--kv-cache-gb",
+            "--state-cache-gb",
+            "--match",
+            "--strip-suffix",
+            "--cache-ttl",
+            "--store",
+            "--store-gb",
+        ),
+        *("--ignore-prompt-cache-key", "--kv-budget", "--chunk-cache-mb"),
+        *("--keep-responses", "--response-ttl", "--response-gb"),
+    ),
+    "Sampling": (
+        *("--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--top-n-sigma", "--repetition-penalty"),
+        *("--seed", "--stop", "--stop-regex", "--ban", "--xtc-probability", "--xtc-threshold", "--dry-multiplier"),
+        *("--dry-base", "--dry-allowed-length", "--dry-penalty-last-n"),
+    ),
+    "Security": (
+        *("--api-key", "--api-key-file", "--metrics-key", "--allowed-host", "--cors-origin"),
+        *("--ssl-certfile", "--ssl-keyfile", "--hide-cached-text"),
+    ),
+    "Logging": ("--log-format", "--log-prompts", "--log-kv", "--log-kv-mb", "--record", "--record-mb"),
+}
+"""Flags by heading, both in the order of the help."""
+
+_PREFIX = "RADIXLM_"
+
+
+_MODEL = (
+    "A .gguf file, the directory of a Hugging Face or MLC model, hf:ORG/NAME:Q4_K_M, smollm2, or an artifact "
+    "(NAME.radixlm). All but an artifact are compiled once, and kept in the cache folder."
+)
+
+
+class SectionedCommand(click.Command):
+    """A command whose help has its options under headings; those of no section come last, as `Options`.
+
+    What a MODEL can be is said above them. It has the group's `-h` also where it is parsed without the group.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Make a command, as click does."""
+        super().__init__(*arguments, **options)
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's."""
+        if any(param.name == "model" for param in self.get_params(ctx)):
+            with formatter.section("Arguments"):
+                formatter.write_dl([("MODEL", _MODEL)])
+        rows = {flag_of(param): row for param in self.get_params(ctx) if (row := _row(param, ctx))}
+        for heading, flags in SECTIONS.items():
+            found = [rows.pop(flag) for flag in flags if flag in rows]
+            if found:
+                with formatter.section(heading):
+                    formatter.write_dl(found)
+        if rows:
+            with formatter.section("Options"):
+                formatter.write_dl(list(rows.values()))
+
+
+def _row(param: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
+    return param.get_help_record(ctx) if isinstance(param, click.Option) else None  # the docstring tells of arguments
+
+
+def flag_of(param: click.Parameter) -> str:
+    """Return the flag that an option is known by, or the name of an argument.
+
+    >>> flag_of(click.Option(["--store-gb", "store_bytes"])), flag_of(click.Option(["-o", "--output"]))
+    ('--store-gb', '--output')
+    """
+    return next((name for name in param.opts if name.startswith("--")), param.opts[0])
+
+
+def variable_of(flag: str) -> str:
+    """Return the environment variable of a flag.
+
+    >>> variable_of("--kv-cache-gb")
+    'RADIXLM_KV_CACHE_GB'
+    """
+    return _PREFIX + flag.removeprefix("--").replace("-", "_").upper()

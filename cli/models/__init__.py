@@ -1,0 +1,7 @@
+"""`radixlm models`, and the commands that get, list and remove models: `pull`, `run`, `list` and `rm`."""
+
+from __future__ import annotations
+
+from .families import command
+
+__all__ = ["command"]

@@ -1,0 +1,134 @@
+"""What is kept on this disk: compiled models, downloads and stores of prefixes, with size and last use.
+
+`KINDS` is the table of them. Knows folders and locks; not how any of it is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from radixlm.runtime.artifact import cache_dir
+from radixlm.runtime.artifact.artifact_use import is_open, last_used, remove_artifact
+from radixlm.runtime.artifact.model_names import SUFFIX, is_hub, short_name
+from radixlm.runtime.errors import SourceError
+
+from ..cached_artifact import artifacts_dir
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something on the disk that can be removed.
+
+    Attributes:
+        name: what it is called alone.
+        model: what it and others of the same model are called.
+        last_used: seconds since 1970.
+    """
+
+    kind: str
+    name: str
+    model: str
+    path: Path
+    num_bytes: int
+    last_used: float
+    is_open: bool
+    remove: Callable[[], None]
+
+    def is_called(self, name: str) -> bool:
+        """Return whether `name` means it: its own name, its model's, or what the user calls the model.
+
+        >>> about = {"path": Path(), "num_bytes": 0, "last_used": 0.0, "is_open": False, "remove": lambda: None}
+        >>> kept = Kept("compiled", "tiny-Q8_0-0123456789abcdef", "tiny-Q8_0", **about)
+        >>> kept.is_called("hf:org/tiny:Q8_0"), kept.is_called("tiny-Q8_0"), kept.is_called("tiny")
+        (True, True, False)
+        """
+        try:
+            return name in (self.name, self.model) or (not is_hub(self.model) and short_name(name) == self.model)
+        except SourceError:  # no name of the hub
+            return False
+
+
+def compiled() -> Iterator[Kept]:
+    """Yield the artifacts that commands have compiled."""
+    for path in sorted(artifacts_dir().glob(f"*{SUFFIX}")):
+        name = path.name.removesuffix(SUFFIX)
+        use = last_used(path)
+        remove = partial(remove_artifact, path)
+        yield Kept("compiled", name, name.rpartition("-")[0], path, _bytes(path), use, is_open(path), remove)
+
+
+def downloads() -> Iterator[Kept]:
+    """Yield the models of the hub, which other tools may use, too, and the one behind the alias."""
+    try:
+        from radixlm.compile.sources import downloads
+    except ModuleNotFoundError:  # an installation that compiles nothing
+        return
+    for name, path in downloads():
+        remove = partial(shutil.rmtree, path) if path.is_dir() else path.unlink
+        yield Kept("download", name, name, path, _bytes(path), _last_changed(path), False, remove)
+
+
+def stores() -> Iterator[Kept]:
+    """Yield the stores that `radixlm agent` makes."""
+    for path in sorted((cache_dir() / "stores").glob("*/")):
+        remove = partial(_remove_store, path)
+        yield Kept("store", path.name, path.name, path, _bytes(path), _last_changed(path), _is_open(path), remove)
+
+
+KINDS: Mapping[str, Callable[[], Iterable[Kept]]] = {"compiled": compiled, "download": downloads, "store": stores}
+
+
+def all_kept(kinds: Iterable[str] = KINDS) -> list[Kept]:
+    """Return what there is of some kinds."""
+    return [kept for kind in kinds for kept in KINDS[kind]()]
+
+
+def beyond(kept: Sequence[Kept], limit_bytes: int) -> list[Kept]:
+    """Return what to remove so that the rest takes `limit_bytes` at most: the least recently used that is not open."""
+    excess = sum(each.num_bytes for each in kept) - limit_bytes
+    chosen = []
+    for each in sorted(kept, key=lambda each: each.last_used):
+        if excess <= 0:
+            break
+        if not each.is_open:
+            chosen.append(each)
+            excess -= each.num_bytes
+    return chosen
+
+
+def _bytes(path: Path) -> int:
+    """Bytes of a file, or of those in a directory; a link counts as nothing."""
+    return sum(file.lstat().st_size for file in _files(path) if not file.is_symlink())
+
+
+def _last_changed(path: Path) -> float:
+    return max((max(file.lstat().st_mtime, file.lstat().st_atime) for file in _files(path)), default=0.0)
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_symlink() or file.is_file()]
+
+
+def _is_open(store: Path) -> bool:
+    from radixlm.runtime.errors import StoreBusy
+    from radixlm.runtime.store.files import StoreLock
+
+    try:
+        StoreLock.take(store).release()
+    except StoreBusy:
+        return True
+    return False
+
+
+def _remove_store(path: Path) -> None:
+    from radixlm.runtime.store.files import StoreLock
+
+    lock = StoreLock.take(path)
+    try:
+        shutil.rmtree(path)
+    finally:
+        lock.release()

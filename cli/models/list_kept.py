@@ -1,0 +1,57 @@
+"""`radixlm list`: what is downloaded, compiled and stored on this machine."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ..tables import size
+from .kept import Kept, all_kept
+
+_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+def command(as_json: bool) -> None:
+    """List models that are compiled or downloaded, and stores of prefixes, with their sizes and last use.
+
+    Downloads of the Hugging Face hub are in the cache of its library, which other tools share. A model that was used
+    from a path of yours is listed only once it is compiled.
+
+    \b
+    radixlm list --json
+    radixlm rm smollm2
+    """
+    import msgspec
+
+    found = sorted(all_kept(), key=lambda kept: -kept.last_used)
+    if as_json:
+        rows = [
+            {name: getattr(each, name) for name in ("kind", "name", "num_bytes", "last_used", "is_open")}
+            | {"path": str(each.path)}
+            for each in found
+        ]
+        click.echo(msgspec.json.format(msgspec.json.encode(rows)))
+        return
+    if not found:
+        click.echo("nothing yet; try: radixlm run smollm2")
+        return
+    width = max(len(each.name) for each in found)
+    click.secho(f"{'NAME':<{width}}  {'KIND':<8}  {'SIZE':>8}  LAST USE", bold=True)
+    for each in found:
+        click.echo(f"{each.name:<{width}}  {each.kind:<8}  {size(each.num_bytes):>8}  {used(each, time.time())}")
+    click.echo(f"{size(sum(each.num_bytes for each in found))} in all")
+
+
+def used(kept: Kept, now: float) -> str:
+    """Return when something was used, as people say it."""
+    if kept.is_open:
+        return "open now"
+    passed = now - kept.last_used
+    for unit, seconds in _UNITS:
+        if passed >= seconds:
+            count = int(passed // seconds)
+            return f"{count} {unit}{'s' * (count > 1)} ago"
+    return "just now"

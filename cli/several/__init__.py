@@ -1,0 +1,1 @@
+"""`radixlm serve` of several models: which there are, and the process of each."""

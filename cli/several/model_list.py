@@ -1,0 +1,142 @@
+"""The models that `radixlm serve --models` is given: names, folders, and TOML files with options of each.
+
+Knows files and names; which flags there are, `worker_flags.py` knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radixlm.runtime.artifact import MANIFEST
+from radixlm.runtime.artifact.model_names import SUFFIX, is_artifact, part_names, short_name, whole_stem
+from radixlm.runtime.errors import InvalidParameter
+
+_MODEL = "model"  # the tables of a TOML file
+_OWN = ("source", "name", "aliases", "pinned")
+_CONFIG = "config.json"  # of a model directory
+_PROJECTOR = "mmproj"  # begins the name of a GGUF file that is a part of another model
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model as it was given.
+
+    Attributes:
+        name: for clients; None: what it is called anyway.
+        options: of `radixlm serve`, by flags without their dashes.
+        place: where it was given, for errors.
+    """
+
+    source: str
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    is_pinned: bool = False
+    options: Mapping[str, object] | None = None
+    place: str = "--models"
+
+    @property
+    def called(self) -> str:
+        """The name for clients: a file's or a folder's own, whatever it links to."""
+        path = os.path.abspath(self.source)  # not resolved
+        own = whole_stem(path) if os.path.exists(path) else short_name(self.source)
+        return self.name or own.removesuffix(SUFFIX)
+
+    @property
+    def flags(self) -> list[str]:
+        """The options as arguments."""
+        return [argument for name, value in (self.options or {}).items() for argument in _arguments(name, value)]
+
+
+def read_models(given: Sequence[str]) -> list[ModelEntry]:
+    """Return the models, in order.
+
+    Raises:
+        ArtifactNotFound: there is nothing at a path.
+        InvalidParameter: a folder has no model, or a TOML file is wrong.
+    """
+    return [entry for each in given for entry in _read(each)]
+
+
+def _read(given: str) -> Iterator[ModelEntry]:
+    path = Path(given)
+    if path.suffix == ".toml" and path.is_file():
+        yield from _in_toml(path)
+    elif path.is_dir() and not _is_model(path):
+        found = [*_in_folder(path)]
+        if not found:
+            raise InvalidParameter(
+                f"{path} has no model; put artifacts (NAME{SUFFIX}), .gguf files or model directories there"
+            )
+        yield from found
+    else:
+        is_artifact(given)  # says what is wrong with the name
+        yield ModelEntry(given)
+
+
+def _is_model(path: Path) -> bool:
+    return path.name.endswith(SUFFIX) or (path / MANIFEST).is_file() or (path / _CONFIG).is_file()
+
+
+def _in_folder(folder: Path) -> Iterator[ModelEntry]:
+    for path in sorted(folder.iterdir()):
+        is_first = part_names(path.name)[0] == path.name
+        is_gguf = path.suffix.lower() == ".gguf" and is_first and not path.name.startswith(_PROJECTOR)
+        if is_gguf or (path.is_dir() and _is_model(path)):
+            yield ModelEntry(str(path))
+
+
+def _in_toml(path: Path) -> Iterator[ModelEntry]:
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(f"{path} cannot be read: {error}") from error
+    tables = read.pop(_MODEL, [])
+    if read or not isinstance(tables, list) or not tables:
+        known = f"[[{_MODEL}]] tables, each with a source"
+        raise InvalidParameter(f"{path} has {', '.join(read) or 'no model'}; it must have {known}, and nothing else")
+    for number, table in enumerate(tables, 1):
+        yield _in_table(f"{path}, model {number}", table, path.parent)
+
+
+def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
+    kinds = {"source": str, "name": str, "aliases": list, "pinned": bool}
+    for name, kind in kinds.items():
+        if name in table and not isinstance(table[name], kind):
+            raise InvalidParameter(f"{place}: {name} is {table[name]!r:.60}; it must be a {kind.__name__}")
+    aliases = table.get("aliases", [])
+    if (
+        not table.get("source")
+        or table.get("name") == ""
+        or not all(isinstance(each, str) and each for each in aliases)
+    ):
+        raise InvalidParameter(f"{place}: give a source, and names that are not empty")
+    source = table["source"]
+    beside = folder / source
+    source = str(beside) if beside.exists() else source
+    try:
+        is_artifact(source)
+    except InvalidParameter:
+        raise
+    except Exception as error:
+        raise type(error)(f"{place}: {error}") from error
+    options = {name: value for name, value in table.items() if name not in _OWN}
+    return ModelEntry(source, table.get("name"), tuple(aliases), table.get("pinned", False), options, place)
+
+
+def _arguments(name: str, value: object) -> Iterator[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is True:
+        yield flag
+    elif value is False:
+        yield f"--no-{flag[2:]}"
+    elif isinstance(value, list):
+        for each in value:
+            yield from (flag, str(each))
+    else:
+        yield from (flag, json.dumps(value) if isinstance(value, dict) else str(value))

@@ -1,0 +1,205 @@
+"""Serve several models, each in a process of its own that is started when a request names it.
+
+Knows how models, flags and the router fit together, and when serving ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from radixlm.runtime.artifact import read_manifest
+from radixlm.runtime.artifact.manifest import Manifest
+from radixlm.runtime.artifact.model_names import is_artifact, is_hub, part_paths
+from radixlm.runtime.artifact.window_layers import WindowLayers
+from radixlm.runtime.engine.engine_options import EngineOptions
+from radixlm.runtime.engine.kv_cache_size import KVCacheSize
+from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.router.app import router_app
+from radixlm.runtime.router.model_row import ModelSpec
+from radixlm.runtime.router.model_table import ModelTable
+from radixlm.runtime.router.worker_process import WorkerLoader, WorkerProcess
+from radixlm.runtime.server.http.root_path import UnderRootPath
+from radixlm.runtime.server.http.uvicorn_server import TLS, Address, server, uvicorn_config
+from radixlm.runtime.server.server_options import ServerOptions
+from radixlm.runtime.system import available_memory_bytes
+from starlette.types import ASGIApp
+
+from ..field_flags import engine_keywords
+from ..log_config import log_config
+from . import worker_flags
+from .model_list import ModelEntry, read_models
+from .worker_flags import WorkerFlags, parsed_flags, shared_flags, worker_environment
+
+SHARE_OF_MEMORY = 0.9  # of what is free when the server starts, for models; each process takes 60 MB beside
+_log = logging.getLogger("radixlm.serve")
+
+
+def serve_models(
+    named: Sequence[str],
+    address: Address,
+    options: ServerOptions,
+    *,
+    given: Sequence[str],
+    store: str | None,
+    tls: TLS | None,
+    root_path: str,
+    log_format: str,
+    grace_s: float,
+    unload_after_s: float | None,
+    memory_bytes: int | None,
+    hides_cached_text: bool,
+) -> None:
+    """Serve models until told to stop. The router knows none of their endpoints: each process is a whole server.
+
+    Args:
+        given: the arguments of the command line.
+        store: the folder in which each model has a store.
+        memory_bytes: for all models that are loaded; None: what is free now, less a tenth.
+
+    Raises:
+        ArtifactError: there is no model at a path.
+        InvalidParameter: an option is wrong, or the address cannot be listened on.
+    """
+    if tls is not None:
+        tls.check()
+    ctx = click.get_current_context()
+    budget = int(SHARE_OF_MEMORY * available_memory_bytes()) if memory_bytes is None else memory_bytes
+    shared = shared_flags(ctx, given)
+    specs = [_spec(ctx.command, entry, shared, store, budget) for entry in read_models(named)]
+    with ExitStack() as open_until_the_end:
+        listener = open_until_the_end.enter_context(address.listen())
+        key_file = _key_file(options.api_keys, open_until_the_end)
+        decided = address.decided(listener, options)
+        flags = WorkerFlags(
+            shared,
+            budget,
+            log_format,
+            key_file=key_file,
+            hides_cached_text=hides_cached_text or not decided.tells_cached_text,
+        )
+        loader = WorkerLoader(
+            worker_flags.WORKER,
+            flags.arguments,
+            environment=worker_environment(ctx),
+            headers=[(b"authorization", b"Bearer " + key.encode()) for key in options.api_keys[:1]],
+            say=_say_json if log_format == "json" else _say_text,
+        )
+        table = ModelTable[WorkerProcess](specs, loader, budget, unload_after_s, log=_log.info)
+        app: ASGIApp = router_app(table, decided)  # type: ignore[arg-type]
+        config = uvicorn_config(
+            UnderRootPath(app, root_path) if root_path else app,
+            listener,
+            tls,
+            log_config(log_format),
+            has_lifespan=True,
+        )
+        serving = server(config, table.stop_soon, grace_s)
+        url = address.url(listener, tls) + root_path
+        for line in (f"serving {len(specs)} models at {url}/v1, in {budget / 1e9:.1f} GB", f"web UI: {url}/"):
+            _say(line, log_format)
+        for spec in specs:
+            also = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
+            _say(f"model name: {spec.name}{also}{'; pinned' if spec.is_pinned else ''} ({spec.source})", log_format)
+        serving.run(sockets=[listener])
+
+
+def _spec(
+    command: click.Command, entry: ModelEntry, shared: Sequence[str], store: str | None, budget: int
+) -> ModelSpec:
+    """A model with what is known of it before it is loaded.
+
+    Raises:
+        InvalidParameter: its options are wrong.
+    """
+    name, own_store = entry.called, (entry.options or {}).get("store")
+    if own_store is None and store is not None:
+        own_store = Path(store) / name.replace("/", "_")
+    spec = ModelSpec(
+        name,
+        entry.source,
+        aliases=entry.aliases,
+        is_pinned=entry.is_pinned,
+        flags=tuple(entry.flags),
+        store=None if own_store is None else str(own_store),
+    )
+    stored = [] if spec.store is None else ["--store", spec.store]
+    params = parsed_flags(command, entry.source, [*shared, *stored, *entry.flags], entry.place)
+    if not is_artifact(entry.source):
+        return replace(spec, needed_bytes=_source_bytes(entry.source))
+    engine = EngineOptions(**engine_keywords(dict(params)))
+    manifest = read_manifest(Path(entry.source))
+    spec = replace(spec, context_length=engine.context_length or manifest.context_length)
+    try:
+        return replace(spec, needed_bytes=_needed_bytes(manifest, engine, budget))
+    except InvalidParameter as error:
+        return replace(spec, too_large=f"{name}: {error}")
+
+
+def _needed_bytes(manifest: Manifest, options: EngineOptions, budget: int) -> int:
+    """What the engine will take, if that much of the memory is free.
+
+    Raises:
+        InvalidParameter: it does not fit.
+    """
+    size = KVCacheSize.choose(
+        manifest,
+        kv_cache_bytes=options.kv_cache_bytes,
+        max_num_seqs=options.max_num_seqs,
+        context_length=options.context_length,
+        available_bytes=budget,
+        state_cache_bytes=options.state_cache_bytes,
+        window_layers=WindowLayers.of(manifest.model, manifest.kv),
+    )
+    needed = size.memory_bytes(manifest)
+    if options.draft is not None:
+        draft = read_manifest(Path(str(options.draft)))
+        pages = KVCacheSize.of_draft(draft, beside=manifest, size=size, available_bytes=budget)
+        needed += pages.memory_bytes(draft)
+    return needed
+
+
+def _source_bytes(source: str) -> int | None:
+    """What the files of a model take, which its weights will take at least; None if they are not here."""
+    if is_hub(source) or not (path := Path(source)).exists():
+        return None
+    files = path.glob("*.safetensors") if path.is_dir() else part_paths(path)
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _key_file(keys: Sequence[str], until: ExitStack) -> Path | None:
+    """A file with the keys, for this user alone, where no list of processes shows them."""
+    if not keys:
+        return None
+    descriptor, name = tempfile.mkstemp(prefix="radixlm-keys-")
+    until.callback(Path(name).unlink, missing_ok=True)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("".join(f"{key}\n" for key in keys))
+    return Path(name)
+
+
+def _say(text: str, log_format: str) -> None:
+    if log_format == "json":
+        _log.info("%s", text)
+    else:
+        click.echo(text, err=True)
+
+
+def _say_text(name: str, line: str) -> None:
+    click.echo(f"[{name}] {line}", err=True)
+
+
+def _say_json(name: str, line: str) -> None:
+    """Write what a model's process has logged, with the model's name."""
+    try:
+        said: Mapping[str, object] = json.loads(line)
+        click.echo(json.dumps({"model": name, **said}, ensure_ascii=False), err=True)
+    except (ValueError, TypeError):
+        _log.info("%s: %s", name, line)

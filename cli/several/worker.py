@@ -1,0 +1,61 @@
+"""The process of one model: it loads what serving needs, is told which model, and then is `radixlm serve`.
+
+It reads its arguments as a line of JSON from its standard input, and stops when that ends: with whoever started it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+_STDIN = 0
+
+
+def main(run: Callable[[], None] | None = None) -> None:
+    """Be the process; `run` is the `radixlm` command in place of its own."""
+    from radixlm.runtime.malloc_arenas import share_one_arena
+
+    share_one_arena()
+    load()
+    line = _read_line()
+    if not line:
+        return
+    from ..main import main as radixlm
+
+    threading.Thread(target=_stop_at_end, name="radixlm-lifeline", daemon=True).start()
+    sys.argv = ["radixlm", *json.loads(line)]
+    (run or radixlm)()
+
+
+def load() -> None:
+    """Load what serving a model needs, so that it begins at once."""
+    gc.disable()  # as `serve` does
+    from radixlm.runtime.engine.engine import Engine  # noqa: F401
+    from radixlm.runtime.model.model_runner import ModelRunner  # noqa: F401
+
+    from .. import serve, serving  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+
+
+def _read_line() -> bytes:
+    """The first line of the standard input, and not a byte more; empty if it ends before."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(_STDIN, 1)
+        if not byte:
+            return b""
+        line += byte
+    return bytes(line)
+
+
+def _stop_at_end() -> None:
+    while os.read(_STDIN, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,117 @@
+"""The arguments of a model's process: the flags that all models share, and its own.
+
+Knows the flags of `radixlm serve`, and which of them are the router's, or one model's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from radixlm.runtime.errors import ArtifactError, InvalidParameter
+from radixlm.runtime.router.model_row import ModelSpec
+
+from ..help_sections import flag_of, variable_of
+
+WORKER = (sys.executable, "-P", "-c", "from radixlm.cli.several.worker import main; main()")
+"""The command of a process that is told its arguments later: `worker.py`."""
+OF_ROUTER = frozenset(
+    {
+        *("--models", "--unload-after", "--memory-gb", "--host", "--port", "--uds", "--root-path"),
+        *("--ssl-certfile", "--ssl-keyfile", "--api-key", "--api-key-file", "--metrics-key", "--allowed-host"),
+        *("--cors-origin", "--log-format", "--shutdown-timeout", "--hide-cached-text", "--store"),
+    }
+)
+"""Flags that the router has for all models, or hands on in its own way."""
+OF_ONE_MODEL = ("--model-id", "--draft", "--record", "--log-kv")
+"""Flags that name a file or a model, and so are given for each model."""
+_GIVEN_ANYWAY = ("--model-id", "--memory-gb", "--uds", "--log-format")  # to each process, by the router
+
+
+@dataclass(frozen=True)
+class WorkerFlags:
+    """What all models' processes are started with.
+
+    Attributes:
+        shared: flags that were given for all models.
+        store: the folder in which each model has a store of its own; None: no prefixes are kept on disk.
+        key_file: a file with the API keys; None: there are none.
+    """
+
+    shared: Sequence[str]
+    memory_bytes: int
+    log_format: str
+    store: Path | None = None
+    key_file: Path | None = None
+    hides_cached_text: bool = False
+
+    def arguments(self, spec: ModelSpec, socket: Path) -> list[str]:
+        """Return the arguments of `radixlm` for a model and its socket."""
+        names = [argument for name in (spec.name, *spec.aliases) for argument in ("--model-id", name)]
+        return [
+            *("serve", "--uds", str(socket), "--log-format", self.log_format, "--shutdown-timeout", "0"),
+            *("--memory-gb", f"{self.memory_bytes / 1e9:.9f}"),
+            *names,
+            *([] if self.key_file is None else ["--api-key-file", str(self.key_file)]),
+            *(["--hide-cached-text"] if self.hides_cached_text else []),
+            *self.shared,
+            *([] if spec.store is None else ["--store", spec.store]),
+            *spec.flags,
+            *("--", spec.source),
+        ]
+
+
+def shared_flags(ctx: click.Context, given: Sequence[str]) -> list[str]:
+    """Return the arguments of the command line that are for every model.
+
+    Raises:
+        InvalidParameter: one is for one model.
+    """
+    params = [param for param in ctx.command.get_params(ctx) if isinstance(param, click.Option)]
+    for param in params:
+        source = ctx.get_parameter_source(param.name or "")
+        if flag_of(param) in OF_ONE_MODEL and source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+            raise InvalidParameter(
+                f"{flag_of(param)} is of one model; give it as {flag_of(param)[2:]} = ... in a TOML file of --models"
+            )
+    said, _, _ = ctx.command.make_parser(ctx).parse_args([*given])
+    chosen = [param for param in params if param.name in said and flag_of(param) not in OF_ROUTER]
+    return [argument for param in chosen for argument in _arguments(param, said[str(param.name)])]
+
+
+def worker_environment(ctx: click.Context) -> Mapping[str, str]:
+    """Return this process's environment without the variables that are the router's."""
+    flags = {flag_of(param) for param in ctx.command.get_params(ctx) if isinstance(param, click.Option)}
+    left_out = {variable_of(flag) for flag in flags & OF_ROUTER}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
+
+
+def parsed_flags(command: click.Command, source: str, flags: Sequence[str], place: str) -> Mapping[str, Any]:
+    """Return the keyword arguments of `radixlm serve` for a model's own flags.
+
+    Raises:
+        InvalidParameter: a flag is unknown or wrong, or it is not one model's.
+    """
+    own = OF_ROUTER - {"--store", "--hide-cached-text"} | {*_GIVEN_ANYWAY}
+    for flag in flags:
+        if flag in own:
+            raise InvalidParameter(f"{place}: {flag[2:]} is of the whole server; give {flag} on the command line")
+    try:
+        return command.make_context("serve", [*flags, "--", source]).params
+    except (click.ClickException, ArtifactError, ValueError) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise InvalidParameter(f"{place}: {said}") from error
+
+
+def _arguments(param: click.Option, value: Any) -> Iterator[str]:
+    if param.is_flag:
+        yield flag_of(param) if value else param.secondary_opts[0]
+    else:
+        for each in value if param.multiple else (value,):
+            yield from (flag_of(param), str(each))
