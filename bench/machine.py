@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,6 +43,29 @@ class Origin:
             python=platform.python_version(),
             apache_tvm=_version("apache-tvm"),
         )
+
+
+@dataclass(frozen=True)
+class CPUTime:
+    """When a measurement began, and the seconds of all processors until then: of everything, and of this process."""
+
+    began_at: float
+    all_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> CPUTime:
+        """Ask the system; children count from when they have ended."""
+        user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
+        own = os.times()
+        all_s = (user + nice + system) / os.sysconf("SC_CLK_TCK")
+        return cls(time.monotonic(), all_s, own.user + own.system + own.children_user + own.children_system)
+
+    def taken_by_others(self) -> float:
+        """Return the share of this process's processors that others have taken since then."""
+        now = CPUTime.now()
+        others_s = now.all_s - self.all_s - (now.own_s - self.own_s)
+        return max(0.0, others_s) / ((now.began_at - self.began_at) * default_num_threads())
 
 
 def _machine() -> str:

@@ -5,8 +5,6 @@ A lower bound: norms, softmax, rotary positions and activations are not counted,
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 
 from radixlm.runtime.artifact import Artifact
@@ -16,15 +14,8 @@ from .kernels.case import Work
 
 
 def decode_bytes_per_token(artifact: Artifact) -> int:
-    """Bytes of all weights but an embedding of its own, of which a token reads one row. KV is not counted."""
-    total: int = artifact.manifest.module.weights_bytes
-    if artifact.manifest.model.tie_word_embeddings:
-        return total
-    with artifact.weights_path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        tensors = json.loads(file.read(size))
-    embedding = [t["data_offsets"] for name, t in tensors.items() if name.startswith("model.embed_tokens.")]
-    return total - sum(int(end) - int(begin) for begin, end in embedding)
+    """Return the bytes of weights that a token reads: of experts the active ones, of an embedding of its own none."""
+    return artifact.manifest.quantization.token_bytes or artifact.manifest.module.weights_bytes
 
 
 def prefill_work(artifact: Artifact, num_tokens: int, num_cached: int = 0) -> Work:

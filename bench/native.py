@@ -16,7 +16,7 @@ from radixlm.compile.codegen.kernel_cache import KernelCache
 from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.weights.layout import ALIGNMENT
-from radixlm.runtime.model.model_runner import choose_num_threads
+from radixlm.runtime.model.library import choose_num_threads
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 

@@ -54,12 +54,16 @@ class Closable:
 class Worker(Closable):
     """A running `python -m MODULE ARGUMENTS`; close it, or use it as a context manager."""
 
-    def __init__(self, module: str, *arguments: object, python: str = sys.executable) -> None:
-        """Start it and wait until it serves; raise WorkerError if it does not come so far."""
+    def __init__(self, module: str, *arguments: object, python: str = sys.executable, root: Path = ROOT) -> None:
+        """Start it in the checkout `root` and wait until it serves.
+
+        Raises:
+            WorkerError: it does not come so far.
+        """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
             [python, "-m", module, *map(str, arguments)],
-            cwd=ROOT,
+            cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

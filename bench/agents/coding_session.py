@@ -1,14 +1,19 @@
 """A coding session as its user lives it: how long it takes, how soon replies begin, and what a restart costs.
 
-    python -m bench.agents.coding_session [--shape qwen3-4b] [--layers 2] [--turns 16] [--tokens 20000]
-                                          [--ways whole killed unloaded] [--servers radixlm llama.cpp ...]
+    python -m bench.agents.coding_session [--shape qwen3-4b] [--layers 1] [--turns 30] [--tokens 20000]
+                                          [--ways whole killed unloaded] [--servers radixlm llama.cpp ...] [--add]
 
 The session is that of `session.py`: one long conversation and two subagents, sent over chat completions one request
-after the other, with the history as it was recorded. Replies have 32 tokens. `killed`: before the middle request of the
+after the other, with the history as it was recorded. Replies have 16 tokens. `killed`: before the middle request of the
 main conversation the server is killed with SIGKILL and started again, which that request waits for. `unloaded`: it is
 ended in order there, as after an idle hour, and started when the request comes; llama.cpp may save its slots before
 and restore them then. Weights are random (`bench/peers/shapes.py`); of a model that is cut by layers, the seconds of
 the whole one are scaled: prompts by layers, replies by bytes of weights. `--layers 36` is the whole Qwen3-4B.
+
+The results say what share of the processors other processes took meanwhile: servers whose threads wait in loops for
+each other lose much more than that.
+
+`--add` keeps what the last run measured of the same session: it can be measured in pieces, a server and way at a time.
 """
 
 from __future__ import annotations
@@ -24,19 +29,22 @@ from typing import Any
 
 from radixlm.compile import compile_model
 
-from ..machine import ROOT
+from ..machine import ROOT, CPUTime
 from ..options import read_options
+from ..peers.contestants import OURS
 from ..peers.other_engines import PLACES
 from ..peers.shapes import SHAPES
 from ..peers.sizes import shape_file
 from ..report.page import publish
 from ..report.session import picture
+from ..results import read_results
 from ..served import Client, Event, Json, ServedProcess
 from .servers import AgentsServer, servers_of
 from .session import Request, session
 
-NUM_REPLY_TOKENS = 32
+NUM_REPLY_TOKENS = 16
 WAYS = ("whole", "killed", "unloaded")
+SERVERS = (OURS, "llama.cpp", "ik_llama.cpp", "dasLLAMA")
 PICTURE = ROOT / "docs" / "session.svg"
 _ROOM = 4096  # tokens of the context beyond the longest prompt, whose length is an estimate, and its reply
 _SAME = 0.05  # by which share templates of servers may make other tokens of a request
@@ -61,11 +69,12 @@ def main() -> None:
     options = read_options(
         __doc__,
         shape="qwen3-4b",
-        layers=2,
-        turns=16,
+        layers=1,
+        turns=30,
         tokens=20_000,
         ways=WAYS,
-        servers=("radixlm", "llama.cpp", "ik_llama.cpp", "dasLLAMA"),
+        servers=SERVERS,
+        add=False,
         cache=Path(".cache"),
     )
     whole = SHAPES[options.shape]
@@ -75,33 +84,53 @@ def main() -> None:
     if not artifact.exists() or artifact.stat().st_mtime < gguf.stat().st_mtime:
         compile_model(gguf, artifact)
     requests = session(options.turns, options.tokens)
-    answers: dict[str, dict[str, list[Answer]]] = {way: {} for way in options.ways}
-    missing: dict[str, str] = {}
+    session_of = {
+        "shape": shape.name,
+        "layers": [shape.num_layers, whole.num_layers],
+        "decode_scale": whole.bytes_per_token / shape.bytes_per_token,
+        "num_reply_tokens": NUM_REPLY_TOKENS,
+        "num_turns": options.turns,
+        "num_tokens": options.tokens,
+    }
+    before = before_of(session_of, read_results("session")) if options.add else {}
+    missing = {name: why for name, why in before.get("missing", {}).items() if name not in options.servers}
+    ways: dict[str, dict[str, list[Json]]] = before.get("ways", {})
+    taken: dict[str, dict[str, float]] = before.get("taken_by_others", {})
     places = {name: path.resolve() for name, path in PLACES.items()}
     for way in options.ways:
         with tempfile.TemporaryDirectory(dir=cache / "sizes") as scratch:
             for server in servers_of(gguf, artifact, places, options.tokens + _ROOM, NUM_REPLY_TOKENS, Path(scratch)):
                 if server.name in options.servers and server.name not in missing:
+                    others = [Answer(**each) for each in next(iter(ways.get(way, {}).values()), ())]
                     try:
+                        since = CPUTime.now()
                         found = lived(server, requests, way)
-                        check_prompts(found, next(iter(answers[way].values()), found))
-                        answers[way][server.name] = found
+                        check_prompts(found, others or found)
+                        ways.setdefault(way, {})[server.name] = list(map(asdict, found))
+                        taken.setdefault(way, {})[server.name] = since.taken_by_others()
                     except Exception as error:
-                        if server.name == options.servers[0]:
+                        if server.name == OURS:
                             raise
                         missing[server.name] = f"{type(error).__name__}: {error}"[:300]
                         print(f"{server.name}: {missing[server.name]}", file=sys.stderr)
-    lived_in = {way: {name: list(map(asdict, found)) for name, found in by.items()} for way, by in answers.items()}
-    figures = {
-        "shape": shape.name,
-        "layers": [shape.num_layers, whole.num_layers],
-        "decode_scale": whole.bytes_per_token / shape.bytes_per_token,
-        "num_reply_tokens": NUM_REPLY_TOKENS,
-        "missing": missing,
-        "ways": lived_in,
-    }
+    in_order = {way: {name: ways[way][name] for name in SERVERS if name in ways[way]} for way in WAYS if ways.get(way)}
+    figures = {**session_of, "missing": missing, "taken_by_others": taken, "ways": in_order}
     publish("session", figures)
     PICTURE.write_text(picture(figures), encoding="utf-8")
+
+
+def before_of(session_of: Json, before: Json | None) -> Json:
+    """Return the results of a run before.
+
+    Raises:
+        ValueError: they are of another session.
+    """
+    if before is None:
+        return {}
+    for name, value in session_of.items():
+        if before[name] != (float(f"{value:.4g}") if isinstance(value, float) else value):
+            raise ValueError(f"{name} is {value}, and {before[name]} in the results: measure it without --add")
+    return before
 
 
 def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:

@@ -18,6 +18,7 @@ from .loops import QUESTIONS, TOOL_NAMES, Turn, loop
 SHAPE = Shape("session", drops_thoughts=True, moves_reminder=True, num_subagents=2)
 NUM_SUBAGENT_TURNS = 4
 _TOKENS_A_RULE, _TOKENS_A_LINE, _TOKENS_A_TOOL = 31, 21, 242  # as Qwen's tokenizer counts, about
+_TOKENS_A_TURN = 266  # without what is read
 _NUM_TOOLS = 16
 _FIRST_SHARE = 0.4  # of the longest prompt: what the first one has
 _ACTIONS = ("read", "edit", "rename", "delete", "format", "run", "commit", "review", "search", "explain")
@@ -39,7 +40,7 @@ def session(num_turns: int, num_tokens: int, dialect: str = "chat", model: str =
     Subagents work by turns once the main conversation has had a third of its turns, with less to read.
     """
     first = int(_FIRST_SHARE * num_tokens)
-    num_read = (num_tokens - first) // max(1, num_turns)
+    num_read = max(0, (num_tokens - first) // max(1, num_turns) - _TOKENS_A_TURN)
     tools = [_tool(number) for number in range(_NUM_TOOLS)]
     rules = (first - _NUM_TOOLS * _TOKENS_A_TOOL) // _TOKENS_A_RULE
     main = DIALECTS[dialect](SHAPE, model, instructions=_instructions(rules), tools=tools)

@@ -105,9 +105,9 @@ def keep(cache: PrefixCache, prompt: Sequence[int], reply: Sequence[int] = ()) -
 
 def compute(cache: PrefixCache, sequence: CachedSequence) -> None:
     """One step, without its forward."""
-    with cache.begin() as step:
-        step.reserve(sequence, sequence.num_uncomputed)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, sequence.num_uncomputed)
+        transaction.commit()
 
 
 def look(cache: PrefixCache, prompt: Sequence[int], text: SpelledPrompt | None = None) -> None:

@@ -58,9 +58,9 @@ def hit_rate(trace: Trace, num_pages: int) -> float:
         prompt = [*page_tokens(request), END]
         sequence = cache.open(cache.match(prompt), context_length=len(prompt))
         num_found += sequence.num_computed // PAGE_SIZE
-        with cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
         cache.close(sequence, keep=False)  # whole pages stay
     return num_found / sum(map(len, trace))
 

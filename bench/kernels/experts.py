@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from radixlm.compile import compile_model
 from radixlm.compile.codegen.targets import find_target
 from radixlm.runtime.artifact import Artifact
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ..limits import ReadBandwidth
@@ -46,7 +45,7 @@ def main() -> None:
         artifact = Artifact.open(compile_model(model, Path(directory) / "experts.radixlm").path)
         runner, workspace = open_runner(artifact, max(STREAMS) * (PAST // 16 + 1))
         bandwidth = ReadBandwidth(find_target("native"))
-        num_bytes = active_bytes(artifact)
+        num_bytes = decode_bytes_per_token(artifact)
         steps = []
         for streams in STREAMS:
             batch = make_batch("decode", streams, PAST, artifact.manifest.model.vocab_size)
@@ -65,14 +64,8 @@ def main() -> None:
                     "kernels": [asdict(kernel) for kernel in kernels],
                 }
             )
-        publish("experts", {"active_bytes": num_bytes, "all_bytes": decode_bytes_per_token(artifact), "steps": steps})
-
-
-def active_bytes(artifact: Artifact) -> float:
-    """What a token reads of the weights."""
-    with safe_open(artifact.weights_path, "np") as file:
-        of_experts = sum(file.get_tensor(name).nbytes for name in file.keys() if ".experts." in name)  # noqa: SIM118
-    return decode_bytes_per_token(artifact) - float(of_experts) * (1 - ACTIVE / EXPERTS)
+        all_bytes = artifact.manifest.module.weights_bytes
+        publish("experts", {"active_bytes": num_bytes, "all_bytes": all_bytes, "steps": steps})
 
 
 def write_model(directory: Path, of: Artifact) -> None:

@@ -26,7 +26,7 @@ from radixlm.compile.codegen.builder import SIZE, Kernel
 from radixlm.compile.kernels.activation import ActivationSpec
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.module import build_module
-from radixlm.compile.ops.program import Place, Program
+from radixlm.compile.ops.program import Program, Scratch
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.model import model_runner
@@ -44,7 +44,7 @@ Bytes = npt.NDArray[np.uint8]
 class Counters:
     """Where the counters of a program's calls lie, and what each call was."""
 
-    place: Place
+    place: Scratch
     names: list[str]
 
 
@@ -94,8 +94,8 @@ def open_runner(artifact: Artifact, num_pages: int) -> tuple[ModelRunner, Bytes]
     """A runner, and its workspace, which is otherwise private to it."""
     allocated: list[Bytes] = []
 
-    def remember(shape: tuple[int, ...], dtype: Any) -> Any:
-        allocated.append(zeros(shape, dtype))
+    def remember(shape: tuple[int, ...], dtype: Any, **how: Any) -> Any:
+        allocated.append(zeros(shape, dtype, **how))
         return allocated[-1]
 
     with patch.object(model_runner, "zeros", remember):
@@ -152,7 +152,7 @@ def _width(count: int, past: int, kind: str) -> int:
 
 def _interleave(program: Program) -> Counters:
     calls, program.calls = program.calls, []
-    place = program.place("profile", 8 * (len(calls) + 1))
+    place = program.scratch("profile", 8 * (len(calls) + 1))
     program.call("profile", _read_cycles, place, 0)
     for i, call in enumerate(calls):
         program.calls.append(call)

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from radixlm.cli.serving import server
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, ModuleInfo
 from radixlm.runtime.cache.cache_namespace import CacheScope
 from radixlm.runtime.cache.page_pool import num_pages_for
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.engine_core import EngineCore
+from radixlm.runtime.malloc_arenas import share_one_arena
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
 from radixlm.runtime.server.http.listener import listen
-from radixlm.runtime.server.malloc_arenas import share_one_arena
+from radixlm.runtime.server.http.uvicorn_server import server
 
 from ..worker import serve
 from .requests import API_KEYS, MAX_BODY_BYTES, Facts

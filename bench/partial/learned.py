@@ -153,7 +153,7 @@ def answered(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> 
 
 def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
     """The order of the run of what all prompts share."""
-    namespace = next(store.heads()).namespace
+    namespace = next(store.page_keys()).namespace
     heads = index.run(namespace, tuple(prefix), 0, len(index.keys(namespace, prefix)))
     run = None if heads is None else RowRecords.of(store).open_ordered(heads)
     assert run is not None, "the prefix has no run"

@@ -72,7 +72,7 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
             settle(engine)
         engine._loop.call(lambda core: tier.extra.observer.close())
         settle(engine)
-        namespace = next(tier.store.heads()).namespace
+        namespace = next(tier.store.page_keys()).namespace
         heads = tier.index.run(namespace, tuple(prompts[0]), 0, len(tier.index.keys(namespace, prompts[0])))
         known = max(
             (found.scores for found in RowRecords.of(tier.store).scores.read(heads)), key=lambda scores: scores.num_uses
@@ -88,7 +88,7 @@ def attention(artifact: Artifact, directory: Path, prompt: list[int], order: NDA
         tier.loader.plan = load_always
         tier.extra.observer.keeper.look_up = lambda *_: None  # what it learns is of this question alone
         engine.generate(prompt, PARAMS)
-        namespace = next(tier.store.heads()).namespace
+        namespace = next(tier.store.page_keys()).namespace
         pages = tier.cache.tree.find(namespace, prompt[: order.shape[-1]]).pages
         seen: NDArray[np.float32] = tier.extra.observer.scores._history[:, :, pages].reshape(order.shape)
         return seen

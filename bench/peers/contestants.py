@@ -7,6 +7,7 @@ the next round, when each engine is started anew.
 from __future__ import annotations
 
 import statistics
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -137,6 +138,24 @@ class FreshRadixLM(RadixLM):
             time.sleep(_POLL_S)
         self.close()
         return found
+
+
+class TargetRadixLM(RadixLM):
+    """`radixlm serve` of an artifact that is compiled for a target's instructions.
+
+    Attributes:
+        artifact: what the first start has made.
+    """
+
+    def __init__(self, gguf: Path, folder: Path, target: str) -> None:
+        self.artifact = folder / f"{gguf.stem}.radixlm"
+        self._target = target
+        super().__init__(self.artifact)
+
+    def first_start(self, model: Path, prompts: Prompts) -> Values:
+        """Compile the model; how long that takes is a figure of the native target alone."""
+        subprocess.run([RADIXLM, "compile", model, "-o", self.artifact, "--target", self._target], check=True)
+        return {}
 
 
 def closed(contestants: Sequence[Contestant]) -> None:

@@ -1,12 +1,13 @@
 """Models of the sizes that people run, beside other engines: real shapes with random weights, as each serves them.
 
     python -m bench.peers.sizes [SHAPE[:LAYERS] ...] [--rounds 3] [--long] [--rows NAME ...] [--only NAME ...] [--add]
+                                [--target x86-64-v3]
 
 Without a shape: Qwen3-4B, Qwen3-30B-A3B and gpt-oss-20b, whole where that fits the memory twice, else as many layers as
 do; figures of the whole model are then scaled, and marked. Each engine has the machine to itself for a turn: it is
 started, asked all there is to ask, and ended. `--long` asks for prompts of 32,000 tokens, too, and `--rows` for some of
 the scenarios alone. Peers are those of `make peers` that read the file; `make bench-sizes` builds llama.cpp. Files are
-written to `.cache/sizes` and kept.
+written to `.cache/sizes` and kept. With `--target` ours is compiled for it, and peers are those that were built for it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from ..prompts import Prompts
 from ..report.page import publish
 from ..results import read_results
 from .comparison import added, compared, missing_of
-from .contestants import Contestant, FreshRadixLM, closed
-from .other_engines import PLACES, peers_of
+from .contestants import Contestant, FreshRadixLM, TargetRadixLM, closed
+from .other_engines import peers_of, places_for
 from .scenarios import PREFILL_32000, SIZES, Plan
 from .shapes import SHAPES, Shape, write_shape
 
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=[], choices=[each.name for each in SIZES.scenarios])
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="peers whose names have the word")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing later: rows stay without values")
+    parser.add_argument("--target", default="native", help="as of `radixlm compile`; peers are in .cache/NAME-TARGET")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="files are kept there")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
@@ -56,8 +58,12 @@ def main() -> None:
         whole = SHAPES[name]
         shape = whole.with_layers(int(layers) if layers else fitting_layers(whole, _memory_bytes()))
         plan = chosen(options.rows, is_long=options.long)
-        figures = compare(shape, whole, options.cache.resolve(), options.rounds, options.only, deadline, plan)
-        run = f"{name}, {shape.num_layers} of {whole.num_layers} layers"
+        figures = compare(
+            shape, whole, options.cache.resolve(), options.rounds, options.only, deadline, plan, options.target
+        )
+        run = f"{name}, {shape.num_layers} of {whole.num_layers} layers" + (
+            "" if options.target == "native" else f", {options.target}"
+        )
         before = (read_results("sizes") or {"runs": {}})["runs"].get(run)
         publish("sizes", added(before, figures) if options.add and before else figures, run=run)
 
@@ -80,19 +86,29 @@ def chosen(rows: Sequence[str], *, is_long: bool) -> Plan:
 
 
 def compare(
-    shape: Shape, whole: Shape, cache: Path, rounds: int, only: Sequence[str], deadline: float, plan: Plan = SIZES
+    shape: Shape,
+    whole: Shape,
+    cache: Path,
+    rounds: int,
+    only: Sequence[str],
+    deadline: float,
+    plan: Plan = SIZES,
+    target: str = "native",
 ) -> dict[str, Any]:
     """All engines on one shape, of which first starts come first; what ours makes of the file is thrown away."""
     gguf = shape_file(shape, cache)
     threads = default_num_threads()
-    peers = [each for each in peers_of(gguf, gguf, PLACES, cache, threads) if each.name.endswith("same file")]
-    missing = missing_of(peers, only)
+    peers = [
+        each for each in peers_of(gguf, gguf, places_for(target), cache, threads) if each.name.endswith("same file")
+    ]
+    missing = missing_of(peers, only, target)
     with tempfile.TemporaryDirectory(dir=gguf.parent) as scratch:
-        ours = FreshRadixLM(gguf, Path(scratch))
+        is_native = target == "native"
+        ours = FreshRadixLM(gguf, Path(scratch)) if is_native else TargetRadixLM(gguf, Path(scratch), target)
         contestants = [ours, *(peer for peer in peers if peer.name not in missing)]
         first, failed = _first_starts(contestants, gguf)
         measured = [each for each in contestants if each.name not in failed]
-        found = compared(measured, Artifact.open(ours.artifact), rounds, deadline, plan=plan)
+        found = compared(measured, Artifact.open(ours.artifact), rounds, deadline, plan=plan, target=target)
     for name, values in first.items():
         found["values"][name].update({figure: [value] for figure, value in values.items()})
     return {

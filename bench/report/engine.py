@@ -76,7 +76,8 @@ def experts(results: Json) -> Iterator[str]:
 
 def _routing(kernels: Sequence[Json]) -> float:
     """The share of the router's matrix, the choice, the sorting of rows and the sum of experts' outputs."""
-    names = ("RouterSpec", "CombineSpec", "find_units", "find_slabs", "starts", "gather_rows", "linear bf16 32x")
+    lists = ("find_units", "find_slabs", "spread_rows", "starts", "gather_rows")
+    names = ("RouterSpec", "CombineSpec", *lists, "linear bf16 32x")
     return sum(float(kernel["share"]) for kernel in kernels if kernel["kernel"].startswith(names))
 
 

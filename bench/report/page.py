@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..results import add_run, read_results, write_results
-from . import answers, cache, engine, first_start, partial, peers, serving, session, store
+from . import answers, cache, engine, first_start, partial, peers, serving, session, store, targets
 from .tables import Json, origin
 
 _HEAD = """# Results
@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "peers": peers.peers,
     "first_start": first_start.first_start,
     "quality": engine.quality,
+    "first_reply": serving.first_reply,
     "engine": engine.engine,
     "request_cost": engine.request_cost,
     "speculation": engine.speculation,
@@ -52,6 +53,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "long_prompt": serving.long_prompt,
     "replay_live": cache.replay_live,
     "suffix": cache.suffix,
+    "digests": targets.digests,
 }
 """By the name of a file of results, the paragraphs that it becomes."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from .tables import Cell, Json, auto, each, format_cell, met, origin, spread, table
 
+SANE = "yes"  # what a reader writes of a reply that has no fault
+
 
 def ladder(results: Json) -> Iterator[str]:
     """A row for each number of streams: how fast, how soon, and at what cost."""
@@ -55,6 +57,23 @@ def load(results: Json) -> Iterator[str]:
         f"{name}: `{run['origin']['command']}`, commit {run['origin']['commit']}, {run['origin']['date']}."
         for name, run in runs.items()
     )
+
+
+def first_reply(results: Json) -> Iterator[str]:
+    """A row for each question with what a reader wrote of both replies, and how many were sane."""
+    yield "## The first reply of a small model"
+    yield (
+        "Twenty questions to SmolLM2-135M in Q4_1, each once with a seed of its own. All but the limit of "
+        f"{results['max_tokens']} tokens is what the servers do by default. Replies were read without their names. A "
+        "reply is sane if it has whole sentences, no invented words and no broken text, be it right or wrong. The "
+        "replies are in `bench/results/first_reply.json`."
+    )
+    rows = results["rows"]
+    names = list(rows[0]["replies"])
+    cells = each(names, "cells")
+    marks = [{"title": row["question"], "cells": [row["marks"].get(name, "") for name in names]} for row in rows]
+    counts = [f"{sum(row['marks'].get(name) == SANE for row in rows)} of {len(rows)}" for name in names]
+    yield table({"sane": "{title}"} | cells, [*marks, {"title": "**sane in all**", "cells": counts}])
 
 
 def questions(results: Json) -> Iterator[str]:

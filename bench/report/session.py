@@ -17,21 +17,27 @@ def session(results: Json) -> Iterator[str]:
     """A row for each server and way."""
     have, whole = results["layers"]
     ways = results["ways"]
-    num_requests = len(next(iter(next(iter(ways.values())).values())))
+    some = next(iter(next(iter(ways.values())).values()))
+    num_requests, num_tokens = len(some), max(answer["num_prompt"] for answer in some)
     yield "## A coding session, as its user lives it"
     yield (
         f"One conversation and two subagents, {num_requests} requests of chat completions one after the other, with "
         "long instructions, 16 tools, files that are read and a reminder that moves, as coding agents send them "
-        f"(`bench/agents/session.py`); {results['shape']} with {have} of {whole} layers and random weights; replies of "
-        f"{results['num_reply_tokens']} tokens. llama.cpp has `--cache-reuse`, three slots of one cache and its prompt "
-        "cache, and saves and restores its slots where the server is unloaded in order; radixlm has `--store`. "
-        "A request that finds the server gone waits for its start. Other requests: all but the first of each agent."
+        f"(`bench/agents/session.py`), up to {num_tokens:,} tokens long; {results['shape']} with {have} of {whole} "
+        f"layers and random weights; replies of {results['num_reply_tokens']} tokens. llama.cpp has `--cache-reuse`, "
+        "three slots of one cache and its prompt cache, and saves and restores its slots where the server is unloaded "
+        "in order; radixlm has `--store`. A request that finds the server gone waits for its start. Other requests: "
+        "all but the first of each agent."
         + (f" Scaled to {whole} layers: first tokens by layers, replies by bytes of weights." if have < whole else "")
     )
     for name, why in sorted(results["missing"].items()):
         yield f"Not measured: {name} ({why})."
     rows = [
-        {"way": f"{_TITLES[way]}: {name}", **_figures(answers, results)}
+        {
+            "way": f"{_TITLES[way]}: {name}",
+            "taken": f"{results['taken_by_others'][way][name]:.0%}",
+            **_figures(answers, results),
+        }
         for way, servers in ways.items()
         for name, answers in servers.items()
     ]
@@ -42,6 +48,7 @@ def session(results: Json) -> Iterator[str]:
         "first token of others, median s": "{median:auto}",
         "at worst, s": "{worst:auto}",
         "tokens from a cache": "{cached}",
+        "CPU time of others": "{taken}",
     }
     yield table(columns | ({f"total with {whole} layers, scaled, s": "{scaled:auto}"} if have < whole else {}), rows)
 
