@@ -1,10 +1,10 @@
-"""A chat that shows what each prompt found in the cache: python examples/chat_cache.py smollm2.radixlm"""
+"""Chat, and show each prompt's cache hit: python examples/chat_cache.py smollm2.radixlm"""
 
 from __future__ import annotations
 
 import sys
 
-from radixlm.runtime import Engine, SamplingParams
+from radixlm import Engine, SamplingParams
 
 QUESTIONS = (
     "What is gravity?",

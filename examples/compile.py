@@ -1,4 +1,4 @@
-"""Compile a model, and say what became of it: python examples/compile.py smollm2 smollm2.radixlm"""
+"""Compile a model, and print a report: python examples/compile.py smollm2 smollm2.radixlm"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from radixlm.compile import Progress, compile_model
 
 
 def show(progress: Progress) -> None:
-    """One line per finished stage."""
+    """Print one line per finished stage."""
     if progress.done == progress.total:
         print(f"{progress.fraction:4.0%} {progress.stage}")
 

@@ -1,11 +1,11 @@
-"""Fifty threads on one engine, each as if alone: python examples/fifty_threads.py smollm2.radixlm"""
+"""Use one engine from fifty threads, with the same output as alone: python examples/fifty_threads.py smollm2.radixlm"""
 
 from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from radixlm.runtime import Engine, SamplingParams
+from radixlm import Engine, SamplingParams
 
 NUM_THREADS = 50
 

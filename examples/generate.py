@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from radixlm.runtime import Engine, SamplingParams
+from radixlm import Engine, SamplingParams
 
 
 def main(artifact: str) -> None:

@@ -1,10 +1,10 @@
-"""Show a reply while it is computed, and stop it early: python examples/stream.py smollm2.radixlm"""
+"""Stream a reply, and stop it early: python examples/stream.py smollm2.radixlm"""
 
 from __future__ import annotations
 
 import sys
 
-from radixlm.runtime import Engine, SamplingParams
+from radixlm import Engine, SamplingParams
 
 
 def main(artifact: str) -> None:
