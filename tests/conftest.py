@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 CompileOnce = Callable[..., Path]
 # Suites of their own, in environments of their own: see the Makefile.
-collect_ignore = ["agents", "browser", "clients", "instruments", "ray"]
+collect_ignore = ["agents", "browser", "clients", "instruments", "newcomer", "ray", "wheel"]
+collect_ignore += [] if os.environ.get("RADIXLM_ARM_PYTHON") else ["arm"]
 NUM_ENGINE_THREADS = "1"
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -201,7 +202,7 @@ def _compile_once(
     cache_dir = REPOSITORY / ".cache" / "tests"
     digest = digest_of_compiler()
     if source.is_dir():  # whose name says nothing of what is in it
-        digest = _digest_of(sorted(source.iterdir()), digest)
+        digest = _digest_of(sorted(path for path in source.rglob("*") if path.is_file()), digest)
     options = f"{quantize}-{kv_dtype}-{context_length or 'default'}-{machine.name}"
     artifact = cache_dir / f"{source.stem}-{options}-{digest}.radixlm"
     locks = cache_dir / "locks"

@@ -28,7 +28,10 @@ from hypothesis import Phase, settings
 settings.register_profile("planted", phases=[Phase.explicit, Phase.generate])
 settings.load_profile("planted")
 """
-PRODUCT = ("cli", "compile", "runtime", "tokenizer_fix", ".types", "bench", "examples", "pyproject.toml", "Makefile")
+PRODUCT = (
+    *("cli", "compile", "package", "runtime", "tokenizer_fix", ".types", "bench", "examples", "pyproject.toml"),
+    "Makefile",
+)
 
 
 @dataclass(frozen=True)

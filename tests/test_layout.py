@@ -1,8 +1,9 @@
 """The design's one-way rules, read from the imports themselves.
 
-cli -> {compile, runtime}; compile -> {a few modules of runtime, tokenizer_fix}; runtime -> tokenizer_fix; and inside
-runtime and compile, the folders in order. What only type checkers read counts, too, and what an import imports. Only
-compile/ imports tvm, only model_runner imports tvm_ffi. A test reads all modules and names each that breaks its rule.
+package -> {cli, runtime}; cli -> {compile, runtime}; compile -> {a few modules of runtime, tokenizer_fix}; runtime ->
+tokenizer_fix; and inside runtime and compile, the folders in order. What only type checkers read counts, too, and what
+an import imports. Only compile/ imports tvm, only runtime/model/library.py tvm_ffi. Tests read all modules and name
+each that breaks its rule.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "package"  # the folder of `radixlm` itself; the others are its subpackages
 FOLDERS = ("cli", "compile", "runtime", "tokenizer_fix")
-MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+MODULES = sorted(path for folder in (PACKAGE, *FOLDERS) for path in (ROOT / folder).rglob("*.py"))
 
 ALLOWED_FOLDERS = {
+    PACKAGE: {"cli", "runtime"},
     "cli": {"compile", "runtime"},
     "compile": {"runtime", "tokenizer_fix"},
     "runtime": {"tokenizer_fix"},
@@ -29,19 +32,36 @@ ALLOWED_FOLDERS = {
 }
 # What the compiler shares with the runtime: the artifact, the runner that its last stage tries it with, and how a
 # chat template is parsed.
-RUNTIME_FOR_COMPILE = {"artifact", "errors", "model.batch", "model.model_runner", "chat.chat_template"}
-# The folders of runtime/, from the ground up: each imports only from itself and from those before it. `errors`,
-# `fields`, `memory` and `optional` are modules, `__init__` is above all. `extras` is last: all else works without it.
+RUNTIME_FOR_COMPILE = {
+    *("system", "artifact", "errors", "progress", "version", "model.batch", "model.model_runner", "chat.chat_template"),
+}
+# The folders of runtime/, from the ground up: each imports only from itself and from those before it. `system`,
+# `errors`, `fields`, `memory`, `malloc_arenas`, `progress`, `version` and `optional` are modules, `__init__` is above
+# all. `extras` is last: all else works without it.
 RUNTIME_ORDER = (
-    *("errors", "fields", "memory", "artifact", "model", "chat", "kv_log", "states", "cache", "store"),
-    *("prefix", "speculation", "optional", "engine", "server", "extras"),
+    *("system", "errors", "fields", "memory", "malloc_arenas", "progress", "version", "artifact", "model", "chat"),
+    *(
+        "kv_log",
+        "states",
+        "cache",
+        "store",
+        "prefix",
+        "speculation",
+        "optional",
+        "engine",
+        "replay",
+        "server",
+        "router",
+    ),
+    "extras",
 )
 # The folders of compile/, in the same way: functions for a CPU, numbers of weights, kernels, operations on rows,
 # layers, model families, file formats. The modules beside them, from `compiler` to `verification`, stand above all.
 COMPILE_ORDER = ("codegen", "weights", "kernels", "ops", "layers", "families", "sources")
 MAX_MODULES = 22  # of one folder
 TOP = {  # what stands beside the folders of modules
-    *(".ci", ".gitignore", ".types", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
+    *(".ci", ".dockerignore", ".github", ".gitignore", ".types", "CHANGELOG.md", "Dockerfile", "LICENSE", "Makefile"),
+    *("README.md", "mkdocs.yml", "pyproject.toml"),
     *("bench", "docs", "examples", "tests"),
 }
 
@@ -58,7 +78,7 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def _imports(path: Path) -> Iterator[str]:
-    package = ["radixlm", *path.relative_to(ROOT).parent.parts]
+    package = _package(path)
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -67,6 +87,11 @@ def _imports(path: Path) -> Iterator[str]:
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _package(path: Path) -> list[str]:
+    """The parts of the name of a module's package."""
+    return ["radixlm", *(part for part in path.relative_to(ROOT).parent.parts if part != PACKAGE)]
 
 
 def ours(path: Path) -> Iterator[list[str]]:
@@ -181,15 +206,32 @@ def _reached(path: Path, top: Path) -> Iterator[str]:
             yield ".".join(module.relative_to(top).with_suffix("").parts)
 
 
-def test_only_the_compiler_imports_tvm_and_only_the_model_runner_tvm_ffi() -> None:
+def test_only_the_compiler_imports_tvm_and_only_the_loader_of_libraries_tvm_ffi() -> None:
     wrong = []
     for path in MODULES:
         used = {name.split(".")[0] for name in imports(path)}
         if "tvm" in used and ROOT / "compile" not in path.parents:
             wrong.append(f"{_name(path)} imports tvm")
-        if "tvm_ffi" in used and path != ROOT / "runtime" / "model" / "model_runner.py":
+        if "tvm_ffi" in used and path != ROOT / "runtime" / "model" / "library.py":
             wrong.append(f"{_name(path)} imports tvm_ffi")
     assert wrong == []
+
+
+OF_ONE_SYSTEM = re.compile(
+    r"sys\.platform|platform\.system|/proc\b|/sys/|posix_fadvise|sched_[gs]etaffinity|sched_setscheduler|memfd_create|"
+    r"os\.(preadv|pwritev|fsync|fdatasync|sendfile|setpriority|uname|sysconf)\b|MADV_(HUGE|POP)|RLIMIT_AS|ru_maxrss|"
+    r"malloc_trim|sysctlbyname|F_FULLFSYNC"
+)
+NAMES_SYSTEMS = {
+    "runtime/system.py": "all of it",
+    "runtime/artifact/cpu.py": "what Linux says of processors and quotas, which is skipped where it says nothing",
+    "compile/in_memory.py": "copies files in memory, which Linux alone has",
+}
+
+
+def test_one_module_knows_what_systems_offer() -> None:
+    found = {_name(path) for path in MODULES if OF_ONE_SYSTEM.search(path.read_text(encoding="utf-8"))}
+    assert found == set(NAMES_SYSTEMS)
 
 
 def test_across_folders_imports_are_absolute_and_inside_one_relative() -> None:
@@ -210,18 +252,19 @@ def test_across_folders_imports_are_absolute_and_inside_one_relative() -> None:
 
 def test_every_folder_of_modules_is_a_listed_package_and_no_other_is() -> None:
     listed = set(_pyproject()["tool"]["setuptools"]["packages"])
-    on_disk = {".".join(["radixlm", *path.relative_to(ROOT).parent.parts]) for path in MODULES}
+    on_disk = {".".join(_package(path)) for path in MODULES}
     if not (ROOT / "runtime" / "extras").is_dir():  # it was removed
         listed = {name for name in listed if not name.startswith("radixlm.runtime.extras")}
     assert listed == on_disk
 
 
 def test_every_top_folder_is_mapped_typed_and_linked_for_type_checkers() -> None:
-    assert _pyproject()["tool"]["setuptools"]["package-dir"] == {f"radixlm.{f}": f for f in FOLDERS}
-    for folder in FOLDERS:
-        assert (ROOT / folder / "py.typed").is_file()
-        assert (ROOT / ".types" / "radixlm" / folder).resolve() == ROOT / folder
-    assert {path.name for path in (ROOT / ".types" / "radixlm").iterdir()} == set(FOLDERS)
+    mapped = {"radixlm": PACKAGE} | {f"radixlm.{folder}": folder for folder in FOLDERS}
+    assert _pyproject()["tool"]["setuptools"]["package-dir"] == mapped
+    links = {path.name: path.resolve() for path in (ROOT / ".types" / "radixlm").iterdir()}
+    own = {path.name: path for path in (ROOT / PACKAGE).iterdir() if path.suffix in (".py", ".typed")}
+    assert links == own | {folder: ROOT / folder for folder in FOLDERS}
+    assert all((ROOT / folder / "py.typed").is_file() for folder in (PACKAGE, *FOLDERS))
 
 
 def test_nothing_lies_beside_the_folders_that_has_no_place_there() -> None:
@@ -229,13 +272,8 @@ def test_nothing_lies_beside_the_folders_that_has_no_place_there() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("this is no checkout of git")
-    top = {path.partition("/")[0] for path in listed.stdout.splitlines()} - TOP - set(FOLDERS)
+    top = {path.partition("/")[0] for path in listed.stdout.splitlines()} - TOP - {PACKAGE, *FOLDERS}
     assert [name for name in sorted(top) if not re.fullmatch(r"requirements(-\w+)?\.lock", name)] == []
-
-
-def test_radixlm_is_a_namespace_package() -> None:
-    assert not (ROOT / "__init__.py").exists()
-    assert not (ROOT / ".types" / "radixlm" / "__init__.py").exists()
 
 
 def test_every_module_says_what_it_knows() -> None:

@@ -64,7 +64,7 @@ class Server:
         self.artifact = _artifact()
         self._tokenizer = Tokenizer(self.artifact.tokenizer_json)
 
-    def open_runner(self, artifact: object, num_pages: int, options: EngineOptions) -> RecitingModel:
+    def open_runner(self, artifact: object, num_pages: int, options: EngineOptions, **_: object) -> RecitingModel:
         self._model = RecitingModel(
             num_pages,
             VOCAB_SIZE,

@@ -27,7 +27,15 @@ def say(page: Page, text: str, *, waits: bool = True) -> None:
 
 
 def said(page: Page) -> str:
-    return page.locator(".turn.assistant .said").last.text_content() or ""
+    return page.locator(".turn.assistant .rendered").last.text_content() or ""
+
+
+def stream(page: Page, *pieces: dict) -> None:
+    """Have the server reply with these choices, one chunk each."""
+    lines = [f"data: {json.dumps({'choices': [{'index': 0, **piece}]})}\n\n" for piece in pieces] + ["data: [DONE]\n\n"]
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(body="".join(lines), content_type="text/event-stream")
+    )
 
 
 def test_a_reply_is_seen_while_it_is_made(page: Page) -> None:
@@ -37,15 +45,14 @@ def test_a_reply_is_seen_while_it_is_made(page: Page) -> None:
         """() => {
             window.lengths = new Set();
             new MutationObserver(() => {
-                const said = document.querySelector(".turn.assistant .said");
+                const said = document.querySelector(".turn.assistant .rendered");
                 if (said) window.lengths.add(said.textContent.length);
             }).observe(document.querySelector("#log"), {subtree: true, childList: true, characterData: true});
         }"""
     )
     say(page, "Count from one to fifty, please.")
     lengths = page.evaluate("[...window.lengths]")
-    assert len(lengths) > 10 and lengths == sorted(lengths)
-    assert lengths[-1] == len(said(page))
+    assert len(lengths) > 10 and max(lengths) == lengths[-1] == len(said(page))
     expect(page.locator(".turn.live")).to_have_count(0)
 
 
@@ -53,7 +60,7 @@ def test_each_turn_says_what_was_cached_and_why_not_more(page: Page, server: Ser
     say(page, "What is a tree?")
     first = page.locator(".turn.assistant").nth(0)
     expect(first.locator(".cached")).to_have_text(re.compile(r"^0 of \d\d$"))
-    expect(first.locator(".why")).to_contain_text("at token 0 nothing cached goes on with")
+    expect(first.locator(".why")).to_have_count(0)  # nothing could have been found
     say(page, "And a bush?")
     asked = server.json("/v1/cache")["requests"][0]
     second = page.locator(".turn.assistant").nth(1)
@@ -62,7 +69,7 @@ def test_each_turn_says_what_was_cached_and_why_not_more(page: Page, server: Ser
     expect(second.locator(".usage")).to_contain_text("tok")
 
 
-def test_what_was_guessed_is_marked_and_the_text_is_that_without_guesses(page: Page) -> None:
+def test_accepted_draft_tokens_are_marked_in_the_source_and_the_text_is_that_without(page: Page) -> None:
     page.click("#settings summary")
     page.fill("[name=max_tokens]", "60")
     say(page, "Say the words again and again: one two three one two three one two three one two three")
@@ -71,26 +78,28 @@ def test_what_was_guessed_is_marked_and_the_text_is_that_without_guesses(page: P
     expect(page.locator("#send")).to_be_visible()
     turn = page.locator(".turn.assistant")
     expect(turn).to_have_count(1)
-    legend = turn.locator(".usage .guessed")
-    expect(legend).to_have_text(re.compile(r"^\d+ of \d+ guess(es)? right$"))
+    legend = turn.locator(".usage .drafts")
+    expect(legend).to_have_text(re.compile(r"^\d+ of \d+ draft tokens? accepted$"))
     assert int((legend.text_content() or "").split()[0]) > 0 and legend.get_attribute("title")
-    marked = turn.locator(".said .guessed").all_text_contents()
-    assert 0 < len("".join(marked)) < len(plain) and all(part in plain for part in marked)
     assert said(page) == plain
-    assert "underline" in turn.locator(".said .guessed").first.evaluate("e => getComputedStyle(e).textDecorationLine")
+    turn.get_by_role("button", name="Source").click()
+    marked = turn.locator(".source .drafted").all_text_contents()
+    source = turn.locator(".source").text_content() or ""
+    assert 0 < len("".join(marked)) < len(source) and all(part in source for part in marked)
+    assert "underline" in turn.locator(".source .drafted").first.evaluate("e => getComputedStyle(e).textDecorationLine")
+    turn.get_by_role("button", name="Source").click()
+    expect(turn.locator(".rendered")).to_be_visible()
 
 
-def test_a_chunk_is_marked_where_all_of_its_tokens_were_guessed(page: Page) -> None:
+def test_a_chunk_is_marked_where_all_of_its_tokens_were_drafted(page: Page) -> None:
     told = [("role", "", None), ("content", "A", [False]), ("content", "", [True]), ("content", "é", [True])]
     told += [("content", "<b>", [True]), ("content", "C", [True, False]), ("content", "D", None)]
-    pieces = [{"index": 0, "delta": {kind: text}} | ({"guessed": g} if g else {}) for kind, text, g in told]
-    lines = [f"data: {json.dumps({'choices': [piece]})}\n\n" for piece in pieces] + ["data: [DONE]\n\n"]
-    page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(body="".join(lines), content_type="text/event-stream")
-    )
+    stream(page, *({"delta": {kind: text}} | ({"guessed": g} if g else {}) for kind, text, g in told))
     say(page, "Hi")
     assert said(page) == "Aé<b>CD"
-    assert page.locator(".said .guessed").all_text_contents() == ["é<b>"]
+    page.get_by_role("button", name="Source").click()
+    expect(page.locator(".source")).to_have_text("Aé<b>CD")
+    assert page.locator(".source .drafted").all_text_contents() == ["é<b>"]
 
 
 def test_a_long_prompt_shows_how_far_it_is_until_the_reply_begins(page: Page) -> None:
@@ -99,7 +108,7 @@ def test_a_long_prompt_shows_how_far_it_is_until_the_reply_begins(page: Page) ->
             window.told = [];
             new MutationObserver(() => {
                 const progress = document.querySelector(".turn.assistant .progress");
-                const said = document.querySelector(".turn.live .said");
+                const said = document.querySelector(".turn.live .rendered");
                 if (progress) window.told.push([progress.textContent, said.textContent]);
             }).observe(document.querySelector("#log"), {subtree: true, childList: true, characterData: true});
         }"""
@@ -121,7 +130,7 @@ def test_stop_ends_the_request_and_the_chat_goes_on(page: Page, server: ServePro
     for stop in (lambda: page.click("#stop"), lambda: page.keyboard.press("Escape")):
         page.click("#new")
         say(page, "Tell me a very long story of a fox.", waits=False)
-        expect(page.locator(".turn.live .said")).not_to_be_empty()
+        expect(page.locator(".turn.live .rendered")).not_to_be_empty()
         stop()
         expect(page.locator("#send")).to_be_visible()
         expect(page.locator(".turn.assistant .usage")).to_contain_text("stopped")
@@ -198,11 +207,11 @@ def test_hostile_text_stays_text_in_the_chat_and_in_the_tree(page: Page, server:
 
 
 def test_a_hostile_reply_stays_text(page: Page) -> None:
-    chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE + "\u202e\u0000"}}]}
-    events = f": a comment\n\ndata: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+    stream(page, {"delta": {"content": HOSTILE + "\u202e\u0000"}})
     say(page, "Hi")
     assert said(page).startswith(HOSTILE)
+    page.get_by_role("button", name="Source").click()
+    expect(page.locator(".source")).to_contain_text(HOSTILE)
     nothing_of_it(page)
 
 

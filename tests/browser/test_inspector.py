@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from ..serve_process import ServeProcess
-from .conftest import shots
+from .conftest import OpenPage, shots
 from .test_chat import say
 
+EMPTY = {
+    **{name: 0 for name in ("num_runs", "num_tokens", "num_pages", "num_used_pages", "num_states")},
+    **{"is_whole": True, "is_counted": True, "runs": [], "requests": []},
+}
 CHAT = {"messages": [{"role": "user", "content": "What is a tree?"}], "max_tokens": 40, "temperature": 0}
 
 
@@ -44,16 +49,125 @@ def test_what_a_request_hit_and_why_not_more_is_shown_for_other_clients_too(page
     server.json("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "What is a bush?"}]})
     expect(page.locator(".request")).to_have_count(2)
     newest, first = page.locator(".request").all()
+    expect(newest).to_have_class(re.compile("ended"))  # not a picture of it while it ran
     asked = server.json("/v1/cache")["requests"][0]
     assert asked["num_cached_tokens"] >= 16
     expect(newest).to_contain_text(f"{asked['num_cached_tokens']} of {asked['num_prompt_tokens']}")
-    expect(newest).to_contain_text(re.compile(f"token {asked['num_cached_tokens']} the cache goes on with .*tree"))
+    expect(newest.locator(".why-said")).to_have_text(
+        f"Cached up to token {asked['num_cached_tokens']}; then the prompt differs."
+    )
     expect(first).to_contain_text("0 of ")
     assert lanes(page, "hit") == asked["num_cached_tokens"]
     assert lanes(page, "computed") == asked["num_prompt_tokens"] - asked["num_cached_tokens"]
     first.click()
     expect(first).to_have_attribute("aria-selected", "true")
     assert lanes(page, "hit") == 0
+
+
+def asked(server: ServeProcess, system: str, user: str) -> None:
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    server.json("/v1/chat/completions", {**CHAT, "messages": messages})
+
+
+def test_branches_join_at_the_token_where_they_part(page: Page, server: ServeProcess) -> None:
+    asked(server, "You are a helpful assistant. Today is Friday.", "Who wrote it?")
+    asked(server, "You are a helpful gardener. Today is Monday.", "Who wrote it?")
+    asked(server, "You are a helpless poet. Today is Monday.", "Who wrote it?")
+    tree = server.json("/v1/cache")
+    num_cached = tree["requests"][0]["num_cached_tokens"]
+    assert 0 < num_cached < 16 and sorted(run["num_shared"] for run in tree["runs"] if run["parent"] is None)[1:] != [
+        0,
+        0,
+    ]
+    roots = page.locator('.run[aria-level="1"]')
+    expect(page.locator(".run")).to_have_count(len(tree["runs"]))
+    expect(roots).to_have_count(1)
+    expect(page.locator('.run[aria-level="2"] .copied').first).to_be_visible()
+    assert lanes(page, "hit") == num_cached, "on the run that had them"
+    expect(roots.locator(".lane.hit")).to_have_count(1)
+    diff = page.locator('.request[aria-selected="true"] .diff')
+    expect(diff.locator(".same")).to_have_text(re.compile("same<.im_start.>system↵You are a"))
+    expect(diff.locator(".prompt")).to_contain_text(re.compile("help|poet"))
+    expect(page.locator('.request[aria-selected="true"] .pages-note')).to_contain_text("A page holds 16 tokens")
+    for width, scheme in itertools.product((1440, 390), ("light", "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        if width == 390:
+            page.click("#view-cache")
+        shots(page, f"tree-{width}-{scheme}")
+        assert page.locator("#cache").evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+def test_a_run_is_read_whole_and_copied_with_its_ids(page: Page, server: ServeProcess) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    text = "One, two, <b>three</b>. " * 40
+    server.json("/v1/completions", {"prompt": text, "max_tokens": 1})
+    page.locator(".run .begins").first.click()
+    dialog = page.locator("#run-dialog")
+    expect(dialog.locator("#run-text")).to_have_text(re.compile("^One, two, <b>three</b>. One, .*three"))
+    whole = dialog.locator("#run-text").text_content() or ""
+    assert len(whole) > 500 and text.startswith(whole)
+    dialog.get_by_role("button", name="Copy text").click()
+    expect(dialog.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == whole
+    dialog.locator("summary").click()
+    ids = json.loads(f"[{dialog.locator('#run-ids').text_content()}]")
+    assert server.json("/detokenize", {"tokens": ids})["prompt"] == whole
+    shots(page, "run")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    server.json("/v1/cache", method="DELETE")
+
+
+def test_the_store_is_counted(page: Page) -> None:
+    tier = {
+        "num_pages": 100,
+        "num_bytes": 5e7,
+        "max_bytes": 1e10,
+        "num_saved_pages": 7,
+        "num_evicted_pages": 0,
+        "off_because": None,
+    }
+    expect(page.locator("#store-text")).to_be_hidden()
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ready", "reason": None, "tier": tier}))
+    expect(page.locator("#store-text")).to_have_text(
+        "store: 100 pages (1,600 tokens) on disk · 50 MB of 10.0 GB · since the start 7 saved, 0 evicted"
+    )
+
+
+def test_one_of_several_models_is_chosen(page: Page) -> None:
+    model = {"max_input_tokens": 2048, "default_sampling": {"temperature": 0.8}}
+    models = {"data": [{"id": "small", **model}, {"id": "large", **model, "default_sampling": {"temperature": 0.25}}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ready", "models": {"small": {}, "large": {}}}))
+    page.route("**/v1/cache*", lambda route: route.fulfill(json=EMPTY))
+    page.reload()
+    with page.expect_request("**/v1/cache?model=large"):
+        page.locator("#model select").select_option("large")
+    expect(page.locator("[name=temperature]")).to_have_attribute("placeholder", "0.25")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
+    page.reload()
+    expect(page.locator("#model select")).to_have_value("large")
+    with page.expect_request("**/v1/chat/completions") as request:
+        say(page, "Hi")
+    assert request.value.post_data_json["model"] == "large"
+
+
+def test_models_that_are_not_loaded_can_be_chosen_and_say_so(page: Page, open_page: OpenPage) -> None:
+    open_page.expected.append("Failed to load resource: the server responded with a status of 409")
+    small = {"id": "small", "state": "loaded", "max_input_tokens": 2048, "default_sampling": {}}
+    models = [small, {"id": "large", "state": "unloaded"}]
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": models}))
+    page.route("**/health", lambda route: route.fulfill(json={"status": "ready", "models": {"small": {}, "large": {}}}))
+    error = {"error": {"message": "large is unloaded", "code": "model_not_loaded"}}
+    page.route("**/v1/cache?model=large", lambda route: route.fulfill(status=409, json=error))
+    page.reload()
+    page.locator("#model select").select_option("large")
+    expect(page.locator("#model option:checked")).to_have_text("large (unloaded)")
+    expect(page.locator("#cache-error")).to_have_text("The model is not loaded; a message loads it.")
+    models[1] |= {"state": "loading", "percent": 40}
+    page.locator("#model select").focus()
+    expect(page.locator("#model option:checked")).to_have_text("large (loading, 40 %)")
 
 
 def lanes(page: Page, kind: str) -> int:
@@ -114,10 +228,10 @@ def test_forget_empties_it_and_pause_holds_it(page: Page, server: ServeProcess) 
     assert server.json("/v1/cache")["num_runs"] == 0
 
 
-@pytest.mark.parametrize("width", [1280, 700, 360])
+@pytest.mark.parametrize("width", [1440, 700, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_windows_of_any_width_by_day_and_night(page: Page, width: int, scheme: str) -> None:
-    page.set_viewport_size({"width": width, "height": 700})
+    page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     say(page, "What is a tree? " + "W" * 300)
     for view in ("chat", "cache"):

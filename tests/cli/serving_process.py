@@ -15,6 +15,7 @@ from typing import Any
 
 from radixlm.cli import serving
 from radixlm.cli.main import main
+from radixlm.cli.several import serve_models, worker_flags
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.engine import opening
 from radixlm.runtime.engine.engine_options import EngineOptions
@@ -32,7 +33,7 @@ def read_manifest(path: Path) -> Any:
     return REAL_READ_MANIFEST(path) if path.name == "nowhere.radixlm" else None
 
 
-def open_runner(artifact: Any, num_pages: int, options: EngineOptions) -> SlowModel:
+def open_runner(artifact: Any, num_pages: int, options: EngineOptions, **_: object) -> SlowModel:
     assert options.kv_budget is None, "this model looks nowhere"
     model = SlowModel(num_pages)
     model.step_s = 0.02
@@ -52,10 +53,18 @@ REAL_OPEN = Artifact.open
 REAL_READ_MANIFEST = serving.read_manifest
 REAL_CONNECTION_MADE = HTTPProtocol.connection_made
 
-if __name__ == "__main__":
+
+def use_fake_artifacts() -> None:
+    """Have this process open fake artifacts, and start processes of models that do, too."""
     Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
     serving.read_manifest = read_manifest
+    serve_models.read_manifest = lambda path: read_manifest(path) or open_fake_artifact().manifest  # type: ignore[assignment]
+    worker_flags.WORKER = (sys.executable, "-m", "tests.cli.several.fake_worker")  # type: ignore[assignment]
     opening._open_runner = open_runner
     if TELL_CONNECTIONS in os.environ:
         HTTPProtocol.connection_made = connection_made  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    use_fake_artifacts()
     main()

@@ -8,17 +8,20 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.request import Request, urlopen
 
 import pytest
 from click.testing import CliRunner
-from radixlm.cli.agent_clients import CLIENTS, NO_KEY, Client, Served, write_file
+from radixlm.cli.agent.clients import CLIENTS, NO_KEY, Client, Served, write_file
+from radixlm.cli.agent.running_server import ask_server
 from radixlm.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,14 +96,18 @@ def test_a_folder_of_the_environment_goes_before_the_users() -> None:
     assert claude.path({"CLAUDE_CONFIG_DIR": ""}, Path("/me")) == Path("/me/.claude/radixlm.json")
 
 
+def never(text: str) -> bool:
+    return False
+
+
 def test_what_a_file_held_is_kept_and_the_same_text_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "new" / "radixlm.json"
-    assert write_file(path, "one") is None
+    assert write_file(path, "one", never) is None
     assert path.stat().st_mode & 0o777 == 0o600, "a key may be in it"
-    assert write_file(path, "one") is None
-    backup = write_file(path, "two")
+    assert write_file(path, "one", never) is None
+    backup = write_file(path, "two", never)
     assert backup == path.with_name("radixlm.json.bak") and backup.read_text() == "one"
-    assert write_file(path, "three") == path.with_name("radixlm.json.bak.1")
+    assert write_file(path, "three", never) == path.with_name("radixlm.json.bak.1")
     assert {each.name: each.read_text() for each in path.parent.iterdir()} == {
         "radixlm.json": "three",
         "radixlm.json.bak": "one",
@@ -108,10 +115,24 @@ def test_what_a_file_held_is_kept_and_the_same_text_is_written_once(tmp_path: Pa
     }
 
 
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
+def test_a_file_for_another_server_is_no_backup_and_one_with_a_change_is(client: Client, tmp_path: Path) -> None:
+    servers = [Served("http://127.0.0.1:8000", "a", 32_768), Served('http://other/"x"', 'b\\"', 9, "sk-1")]
+    path = tmp_path / client.file
+    for served in servers * 2:
+        assert write_file(path, client.text(served), client.has_written) is None
+        assert path.read_text() == client.text(served)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    changed = client.text(servers[0]) + "\n# mine\n"
+    path.write_text(changed)
+    backup = write_file(path, client.text(servers[1]), client.has_written)
+    assert backup is not None and backup.read_text() == changed
+
+
 def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "radixlm.json").mkdir()
     with pytest.raises(OSError, match=r"radixlm\.json"):
-        write_file(tmp_path / "radixlm.json", "text")
+        write_file(tmp_path / "radixlm.json", "text", never)
     assert [each.name for each in tmp_path.iterdir()] == ["radixlm.json"]
 
 
@@ -221,3 +242,111 @@ def test_without_write_the_file_is_all_that_is_printed(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert tomllib.loads(process.stdout.read())["model_provider"] == "radixlm"
     assert list(tmp_path.iterdir()) == []
+
+
+def fake_agent(folder: Path, name: str) -> Path:
+    """A program of this name that writes its arguments to a file, which is returned, and what it asks a server for."""
+    program, said = folder / name, folder / f"{name}.said"
+    program.write_text(f'#!/bin/sh\necho "$@" > {said}\ncat "$2" >> {said} 2>/dev/null\nexit 0\n')
+    program.chmod(0o755)
+    return said
+
+
+def agent_of(home: Path, port: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`radixlm agent` with a server that runs."""
+    environment = {**os.environ, "HOME": str(home), "PATH": f"{home}:{os.environ['PATH']}"}
+    command = [
+        sys.executable,
+        "-c",
+        "from radixlm.cli.main import main; main()",
+        "agent",
+        *arguments,
+        "--url",
+        f"http://127.0.0.1:{port}/v1",
+    ]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_several_agents_are_told_of_one_server_that_runs(tmp_path: Path) -> None:
+    """A second agent was refused: the port was in use."""
+    port = free_port()
+    options = ("--port", str(port), "--no-store", "--model-id", "mine", "--api-key", "sk-1", "--write")
+    with serving(tmp_path, "codex,claude", "fake.radixlm", *options) as process:
+        said_until(process, "run: claude --settings")
+        assert "asks for a key" in agent_of(tmp_path, port, "opencode").stderr
+        printed = agent_of(tmp_path, port, "opencode", "--api-key", "sk-1", "--print")
+        told = json.loads(printed.stdout)["provider"]["radixlm"]
+        assert told["options"] == {"baseURL": f"http://127.0.0.1:{port}/v1", "apiKey": "sk-1", "timeout": 3_600_000}
+        assert told["models"]["mine"]["limit"]["context"] == 256
+        assert "warning: the context is 256 tokens, and opencode needs 16,000" in printed.stderr
+        said = fake_agent(tmp_path, "aider")
+        assert agent_of(tmp_path, port, "aider", "--api-key", "sk-1", "--launch").returncode == 0
+        assert f"--config {tmp_path}/.aider.radixlm.yml" in said.read_text() and "openai/mine" in said.read_text()
+    assert (tmp_path / ".codex" / "radixlm.config.toml").is_file()
+    assert (tmp_path / ".claude" / "radixlm.json").is_file()
+
+
+class ServerOfModels(BaseHTTPRequestHandler):
+    """Lists a model that is loaded, and one whose context is unknown until it is."""
+
+    loads: ClassVar[list[object]] = []
+
+    def do_GET(self) -> None:
+        small = {"id": "small", "state": "loaded", "max_model_len": 512}
+        self._answer({"data": [small, {"id": "large", "state": "unloaded"}]})
+
+    def do_POST(self) -> None:
+        self.loads.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self._answer({"id": "large", "state": "loaded", "max_model_len": 65536})
+
+    def _answer(self, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """It says nothing."""
+
+
+def test_an_agent_is_told_of_one_of_a_servers_models_which_is_loaded_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), ServerOfModels) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert ask_server(url, None) == Served(url, "small", 512)
+        assert "using small; this server also has large (unloaded)" in capsys.readouterr().err
+        assert ServerOfModels.loads == []
+        assert ask_server(f"{url}/v1", None, "large") == Served(url, "large", 65536)
+        assert ServerOfModels.loads == [{"model": "large"}]
+        with pytest.raises(ValueError, match="has no model 'huge'; it has small, large"):
+            ask_server(url, None, "huge")
+        server.shutdown()
+
+
+def test_a_server_that_launches_an_agent_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = fake_agent(tmp_path, "claude")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with serving(tmp_path, "claude", "fake.radixlm", "--port", str(free_port()), "--no-store", "--launch") as process:
+        process.wait(60)
+    assert f"--settings {tmp_path}/.claude/radixlm.json" in said.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["codex"], "give a MODEL to serve, or the --url"),
+        (["codex", "a.radixlm", "b.radixlm"], "an agent has one model"),
+        (["codex", "a.radixlm", "--models", "b.radixlm"], "an agent has one model"),
+        (["codex", "one", "two", "--url", "http://127.0.0.1:1"], "of serve's options only --api-key goes with it"),
+        (["codex,vi", "a.radixlm"], "'vi' is not one of 'codex'"),
+        (["codex", "a.radixlm", "--print", "--write"], "--print is given with --write"),
+        (["codex,claude", "a.radixlm", "--launch"], "--launch starts one agent"),
+        (["codex", "--url", "localhost:1"], "it must begin with http://"),
+        (["codex", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+        (["codex", "--url", "http://127.0.0.1:1", "--store", "d"], "of serve's options only --api-key goes with it"),
+    ],
+)
+def test_options_of_agents_that_contradict_are_refused(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(cli, ["agent", *arguments])
+    assert result.exit_code == 2 and says in result.output

@@ -63,7 +63,7 @@ def test_inspect_says_whether_a_draft_has_the_same_tokens(
 ) -> None:
     result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--draft", str(smollm2_f16_artifact)])
     assert result.exit_code == 0, result.output
-    assert result.output.splitlines()[-1].endswith("has the same 49,152 tokens, and may guess")
+    assert result.output.splitlines()[-1].endswith("has the same 49,152 tokens, and can draft")
     result = runner.invoke(cli, ["inspect", str(smollm2_artifact), "--draft", str(tiny_artifact)])
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "has other tokens" in result.output and "choose a draft" in result.output

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from radixlm.cli import cached_artifact
+from radixlm.runtime.artifact.model_names import is_artifact
 from radixlm.runtime.errors import ArtifactNotFound
 from radixlm.runtime.server.http.listener import listen
 
@@ -89,10 +90,13 @@ def test_a_server_answers_503_while_it_compiles_and_then_serves(source: Path, ca
         port = free.getsockname()[1]
     process = _start("serve", source, "--port", port)
     assert process.stderr is not None
-    statuses = []
+    statuses, percents = [], []
     for line in process.stderr:
         if line.startswith("build:"):
-            statuses.append(httpx.get(f"http://127.0.0.1:{port}/health").status_code)
+            health = httpx.get(f"http://127.0.0.1:{port}/health")
+            statuses.append(health.status_code)
+            percents += [percent for percent in [health.json().get("percent")] if percent is not None]
+            assert httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
             with pytest.raises(OSError, match="in use"):
                 listen("127.0.0.1", port).close()
         if line.startswith("serving "):
@@ -102,6 +106,7 @@ def test_a_server_answers_503_while_it_compiles_and_then_serves(source: Path, ca
     assert process.wait(60) == 143
     process.stderr.close()
     assert set(statuses[:-1]) == {503} and statuses[-1] == 200
+    assert percents == sorted(percents) and max(percents, default=0) > 0
     _kept(cache)
 
 
@@ -273,10 +278,12 @@ def test_a_key_is_of_files_options_and_compiler(source: Path, monkeypatch: pytes
 
 
 def test_what_is_an_artifact_is_known_by_its_name_or_its_manifest(source: Path, tiny_artifact: Path) -> None:
-    assert cached_artifact.is_artifact("nowhere.radixlm") and cached_artifact.is_artifact(str(tiny_artifact))
-    assert not any(map(cached_artifact.is_artifact, ("smollm2", "hf:org/name", str(source))))
+    assert is_artifact("nowhere.radixlm") and is_artifact(str(tiny_artifact))
+    assert not any(map(is_artifact, ("smollm2", "hf:org/name", str(source))))
     with pytest.raises(ArtifactNotFound, match=r"nowhere\.gguf does not exist; give an artifact, "):
-        cached_artifact.is_artifact("nowhere.gguf")
+        is_artifact("nowhere.gguf")
+    with pytest.raises(ArtifactNotFound, match=r"did you mean hf:Qwen/Qwen3-4B-GGUF\?"):
+        is_artifact("Qwen/Qwen3-4B-GGUF")
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:

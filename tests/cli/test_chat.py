@@ -41,7 +41,7 @@ def test_without_a_terminal_it_holds_a_conversation_of_two_turns(runner: CliRunn
 def test_the_line_about_a_reply_says_how_many_guesses_were_right() -> None:
     usage, match = Usage(9, 7, 0, drafted_tokens=6, accepted_tokens=4), CacheMatch(None, 0, None)
     completion = Completion("a", (1,), (2,), None, "stop", usage, Timings(None, None, 1.0), match)
-    assert summary(completion) == "7 tokens · 0 of 9 prompt tokens from the cache · 4 of 6 guesses right"
+    assert summary(completion) == "7 tokens · 0 of 9 prompt tokens from the cache · 4 of 6 draft tokens accepted"
 
 
 def test_each_piped_line_is_a_turn(runner: CliRunner, engine: type[FakeEngine]) -> None:
@@ -164,6 +164,26 @@ def test_a_question_may_begin_with_a_path(
     chat.talk(Conversation(engine("x.radixlm"), SamplingParams(), ""))  # type: ignore[arg-type]
     [(messages, _)] = engine.asked
     assert messages == [{"role": "user", "content": asked}]
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        (['"""one', "/exit", "", 'two"""'], "one\n/exit\n\ntwo"),
+        (['"""', "one", '"""'], "one"),
+        (['"""one"""'], "one"),
+        (['one """'], 'one """'),
+    ],
+)
+def test_quotes_hold_a_question_of_several_lines(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, typed: list[str], asked: str
+) -> None:
+    lines = iter([*typed, "/bye"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    chat.talk(Conversation(engine("x.radixlm"), SamplingParams(), ""))  # type: ignore[arg-type]
+    [(messages, _)] = engine.asked
+    assert messages == [{"role": "user", "content": asked}]
+    assert next(lines, None) is None
 
 
 def test_a_reply_cannot_steer_the_terminal(engine: type[FakeEngine], capsys: pytest.CaptureFixture[str]) -> None:

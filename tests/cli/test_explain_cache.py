@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from radixlm.cli.explain_cache.playback import ReplyTo, Turn, read_turns
 from radixlm.cli.main import cli
-from radixlm.cli.playback import ReplyTo, Turn, read_turns
 from radixlm.runtime.server.openai.chat_request import ChatRequest
 
 SYSTEM = {"role": "system", "content": "You are there to answer what is asked."}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from gguf import GGMLQuantizationType as Type
 from ..goldens import tiny_gguf
 from ..goldens.families import FAMILIES
 from ..serve_process import ServeProcess
+from ..split_gguf import split_in
+from ..stand_in_hub import StandInHub
 from .forked_command import run_forked
 
 COMMAND = [sys.executable, "-c", "from radixlm.cli.main import main; main()"]
@@ -31,6 +34,37 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where artifacts go."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "radixlm" / "artifacts"
+
+
+def test_a_model_of_the_hub_is_pulled_used_offline_and_removed(
+    file: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes in parts. What was downloaded is compiled again after the artifact was removed."""
+    hub = StandInHub(tmp_path / "hub")
+    hub.folder.mkdir(parents=True)
+    for part in split_in(file, hub.folder, 8):
+        part.rename(part.with_name(part.name.replace("tiny-", "tiny-Q8_0-")))
+    model, arguments = "hf:org/tiny:Q8_0", ("the rain", "--max-tokens", "4", "--temperature", "0", *LESS_MEMORY)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with hub.running():
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        pulled = run("pull", model)
+    assert pulled.returncode == 0, pulled.stderr
+    [artifact] = cache.iterdir()
+    assert pulled.stdout == f"{artifact}\n" and artifact.name.startswith("tiny-Q8_0-")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    first = run("generate", model, *arguments)
+    assert (first.returncode, first.stderr) == (0, "")
+    rows = json.loads(run("list", "--json").stdout)
+    assert {(row["kind"], row["name"]) for row in rows} == {
+        ("compiled", artifact.name.removesuffix(".radixlm")),
+        ("download", "hf:org/tiny"),
+    }
+    assert run("rm", model).returncode == 0
+    assert list(cache.iterdir()) == []
+    again = run("generate", model, *arguments)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+    assert again.stderr.startswith(f"compiling {model}, once")
 
 
 def test_a_gguf_file_is_inspected_continued_and_served(file: Path, cache: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from radixlm.cli import main
+from radixlm.cli.help_sections import SECTIONS
 from radixlm.runtime.errors import SourceNotFound
 
 
@@ -58,19 +59,24 @@ def test_help_loads_no_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "line"),
     [
-        SourceNotFound("there is no model at x; give a .gguf file"),
-        ValueError("context_length is 3; it must be at least 16"),
-        PermissionError(13, "Permission denied", "x.radixlm"),
+        (SourceNotFound("there is no model at x; give a .gguf file"), "there is no model at x; give a .gguf file"),
+        (ValueError("context_length is 3; it must be 16"), "context_length is 3; it must be 16"),
+        (PermissionError(13, "Permission denied", "x.radixlm"), "x.radixlm: Permission denied"),
+        (OSError("the disk is gone"), "the disk is gone"),
+        (
+            OSError(12, "Cannot allocate memory"),
+            "there is too little memory; end other programs, lower --kv-cache-gb, or choose a smaller model",
+        ),
     ],
 )
 def test_what_was_foreseen_is_one_line_and_exit_code_2(
-    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, error: Exception
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
 ) -> None:
     result = runner.invoke(_failing_with(error, monkeypatch), ["inspect", "x"])
     assert result.exit_code == 2
-    assert result.output == f"Error: {error}\n"
+    assert result.output == f"Error: {line}\n"
 
 
 def test_debug_shows_where_an_error_comes_from(runner: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +105,19 @@ def _failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> clic
 
     monkeypatch.setattr("radixlm.cli.inspect.command", failing)
     return main.cli
+
+
+@pytest.mark.parametrize("name", ["serve", "chat", "generate"])
+def test_every_option_is_under_a_heading(runner: CliRunner, name: str) -> None:
+    said = runner.invoke(main.cli, [name, "-h"]).output
+    _, *rest = said.partition("\nOptions:\n")[2].split()
+    assert rest[:1] == ["--help"] or rest[:2] == ["-h,", "--help"] or rest[0] == "--help", rest[:4]
+    headings = [line.rstrip(":") for line in said.splitlines() if line.rstrip(":") in SECTIONS]
+    assert headings == [each for each in SECTIONS if each in headings] and len(headings) >= 3
+
+
+def test_each_command_has_one_whole_line_and_an_unknown_one_a_suggestion(runner: CliRunner) -> None:
+    said = runner.invoke(main.cli, ["-h"], terminal_width=100).output
+    for name, summary in main.COMMANDS.items():
+        assert f"{name} " in said and summary in said and summary.endswith(".")
+    assert "did you mean models?" in runner.invoke(main.cli, ["modles"]).output

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from radixlm.cli.progress import ProgressDisplay
-from radixlm.compile.progress import Progress, Stage
+from radixlm.runtime.progress import Progress, Stage
 
 STAGES = (
     Stage("read", "steps", 1.0),

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,17 +17,20 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from radixlm.cli.serving import server
 from radixlm.runtime.errors import EngineClosed
 from radixlm.runtime.kv_log.replay import replay
 from radixlm.runtime.server.errors import answer
 from radixlm.runtime.server.http.listener import listen
+from radixlm.runtime.server.http.uvicorn_server import server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..runtime.server.real_server import wait_until
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+CERTIFICATE = str(REPOSITORY / "tests" / "data" / "localhost.pem")  # of `openssl req -x509`, with its key
 FAKE, NOWHERE = "fake.radixlm", "nowhere.radixlm"  # artifacts that `serving_process` has, and has not
 
 
@@ -90,7 +94,7 @@ def command(*arguments: str) -> list[str]:
     [
         ([NOWHERE], "nowhere"),
         ([FAKE, "--kv-cache-gb", "999999"], "a KV cache of 999999000000000 bytes and the model's 0 bytes do not fit"),
-        ([FAKE, "--kv-cache-gb", "0.000001"], "raise --kv-cache-gb"),
+        ([FAKE, "--kv-cache-gb", "0.000001"], "raise kv_cache_bytes (--kv-cache-gb)"),
         ([FAKE, "--context-length", "257"], "context_length is 257; this artifact allows 128 to 256"),
         ([FAKE, "--max-num-batched-tokens", "65"], "max_num_batched_tokens is 65; this artifact allows 1 to 64"),
     ],
@@ -261,10 +265,70 @@ def test_sigterm_cancels_a_stream_at_the_deadline_and_says_so(tmp_path: Path) ->
     assert serving.end() == 143
     assert not any("Traceback" in line for line in serving.lines)
     lines = [json.loads(line) for line in serving.lines]
-    assert {"radixlm.serve", "uvicorn.error"} < {line["logger"] for line in lines}
+    assert {"radixlm.serve", "radixlm.http"} < {line["logger"] for line in lines}
     said = [line for line in lines if line["logger"] == "radixlm.requests"]
     assert [(each["path"], each["error"], each["finish_reason"]) for each in said] == [
-        ("/v1/chat/completions", "EngineClosed", "cancelled")
+        ("/v1/chat/completions", "server_error", "cancelled")
     ]
     replayed = replay(log)
     assert not replayed.sequences, "pages were never given back"
+
+
+def test_a_server_with_a_certificate_speaks_https_under_its_root_path() -> None:
+    serving = Serving("--ssl-certfile", CERTIFICATE, "--root-path", "/llm")
+    assert serving.url.startswith("https://127.0.0.1:") and serving.url.endswith("/llm/v1")
+    trusted = ssl.create_default_context(cafile=CERTIFICATE)
+    with httpx.Client(verify=trusted) as client:
+        origin = {"origin": serving.url.removesuffix("/llm/v1")}
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        asked = client.post(f"{serving.url}/chat/completions", json=chat, headers=origin)
+    serving.process.send_signal(signal.SIGTERM)
+    assert asked.status_code == 200, asked.text
+    assert serving.end() == 143
+
+
+def test_only_allowed_hosts_and_this_machines_are_answered() -> None:
+    serving = Serving("--allowed-host", "my-laptop.lan", "--api-key", "sk-one")
+    key = {"authorization": "Bearer sk-one"}
+    hosts = ("my-laptop.lan", "localhost", "evil.example")
+    statuses = [httpx.get(f"{serving.url}/models", headers={**key, "host": host}).status_code for host in hosts]
+    serving.process.send_signal(signal.SIGTERM)
+    assert statuses == [200, 200, 403]
+    assert serving.end() == 143
+
+
+def test_the_environment_sets_options_and_the_ready_lines_say_what_clients_need() -> None:
+    serving = Serving("--model-id", "mine", RADIXLM_CONTEXT_LENGTH="192", RADIXLM_LOG_FORMAT="text")
+    wait_until(lambda: len(serving.lines) >= 4)
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+    said = "".join(serving.lines)
+    assert "web UI: http://127.0.0.1:" in said and "model name: mine; context: 192 tokens" in said
+
+
+def test_what_serve_records_is_replayed_to_the_same_bits_and_a_changed_token_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    serving = Serving("--record", str(file))
+    events = [event for temperature in (0, 1) for event in serving.stream(max_tokens=5, temperature=temperature)]
+    assert not any('"logprobs":{' in event for event in events), "nobody asked for them"
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.end() == 143
+    begin, *lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert (begin["event"], begin["model"], begin["name"]) == ("begin", FAKE, "fake")
+    assert [len(line["reply_ids"]) for line in lines] == [5, 5] and "seed" in lines[1]["params"]
+
+    def replayed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        replay_command = [sys.executable, "-m", "tests.cli.serving_process", "replay", str(file), *arguments]
+        return subprocess.run(replay_command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
+
+    again = replayed("--artifact", "other.radixlm")
+    assert again.returncode == 0, again.stderr
+    assert "2 equal (10 tokens), 0 different" in again.stdout
+    was = lines[1]["reply_ids"][2]
+    lines[1]["reply_ids"][2] = was + 1
+    file.write_text("".join(json.dumps(line) + "\n" for line in (begin, *lines)))
+    again = replayed()
+    assert again.returncode == 1, again.stderr
+    assert f"request 2 ({lines[1]['id']}), token 2: is {was}, and was {was + 1}" in again.stdout
+    file.write_text("")
+    assert (replayed().returncode, replayed().stdout) == (2, "")

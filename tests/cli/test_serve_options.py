@@ -13,6 +13,7 @@ from radixlm.cli import serving
 from radixlm.cli.serve import command
 from radixlm.cli.serving import Serving
 from radixlm.runtime.engine.engine import Engine
+from radixlm.runtime.server.http.uvicorn_server import Address
 from radixlm.runtime.server.server_options import ServerOptions
 
 from ..runtime.server.real_server import real_engine
@@ -24,7 +25,14 @@ from ..runtime.server.real_server import real_engine
         (["--api-key-file", "nowhere"], "cannot read API keys from nowhere"),
         (["--cors-origin", "example.com"], "the origin 'example.com'"),
         (["--api-key", " "], "an API key is empty"),
+        (["--metrics-key", ""], "--metrics-key is empty"),
+        (["--metrics-key", " "], "an API key is empty"),
+        (["--allowed-host", ""], "--allowed-host is empty"),
+        (["--record", "/nowhere/file"], "--record /nowhere/file cannot be written"),
+        (["--root-path", "llm"], "the root path 'llm' is not of the form /path"),
+        (["--ssl-keyfile", __file__], "--ssl-keyfile is given and --ssl-certfile is not"),
         (["--log-kv-mb", "10"], "--log-kv-mb is given and --log-kv is not"),
+        (["--record-mb", "10"], "--record-mb is given and --record is not"),
     ],
 )
 def test_serve_says_what_is_wrong_before_it_loads_anything(arguments: list[str], says: str) -> None:
@@ -66,6 +74,8 @@ def test_histories_are_truncated_by_default_where_the_server_is_told_so() -> Non
         (["--api-key", "one", "--cors-origin", "*"], {"api_keys": ("one",), "cors_origins": ("*",)}),
         (["--ignore-prompt-cache-key", "--strict"], {"ignores_prompt_cache_key": True, "is_strict": True}),
         (["--heed-prompt-cache-key"], {}),
+        (["--metrics-key", "prometheus"], {"metrics_key": "prometheus"}),
+        (["--allowed-host", "a.lan", "--allowed-host", "b.lan"], {"hosts": ("a.lan", "b.lan")}),
         (["--truncation", "middle", "--log-prompts"], {"truncation": "middle", "logs_prompts": True}),
     ],
 )
@@ -116,7 +126,32 @@ def test_the_server_is_ready_once_a_first_step_was_computed(monkeypatch: pytest.
     monkeypatch.setattr(serving, "read_manifest", lambda path: None)
     monkeypatch.setattr(Serving, "_say", lambda self, text: said.append(text))
     with pytest.raises(Seen):
-        Serving("fake.radixlm", "127.0.0.1", 0, ServerOptions(), log_format="text", grace_s=0.0).run(
-            lambda meanwhile, written: Path("fake.radixlm"), open_engine, opened
+        Serving("fake.radixlm", Address("127.0.0.1", 0), ServerOptions(), log_format="text", grace_s=0.0).run(
+            lambda meanwhile, written, progressed: Path("fake.radixlm"), open_engine, opened
         )
     assert health == [("a step", 503), ("a step", 503), ("opened", 200)]  # the second step tells what one costs
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_before_anything_listens() -> None:
+    result = CliRunner().invoke(command, ["nowhere.radixlm", "--port", "0", "--ssl-certfile", __file__])
+    assert "cannot be used" in str(result.exception) and "loading" not in result.output
+
+
+def test_every_option_has_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = command.make_context("serve", ["a.radixlm"])
+    options = [
+        param for param in command.get_params(context) if param.param_type_name == "option" and not param.is_eager
+    ]
+    variables = [param.envvar for param in options]
+    assert len(set(variables)) == len(variables) > 40 and None not in variables
+    for name, value in {
+        "PORT": "9",
+        "KV_CACHE_GB": "2",
+        "CORS_ORIGIN": "https://a.b https://c.d",
+        "STRICT": "1",
+    }.items():
+        monkeypatch.setenv(f"RADIXLM_{name}", value)
+    params = command.make_context("serve", ["a.radixlm"]).params
+    assert (params["port"], params["kv_cache_bytes"], params["is_strict"]) == (9, 2_000_000_000, True)
+    assert params["cors_origins"] == ("https://a.b", "https://c.d")
+    assert command.make_context("serve", ["a.radixlm", "--port", "7"]).params["port"] == 7, "a flag is stronger"

@@ -152,7 +152,7 @@ def test_an_exported_prefix_is_found_by_requests_of_another_machine(stored: Stor
     assert f"{stored.num_system} of {stored.num_system} pages are stored" in done.output
     manifest = Artifact.open(stored.artifact).manifest
     with stored.open(there) as store:
-        heads = list(store.heads())
+        heads = list(store.page_keys())
         namespaces = CacheNamespaces(ModelIdentity.of(manifest), store.secret)
         assert {head.namespace for head in heads} == {namespaces.of(CacheScope(cache_salt="s"))}
         assert [head.token_ids for head in heads] == [head.token_ids for head in stored.heads[: stored.num_system]]

@@ -35,7 +35,7 @@ def fake_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Artifact, "open", lambda path: artifact)
     open_given = opening._open_runner
 
-    def open_runner(artifact: Any, num_pages: int, options: Any) -> Any:
+    def open_runner(artifact: Any, num_pages: int, options: Any, **_: object) -> Any:
         return SlowModel(num_pages) if options.open_runner is None else open_given(artifact, num_pages, options)
 
     monkeypatch.setattr(opening, "_open_runner", open_runner)

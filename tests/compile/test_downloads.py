@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,73 +17,25 @@ from radixlm.runtime.artifact import cache_dir
 from radixlm.runtime.errors import CorruptSource, SourceNotFound
 from safetensors.numpy import load_file, save_file
 
+from ..stand_in_hub import StandInHub
+
 Make = Callable[..., Any]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """What snapshot_download asks of a hub, for the one repository `org/tiny` whose files lie in `folder`."""
-
-    folder: Path
-    requests: list[str]
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        self.requests.append(f"{self.command} {self.path}")
-        path = self.path.partition("?")[0]
-        files = sorted(file.name for file in self.folder.iterdir())
-        if path.startswith("/api/models/org/tiny/tree/"):
-            entries = [
-                {"type": "file", "path": name, "size": (self.folder / name).stat().st_size, "oid": "0" * 40}
-                for name in files
-            ]
-            self._send(json.dumps(entries).encode(), "application/json", with_body)
-        elif path.startswith("/api/models/org/tiny"):
-            info = {"id": "org/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-            self._send(json.dumps(info).encode(), "application/json", with_body)
-        elif path.startswith("/org/tiny/resolve/") and path.rpartition("/")[2] in files:
-            content = (self.folder / path.rpartition("/")[2]).read_bytes()
-            self._send(content, "application/octet-stream", with_body)
-        else:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    def _send(self, content: bytes, content_type: str, with_body: bool) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(content)
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 @pytest.fixture
-def local_hub(make_tiny: Make, write_huggingface: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+def local_hub(
+    make_tiny: Make, write_huggingface: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[StandInHub]:
     """A hub on 127.0.0.1 that HF_ENDPOINT points at."""
-    handler = type("LocalHub", (Hub,), {"folder": write_huggingface(make_tiny()), "requests": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    (tmp_path / "hub" / "org").mkdir(parents=True)
+    hub = StandInHub(tmp_path / "hub")
+    shutil.copytree(write_huggingface(make_tiny()), hub.folder)
+    with hub.running():
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
 
 
-def test_a_hub_model_is_downloaded_and_opened(local_hub: type[Hub], tmp_path: Path) -> None:
+def test_a_hub_model_is_downloaded_and_opened(local_hub: StandInHub, tmp_path: Path) -> None:
     (local_hub.folder / "pytorch_model.bin").write_bytes(b"pickled")
     with open_source("hf:org/tiny", cache_dir=tmp_path / "cache") as source:
         assert (source.name, source.info.format) == ("tiny", "huggingface")
@@ -93,7 +44,7 @@ def test_a_hub_model_is_downloaded_and_opened(local_hub: type[Hub], tmp_path: Pa
 
 
 def test_a_download_reports_its_bytes_and_draws_nothing(
-    local_hub: type[Hub], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    local_hub: StandInHub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[tuple[int, int]] = []
     hub.download("hf:org/tiny", cache_dir=tmp_path / "cache", progress=lambda done, total: seen.append((done, total)))
@@ -105,7 +56,7 @@ def test_a_download_reports_its_bytes_and_draws_nothing(
 
 @pytest.mark.parametrize("pattern", ["model-{}-of-00002.safetensors", "model.safetensors-{}-of-00002.safetensors"])
 def test_shards_are_fetched_by_the_names_that_the_index_lists(
-    pattern: str, local_hub: type[Hub], tmp_path: Path
+    pattern: str, local_hub: StandInHub, tmp_path: Path
 ) -> None:
     """The second is how Qwen3.5's are called."""
     folder = local_hub.folder
@@ -127,18 +78,15 @@ def split(folder: Path, names: list[str]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": of}))
 
 
-def test_a_hub_model_is_downloaded_once(local_hub: type[Hub], tmp_path: Path) -> None:
+def test_a_hub_model_is_downloaded_once(local_hub: StandInHub, tmp_path: Path) -> None:
     hub.download("hf:org/tiny", cache_dir=tmp_path / "cache")
     local_hub.requests.clear()
     hub.download("hf:org/tiny", cache_dir=tmp_path / "cache")
-    assert not any(
-        request.startswith("GET") and "safetensors" in request and "resolve" in request
-        for request in local_hub.requests
-    )
+    assert not any(request.startswith("GET") and "safetensors" in request for request in local_hub.requests)
 
 
 @pytest.mark.parametrize("reference", ["hf:org/missing", "hf:not a name", "hf:"])
-def test_a_model_that_the_hub_lacks_is_one_line(reference: str, local_hub: type[Hub], tmp_path: Path) -> None:
+def test_a_model_that_the_hub_lacks_is_one_line(reference: str, local_hub: StandInHub, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="check the name") as caught:
         open_source(reference, cache_dir=tmp_path / "cache")
     assert "\n" not in str(caught.value)

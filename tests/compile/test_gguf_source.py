@@ -6,6 +6,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from radixlm.runtime.errors import (
     UnsupportedArchitecture,
     UnsupportedTensor,
 )
+
+from ..split_gguf import split_in
 
 Make = Callable[..., Any]
 QUERY = "model.layers.1.self_attn.q_proj.weight"
@@ -240,10 +243,59 @@ def test_a_llama_of_experts_lacks_them(make_tiny: Make, write_gguf: Make) -> Non
         open_source(path)
 
 
-def test_a_part_of_a_split_file_is_refused(make_tiny: Make, write_gguf: Make) -> None:
-    path = write_gguf(make_tiny(), edit=lambda writer: writer.add_uint16("split.count", 3))
-    with pytest.raises(SourceError, match="gguf-split --merge"):
-        open_source(path)
+@settings(max_examples=6, deadline=None, suppress_health_check=[*HealthCheck])
+@given(st.data())
+def test_parts_of_a_split_file_are_read_as_the_whole(make_tiny: Make, write_gguf: Make, data: st.DataObject) -> None:
+    """Whichever of the parts is given."""
+    path = write_gguf(make_tiny(), Type.Q4_0)
+    with tempfile.TemporaryDirectory() as folder:
+        parts = split_in(path, Path(folder), data.draw(st.integers(1, 20)))
+        whole, split = GGUFSource(path), GGUFSource(data.draw(st.sampled_from(parts)))
+        assert (split.name, split.config, split.tokenizer_json) == ("tiny", whole.config, whole.tokenizer_json)
+        assert split.tensors() == whole.tensors()
+        for name in whole.tensors():
+            np.testing.assert_array_equal(split.read_float32(name), whole.read_float32(name))
+        changed = data.draw(st.sampled_from(parts))
+        before = split.info.fingerprint
+        tensor = gguf.GGUFReader(changed, "r+").tensors[0]
+        tensor.data.reshape(-1).view(np.uint8)[0] ^= 1
+        assert GGUFSource(parts[0]).info.fingerprint != before
+
+
+@pytest.fixture
+def parts(make_tiny: Make, write_gguf: Make, tmp_path: Path) -> list[Path]:
+    """A model in three parts or more."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    found = split_in(write_gguf(make_tiny()), folder, 7)
+    assert len(found) >= 3
+    return found
+
+
+def test_a_missing_part_is_named(parts: list[Path]) -> None:
+    parts[1].unlink()
+    with pytest.raises(SourceNotFound, match=rf"{parts[1].name} cannot be read"):
+        open_source(parts[0])
+
+
+def test_a_part_in_the_place_of_another_is_refused(parts: list[Path]) -> None:
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(CorruptSource, match=rf"{parts[1].name} is not part 2 of"):
+        open_source(parts[0])
+
+
+def test_a_part_that_was_renamed_is_told_its_name(parts: list[Path]) -> None:
+    renamed = parts[0].rename(parts[0].with_name("renamed.gguf"))
+    with pytest.raises(SourceNotFound, match=rf"one of {len(parts)} parts, and its name says 1"):
+        open_source(renamed)
+
+
+def test_parts_that_say_another_number_of_tensors_are_refused(parts: list[Path]) -> None:
+    reader = gguf.GGUFReader(parts[0], "r+")
+    reader.fields["split.tensors.count"].parts[-1][0] += 1
+    reader.data.flush()
+    with pytest.raises(CorruptSource, match="fetch them again"):
+        open_source(parts[0])
 
 
 def test_a_tensor_type_that_no_kernel_runs_is_named(make_tiny: Make, write_gguf: Make) -> None:

@@ -13,7 +13,7 @@ import pytest
 from radixlm.compile import compile_model, compiler, verification, weights_file
 from radixlm.compile.ops import functions, reference_ops
 from radixlm.compile.ops.functions import changes_experts
-from radixlm.compile.ops.program import Call, Stored
+from radixlm.compile.ops.program import Call, WeightTensor
 from radixlm.compile.sources import gguf_blocks
 from radixlm.compile.verification import Verification
 from radixlm.runtime.artifact.model_config import Experts
@@ -26,8 +26,8 @@ from .test_mixed_gguf import write
 MakeTiny = Callable[..., TinyModel]
 NUM_LAYERS = 7
 EXPERT_WEIGHTS = functions.expert_weights
-TIED = Stored("model.embed_tokens.weight.codes")
-OTHER = Stored("model.layers.0.self_attn.o_proj.weight.codes")
+TIED = WeightTensor("model.embed_tokens.weight.codes")
+OTHER = WeightTensor("model.layers.0.self_attn.o_proj.weight.codes")
 
 
 def q4_and_q6(name: str) -> str:
@@ -222,7 +222,7 @@ def test_a_program_that_is_wrong_in_one_layer_is_found(
     def build(program: Any, *arguments: Any) -> Any:
         name = "self_attn.o_proj.weight.codes"
         is_output = [
-            any(isinstance(a, Stored) and a.name.endswith(name) for a in call.arguments) for call in program.calls
+            any(isinstance(a, WeightTensor) and a.name.endswith(name) for a in call.arguments) for call in program.calls
         ]
         places = [place for place, found in enumerate(is_output) if found]
         assert len(places) == num_layers

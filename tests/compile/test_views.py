@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from radixlm.compile.sources.checkpoint_tensors import CheckpointTensors, of_language_model
 from radixlm.compile.sources.quantized.tensors import tensors
 from radixlm.compile.sources.tensor_files import SafetensorsFile
-from radixlm.compile.weights.view import Pairs, View, pieces
+from radixlm.compile.weights.view import RotaryPairs, View, pieces
 from safetensors.numpy import save_file
 
 STORED = {"a": np.arange(48), "b": 100 + np.arange(32)}
@@ -41,7 +41,7 @@ def test_pairs_bring_halves_together(rotary_dim: int) -> None:
     heads = STORED["a"].reshape(-1, 8)
     turned, rest = heads[:, :rotary_dim], heads[:, rotary_dim:]
     expected = np.concatenate([turned[:, 0::2], turned[:, 1::2], rest], axis=1).reshape(-1)
-    view = View("a", pairs=Pairs(8, rotary_dim))
+    view = View("a", pairs=RotaryPairs(8, rotary_dim))
     for rows in (None, slice(5, 21)):
         found = [STORED["a"][piece.rows] for piece in pieces([view], [48], rows)]
         assert np.concatenate(found).tolist() == expected[rows or slice(None)].tolist()

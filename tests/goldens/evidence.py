@@ -1,4 +1,5 @@
-"""Write down what the families were compared with, for `radixlm models`, docs/models.md and README, and the targets.
+"""Write down what the families were compared with, for `radixlm models`, docs/models.md and README, and the targets
+for docs/platforms.md.
 
     python -m tests.goldens.evidence
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from radixlm.compile.families import registry
 from radixlm.compile.kv_layout import resolved
 from radixlm.compile.ops.implemented import check_implemented
 from radixlm.compile.sources.huggingface import huggingface_settings
+from radixlm.runtime.artifact.cpu import architecture_of
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..compile.families.harness import COMPILED, OFTEN, OLDEST
@@ -35,7 +36,6 @@ REAL = {
     "qwen2": ("Qwen2.5-Coder-0.5B-Instruct in Q4_K_M", "tests/runtime/engine/test_quality_real.py"),
     "gemma3": ("Gemma 3 270M in Q4_K_M", "tests/runtime/engine/test_quality_real.py"),
 }
-MAX_NAMES = 9  # in README, which is short
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
 TARGET_TABLE = re.compile(r"(?<=<!-- targets -->\n).*?(?=<!-- end of targets -->)", re.DOTALL)
 PRODUCTS: dict[IntegerDot, str] = {
@@ -44,9 +44,13 @@ PRODUCTS: dict[IntegerDot, str] = {
     "madd512": "`vpmaddwd` of 512 bits",
     "madd256": "`vpmaddwd` of 256 bits",
     "portable": "32-bit products",
+    "usdot": "`usdot`",
+    "sdot": "`sdot`",
+    "smull": "`smull`, `smlal`",
 }
+ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "64-bit Arm"}
 FORMAT_TABLE = re.compile(r"(?<=<!-- formats -->\n).*?(?=<!-- end of formats -->)", re.DOTALL)
-SENTENCE = re.compile(r"^- Models: .*?(?=^- )", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"(?<=\[)\d+(?= families and all formats\])")
 
 
 def verified() -> str:
@@ -111,12 +115,15 @@ def target_table() -> str:
     """What each target needs, beside what the next smaller one does."""
     lines = ["| `--target` | the processor has | 8-bit integers are multiplied by |", "|---|---|---|"]
     for target in TARGETS.values():
-        smaller = [other for other in TARGETS.values() if {*other.features} < {*target.features}]
+        alike = [other for other in TARGETS.values() if other.triple == target.triple]
+        smaller = [other for other in alike if {*other.features} < {*target.features}]
         most = max(smaller, key=lambda other: len(other.features), default=None)
-        needs = (
+        more = (
             [] if most is None else [f"all of `{most.name}`", *(f for f in target.features if f not in most.features)]
         )
-        cells = f"`{target.name}`", ", ".join(needs) or "nothing more than x86-64", PRODUCTS[target.integer_dot]
+        least = "Apple's M1, with macOS 14.4" if target.is_for_macos else ARCHITECTURES[architecture_of(target.triple)]
+        needs = ", ".join(more) or f"nothing more than {least}"
+        cells = f"`{target.name}`", needs, PRODUCTS[target.integer_dot]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -136,23 +143,20 @@ def format_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def sentence(found: list[FamilyEvidence]) -> str:
-    """How README tells the same."""
-    names = list(dict.fromkeys(re.split(r"[ \d]|-\d", each.title)[0] for each in found if each.is_compiled))
-    named = f"{', '.join(names[:MAX_NAMES])}{' and others' if len(names) > MAX_NAMES else ''}"
-    count = sum(each.is_compiled for each in found)
-    text = f"- Models: {count} families ({named}): `radixlm models` and [docs/models.md](docs/models.md)."
-    return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+def number(found: list[FamilyEvidence]) -> str:
+    """How many of them compile, which README says."""
+    return str(sum(each.is_compiled for each in found))
 
 
 def pages() -> dict[Path, str]:
     """The files that say it, as they should be; `verified.json` must be as it should be already."""
     found, models, readme = families(), ROOT / "docs" / "models.md", ROOT / "README.md"
+    platforms = ROOT / "docs" / "platforms.md"
     page = TABLE.sub(lambda _: table(found), models.read_text(encoding="utf-8"), count=1)
-    page = TARGET_TABLE.sub(lambda _: target_table(), page, count=1)
     return {
+        platforms: TARGET_TABLE.sub(lambda _: target_table(), platforms.read_text(encoding="utf-8"), count=1),
         models: FORMAT_TABLE.sub(lambda _: format_table(), page, count=1),
-        readme: SENTENCE.sub(lambda _: sentence(found), readme.read_text(encoding="utf-8"), count=1),
+        readme: NUMBER.sub(lambda _: number(found), readme.read_text(encoding="utf-8"), count=1),
     }
 
 

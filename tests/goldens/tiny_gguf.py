@@ -31,10 +31,12 @@ def write(
     path: Path,
     types: Mapping[str, Type] | None = None,
     quantize: Callable[[np.ndarray, Type], np.ndarray] = gguf.quants.quantize,
+    more: Mapping[str, Value] | None = None,
 ) -> Path:
     """Write `tiny` to `path` and return it; ValueError if llama.cpp does not know the family.
 
     Tensors whose names contain a key of `types` are stored as that type, in bytes that `quantize` gives.
+    `more` are keys beside the usual ones.
     """
     how = converter(tiny)
     if how is None:
@@ -42,6 +44,8 @@ def write(
     writer = gguf.GGUFWriter(path, how.architecture)
     for key, value in how.metadata(tiny.text).items():
         _add(writer, f"{how.architecture}.{key}", value)
+    for key, value in (more or {}).items():
+        _add(writer, key, value)
     _add_tokenizer(writer, tiny.vocab_size)
     for name, tensor in tensors(tiny).items():
         type_ = next((type_ for part, type_ in (types or {}).items() if part in name), None)

@@ -36,11 +36,11 @@ class Writer:
     def compute(self, sequence: Sequence) -> int:
         """How many tokens had to be computed."""
         num_tokens = sequence.num_uncomputed
-        with self.cache.begin() as step:
-            reservation = step.reserve(sequence, num_tokens)
-            self.pages.copy(step.copies)
+        with self.cache.begin() as transaction:
+            reservation = transaction.reserve(sequence, num_tokens)
+            self.pages.copy(transaction.copies)
             self.pages.forward(reservation)
-            step.commit()
+            transaction.commit()
         self.check(sequence)
         return num_tokens
 

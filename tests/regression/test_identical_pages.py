@@ -16,11 +16,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 def test_identical_pages_of_one_step_keep_one_copy() -> None:
     cache = PrefixCache(PagePool(8))
     one, two = (cache.open(cache.match(range(40)), context_length=64) for _ in range(2))
-    with cache.begin() as step:
-        step.reserve(one, 40)
-        step.reserve(two, 40)
+    with cache.begin() as transaction:
+        transaction.reserve(one, 40)
+        transaction.reserve(two, 40)
         assert cache.pool.num_in_use == 6
-        step.commit()
+        transaction.commit()
     cache.check()
     assert one.page_ids[:2] == two.page_ids[:2]
     assert one.page_ids[2] != two.page_ids[2], "a partial page is its sequence's own"

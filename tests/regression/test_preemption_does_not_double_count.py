@@ -14,9 +14,9 @@ from ..runtime.fake_model import Bench, alone
 
 
 def compute(cache: PrefixCache, sequence: Sequence) -> None:
-    with cache.begin() as step:
-        step.reserve(sequence, sequence.num_uncomputed)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, sequence.num_uncomputed)
+        transaction.commit()
     cache.check()
 
 

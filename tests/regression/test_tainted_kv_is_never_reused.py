@@ -115,7 +115,7 @@ def test_no_page_that_was_computed_over_a_pruned_prefix_is_found_or_stored(serve
     history = [*ids, *served.bench.tokens("pruned"), 0]
     assert served.bench.cache.match(history).num_tokens == 33
     served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
-    assert sum(1 for _ in served.store.heads()) == 2, "the two pages that are exact"
+    assert sum(1 for _ in served.store.page_keys()) == 2, "the two pages that are exact"
     served.bench.add("later", history, GREEDY)
     served.run()
     assert served.num_loaded("later") <= 32
@@ -153,13 +153,13 @@ def test_a_reply_is_labelled_only_if_some_of_it_came_over_a_part(serve: Callable
     served = serve(num_pages=24, context_length=CONTEXT_LENGTH)
     core, cache = served.bench.core, served.bench.cache
     request = WrongRows(served).add("pruned", ids := [*range(30), *range(30)], 0, 9)
-    with cache.begin() as step:  # it is admitted, and its step fails
-        core._scheduler.schedule(step, 0.0)
+    with cache.begin() as transaction:  # it is admitted, and its step fails
+        core._scheduler.schedule(transaction, 0.0)
     while request.num_generated < num_tokens:
         served.bench.step()
     assert request.admitted.sparse is not None
-    with cache.begin() as step:
-        core._scheduler._preempt(request, StepPlan(step, 16))
+    with cache.begin() as transaction:
+        core._scheduler._preempt(request, StepPlan(transaction, 16))
     assert request.num_preemptions == 1
     served.run()
     completion = served.bench.outputs["pruned"][-1].completion

@@ -6,8 +6,10 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
+from radixlm.runtime.artifact import WEIGHTS
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
+    FileInfo,
     KVLayout,
     Manifest,
     ModuleInfo,
@@ -18,10 +20,12 @@ from radixlm.runtime.artifact.manifest import (
     TokenizerInfo,
 )
 from radixlm.runtime.artifact.model_config import Attention, Dense, LayerConfig, ModelConfig, Rope, ShortConvolution
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo, RerankingInfo
 from radixlm.tokenizer_fix import TokenizerProfile, profile_tokenizer
 
 ATTENTION = Attention(num_heads=1, num_kv_heads=1, head_dim=4, scale=0.5, rope=Rope(theta=1e4, rotary_dim=4))
 
+HIDDEN_SIZE = 4
 STATE_BYTES = 2 * 4 * 4  # two rows of four numbers
 
 
@@ -51,10 +55,13 @@ def fake_artifact(
     context_length: int = 256,
     sampling: SamplingDefaults | None = None,
     is_recurrent: bool = False,
+    attention: Attention = ATTENTION,
+    embedding: EmbeddingInfo | None = None,
+    reranking: RerankingInfo | None = None,
 ) -> FakeArtifact:
     """The artifact of a model that has this tokenizer; if it is recurrent, a layer keeps `STATE_BYTES`."""
     ffn = Dense(intermediate_size=4)
-    layers = [LayerConfig(mixer=ATTENTION, ffn=ffn)]
+    layers = [LayerConfig(mixer=attention, ffn=ffn)]
     if is_recurrent:
         layers.append(LayerConfig(mixer=ShortConvolution(kernel_size=3), ffn=ffn))
     manifest = Manifest(
@@ -63,10 +70,11 @@ def fake_artifact(
         model=ModelConfig(
             architecture="llama",
             vocab_size=vocab_size,
-            hidden_size=4,
+            hidden_size=HIDDEN_SIZE,
             layers=tuple(layers),
             norm_eps=1e-5,
             max_position_embeddings=context_length,
+            output="logits" if embedding is None else "hidden",
         ),
         context_length=context_length,
         quantization=QuantizationInfo(mode="f32", kinds={}),
@@ -75,7 +83,7 @@ def fake_artifact(
         module=ModuleInfo(
             entry_points=(),
             max_num_tokens=64,
-            max_num_logits=16,
+            max_num_logits=64 if attention.bidirectional else 16,
             workspace_bytes=0,
             top_logits_scratch=1,
             weights_bytes=0,
@@ -88,7 +96,9 @@ def fake_artifact(
         ),
         sampling=sampling or SamplingDefaults(),
         source=SourceInfo(format="gguf", name="fake", fingerprint="0" * 64),
-        files={},
+        files={WEIGHTS: FileInfo(size=0, sha256="0" * 64)},
+        embedding=embedding,
+        reranking=reranking,
     )
     return FakeArtifact(manifest, tokenizer_json, chat_template)
 

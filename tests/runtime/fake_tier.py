@@ -39,24 +39,24 @@ class SlowStore:
         self.num_reads = 0
         self.num_asked = 0
 
-    def heads(self) -> Iterator[PageKey]:
-        return self.store.heads()
+    def page_keys(self) -> Iterator[PageKey]:
+        return self.store.page_keys()
 
     def aliases(self) -> Iterator[StoredAlias]:
         return self.store.aliases()
 
-    def put_beside(self, alias: StoredAlias) -> PutResult:
-        return self.store.put_beside(alias)
+    def put_small(self, alias: StoredAlias) -> PutResult:
+        return self.store.put_small(alias)
 
-    def put(self, heads: Sequence[PageKey], payload: np.ndarray) -> PutResult:
+    def put(self, page_keys: Sequence[PageKey], payload: np.ndarray) -> PutResult:
         assert self.may_write.wait(WAIT_S)
-        return self.store.put(heads, payload)
+        return self.store.put(page_keys, payload)
 
-    def read(self, heads: Sequence[PageKey], out: np.ndarray) -> int:
+    def read(self, page_keys: Sequence[PageKey], out: np.ndarray) -> int:
         self.num_reads += 1
-        self.num_asked += len(heads)
+        self.num_asked += len(page_keys)
         assert self.may_read.wait(WAIT_S)
-        return self.spoil(self.store.read(heads, out), out)
+        return self.spoil(self.store.read(page_keys, out), out)
 
     def touch(self, keys: Iterable[bytes]) -> None:
         self.store.touch(keys)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from radixlm.cli import field_flags
 from radixlm.cli.field_flags import FieldCommand
 from radixlm.runtime.engine.engine_options import EngineOptions
+from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.fields import Flag, check_fields, check_needs, documented, fields_of, given_of, option
@@ -105,9 +106,18 @@ def test_a_text_that_is_no_value_is_refused(name: str, text: str) -> None:
 
 def test_the_documentation_of_a_class_has_all_fields() -> None:
     assert Oven.__doc__ is not None
-    assert "watts: How hot. None: as hot as it gets.\n" in Oven.__doc__
-    for options in (EngineOptions, SamplingParams):
+    assert "watts: How hot. An integer above 0. Default: None, as hot as it gets.\n" in Oven.__doc__
+    assert "share: Of `watts`. A number from 0 to 1. Default: 0.5.\n" in Oven.__doc__
+    assert "mode: `light`: see `share`. One of grill, light. Default: 'light'.\n" in Oven.__doc__
+    for options in (EngineOptions, SamplingParams, RequestOptions):
         assert all(f"    {name}: " in str(options.__doc__) for name in fields_of(options))
+
+
+def test_what_is_printed_is_one_line_that_makes_the_value_again_without_its_secrets() -> None:
+    assert repr(SamplingParams(top_p=0.5, stop=["a\n", "b"])) == "SamplingParams(top_p=0.5, stop=('a\\n', 'b'))"
+    assert repr(EngineOptions()) == "EngineOptions()"
+    assert eval(repr(SamplingParams(seed=7, logit_bias={3: 1.5}))) == SamplingParams(seed=7, logit_bias={3: 1.5})
+    assert "sk-1" not in repr(RequestOptions(client="sk-1"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.agents.clients import REMINDER
-from bench.agents.coding_session import NUM_REPLY_TOKENS, WAYS, Answer, check_prompts, lived, middle
+from bench.agents.coding_session import NUM_REPLY_TOKENS, WAYS, Answer, before_of, check_prompts, lived, middle
 from bench.agents.servers import AgentsServer, servers_of
 from bench.agents.session import NUM_SUBAGENT_TURNS, SHAPE, session
 from bench.peers.other_engines import PLACES
@@ -123,6 +123,14 @@ def test_servers_keep_what_they_can(tmp_path: Path) -> None:
     assert {name for name, each in servers.items() if each.fields.get("ignore_eos")} == {"llama.cpp", "ik_llama.cpp"}
 
 
+def test_pieces_of_one_session_add_up_and_those_of_another_are_refused() -> None:
+    session_of = {"shape": "qwen3-4b", "layers": [2, 36], "decode_scale": 4.96551}
+    before = {**session_of, "decode_scale": 4.966, "ways": {"whole": {}}}  # as results are rounded
+    assert before_of(session_of, before) == before and before_of(session_of, None) == {}
+    with pytest.raises(ValueError, match=r"layers is \[3, 36\], and \[2, 36\] in the results"):
+        before_of({**session_of, "layers": [3, 36]}, before)
+
+
 def results(layers: list[int]) -> dict[str, Any]:
     requests = session(4, 4000)
 
@@ -137,6 +145,7 @@ def results(layers: list[int]) -> dict[str, Any]:
         "decode_scale": 2.0,
         "num_reply_tokens": 32,
         "missing": {"dasLLAMA": "there is none"},
+        "taken_by_others": {"killed": {"radixlm": 0.014, "llama.cpp": 0.12}},
         "ways": {"killed": {"radixlm": answers(0.5, 2.0), "llama.cpp": answers(2.0, 90.0)}},
     }
 
@@ -144,10 +153,8 @@ def results(layers: list[int]) -> dict[str, Any]:
 def test_the_whole_models_seconds_are_scaled_by_layers_and_bytes() -> None:
     text = "".join(section(results([9, 36])))
     total, firsts = 12 * 1.5 + 1.5, 12 * 0.5 + 1.5
-    assert (
-        f"| server killed in the middle: radixlm | {total:.1f} | 0.50 | 0.50 | 2.00 | 55% | {firsts * 4 + 12 * 2:.1f} |"
-        in text
-    )
+    seconds = f"{total:.1f} | 0.50 | 0.50 | 2.00 | 55% | 1% | {firsts * 4 + 12 * 2:.1f}"
+    assert f"| server killed in the middle: radixlm | {seconds} |" in text
     assert "Not measured: dasLLAMA (there is none)." in text
     assert "scaled" not in "".join(section(results([36, 36])))
 

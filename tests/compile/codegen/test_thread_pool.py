@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.compile import compile_model
 from radixlm.compile.codegen import library
-from radixlm.compile.codegen.builder import SIZE, Kernel, parallel
+from radixlm.compile.codegen.builder import SIZE, Kernel, parallel, registers, serial
 from radixlm.compile.codegen.kernel_cache import KernelCache
 from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import find_target
@@ -30,7 +30,6 @@ MOST_ITEMS = 5000
 Task = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 Launch = ctypes.CFUNCTYPE(ctypes.c_int32, Task, ctypes.c_void_p, ctypes.c_int32)
 REPLACEABLE_POOL = """
-target triple = "x86_64-linux-gnu"
 @__TVMBackendParallelLaunch = global ptr null
 define i32 @parallel_items(i64 %count) {
   ret i32 0
@@ -104,6 +103,39 @@ def test_several_callers_at_once(counter: Counter) -> None:
     with ThreadPoolExecutor(4) as callers:
         for counts in callers.map(lambda n: counter.count(n, 500)[:n], (40, 41, 900, 2)):
             assert set(counts) == {500}
+
+
+def test_scratch_memory_belongs_to_one_task_at_a_time(tmp_path: Path) -> None:
+    """Blocks are kept for the next task; four callers and their threads ask for two sizes each."""
+    with Kernel() as k:
+        sums, n = k.arguments(sums="int32", n=SIZE)
+        with parallel(n) as i:
+            first, second = registers(300, "int32"), registers(700, "int32")  # more than TVM puts on the stack
+            with serial(300) as j:
+                first[j] = T.Cast("int32", i + j)
+            with serial(700) as j:
+                second[j] = first[j % 300] * 2
+            sums[i] = T.int32(0)
+            with serial(700) as j:
+                sums[i] = sums[i] + second[j]
+    target = find_target("native")
+    build_library([k.function], target, KernelCache.of_user()).export(tmp_path / "scratch.so")
+    set_num_threads = tvm_ffi.load_module(str(tmp_path / "scratch.so"))["set_num_threads"]
+    kernel = getattr(ctypes.CDLL(str(tmp_path / "scratch.so")), kernel_symbol(k.function, target))
+
+    def computed(count: int) -> np.ndarray:
+        sums = np.zeros(count, np.int32)
+        for _ in range(20):
+            kernel(ctypes.c_void_p(sums.ctypes.data), ctypes.c_int64(count))
+        return sums
+
+    expected = np.array([2 * sum(i + j % 300 for j in range(700)) for i in range(200)], np.int32)
+    for num_threads in (1, 3):
+        set_num_threads(num_threads)
+        with ThreadPoolExecutor(4) as callers:
+            for found in callers.map(computed, (200, 150, 7, 64)):
+                np.testing.assert_array_equal(found, expected[: len(found)])
+    set_num_threads(0)
 
 
 def in_any_order(rng: random.Random) -> Callable[..., int]:

@@ -75,7 +75,7 @@ def stacked(tensors: Tensors, parts: dict[str, str]) -> Tensors:
 _OF_EXPERT = re.compile(r"(?P<stem>.*)\.experts\.(?P<index>\d+)\.(?P<part>\w+)\.weight")
 
 
-def gates_beside_up(tensors: Tensors, gate: str, up: str, both: str) -> Tensors:
+def fused_gate_up(tensors: Tensors, gate: str, up: str, both: str) -> Tensors:
     """Two stacks of experts as one, each expert's rows of gates before those of `up`."""
     found = {name: tensor for name, tensor in tensors.items() if f".{gate}." not in name and f".{up}." not in name}
     for name in (name for name in tensors if f".{gate}." in name):
@@ -97,7 +97,7 @@ def two_stacks(tensors: Tensors) -> Tensors:
     """Experts as models have them in memory, gates before `up`."""
     parts = {"w1": "experts.gate_proj", "w2": "experts.down_proj", "w3": "experts.up_proj"}
     parts |= {part.removeprefix("experts."): part for part in parts.values()}
-    both = gates_beside_up(stacked(tensors, parts), "experts.gate_proj", "experts.up_proj", "experts.gate_up_proj")
+    both = fused_gate_up(stacked(tensors, parts), "experts.gate_proj", "experts.up_proj", "experts.gate_up_proj")
     return renamed(both, (r"\.experts\.(gate_up|down)_proj\.weight$", r".experts.\1_proj"))
 
 
@@ -176,13 +176,13 @@ def mlc_phi3(tensors: Tensors) -> Tensors:
 
 def mlc_mixtral(tensors: Tensors) -> Tensors:
     stacks = stacked(tensors, {"w1": "experts.w1", "w2": "e2", "w3": "experts.w3"})
-    both = gates_beside_up(joined_all(stacks), "experts.w1", "experts.w3", "e1_e3")
+    both = fused_gate_up(joined_all(stacks), "experts.w1", "experts.w3", "e1_e3")
     return renamed(both, (r"\.block_sparse_moe\.", ".moe."))
 
 
 def mlc_experts(tensors: Tensors) -> Tensors:
     parts = {"gate_proj": "experts.gate", "up_proj": "experts.up", "down_proj": "moe_down_proj"}
-    return gates_beside_up(stacked(tensors, parts), "experts.gate", "experts.up", "moe_gate_up_proj")
+    return fused_gate_up(stacked(tensors, parts), "experts.gate", "experts.up", "moe_gate_up_proj")
 
 
 def mlc_qwen3_moe(tensors: Tensors) -> Tensors:

@@ -66,15 +66,15 @@ class LastNormLeftOut(ReferenceOps):
 class OwnRow(ReferenceOps):
     """The head reads what the model made of the token itself, not of the one before."""
 
-    def beside_previous(self, x: tuple[np.ndarray, ...], width: int, kv_layer: int) -> np.ndarray:
+    def concat_previous(self, x: tuple[np.ndarray, ...], width: int, kv_layer: int) -> np.ndarray:
         return np.concatenate([x[0], self._hidden], axis=-1)
 
 
 class HiddenFirst(ReferenceOps):
     """What the model made comes before the embedding."""
 
-    def beside_previous(self, x: tuple[np.ndarray, ...], width: int, kv_layer: int) -> np.ndarray:
-        return np.roll(super().beside_previous(x, width, kv_layer), width, axis=-1)
+    def concat_previous(self, x: tuple[np.ndarray, ...], width: int, kv_layer: int) -> np.ndarray:
+        return np.roll(super().concat_previous(x, width, kv_layer), width, axis=-1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,8 +7,10 @@ the array holds what the kernel left there.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -23,23 +25,31 @@ from radixlm.compile.codegen.kernel_cache import KernelCache
 from radixlm.compile.codegen.library import build_library, kernel_symbol
 from radixlm.compile.codegen.targets import TARGETS, Target
 from radixlm.compile.weights.layout import ALIGNMENT
-from radixlm.runtime.artifact.cpu import cpu_features
+from radixlm.runtime.artifact.cpu import is_of_this_machine
 
 from ...conftest import digest_of_compiler
+from . import emulated
 
 Caller = Callable[..., None]  # takes arrays and sizes in the kernel's order; None for an array that it does not read
 _CANARY_BYTES = 4 * ALIGNMENT
 _CANARY = 0xFF  # NaN in every float type: a number read from here shows
 
 
-def runs_here(target: Target) -> bool:
-    """Whether this CPU has what the target needs."""
-    return cpu_features().issuperset(target.features)
+# In tables of specs, which are of targets here, an emulated target gets those of another one.
+_SPECS_OF = {"armv8.2-i8mm": "x86-64-v4-vnni", "armv8.2-dotprod": "x86-64-v3", "armv8": "x86-64-v2"}
+# Those of this machine's architecture, and those that an emulator runs, where there is one.
+TARGETS_HERE = tuple(target for target in TARGETS.values() if is_of_this_machine(target.triple))
+EMULATED = () if emulated.PYTHON is None else tuple(target for target in TARGETS.values() if target.name in _SPECS_OF)
 
 
 def runnable() -> list[Target]:
     """The targets that this machine can run."""
-    return [target for target in TARGETS.values() if runs_here(target)]
+    return [target for target in TARGETS_HERE if target.runs_here]
+
+
+def runs_here(target: Target) -> bool:
+    """Whether this machine can run the target, or emulates one that does."""
+    return target.runs_here or target in EMULATED
 
 
 def needs(target: Target) -> pytest.MarkDecorator:
@@ -61,11 +71,11 @@ def often_run() -> frozenset[str]:
 
 def marks_of(target: Target) -> list[pytest.MarkDecorator]:
     """Mark a test of a target: whether it is skipped here, and whether it waits for `make test-long`."""
-    return [needs(target), *([] if target.name in often_run() else [pytest.mark.long])]
+    return [needs(target), *([] if target.name in often_run() or target in EMULATED else [pytest.mark.long])]
 
 
 every_target = pytest.mark.parametrize(
-    "target", [pytest.param(target, id=target.name, marks=marks_of(target)) for target in TARGETS.values()]
+    "target", [pytest.param(target, id=target.name, marks=marks_of(target)) for target in (*TARGETS_HERE, *EMULATED)]
 )
 
 
@@ -88,6 +98,9 @@ def of_each_size(**values: Sequence[Any]) -> list[dict[str, Any]]:
 
 def by_rows(rows: Iterable[dict[str, Any]]) -> pytest.MarkDecorator:
     """Parametrize a test by rows of a table of `pairwise.py`, each with a target; its values name it."""
+    rows = [*rows]
+    for target in EMULATED:
+        rows += [{**row, "target": target} for row in rows if row["target"].name == _SPECS_OF[target.name]]
     return pytest.mark.parametrize(
         "row", [pytest.param(row, marks=marks_of(row["target"]), id=_name(row)) for row in rows]
     )
@@ -126,12 +139,7 @@ def built(target: Target, make: Callable[..., Any], *arguments: Any, **options: 
             None if dtype is None else _Canaried(np.zeros(1, dtype) if value is None else value, dtype)
             for value, dtype in zip(values, dtypes, strict=True)
         ]
-        function(
-            *(
-                ctypes.c_int64(value) if memory is None else ctypes.c_void_p(memory.inside.ctypes.data)
-                for value, memory in zip(values, memories, strict=True)
-            )
-        )
+        function([value if memory is None else memory for value, memory in zip(values, memories, strict=True)])
         for value, memory in zip(values, memories, strict=True):
             if memory is not None and value is not None:
                 memory.check()
@@ -146,11 +154,16 @@ class _Canaried:
     def __init__(self, array: np.ndarray, dtype: str) -> None:
         data = np.ascontiguousarray(array).view(dtype).reshape(-1)
         size = max(data.nbytes, ALIGNMENT)  # an empty array needs an address too
-        memory = np.full(size + 2 * _CANARY_BYTES + ALIGNMENT, _CANARY, np.uint8)
+        self._memory = memory = np.full(size + 2 * _CANARY_BYTES + ALIGNMENT, _CANARY, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT + _CANARY_BYTES
         self.inside = memory[start : start + size].view(dtype)[: data.size]
         self.inside[...] = data
+        self._start = start
         self._outside = (memory[:start], memory[start + data.nbytes :])
+
+    def array(self) -> emulated.Array:
+        """The same for an emulated machine."""
+        return emulated.Array(memoryview(self._memory), self._start)
 
     def check(self) -> None:
         """Nothing was written outside."""
@@ -162,13 +175,28 @@ def _element_type(parameter: Any) -> str | None:
     return str(parameter.ty.element_type) if hasattr(parameter.ty, "element_type") else None
 
 
-def _loaded(kernel: Any, target: Target) -> Any:
-    """The kernel as a C function that takes addresses and int64 sizes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.so"
-        build_library([kernel], target, KernelCache.of_user()).export(path)
-        module = tvm_ffi.load_module(str(path))
-        module["set_num_threads"](2)  # so that kernels which race are noticed
-        function = getattr(ctypes.CDLL(str(path)), kernel_symbol(kernel, target))
+def _loaded(kernel: Any, target: Target) -> Callable[[Sequence[int | _Canaried]], None]:
+    """The kernel as a function that takes its arguments."""
+    folder = Path(tempfile.mkdtemp())
+    path, symbol = folder / "kernel.so", kernel_symbol(kernel, target)
+    build_library([kernel], target, KernelCache.of_user()).export(path)
+    if not target.runs_here:
+        atexit.register(shutil.rmtree, folder)
+        return lambda arguments: emulated.machine().call(
+            str(path), symbol, [one if isinstance(one, int) else one.array() for one in arguments]
+        )
+    module = tvm_ffi.load_module(str(path))
+    module["set_num_threads"](2)  # so that kernels which race are noticed
+    function = getattr(ctypes.CDLL(str(path)), symbol)
     function.module = module
-    return function
+    shutil.rmtree(folder)
+
+    def call(arguments: Sequence[int | _Canaried]) -> None:
+        function(
+            *(
+                ctypes.c_int64(one) if isinstance(one, int) else ctypes.c_void_p(one.inside.ctypes.data)
+                for one in arguments
+            )
+        )
+
+    return call

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.codegen.targets import TARGETS, Target
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.activation import ActivationSpec, Function, Gate, activation, gather_rows
+from radixlm.compile.kernels.experts.entries import ExpertLimits, find_slabs
 from radixlm.compile.kernels.quantized_rows import ROW_TILE
 from radixlm.compile.weights.layout import GROUP, round_up
 
-from .harness import built, by_rows, every_target, examples, runnable
+from .harness import TARGETS_HERE, built, by_rows, every_target, examples, runnable
 from .pairwise import pairwise
 
 EPS = 1e-5
@@ -38,7 +39,7 @@ GATES: dict[Gate, Any] = {
     "identity": lambda x: x,
 }
 WIDTHS = (172, 37, 64, 24, 16, 1)  # whole groups of 32 and vectors of 16, and less than these
-SPECS = pairwise(function=FUNCTIONS, target=tuple(TARGETS.values()), width=WIDTHS, wide=(False, True))
+SPECS = pairwise(function=FUNCTIONS, target=TARGETS_HERE, width=WIDTHS, wide=(False, True))
 RARE_SPECS = pairwise(function=RARE, target=(runnable()[0], runnable()[-1]), width=WIDTHS[:2])
 
 
@@ -175,6 +176,24 @@ def test_a_row_is_the_same_bits_alone_and_among_others(
             assert (alone.y == together.y[rows]).all()
             assert (alone.codes == together.codes[rows]).all()
             assert (alone.scales == together.scales[rows]).all()
+
+
+@every_target
+def test_rows_at_the_places_of_entries_are_those_of_neighbours(target: Target) -> None:
+    """Rows at other places are neither read nor written."""
+    limits, width = ExpertLimits(num_experts=6, top_k=2, num_tokens=20), 96
+    chosen = np.stack([np.full(20, 4), np.arange(20) % 4], 1).astype(np.int32)
+    lists = np.zeros(limits.num_ints, np.int32)
+    built(target, find_slabs, limits)(chosen, lists, len(chosen))
+    places = lists[1 + 3 * limits.num_slabs + limits.num_places :]
+    x = np.full((limits.num_places, 2 * width), np.nan, np.float32)
+    x[places] = np.random.default_rng(0).standard_normal((len(places), 2 * width)).astype(np.float32)
+    spec = ActivationSpec("silu_mul", width, 2 * width, False, True, width, width)
+    expected, y = np.full((len(x), width), 7, np.float32), np.full((len(x), width), 7, np.float32)
+    expected[places] = run(target, spec, x[places], x[:1]).y
+    placed = built(target, activation, replace(spec, experts=limits), target)
+    placed(x, None, None, lists, y, None, None, None, len(places))
+    assert (y == expected).all()
 
 
 @every_target

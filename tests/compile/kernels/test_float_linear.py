@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.codegen.targets import TARGETS
 from radixlm.compile.kernels.float_linear import float_linear
 from radixlm.compile.kernels.linear import LinearSpec
 from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32
@@ -15,7 +14,7 @@ from radixlm.compile.weights.layout import ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import pack, packed_shape
 from radixlm.compile.weights.quantization import Weight
 
-from .harness import built, by_rows, examples
+from .harness import TARGETS_HERE, built, by_rows, examples
 from .pairwise import pairwise
 
 NUM_ROWS = 131
@@ -23,7 +22,7 @@ NUM_ROWS = 131
 
 SPECS = pairwise(
     kind=(F32, F16, BF16),
-    target=tuple(TARGETS.values()),
+    target=TARGETS_HERE,
     shape=((40, 172), (112, 33), (16, 1)),  # outputs, inputs
     column=(0, 32),
     has_bias=(True, False),

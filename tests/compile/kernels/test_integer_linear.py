@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from radixlm.compile.codegen.targets import TARGETS, Target
+from radixlm.compile.codegen.targets import Target
+from radixlm.compile.kernels import integer_linear as kernels
 from radixlm.compile.kernels.integer_linear import MANY_SPANS, integer_candidates, integer_linear
 from radixlm.compile.kernels.integer_tile import TILINGS
 from radixlm.compile.kernels.linear import LinearSpec
@@ -34,7 +36,7 @@ from radixlm.compile.weights.layout import GROUP, ROW_BLOCK, round_up
 from radixlm.compile.weights.packing import PackedWeight, pack, packed_shape
 from radixlm.compile.weights.quantization import Weight, joined, levels
 
-from .harness import built, by_rows, examples, of_each_size, runnable
+from .harness import TARGETS_HERE, built, by_rows, examples, of_each_size, runnable
 from .pairwise import pairwise
 from .random_weights import num_codes, random_weight, unit_weight
 
@@ -76,7 +78,7 @@ SIZES: dict[str, Sequence[Any]] = {
     "factor": (0.22, 1.0),
 }
 # Common kinds meet every target; rare ones only the best that this machine runs.
-COMMON_SPECS = pairwise(kind=COMMON, target=tuple(TARGETS.values()), wide=(False, True), **SIZES)
+COMMON_SPECS = pairwise(kind=COMMON, target=TARGETS_HERE, wide=(False, True), **SIZES)
 SPECS = [
     *COMMON_SPECS,
     *({**row, "kind": kind, "target": runnable()[0]} for kind, row in zip(RARE, COMMON_SPECS, strict=False)),
@@ -232,7 +234,7 @@ def test_products_are_those_of_the_dequantized_matrix_in_every_batch(row: dict[s
 
 @by_rows(of_each_size(kind=(Q8, Q4_K), wide=(False, True)))
 def test_a_matrix_that_is_cut_into_wider_spans_computes_the_same(row: dict[str, Any]) -> None:
-    """For a few rows a matrix of many blocks is cut into spans of several, and one of few blocks into single ones."""
+    """One row, if it is long, meets spans of several blocks of a matrix of many; one of few is cut into single ones."""
     plain = {"length": 2, "place": (0, 0), "has_bias": False, "add_to_output": False, "factor": 1.0}
     first, middle, last = (Case.of(row | plain | {"num_outputs": count}, 8, seed=count) for count in (112, 1328, 96))
     num_outputs = 112 + 1328 + 96
@@ -244,7 +246,8 @@ def test_a_matrix_that_is_cut_into_wider_spans_computes_the_same(row: dict[str, 
         y=np.zeros((8, num_outputs), np.float32),
     )
     for num_rows in (1, 3, 8):
-        found = large.run(row["target"], slice(num_rows))
+        with patch.object(kernels, "LONG_ROW", GROUP):
+            found = large.run(row["target"], slice(num_rows))
         assert (found[:, :112] == first.run(row["target"], slice(num_rows))).all()
         assert (found[:, -96:] == replace(last, rows=first.rows).run(row["target"], slice(num_rows))).all()
 
@@ -252,7 +255,7 @@ def test_a_matrix_that_is_cut_into_wider_spans_computes_the_same(row: dict[str, 
 REPLACED = {"wide": True, "place": (0, 48), "add_to_output": False, "factor": 1.0}  # what candidates replace
 CANDIDATES = pairwise(
     kind=(Q8, Q4_MINIMUM, Q6_K, Q4_K),
-    target=tuple(TARGETS.values()),
+    target=TARGETS_HERE,
     num_outputs=SIZES["num_outputs"],
     length=range(4),
     has_bias=(True, False),

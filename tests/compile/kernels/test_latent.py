@@ -6,13 +6,13 @@ import itertools
 from typing import Any
 
 import numpy as np
-from radixlm.compile.codegen.targets import TARGETS, Target
+from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.kv_pool import copy_rows
 from radixlm.compile.kernels.latent import LatentShape, every_head, latent_append
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, KVDType
 
 from .attention_case import LAYER, AttentionCase, Features
-from .harness import built, by_rows, every_target, of_each_size
+from .harness import TARGETS_HERE, built, by_rows, every_target, of_each_size
 from .pairwise import pairwise
 from .pool import KEYS, Pool, layout_of
 
@@ -53,7 +53,7 @@ def test_a_prompt_is_the_same_whole_in_chunks_and_token_by_token(row: dict[str, 
         assert (case.run(target, tokens[i : i + 1]) == whole[i]).all()
 
 
-@by_rows(pairwise(dtype=("f32", "f16"), has_temperatures=(False, True), target=tuple(TARGETS.values())))
+@by_rows(pairwise(dtype=("f32", "f16"), has_temperatures=(False, True), target=TARGETS_HERE))
 def test_queries_and_rows_are_what_numpy_makes_of_them(row: dict[str, Any]) -> None:
     target, dtype, has_temperatures = row["target"], row["dtype"], row["has_temperatures"]
     num_rows, heads, plain, latent, turning, column = 5, 3, 24, 48, 12, 16

@@ -118,14 +118,14 @@ def test_a_changed_limit_is_a_wrong_digest(copy: Path) -> None:
         b"{}",
         b"\xff\xfe",
         b"\0" * 100,
-        b'{"format_version": 4}',
-        b'{"format_version": 4, "name": NaN}',
-        b'{"format_version": 4, "name": "\xff"}',
-        b'{"format_version": 4, "model": ' + b"9" * 5000 + b"}",
+        b'{"format_version": 5}',
+        b'{"format_version": 5, "name": NaN}',
+        b'{"format_version": 5, "name": "\xff"}',
+        b'{"format_version": 5, "model": ' + b"9" * 5000 + b"}",
         b"[" * 100_000,
-        b'{"format_version": 4, "model": ' + b"[" * 900 + b"]" * 900 + b"}",
-        b'{"format_version": 4, "x": ' * 50_000,
-        '{"format_version": 4}'.encode("utf-16"),
+        b'{"format_version": 5, "model": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"format_version": 5, "x": ' * 50_000,
+        '{"format_version": 5}'.encode("utf-16"),
     ],
 )
 def test_what_is_no_manifest_is_corrupt(copy: Path, text: bytes) -> None:
@@ -147,11 +147,11 @@ def test_a_manifest_too_large_to_be_one_is_not_read(copy: Path) -> None:
     assert "are allowed" in _refusal(copy, CorruptArtifact)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 5, -1, 1.5, "4", True, None, [], "9" * 100_000])
+@pytest.mark.parametrize("version", [0, 1, 4, 6, -1, 1.5, "5", True, None, [], "9" * 100_000])
 def test_another_format_version_is_unsupported(copy: Path, version: object) -> None:
     _edit(copy, lambda fields: fields | {"format_version": version})
     message = _refusal(copy, UnsupportedArtifact)
-    assert "this radixlm reads 4" in message
+    assert "this radixlm reads 5" in message
     assert len(message) < 400
 
 

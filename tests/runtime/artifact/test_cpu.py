@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from radixlm.runtime.artifact import cpu
@@ -38,8 +40,47 @@ def test_where_memory_may_not_be_executed_the_kernel_is_asked(monkeypatch: pytes
 
 
 def test_another_architecture_has_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert cpu.cpu_features.__wrapped__() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ({16: 0xFF}, {"neon"}),  # Cortex-A72
+        ({16: 0x119FFF}, {"neon", "dotprod"}),  # Neoverse N1
+        ({16: 0xEFFFFFFB, 26: 0x2FFF}, {"neon", "dotprod", "i8mm"}),  # Neoverse V1
+        ({26: 1 << 20 | 1 << 1}, set()),
+    ],
+)
+def test_of_arm_the_auxiliary_vector_is_asked(
+    words: dict[int, int], found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getauxval(word: int) -> int:
+        return words.get(word, 0)
+
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(getauxval=getauxval))
+    assert cpu.cpu_features.__wrapped__() == found
+
+
+@pytest.mark.parametrize(
+    ("said", "features"),
+    [
+        ({"hw.optional.arm.FEAT_DotProd": 1, "hw.optional.arm.FEAT_I8MM": 0}, {"neon", "dotprod"}),
+        ({"hw.optional.arm.FEAT_DotProd": 1, "hw.optional.arm.FEAT_I8MM": 1}, {"neon", "dotprod", "i8mm"}),
+        ({}, {"neon"}),
+    ],
+)
+def test_macos_names_the_features_of_its_processor(
+    said: dict[str, int], features: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(cpu, "system_name", lambda: "macos")
+    monkeypatch.setattr(cpu, "sysctl", lambda name: said[name].to_bytes(4, "little") if name in said else None)
+    assert cpu.cpu_features.__wrapped__() == features
+    assert cpu.is_of_this_machine("arm64-apple-macos14.4-elf")
+    assert not cpu.is_of_this_machine("aarch64-linux-gnu") and not cpu.is_of_this_machine("x86_64-linux-gnu")
 
 
 @pytest.mark.parametrize(

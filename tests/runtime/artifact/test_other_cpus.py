@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from radixlm.compile.codegen import targets
 from radixlm.compile.codegen.targets import TARGETS, find_target
 from radixlm.runtime.artifact import Artifact, cpu
-from radixlm.runtime.artifact.cpu import cpu_features
 from radixlm.runtime.errors import UnsupportedCPU
 from radixlm.runtime.model.model_runner import ModelRunner
 
@@ -32,7 +33,7 @@ needs_qemu = pytest.mark.skipif(QEMU is None, reason="qemu-x86_64 is not install
 @pytest.fixture(scope="module")
 def artifacts(tiny_source: Path, compile_once: CompileOnce) -> dict[str, Path]:
     """The tiny model for each target that this machine can verify."""
-    names = [name for name in (BEST, AVX2, ANY) if cpu_features().issuperset(TARGETS[name].features)]
+    names = [name for name in (BEST, AVX2, ANY) if TARGETS[name].runs_here]
     return {name: compile_once(tiny_source, quantize="q4", target=name) for name in names}
 
 
@@ -49,11 +50,25 @@ def test_an_artifact_for_a_better_cpu_names_what_is_missing_and_the_target_to_ch
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_native_is_the_best_target_that_the_machine_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixlm.compile.codegen.targets.cpu_features", lambda: frozenset(TARGETS[name].features))
+    monkeypatch.setattr(targets, "cpu_features", lambda: frozenset(TARGETS[name].features))
+    triple = TARGETS[name].triple
+    monkeypatch.setattr(targets, "is_of_this_machine", lambda other: other == triple)
     assert find_target("native").name == name
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("machine", "system"), [("riscv64", "linux"), ("x86_64", "macos")])
+def test_a_machine_without_a_target_is_told_where_radixlm_runs(
+    machine: str, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Mac with a processor of Intel's is one."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    for module in (cpu, targets):
+        monkeypatch.setattr(module, "system_name", lambda: system)
+    with pytest.raises(UnsupportedCPU, match=f"there is no target for {machine} with {system}; radixlm runs on Linux"):
+        find_target("native")
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name.startswith("x86-64")])
 def test_every_target_asks_for_features_that_can_be_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -62,6 +77,17 @@ def test_every_target_asks_for_features_that_can_be_found(name: str, monkeypatch
     monkeypatch.setattr(mmap, "mmap", refuse)  # the kernel is asked then
     monkeypatch.setattr(Path, "read_text", lambda path: f"flags : {' '.join(wanted)}\n")
     assert cpu.cpu_features.__wrapped__() == set(wanted)
+
+
+def test_an_artifact_of_another_architecture_names_both_and_the_target_to_choose(
+    artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    for path in artifacts.values():
+        with pytest.raises(
+            UnsupportedCPU, match=r"this CPU is aarch64, not x86_64; .*--target armv8 for any 64-bit Arm"
+        ):
+            Artifact.open(path).check_cpu()
 
 
 def test_every_target_answers_the_same_on_this_machine(artifacts: dict[str, Path]) -> None:

@@ -41,9 +41,9 @@ def is_found(first: bytes, second: bytes) -> bool:
     """Whether a prompt computed in one namespace is found in the other."""
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match(PROMPT, namespace=first), context_length=64)
-    with cache.begin() as step:
-        step.reserve(sequence, len(PROMPT))
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, len(PROMPT))
+        transaction.commit()
     cache.close(sequence)
     num_tokens = cache.match(PROMPT, namespace=second).num_tokens
     assert num_tokens in (0, 40)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from radixlm.runtime.cache import cache_tree
-from radixlm.runtime.cache.cache_tree import CacheTree
+from radixlm.runtime.cache.cache_tree import CachedText, CacheTree
 from radixlm.runtime.cache.cache_uses import MAX_ENDED, MAX_NAMESPACES, CacheUse, CacheUses, PageMark, UseState
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
@@ -14,7 +17,7 @@ from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import InvalidParameter
-from radixlm.runtime.memory import Forgotten
+from radixlm.runtime.memory import ForgetResult
 
 ALICE, BOB = b"alice", b"bob"
 ALIAS = ReplyAlias((1, 2), b" Sure.")
@@ -33,9 +36,9 @@ class Clocked:
         return sequence
 
     def compute(self, sequence: Sequence) -> None:
-        with self.cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with self.cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
 
     def serve(self, prompt: list[int], namespace: bytes = ALICE, reply: tuple[int, ...] = ()) -> None:
         sequence = self.open(prompt, namespace)
@@ -77,6 +80,30 @@ def test_a_tree_shows_runs_where_they_go_on_and_how_old_they_are() -> None:
     clocked.cache.close(live)
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=40), max_size=8))
+def test_siblings_say_how_much_they_share_and_each_run_is_read_whole(prompts: list[list[int]]) -> None:
+    clocked = Clocked()
+    for tokens in prompts:
+        clocked.serve([7, *tokens])
+    runs = clocked.tree().runs
+    whole = [CachedText.of(clocked.cache, ALICE, run.node_id) for run in runs]
+    texts = [() if text is None else text.token_ids for text in whole]
+    before: dict[int | None, tuple[int, ...]] = {}
+    for run, text, tokens in zip(runs, whole, texts, strict=True):
+        assert text is not None and (text.start, len(tokens)) == (run.start, run.num_tokens)
+        sibling = before.get(run.parent, ())
+        differ = (place for place, pair in enumerate(zip(tokens, sibling, strict=False)) if pair[0] != pair[1])
+        assert run.num_shared == min(next(differ, len(tokens)), len(sibling), PAGE_SIZE)
+        before[run.parent] = tokens
+        path = tokens
+        while run.parent is not None:
+            path, run = (*texts[run.parent], *path), runs[run.parent]
+        assert any(tuple([7, *tokens][: len(path)]) == path for tokens in prompts)
+    assert CachedText.of(clocked.cache, BOB, runs[0].node_id if runs else 0) is None
+    assert CachedText.of(clocked.cache, ALICE, 1 << 40) is None
+
+
 def test_a_tree_has_its_own_namespace_only() -> None:
     clocked = Clocked()
     clocked.serve(prompt(1), ALICE)
@@ -105,19 +132,19 @@ def test_clearing_frees_what_no_request_uses_and_nothing_of_another_namespace() 
         clocked.cache.aliases.record(namespace, [1], ALIAS)
     before = clocked.tree(BOB)
     num_pages = clocked.tree(ALICE).num_pages
-    assert clocked.cache.forget(ALICE) == Forgotten(num_pages, 0)
+    assert clocked.cache.forget(ALICE) == ForgetResult(num_pages, 0)
     clocked.cache.check()
     assert clocked.tree(ALICE).num_pages == 0 == clocked.num_cached(prompt(1, 40), ALICE)
     assert clocked.tree(BOB) == before and clocked.num_cached(prompt(1, 40), BOB) == 40
     assert (clocked.tree(ALICE).num_aliases, clocked.tree(BOB).num_aliases) == (0, 1)
-    assert clocked.cache.forget(ALICE) == Forgotten(0, 0)
+    assert clocked.cache.forget(ALICE) == ForgetResult(0, 0)
 
 
 def test_clearing_keeps_what_a_live_request_uses_and_remembers_nothing_of_the_rest() -> None:
     clocked = Clocked()
     clocked.serve(prompt(1, 64))
     live = clocked.open(prompt(1, 33))
-    assert clocked.cache.forget(ALICE) == Forgotten(2, 2)
+    assert clocked.cache.forget(ALICE) == ForgetResult(2, 2)
     clocked.cache.check()
     assert clocked.cache.match(prompt(1, 64), namespace=ALICE).why_not_more.kind == "unseen", "nor was it evicted"
     clocked.cache.close(live)

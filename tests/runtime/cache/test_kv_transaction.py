@@ -16,11 +16,11 @@ def opened(cache: PrefixCache, prompt: range | list[int]) -> Sequence:
 
 
 def compute(cache: PrefixCache, *sequences: Sequence) -> list[PageCopy]:
-    with cache.begin() as step:
+    with cache.begin() as transaction:
         for sequence in sequences:
-            step.reserve(sequence, sequence.num_uncomputed)
-        copies = step.copies
-        step.commit()
+            transaction.reserve(sequence, sequence.num_uncomputed)
+        copies = transaction.copies
+        transaction.commit()
     cache.check()
     return copies
 
@@ -28,9 +28,9 @@ def compute(cache: PrefixCache, *sequences: Sequence) -> list[PageCopy]:
 def test_rollback_returns_every_page() -> None:
     cache = PrefixCache(PagePool(8))
     one, two = opened(cache, range(40)), opened(cache, range(100, 140))
-    with cache.begin() as step:
-        step.reserve(one, 40)
-        step.reserve(two, 20)
+    with cache.begin() as transaction:
+        transaction.reserve(one, 40)
+        transaction.reserve(two, 20)
         assert cache.pool.num_free == 3
     assert cache.pool.num_free == 8
     assert (one.num_computed, two.num_computed, cache.tree.num_nodes) == (0, 0, 0)
@@ -40,8 +40,8 @@ def test_rollback_returns_every_page() -> None:
 def test_an_error_inside_a_step_rolls_it_back() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = opened(cache, range(40))
-    with pytest.raises(RuntimeError, match="the forward failed"), cache.begin() as step:
-        step.reserve(sequence, 40)
+    with pytest.raises(RuntimeError, match="the forward failed"), cache.begin() as transaction:
+        transaction.reserve(sequence, 40)
         raise RuntimeError("the forward failed")
     assert (cache.pool.num_free, sequence.num_computed) == (8, 0)
     cache.check()
@@ -60,30 +60,30 @@ def test_too_few_pages_take_and_evict_nothing_and_the_message_says_what_to_do() 
     compute(cache, finished)
     cache.close(finished)
     one, two = opened(cache, range(100, 150)), opened(cache, range(200, 280))
-    with cache.begin() as step:
-        step.reserve(one, 50)
+    with cache.begin() as transaction:
+        transaction.reserve(one, 50)
         before = cache.stats()
         with pytest.raises(OutOfPages) as refused:
-            step.reserve(two, 80)
+            transaction.reserve(two, 80)
         assert str(refused.value) == (
             "request needs 5 pages of 16 tokens, 2 are free and 2 can be evicted; "
             "lower --max-num-seqs or raise --kv-cache-gb"
         )
         assert cache.stats() == before
-        step.commit()
+        transaction.commit()
     cache.check()
 
 
 def test_a_dropped_reservation_makes_room_for_another() -> None:
     cache = PrefixCache(PagePool(4))
     one, two = opened(cache, range(60)), opened(cache, range(100, 160))
-    with cache.begin() as step:
-        step.reserve(one, 60)
+    with cache.begin() as transaction:
+        transaction.reserve(one, 60)
         with pytest.raises(OutOfPages):
-            step.reserve(two, 60)
-        step.drop(one)
-        step.reserve(two, 60)
-        step.commit()
+            transaction.reserve(two, 60)
+        transaction.drop(one)
+        transaction.reserve(two, 60)
+        transaction.commit()
     assert (one.num_computed, two.num_computed) == (0, 60)
     cache.check()
 
@@ -91,17 +91,17 @@ def test_a_dropped_reservation_makes_room_for_another() -> None:
 def test_slots_and_tokens_of_a_chunk_follow_the_page_table() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = opened(cache, range(40))
-    with cache.begin() as step:
-        step.reserve(sequence, 10)
-        step.commit()
-    with cache.begin() as step:
-        chunk = step.reserve(sequence, 20)
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, 10)
+        transaction.commit()
+    with cache.begin() as transaction:
+        chunk = transaction.reserve(sequence, 20)
         first, second = chunk.page_ids
         assert chunk.token_ids == list(range(10, 30))
         rows = [(first, row) for row in range(10, 16)] + [(second, row) for row in range(14)]
         assert slots_of(chunk.page_ids, chunk.rows) == [page * 16 + row for page, row in rows]
         assert (chunk.start, chunk.stop, chunk.num_tokens, chunk.copies) == (10, 30, 20, ())
-        step.commit()
+        transaction.commit()
     assert sequence.page_ids == chunk.page_ids
 
 
@@ -148,13 +148,13 @@ def test_the_source_of_a_copy_is_kept_until_the_step_is_committed() -> None:
     cache.close(finished)
     sequence = opened(cache, [*range(20), 5])
     other = opened(cache, range(100, 116))
-    with cache.begin() as step:
-        (copy,) = step.reserve(sequence, 1).copies
+    with cache.begin() as transaction:
+        (copy,) = transaction.reserve(sequence, 1).copies
         with pytest.raises(OutOfPages, match="2 pages of 16 tokens, 1 are free and 0 can be evicted"):
             other.append([1])
-            step.reserve(other, 17)
+            transaction.reserve(other, 17)
         assert cache.pool.ref_count(copy.src_page) == 2
-        step.commit()
+        transaction.commit()
     assert cache.pool.ref_count(copy.src_page) == 1
 
 
@@ -163,13 +163,13 @@ def test_tokens_after_a_pruned_prefix_keep_their_positions_and_lie_right_behind_
     exact, match = opened(cache, range(100, 103)), cache.match(range(60))
     sequence = cache.open(match, sparse=SparseSpan(0, 13, tuple(range(50))), context_length=512)
     (first,) = sequence.page_ids
-    with cache.begin() as step:
-        chunk, other = step.reserve(sequence, 5), step.reserve(exact, 3)
+    with cache.begin() as transaction:
+        chunk, other = transaction.reserve(sequence, 5), transaction.reserve(exact, 3)
         (second,) = chunk.new_page_ids
         slots = [first * 16 + 13, first * 16 + 14, first * 16 + 15, second * 16, second * 16 + 1]
         assert (chunk.start, chunk.stop, chunk.num_pages) == (50, 55, 2)
         arrays = make_batch([chunk, other], [True, True]).arrays
-        step.commit()
+        transaction.commit()
     assert arrays.token_ids.tolist() == [*range(50, 55), *range(100, 103)]
     assert arrays.positions.tolist() == [*range(50, 55), *range(3)]
     assert arrays.kv_lengths.tolist() == [*range(14, 19), *range(1, 4)]

@@ -115,14 +115,14 @@ def test_a_cancelled_off_request_gives_all_its_pages_back() -> None:
 def test_forks_of_an_off_sequence_are_as_private_as_it_is() -> None:
     cache = Bench().cache
     parent = cache.open(cache.match([1] * 40, namespace=None), context_length=90)
-    with cache.begin() as step:
-        step.reserve(parent, 40)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(parent, 40)
+        transaction.commit()
     child = cache.fork(parent, 33)
     child.append([2] * 20)
-    with cache.begin() as step:
-        step.reserve(child, 20)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(child, 20)
+        transaction.commit()
     cache.check()
     cache.close(parent)
     cache.preempt(child)

@@ -23,9 +23,9 @@ def opened(cache: PrefixCache, prompt: list[int], namespace: bytes = b"") -> Seq
 
 
 def compute(cache: PrefixCache, sequence: Sequence) -> list[PageCopy]:
-    with cache.begin() as step:
-        copies = list(step.reserve(sequence, sequence.num_uncomputed).copies)
-        step.commit()
+    with cache.begin() as transaction:
+        copies = list(transaction.reserve(sequence, sequence.num_uncomputed).copies)
+        transaction.commit()
     cache.check()
     return copies
 

@@ -49,7 +49,7 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
         self.kept: set[tuple[bytes, tuple[int, ...]]] = set()  # every run that was ever left to be found
         self.texts: list[list[int]] = [[0] * 40]
         self.is_removed = False
-        self.cache.tree.eviction.leaving = self.leave
+        self.cache.tree.eviction.before_evict = self.leave
 
     def leave(self, node: Node, num_pages: int) -> None:
         """What makes room still holds its rows, and no sequence needs it."""
@@ -146,24 +146,24 @@ class SequencesOverASmallPool(RuleBasedStateMachine):
     def run(self, parts: dict[Sequence, int], *, fails: bool = False, drops: bool = False) -> None:
         """One step of the engine."""
         computed = {seq_id: self.cache.sequences.get(seq_id).num_computed for seq_id in self.tokens}
-        with self.cache.begin() as step:
+        with self.cache.begin() as transaction:
             for sequence, num_tokens in parts.items():
                 counts = self.cache.stats()
                 try:
-                    step.reserve(sequence, num_tokens)
+                    transaction.reserve(sequence, num_tokens)
                 except OutOfPages:
                     assert self.cache.stats() == counts, "something was taken or evicted"
-            if drops and step.reservations:
-                step.drop(step.reservations[-1].sequence)
-            reservations = step.reservations
-            self.pages.copy(step.copies)
+            if drops and transaction.reservations:
+                transaction.drop(transaction.reservations[-1].sequence)
+            reservations = transaction.reservations
+            self.pages.copy(transaction.copies)
             for reservation in reservations:
                 self.pages.forward(reservation)
             for reservation in reservations:
                 sequence, seen = reservation.sequence, reservation.sequence.token_ids[: reservation.stop]
                 self.pages.check(sequence.namespace, seen, reservation.page_ids, self.pruned.get(sequence.seq_id))
             if not fails:
-                step.commit()
+                transaction.commit()
                 for reservation in reservations:
                     computed[reservation.sequence.seq_id] = reservation.stop
                     self.keep(reservation.sequence, reservation.stop // 16 * 16)

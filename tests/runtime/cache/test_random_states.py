@@ -59,20 +59,20 @@ class RecurrentCache(RuleBasedStateMachine):
     @rule(num_tokens=st.integers(1, 40), of=st.randoms(use_true_random=False), commits=st.booleans())
     def step(self, num_tokens: int, of: random.Random, commits: bool) -> None:
         chosen = [each for each in of.sample(self.live, of.randrange(1, len(self.live) + 1)) if each.num_uncomputed]
-        with self.cache.begin() as step:
+        with self.cache.begin() as transaction:
             for sequence in chosen:
                 stop = sequence.state.next_stop(sequence.num_computed) or CONTEXT
                 few = min(num_tokens, sequence.num_uncomputed, stop - sequence.num_computed)
                 if of.random() < 0.5:  # a step that ends with a page
                     few = min(few, PAGE_SIZE - sequence.num_computed % PAGE_SIZE)
                 try:
-                    step.reserve(sequence, few)
+                    transaction.reserve(sequence, few)
                 except OutOfPages:
                     continue
-            for copy in step.copies:
+            for copy in transaction.copies:
                 for row in range(copy.num_rows):
                     self.rows[copy.dst_page * PAGE_SIZE + row] = self.rows[copy.src_page * PAGE_SIZE + row]
-            for reservation in step.reservations:
+            for reservation in transaction.reservations:
                 sequence, start, stop = reservation.sequence, reservation.start, reservation.stop
                 assert self.states[reservation.state_in] == self.text(sequence, start)
                 assert reservation.state_out not in (0, reservation.state_in)
@@ -81,7 +81,44 @@ class RecurrentCache(RuleBasedStateMachine):
                 for position, slot in zip(range(start, stop), slots, strict=True):
                     self.rows[slot] = self.text(sequence, position + 1)
             if commits:
-                step.commit()
+                transaction.commit()
+
+    @precondition(lambda self: any(each.num_uncomputed for each in self.live))
+    @rule(draft=st.lists(st.integers(0, 2), min_size=1, max_size=20), of=st.randoms(use_true_random=False))
+    def draft(self, draft: list[int], of: random.Random) -> None:
+        """Tokens behind all others, of which the first are right; the rows of those that are computed again stay."""
+        sequence = of.choice([each for each in self.live if each.num_uncomputed])
+        draft = draft[: CONTEXT - len(sequence) - 1]
+        if not draft or sequence.state.next_stop(sequence.num_computed) is not None:
+            return
+        with self.cache.begin() as transaction:
+            try:
+                reservation = transaction.reserve(sequence, sequence.num_uncomputed, draft)
+            except OutOfPages:
+                return
+            for copy in transaction.copies:
+                for row in range(copy.num_rows):
+                    self.rows[copy.dst_page * PAGE_SIZE + row] = self.rows[copy.src_page * PAGE_SIZE + row]
+            text, start, stop = (*sequence.token_ids, *draft), reservation.start, reservation.stop
+            assert len(text) == stop and self.states[reservation.state_in] == text[:start]
+            self.states[reservation.state_out] = text
+            for position, slot in enumerate(slots_of(reservation.page_ids, reservation.rows), start):
+                self.rows[slot] = text[: position + 1]
+            num_right = of.randrange(len(draft) + 1)
+            transaction.accept(sequence, num_right)
+            transaction.commit()
+        num_recomputed = stop - start - len(draft) + num_right if num_right < len(draft) else 0
+        assert sequence.num_recomputed == num_recomputed == sequence.num_uncomputed
+        sequence.append([of.randrange(3)])
+        assert sequence.decodes and sequence.num_recomputed == num_recomputed
+
+    @invariant()
+    def rows_of_tokens_that_are_computed_again_are_there(self) -> None:
+        for sequence in self.live:
+            first = sequence.num_rows
+            there = range(first, min(first + sequence.num_recomputed, len(sequence.page_ids) * PAGE_SIZE))
+            for position, slot in zip(there, slots_of(sequence.page_ids, there), strict=True):
+                assert self.rows[slot] == self.text(sequence, position + 1)
 
     @precondition(lambda self: self.live)
     @rule(token_id=st.integers(0, 2), of=st.randoms(use_true_random=False))

@@ -22,9 +22,9 @@ State = tuple[list[int], list[int], int, int]
 def computed_sequence(cache: PrefixCache, num_tokens: int, context_length: int = 512) -> Sequence:
     """A sequence with the KV of all its tokens."""
     sequence = cache.open(cache.match(range(num_tokens)), context_length=context_length)
-    with cache.begin() as step:
-        step.reserve(sequence, num_tokens)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, num_tokens)
+        transaction.commit()
     return sequence
 
 
@@ -133,9 +133,9 @@ def pruned_sequence(cache: PrefixCache) -> Sequence:
     cache.close(computed_sequence(cache, 32))
     match = cache.match(range(60))
     sequence = cache.open(match, sparse=SparseSpan(32, 5, tuple(range(52))), context_length=512)
-    with cache.begin() as step:
-        step.reserve(sequence, 8)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, 8)
+        transaction.commit()
     assert (sequence.num_computed, sequence.num_rows, sequence.num_shareable) == (60, 45, 32)
     assert len(sequence.page_ids) == 3
     return sequence

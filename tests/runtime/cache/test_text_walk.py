@@ -218,11 +218,11 @@ class Talks(RuleBasedStateMachine):
         return match.prompt_ids
 
     def compute(self, sequence: Sequence) -> None:
-        with self.cache.begin() as step:
-            reservation = step.reserve(sequence, sequence.num_uncomputed)
-            self.pages.copy(step.copies)
+        with self.cache.begin() as transaction:
+            reservation = transaction.reserve(sequence, sequence.num_uncomputed)
+            self.pages.copy(transaction.copies)
             self.pages.forward(reservation)
-            step.commit()
+            transaction.commit()
 
     def note(self, ids: tuple[int, ...], num_prompt: int) -> None:
         for length in range(1, len(ids) + 1):
@@ -285,16 +285,16 @@ TestTalks.settings = settings(
 def test_a_search_that_is_cut_short_finds_no_less_than_the_prompts_own_ids(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(text_walk, "MAX_IN_VAIN", most)
+    monkeypatch.setattr(text_walk, "MAX_FUTILE_RUNS", most)
     cache, own = PrefixCache(PagePool(100)), toy.encode("a b" * 60)
     piece = max(toy.ID_OF[piece] for piece in toy.PIECES if b"a ba ba b".startswith(piece))
     assert piece > own[0], "siblings of higher ids are followed first"
     for prompt, reply in ((own, []), *(([], [piece, *toy.encode("b" * (20 + number))]) for number in range(4))):
         sequence = cache.open(cache.match([toy.BOS, *prompt], namespace=NAMESPACE), context_length=1000)
         sequence.append(reply)
-        with cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
         cache.close(sequence)
     asked = toy.spelled([toy.BOS, *own, toy.END, toy.USER])
     match = cache.match(asked.ids, namespace=NAMESPACE, spelled=lambda: asked)
@@ -308,9 +308,9 @@ def test_thousands_of_replies_that_spell_the_same_text_are_not_all_followed(monk
         match = cache.match(asked, namespace=NAMESPACE)
         sequence = cache.open(match, context_length=CONTEXT_LENGTH)
         sequence.append(toy.split(b" " * 300, [chance.randrange(1, 8) for _ in range(100)])[:40])
-        with cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
         cache.close(sequence)
     followed: list[int] = []
     follow = TextWalk._follow
@@ -323,5 +323,5 @@ def test_thousands_of_replies_that_spell_the_same_text_are_not_all_followed(monk
     prompt = toy.spelled([*asked, *toy.encode(" " * 300), toy.END, toy.USER])
     match = cache.match(prompt.ids, namespace=NAMESPACE, spelled=lambda: prompt)
     num_better = len(set(followed))
-    assert len(followed) <= text_walk.MAX_IN_VAIN * num_better < 4000 and len(followed) < 600
+    assert len(followed) <= text_walk.MAX_FUTILE_RUNS * num_better < 4000 and len(followed) < 600
     assert match.tokens_by_kind["text"] > 16

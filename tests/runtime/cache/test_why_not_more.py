@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.cache.why_not_more import MAX_IDS_SHOWN, Around, TextChange, WhyKind, WhyNotMore
+from radixlm.runtime.cache.why_not_more import MAX_IDS_SHOWN, MatchEnd, TextChange, WhyKind, WhyNotMore
 
 SPECIAL = 9
 PIECES = [b"", b"H", b"an", b"Han", b"zi", b"anzi", b"Hanzi", b"\xe6\xb1", b"\x89", b"</s>", b"Ha", b"</s"]
@@ -46,15 +46,26 @@ def test_texts_stand_beside_the_ids_and_half_a_character_is_shown_as_bytes() -> 
 
 
 def test_what_a_client_changed_is_cut_at_the_first_letter_that_differs() -> None:
-    around = Around((10, 4), (3, 4, 3), (10, 2, 6))  # Hazi, HanziHan, HaanHanzi
-    why = WhyNotMore("differs", 40, (3, 4), (10, 2), around=around).spelled(PIECES.__getitem__, {SPECIAL})
+    match_end = MatchEnd((10, 4), (3, 4, 3), (10, 2, 6))  # Hazi, HanziHan, HaanHanzi
+    why = WhyNotMore("differs", 40, (3, 4), (10, 2), match_end=match_end).spelled(PIECES.__getitem__, {SPECIAL})
     assert why.change == TextChange("HaziHa", "nziHan", "anHanzi")
     assert why.withheld().change is None
-    same = WhyNotMore("differs", 40, (3, 4), (1, 5), around=around).spelled(PIECES.__getitem__, {SPECIAL})
+    same = WhyNotMore("differs", 40, (3, 4), (1, 5), match_end=match_end).spelled(PIECES.__getitem__, {SPECIAL})
     assert (same.kind, same.change) == ("not_generated", None)
-    long = TextChange.of(Around((6,) * 60, (3,) * 60, (4,) * 60), PIECES.__getitem__)
+    long = TextChange.of(MatchEnd((6,) * 60, (3,) * 60, (4,) * 60), PIECES.__getitem__)
     assert (len(long.before), len(long.was), len(long.now)) == (40, 80, 80)
     assert str(why) == "at token 40 the cache has [3, 4] 'Hanzi', the prompt [10, 2] 'Haan'"
+    assert why.before_text == why.withheld().before_text == "Hazi", "the prompt's own text, in whole tokens"
+
+
+def test_the_text_before_is_the_end_of_the_prompt_in_whole_tokens_whatever_the_cache_has() -> None:
+    for kind in ("unseen", "evicted", "differs"):
+        why = WhyNotMore(kind, 40, (), (1,), match_end=MatchEnd((3,) * 20, (), (1,)))  # type: ignore[arg-type]
+        assert why.before_text is None
+        told = why.spelled(PIECES.__getitem__, {SPECIAL})
+        assert (told.before_text, told.change) == ("Han" * 13, None), "40 bytes hold 13 of these"
+    huge = WhyNotMore("differs", 1, (3,), (1,), match_end=MatchEnd((0,), (3,), (1,)))
+    assert huge.spelled(lambda token: b"x" * 50 if token == 0 else b"y", ()).before_text == "x" * 50
 
 
 @pytest.mark.parametrize("kind", ["differs", "retokenized", "not_generated", "evicted", "unseen", "namespace"])
@@ -76,9 +87,9 @@ def test_what_is_off_names_the_policy_and_nothing_of_the_prompt() -> None:
 def test_no_more_ids_are_shown_than_the_limit_and_none_past_the_end_of_what_is_cached() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match(list(range(44))), context_length=64)
-    with cache.begin() as step:
-        step.reserve(sequence, 44)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, 44)
+        transaction.commit()
     cache.close(sequence)
     why = cache.match([*range(20), *[7] * 20]).why_not_more
     assert (why.cached_ids, why.wanted_ids) == (tuple(range(20, 28)), (7,) * MAX_IDS_SHOWN)
@@ -90,9 +101,9 @@ def test_the_ids_go_on_from_run_to_run() -> None:
     cache = PrefixCache(PagePool(8))
     for prompt in ([*range(14), 100, *range(200, 210)], [*range(16), *range(300, 308)], [*range(20)]):
         sequence = cache.open(cache.match(prompt), context_length=64)
-        with cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
         cache.close(sequence)
     assert cache.match([*range(13), 7, 7]).why_not_more.cached_ids == (13, 14, 15, 16, 17, 18, 19)
     assert cache.match([*range(14), 100, 200, 7, 7]).why_not_more.cached_ids == tuple(range(201, 209))
@@ -102,9 +113,9 @@ def test_it_says_whether_the_model_generated_what_the_cache_goes_on_with() -> No
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match([1, 2, 3]), context_length=64)
     for token in (4, 5, 6):
-        with cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
         sequence.append([token])
     cache.close(sequence)
     assert cache.match([1, 2, 7, 8]).why_not_more == WhyNotMore("differs", 2, (3, 4, 5), (7, 8), is_generated=False)

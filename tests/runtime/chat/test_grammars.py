@@ -20,6 +20,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from radixlm.runtime.chat import grammar_trial_process
 from radixlm.runtime.chat import grammars as grammars_module
 from radixlm.runtime.chat.grammar import MAX_GRAMMAR_LENGTH, Grammar
 from radixlm.runtime.chat.grammar_trial import GrammarTrial, OutOfTime
@@ -696,6 +697,18 @@ def test_closing_kills_the_fork_that_tries_a_grammar_though_it_gets_no_processor
                 os.kill(fork, signal.SIGKILL)
         with pytest.raises(EngineClosed):
             waiting.result(timeout=60)
+
+
+@pytest.mark.parametrize(("num_mib", "is_killed"), [(8, False), (256, True)])
+def test_a_trial_that_takes_much_memory_is_killed_where_the_system_limits_none(num_mib: int, is_killed: bool) -> None:
+    reading, writing = os.pipe()
+    program = f"import os, time; x = bytearray(b'1') * ({num_mib} << 20); time.sleep(0.3); os.write({writing}, b'.')"
+    trial = subprocess.Popen([sys.executable, "-c", program], pass_fds=[writing])
+    os.close(writing)
+    grammar_trial_process._watch_memory(trial.pid, reading, 128 << 20)
+    assert trial.wait(60) == (-signal.SIGKILL if is_killed else 0)
+    assert os.read(reading, 2) == (b"" if is_killed else b".")
+    os.close(reading)
 
 
 def test_a_vocabulary_goes_over_the_pipe_unchanged(small: Bench) -> None:

@@ -306,6 +306,17 @@ def test_small_kv_cache_shortens_the_context(artifact: FakeArtifact) -> None:
         assert engine.generate([1] * 150, params).usage.completion_tokens == 10
 
 
+def test_memory_is_shared_by_weights_and_pages_and_is_told(artifact: FakeArtifact) -> None:
+    manifest = artifact.manifest
+    least = manifest.module.weights_bytes + manifest.module.workspace_bytes
+    with open_engine(artifact, memory_bytes=least + 40 * manifest.kv.page_bytes) as engine:
+        stats = engine.stats()
+        assert stats.memory_bytes == least + stats.num_pages * manifest.kv.page_bytes
+        assert 0 < stats.num_pages <= 40
+    with pytest.raises(InvalidParameter, match="do not fit the 1000 bytes of available memory"):
+        open_engine(artifact, memory_bytes=1000, kv_cache_bytes=2000)
+
+
 def test_a_context_length_that_is_asked_for_is_kept_to_without_a_word(
     artifact: FakeArtifact, caplog: pytest.LogCaptureFixture
 ) -> None:

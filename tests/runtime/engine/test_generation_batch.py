@@ -71,7 +71,7 @@ def opened(artifact: FakeArtifact) -> Iterator[Opened]:
 
 def test_a_prompt_among_several_that_is_none_is_refused_by_its_value(artifact: FakeArtifact) -> None:
     opened = Opened(artifact)
-    with opened.engine as engine, pytest.raises(InvalidParameter, match="a prompt is 5; it must be text or a list"):
+    with opened.engine as engine, pytest.raises(InvalidParameter, match=r"^prompt 1: prompt is 5; it must be text"):
         engine.generate(["Once", 5], PARAMS)  # type: ignore[list-item]
 
 

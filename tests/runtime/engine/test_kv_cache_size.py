@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from radixlm.runtime.engine.kv_cache_size import KVCacheSize, available_memory_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.runtime.artifact.window_layers import WindowLayers
+from radixlm.runtime.engine.kv_cache_size import KVCacheSize
 from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.system import available_memory_bytes
 
 PAGE_BYTES = 1000
 
@@ -20,12 +25,14 @@ def choose(
     context_length: int | None = None,
     state_bytes: int = 0,
     state_cache_bytes: int | None = None,
+    page_bytes: int = PAGE_BYTES,
+    window_layers: WindowLayers | None = None,
 ) -> KVCacheSize:
-    module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100)
+    module = SimpleNamespace(weights_bytes=model_bytes - 100, workspace_bytes=100, max_num_tokens=64)
     manifest: Any = SimpleNamespace(
         name="fake",
         context_length=context,
-        kv=SimpleNamespace(page_bytes=PAGE_BYTES),
+        kv=SimpleNamespace(page_bytes=page_bytes),
         module=module,
         model=SimpleNamespace(state_bytes=state_bytes),
     )
@@ -36,6 +43,7 @@ def choose(
         context_length=context_length,
         available_bytes=available_bytes,
         state_cache_bytes=state_cache_bytes,
+        window_layers=window_layers,
     )
 
 
@@ -140,3 +148,48 @@ def test_states_have_an_eighth_of_the_memory_or_what_was_asked_for() -> None:
         choose(state_bytes=1000, state_cache_bytes=2999)
     with pytest.raises(InvalidParameter, match=r"state_cache_bytes is 9, and fake keeps no states"):
         choose(state_cache_bytes=9)
+
+
+HALF = WindowLayers(128, tuple((50_000 * layer, 50_000) for layer in range(10)))  # of pages of a million bytes
+ALL = WindowLayers(128, tuple((100_000 * layer, 100_000) for layer in range(10)))
+
+
+@given(
+    kv_cache_pages=st.integers(9, 500),
+    size=st.sampled_from((3_000, 50_000, 99_000, 100_000)),
+    context=st.sampled_from((160, 1600, 16_000)),
+    window=st.sampled_from((16, 128, 1024)),
+)
+def test_rows_of_windows_for_a_part_of_the_pages_take_no_more_memory(
+    kv_cache_pages: int, size: int, context: int, window: int
+) -> None:
+    layers = WindowLayers(window, tuple((size * layer, size) for layer in range(10)))
+    sizes = {"kv_cache_bytes": kv_cache_pages * 10**6, "page_bytes": 10**6, "available_bytes": 10**10}
+    whole, some = choose(**sizes, context=context), choose(**sizes, context=context, window_layers=layers)
+    assert some.context_length >= whole.context_length
+    if some.notice is not None:
+        enough = float(re.findall("raise --kv-cache-gb to ([0-9.]+)", some.notice)[0]) * 1e9
+        more = choose(**{**sizes, "kv_cache_bytes": round(enough)}, context=context, window_layers=layers)
+        assert more.context_length == context
+    if (num_windows := some.num_window_pages) is None:
+        assert some == whole
+        return
+    assert whole.num_pages < some.num_pages <= 4 * context // 16 + 1
+    system_pages = 10 * 4096  # of a run of pages of whatever length; runs are of several
+    assert some.num_pages * (10**6 - 10 * size) + num_windows * (10 * size + system_pages) <= kv_cache_pages * 10**6
+    assert num_windows >= some.num_pages // 4
+    assert num_windows * 16 >= 4 * window + 64, "all four sequences fit"
+
+
+def test_pages_that_hold_everything_are_whole() -> None:
+    sizes = {"page_bytes": 10**6, "available_bytes": 10**10, "window_layers": HALF}
+    assert choose(**sizes, kv_cache_bytes=401 * 10**6) == KVCacheSize(401, 1600)
+    assert choose(**sizes, kv_cache_bytes=400 * 10**6).num_window_pages is not None
+    assert choose(**sizes) == KVCacheSize(401, 1600)
+
+
+def test_rows_of_windows_for_a_part_of_the_pages_make_room_for_longer_contexts() -> None:
+    sizes = {"page_bytes": 10**6, "kv_cache_bytes": 100 * 10**6, "available_bytes": 10**9, "context": 16_000}
+    assert choose(**sizes) == KVCacheSize(100, 99 * 16)
+    assert choose(**sizes, window_layers=HALF) == KVCacheSize(148, 147 * 16, num_window_pages=48)
+    assert choose(**sizes, window_layers=ALL) == KVCacheSize(384, 383 * 16, num_window_pages=96)

@@ -11,8 +11,9 @@ from radixlm.runtime import Engine, SamplingParams
 from radixlm.runtime.artifact import Artifact
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.memory import Forgotten, Memories, Memory
+from radixlm.runtime.memory import ForgetResult, Memories, Memory
 from radixlm.runtime.prefix.tier_hooks import TierStats
+from radixlm.runtime.server import create_app
 from radixlm.runtime.speculation.draft_model import DraftStats
 
 WAIT_S = 30.0
@@ -25,11 +26,11 @@ class Noted(Memory):
         self.told: list[str] = []
         self.dropped = threading.Event()
 
-    def forget(self, namespace: bytes) -> Forgotten:
+    def forget(self, namespace: bytes) -> ForgetResult:
         self.told.append(f"forget {namespace!r}")
         done: Future[None] = Future()
         threading.Timer(0.05, lambda: (self.told.append("gone"), done.set_result(None))).start()
-        return Forgotten(num_discarded_pages=7, pending=(done,))
+        return ForgetResult(num_discarded_pages=7, pending=(done,))
 
     def drop_unused(self, since: float) -> None:
         self.dropped.set()
@@ -60,6 +61,7 @@ def kinds_of(kind: type[Memory]) -> set[type[Memory]]:
 def test_every_kind_of_memory_is_in_an_engine_that_has_all_features(tiny_artifact: Artifact, tmp_path: Path) -> None:
     options = {"store": tmp_path, "draft": tiny_artifact, "speculate": "draft", "kv_cache_bytes": 1 << 24}
     with Engine(tiny_artifact, **options) as engine:
+        create_app(engine)  # what clients leave on the server is forgotten with the rest
         memories = engine._loop.call(lambda core: list(core.memories))
         assert {type(memory) for memory in memories} == kinds_of(Memory)
         stats = engine.stats()

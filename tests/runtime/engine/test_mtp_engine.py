@@ -18,7 +18,7 @@ from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.speculation.draft import MODEL, Draft
-from radixlm.runtime.speculation.draft_levels import Ask, DraftSource
+from radixlm.runtime.speculation.draft_levels import DraftRequest, DraftSource
 from radixlm.runtime.speculation.draft_worth import DraftWorth
 
 REPLY = SamplingParams(temperature=0.0, max_tokens=40, logprobs=3, ignore_eos=True)
@@ -55,7 +55,13 @@ class Oracle:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, right: float) -> None:
         self.truth: list[Sequence[int]] = []
         self.drafted: list[tuple[int, np.ndarray]] = []  # by the position of a token, the head's own logits
-        chance, draft = random.Random(1), ModelRunner.draft
+        self.num_again = 0  # steps that check drafts, and compute tokens of wrong ones again
+        chance, draft, forward = random.Random(1), ModelRunner.draft, ModelRunner.forward
+
+        def counted(runner: ModelRunner, batch: Batch) -> Float32Array:
+            num_tokens, num_sequences, _, num_logits = batch.shape
+            self.num_again += num_tokens > num_logits > num_sequences
+            return forward(runner, batch)
 
         def told(runner: ModelRunner, batch: Batch) -> Float32Array:
             logits, arrays = draft(runner, batch), batch.arrays
@@ -70,8 +76,9 @@ class Oracle:
             return logits
 
         monkeypatch.setattr(ModelRunner, "draft", told)
+        monkeypatch.setattr(ModelRunner, "forward", counted)
         # three drafts in each step that may have some, whether they pay or not
-        monkeypatch.setattr(DraftWorth, "may_guess", lambda self: True)
+        monkeypatch.setattr(DraftWorth, "may_draft", lambda self: True)
         monkeypatch.setattr(DraftWorth, "promise", lambda self, *_, **__: 3.0)
         monkeypatch.setattr(DraftWorth, "depth", lambda *_: 3)
         monkeypatch.setattr(DraftSource, "_drafts", all_of_three)
@@ -80,8 +87,8 @@ class Oracle:
         self.truth.append([*prompt, *reply.token_ids])
 
 
-def all_of_three(source: DraftSource, asks: Sequence[Ask], *_: object) -> dict[str, Draft]:
-    drafts = {ask.name: Draft(tuple(ask.guesses[:3]), MODEL, tuple(ask.chances[:3])) for ask in asks if ask.guesses}
+def all_of_three(source: DraftSource, asks: Sequence[DraftRequest], *_: object) -> dict[str, Draft]:
+    drafts = {ask.name: Draft(tuple(ask.draft_ids[:3]), MODEL, tuple(ask.chances[:3])) for ask in asks if ask.draft_ids}
     return drafts
 
 
@@ -91,7 +98,7 @@ def same(one: Completion, other: Completion) -> bool:
 
 @pytest.mark.parametrize("right", [1.0, 0.8, 0.0])
 def test_replies_are_those_without(
-    open_engine: Callable[..., Engine], right: float, monkeypatch: pytest.MonkeyPatch
+    open_engine: Callable[..., Engine], artifact: Path, right: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     oracle, chance = Oracle(monkeypatch, right), random.Random(2)
     cold, drafting = open_engine(match="off", speculate="off"), open_engine(speculate="mtp", match="exact")
@@ -117,6 +124,7 @@ def test_replies_are_those_without(
         if len(history) > drafting.context_length - 60:
             break
     assert num_drafted > 10 and num_cached > 50
+    assert bool(oracle.num_again) == bool(Artifact.open(artifact).manifest.model.state_bytes and right < 1.0)
     assert num_accepted > 0.6 * num_drafted if right == 1.0 else num_accepted < num_drafted
 
 

@@ -14,6 +14,7 @@ from radixlm.runtime.engine.request import Request
 from radixlm.runtime.engine.sampling_params import MAX_PROMPT_LOGPROBS, SamplingParams
 from radixlm.runtime.engine.step.plan import SchedulerPolicy, StepPlan
 from radixlm.runtime.engine.step.prompt_logprobs import PromptLogprobsReader
+from radixlm.runtime.engine.step.sampler_state import logarithm
 from radixlm.runtime.errors import EngineError, InvalidParameter
 from radixlm.runtime.model.batch import Batch, Float32Array
 
@@ -35,7 +36,7 @@ def oracle(ids: Sequence[int], num_top: int, vocab_size: int) -> list[TokenLogpr
     for position, (token_id, following) in enumerate(pairwise(ids)):
         rows = np.append(rows, np.uint64(digest(rows, token_id, position)))
         logits = logits_of(int(rows[-1]), vocab_size).astype(np.float64)
-        logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        logprobs = logits - logits.max() - logarithm(float(np.exp(logits - logits.max()).sum()))
         order = np.argsort(-logits, kind="stable").tolist()
         top = tuple((each, float(logprobs[each])) for each in order[:num_top])
         told.append(TokenLogprob(following, float(logprobs[following]), top, order.index(following) + 1))

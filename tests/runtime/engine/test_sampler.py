@@ -14,7 +14,7 @@ from radixlm.runtime.artifact.manifest import WEIGHT_BLOCK
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.step.draws import FIRST_CANDIDATES
 from radixlm.runtime.engine.step.sampler import SampledToken, sample
-from radixlm.runtime.engine.step.sampler_state import SamplerState, relative_weights
+from radixlm.runtime.engine.step.sampler_state import SamplerState, logarithm, relative_weights
 from radixlm.runtime.model.batch import TopLogits
 
 from ..fake_model import top_of
@@ -392,6 +392,13 @@ def test_zero_logprobs_asks_for_the_generated_token_only() -> None:
     sampled = sampled_of(np.zeros((1, 3), np.float32), [state])[0]
     assert sampled is not None and sampled.logprob is not None
     assert sampled.logprob.top == () and math.isclose(sampled.logprob.logprob, -math.log(3))
+
+
+@given(st.floats(1.0, 1e300) | st.floats(5e-324, 1.0) | st.floats(0.9, 1.1))
+def test_the_logarithm_is_as_near_as_libm_s(x: float) -> None:
+    exact = math.log(x)
+    assert abs(logarithm(x) - exact) <= 2 * math.ulp(exact) + 1e-17
+    assert logarithm(1.0) == 0.0
 
 
 def test_no_rows_are_no_tokens() -> None:

@@ -14,7 +14,7 @@ from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.completion import PrefixReuse
 from radixlm.runtime.engine.reply import Reply
 from radixlm.runtime.engine.request import Request
-from radixlm.runtime.engine.request_options import RequestSpec
+from radixlm.runtime.engine.request_options import RequestOptions, RequestSpec
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step.pace import PromptTime, StepPace
@@ -33,10 +33,13 @@ class Bench:
         self.scheduler = Scheduler(self.cache, policy, context_length=context_length)
         self.now = 0.0
 
-    def add(self, name: str, ids: collections.abc.Sequence[int], span: SparseSpan | None = None) -> Request:
+    def add(
+        self, name: str, ids: collections.abc.Sequence[int], span: SparseSpan | None = None, *, idle: bool = False
+    ) -> Request:
         params = SamplingParams(temperature=0.0)
         reply = Reply(params, ids, decoder=LetterDecoder(), vocab_size=VOCAB_SIZE)
-        request = Request(RequestSpec(name, prompt(ids), params, arrived_at=self.now), reply)
+        options = RequestOptions(idle=idle, client="batch" if idle else None)
+        request = Request(RequestSpec(name, prompt(ids), params, options, arrived_at=self.now), reply)
         self.scheduler.add(request, rows=None if span is None else loaded_rows(ids, span))
         return request
 

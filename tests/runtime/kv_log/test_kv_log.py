@@ -97,10 +97,10 @@ def test_pops_and_forks_replay() -> None:
         sequence = chance.choice(sequences)
         match chance.randrange(5):
             case 0 if sequence.num_uncomputed:
-                with cache.begin() as step:
-                    step.reserve(sequence, chance.randint(1, sequence.num_uncomputed))
+                with cache.begin() as transaction:
+                    transaction.reserve(sequence, chance.randint(1, sequence.num_uncomputed))
                     if chance.random() < 0.8:
-                        step.commit()
+                        transaction.commit()
             case 1:
                 sequence.append([chance.randrange(3)] * min(7, 100 - len(sequence)))
             case 2:
@@ -133,10 +133,10 @@ def test_pruned_sequences_replay() -> None:
             case 1 if len(sequences) < 5:
                 sequences.append(cache.open(cache.match([1] * chance.randint(2, 80)), context_length=120))
             case 2 | 3 if sequence is not None and sequence.num_uncomputed:
-                with cache.begin() as step, suppress(OutOfPages):
-                    step.reserve(sequence, chance.randint(1, sequence.num_uncomputed))
+                with cache.begin() as transaction, suppress(OutOfPages):
+                    transaction.reserve(sequence, chance.randint(1, sequence.num_uncomputed))
                     if chance.random() < 0.8:
-                        step.commit()
+                        transaction.commit()
             case 4 if sequence is not None:
                 sequence.append([chance.randrange(2)] * min(7, 120 - len(sequence)))
             case 5 if sequence is not None:
@@ -165,9 +165,9 @@ def test_a_log_in_which_tainted_pages_are_shared_does_not_replay() -> None:
     cache = PrefixCache(PagePool(8), kv_log=KVLog(written))
     match = cache.match([1] * 40)
     sequence = cache.open(match, sparse=SparseSpan(0, 10, (1,) * 30), context_length=64)
-    with cache.begin() as step:
-        step.reserve(sequence, 10)
-        step.commit()
+    with cache.begin() as transaction:
+        transaction.reserve(sequence, 10)
+        transaction.commit()
     replay(written, cache)
     lie = json.dumps({"event": "keep", "pages": [sequence.page_ids[0]]}).encode()
     with pytest.raises(KVLogBroken, match="computed over a pruned prefix can be found"):

@@ -246,8 +246,8 @@ def test_who_is_preempted_meanwhile_finds_the_end_later(serve: Callable[..., Ser
     for _ in range(3):
         served.bench.step()
     read(served, 10)
-    with served.bench.cache.begin() as step:  # as if an older one needed room
-        served.bench.core._scheduler._preempt(request, StepPlan(step, STEP))
+    with served.bench.cache.begin() as transaction:  # as if an older one needed room
+        served.bench.core._scheduler._preempt(request, StepPlan(transaction, STEP))
     served.bench.cache.tree.eviction.evict(3)
     assert request.num_preemptions and len(served.tier.loader.met_names) == 1
     read(served, 2)

@@ -79,7 +79,7 @@ def test_the_pages_of_a_prompt_are_listed_one_after_the_other(
     with PageStore.open(tmp_path_factory.mktemp("store"), IDENTITY, max_bytes=10_000_000) as store:
         for prompt in prompts:
             store.put(prompt, payload(prompt, IDENTITY.page_bytes))
-        listed = list(store.heads())
+        listed = list(store.page_keys())
     assert {page.key for page in listed} == {page.key for prompt in prompts for page in prompt}
     parents = {page.parent_key for page in listed}
     num_ends = sum(page.key not in parents for page in listed)
@@ -97,9 +97,9 @@ def test_a_start_and_each_portion_of_a_prompt_look_at_no_page_before_them(
     trunk = chain(40, identity=IDENTITY)
     prompts = [chain(20, seed, parent_key=trunk[-1].key, identity=IDENTITY) for seed in range(1, num_prompts)]
     with PageStore.open(tmp_path, IDENTITY, max_bytes=10_000_000) as store:
-        for heads in (trunk, *prompts):
-            store.put(heads, payload(heads, IDENTITY.page_bytes))
-        listed = list(store.heads())
+        for page_keys in (trunk, *prompts):
+            store.put(page_keys, payload(page_keys, IDENTITY.page_bytes))
+        listed = list(store.page_keys())
     monkeypatch.setattr(Node, "path", no_path)
     monkeypatch.setattr(Node, "nearest", no_path)
     for portion in (len(listed), 7):
@@ -113,11 +113,11 @@ def test_a_start_and_each_portion_of_a_prompt_look_at_no_page_before_them(
 
 def num_bytes(num_records: int, num_pages: int) -> int:
     """Bytes that an index takes with so many pages, and room for `num_records` of them."""
-    heads = chain(num_pages, identity=IDENTITY)
+    page_keys = chain(num_pages, identity=IDENTITY)
     tracemalloc.start()
     try:
         index = DiskIndex(num_records, num_states=num_records, clock=time.monotonic)
-        index.add(heads)
+        index.add(page_keys)
         return tracemalloc.get_traced_memory()[1] + len(index) - num_pages
     finally:
         tracemalloc.stop()

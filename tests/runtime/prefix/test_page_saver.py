@@ -20,9 +20,9 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.radix_node import Node
 from radixlm.runtime.cache.radix_tree import RadixTree
 from radixlm.runtime.prefix import page_saver
-from radixlm.runtime.prefix.beside_saver import StateSaver
 from radixlm.runtime.prefix.disk_index import DiskIndex
 from radixlm.runtime.prefix.page_saver import PageSaver
+from radixlm.runtime.prefix.small_record_saver import StateSaver
 from radixlm.runtime.states.state_pool import StatePool
 from radixlm.runtime.store import NO_PARENT, PageKey, StoreIdentity
 
@@ -44,10 +44,10 @@ class Writer:
     def room_bytes(self) -> int:
         return self.room_pages * IDENTITY.page_bytes
 
-    def write(self, heads: Sequence[PageKey], pages: Any) -> bool:
-        assert 0 < len(heads) == len(pages) <= self.room_pages
-        self.room_pages -= len(heads)
-        self.taken += heads
+    def write(self, page_keys: Sequence[PageKey], pages: Any) -> bool:
+        assert 0 < len(page_keys) == len(pages) <= self.room_pages
+        self.room_pages -= len(page_keys)
+        self.taken += page_keys
         return True
 
 
@@ -74,7 +74,7 @@ class Memory:
             none,
             none,  # type: ignore[arg-type]
         )
-        self.cache.tree.eviction.leaving = self.saver.save_leaving
+        self.cache.tree.eviction.before_evict = self.saver.save_leaving
 
     def read_pages(self, page_ids: Sequence[int], out: np.ndarray) -> None:
         out[:] = 0
@@ -94,10 +94,10 @@ class Memory:
 
     def settle(self, lost: frozenset[int] = frozenset()) -> None:
         """The writer is done with what it took, but for some that did not fit."""
-        heads, self.writer.taken = self.writer.taken, []
+        page_keys, self.writer.taken = self.writer.taken, []
         self.writer.room_pages = 1000
-        self.index.add(head for number, head in enumerate(heads) if number not in lost)
-        self.saver.settle(heads)
+        self.index.add(head for number, head in enumerate(page_keys) if number not in lost)
+        self.saver.settle(page_keys)
 
     def nodes(self) -> list[Node]:
         return list(self.cache.tree._table.nodes.values())
@@ -278,7 +278,7 @@ def test_states_that_are_stored_again_compute_no_key(monkeypatch: pytest.MonkeyP
     expected = {key for number, key in enumerate(keys_of(ids)) if number in (9, 16, 38)}
     counted = Counted(monkeypatch)
     saver.save(b"", ids)
-    assert saver._on_their_way == expected and saver.num_saved == writer.submit.call_count == 3
+    assert saver._in_flight == expected and saver.num_saved == writer.submit.call_count == 3
     assert counted.calls["of"] == 39
     saver.save(b"", ids)
     assert counted.calls["of"] == 39 and saver.num_saved == 3

@@ -128,7 +128,7 @@ def test_the_engine_sleeps_while_it_waits_for_the_disk(open_engine: Open, monkey
     engine = open_engine()
     read, may_read = PageStore.read, threading.Event()
     monkeypatch.setattr(
-        PageStore, "read", lambda store, heads, out: read(store, heads, out) if may_read.wait(60) else 0
+        PageStore, "read", lambda store, page_keys, out: read(store, page_keys, out) if may_read.wait(60) else 0
     )
     with engine.stream(PROMPT, PARAMS) as stream:
         while not engine.stats().tier.num_waiting:  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from radixlm.runtime.cache.sequence import Sequence
 from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.loaded_prefix import Wanted
+from radixlm.runtime.prefix.loaded_prefix import PrefixLookup
 
 from ..fake_model import alone
 from ..fake_tier import Served, processes
@@ -30,7 +30,7 @@ class FakeExtra:
 
     tier: DiskTier
     num_read_bytes: int = 1000
-    waiting: dict[str, Wanted] = field(default_factory=dict)
+    waiting: dict[str, PrefixLookup] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     is_ready: bool = False
 
@@ -50,7 +50,7 @@ class FakeExtra:
 class FakeOffers:
     extra: FakeExtra
 
-    def begin(self, wanted: Wanted) -> bool:
+    def begin(self, wanted: PrefixLookup) -> bool:
         if wanted.name.startswith("part"):
             self.extra.waiting[wanted.name] = wanted
         return wanted.name in self.extra.waiting

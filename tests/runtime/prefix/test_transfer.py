@@ -35,10 +35,10 @@ class Disk:
         self.cancelled: list[Read] = []
 
     def read_pages(
-        self, heads: tuple[PageKey, ...], done: Callable[[Read], None], *, into: UInt8Array | None = None
+        self, page_keys: tuple[PageKey, ...], done: Callable[[Read], None], *, into: UInt8Array | None = None
     ) -> Read:
-        read = Read(lambda pages: 0, done, len(heads) * PAGE_BYTES, len(heads), into)
-        self.reads.append((read, heads))
+        read = Read(lambda pages: 0, done, len(page_keys) * PAGE_BYTES, len(page_keys), into)
+        self.reads.append((read, page_keys))
         return read
 
     def cancel(self, reads: Iterable[Read]) -> None:
@@ -46,10 +46,10 @@ class Disk:
 
     def bring(self, num_right: int | None = None) -> None:
         """The next read is done, and so many of its pages are right."""
-        read, heads = self.reads.pop(0)
-        read.pages = np.empty((len(heads), PAGE_BYTES), np.uint8) if read.pages is None else read.pages
-        read.pages[:] = payload(heads)
-        read.num_right = len(heads) if num_right is None else num_right
+        read, page_keys = self.reads.pop(0)
+        read.pages = np.empty((len(page_keys), PAGE_BYTES), np.uint8) if read.pages is None else read.pages
+        read.pages[:] = payload(page_keys)
+        read.num_right = len(page_keys) if num_right is None else num_right
         read.done(read)
 
 
@@ -75,9 +75,9 @@ class Pool:
 
     def compute(self, num_pages: int) -> None:
         """As a request does that computes the first pages."""
-        heads = HEADS[:num_pages]
+        page_keys = HEADS[:num_pages]
         assert PageInserter(self.cache, self).insert(
-            StoredPrefix(ALICE, (*TOKENS, 7), bytes(96), heads), 0, payload(heads)
+            StoredPrefix(ALICE, (*TOKENS, 7), bytes(96), page_keys), 0, payload(page_keys)
         )
 
 

@@ -6,11 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 from radixlm.runtime.cache.cache_namespace import CacheNamespaces, ModelIdentity
-from radixlm.runtime.cache.cache_tree import CacheCleared, CacheTree, TreeRun
+from radixlm.runtime.cache.cache_tree import CacheCleared, CachedText, CacheTree, TreeRun
 from radixlm.runtime.cache.cache_uses import CacheUse
 from radixlm.runtime.cache.why_not_more import MatchPolicy, WhyNotMore
 from radixlm.runtime.chat.tools.known_formats import PLAIN
@@ -28,7 +30,8 @@ from radixlm.runtime.engine.completion import (
 from radixlm.runtime.engine.engine import EngineStats, GenerationStream
 from radixlm.runtime.engine.request_options import RequestOptions
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.errors import EmptyPrompt, EngineOverloaded, RadixLMError
+from radixlm.runtime.errors import EmptyPrompt, EngineOverloaded, InvalidRequest, RadixLMError
+from radixlm.runtime.memory import Memory
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
@@ -44,8 +47,8 @@ WHY = WhyNotMore("retokenized", 2, (0, 1), (2,), True, cached_text="Hello wörld
 TREE = CacheTree(
     *(3, 70, 5, 2, 1),
     runs=(
-        TreeRun(None, 0, 48, 16, 3, 1, 12.3456, (0, 1), 2),
-        TreeRun(0, 48, 16, 0, 1, 0, 0.5, (1,), 0),
+        TreeRun(None, 0, 48, 16, 3, 1, 12.3456, (0, 1), 2, node_id=7),
+        TreeRun(0, 48, 16, 0, 1, 0, 0.5, (1,), 0, node_id=8),
     ),
     is_whole=False,
     is_counted=True,
@@ -162,13 +165,31 @@ class FakeEngine:
     match: MatchPolicy = "text"
     max_num_requests: int | None = None
     room: int | None = None
-    manifest: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(name="fake", digest=64 * "0"))
+    manifest: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(
+            name="fake", digest=64 * "0", target=SimpleNamespace(numeric_class="fma"), embedding=None, reranking=None
+        )
+    )
     reply_options: dict[str, object] = field(default_factory=dict)
     tool_format: ToolFormat = PLAIN
     num_grammars_expected: int = 0
+    prompts: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(
+            chat_template=SimpleNamespace(source="{{ messages }}"), reasoning=SimpleNamespace(format=None)
+        )
+    )
+    store_directory: Path | None = None
+    memories: list[Memory] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.go_on.set()
+
+    @property
+    def vector_prompts(self) -> NoReturn:
+        raise InvalidRequest("model fake makes no embeddings")
+
+    def remember(self, memory: Memory) -> None:
+        self.memories.append(memory)
 
     def expect_grammars(self) -> None:
         self.num_grammars_expected += 1
@@ -242,8 +263,14 @@ class FakeEngine:
         self.namespaces_asked.append(namespace)
         return TREE
 
+    def cached_text(self, namespace: bytes, node_id: int) -> CachedText | None:
+        return CachedText(48, (1, 0, 1)) if node_id == 8 else None
+
     def clear_cache(self, namespace: bytes) -> CacheCleared:
         self.namespaces_cleared.append(namespace)
+        for memory in self.memories:
+            for done in memory.forget(namespace).pending:
+                done.result()
         return CacheCleared(3, 2)
 
 

@@ -95,8 +95,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def open_fake_artifact(context_length: int = 256, *, is_recurrent: bool = False) -> Any:
-    """A tokenizer of 500 tokens and a template; the weights are `SlowModel`'s."""
+def open_fake_artifact(context_length: int = 256, **more: Any) -> Any:
+    """A tokenizer of 500 tokens and a template; the weights are `SlowModel`'s. `more` are `fake_artifact`'s."""
     return fake_artifact(
         TOKENIZER.read_text(encoding="utf-8"),
         TEMPLATE,
@@ -104,7 +104,7 @@ def open_fake_artifact(context_length: int = 256, *, is_recurrent: bool = False)
         bos_token_id=1,
         eos_token_id=2,
         context_length=context_length,
-        is_recurrent=is_recurrent,
+        **more,
     )
 
 

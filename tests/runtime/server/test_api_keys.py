@@ -49,3 +49,27 @@ def test_a_key_is_known_whatever_bytes_it_begins_and_ends_with(engine: FakeEngin
         assert client.get("/v1/models", headers={"authorization": header.encode()}).status_code == 200
     for other in (key[:-1], key + "a", key.split()[-1] + "b"):
         assert client.get("/v1/models", headers={"authorization": f"Bearer {other}".encode()}).status_code == 401
+
+
+def _metrics_statuses(engine: FakeEngine, path: str, **options: object) -> list[int]:
+    """Statuses with no key, a wrong one, the key of metrics, and a client's."""
+    client = TestClient(create_app(engine, **options))  # type: ignore[arg-type]
+    keys = (None, "wrong", "for-metrics", "sk-one")
+    headers = [{} if key is None else {"authorization": f"Bearer {key}"} for key in keys]
+    return [client.get(path, headers=each).status_code for each in headers]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/prometheus/metrics"])
+def test_the_metrics_key_opens_metrics_and_nothing_else(engine: FakeEngine, path: str) -> None:
+    both = {"metrics_key": "for-metrics", "api_keys": ("sk-one",)}
+    assert _metrics_statuses(engine, path, **both) == [401, 401, 200, 200]
+    assert _metrics_statuses(engine, "/v1/models", **both) == [401, 401, 401, 200]
+    assert _metrics_statuses(engine, path, metrics_key="for-metrics") == [401, 401, 200, 401]
+    assert _metrics_statuses(engine, "/v1/models", metrics_key="for-metrics") == [200] * 4
+    assert _metrics_statuses(engine, path, api_keys=("sk-one",)) == [401, 401, 401, 200]
+
+
+@pytest.mark.parametrize("key", ["", " sk", "a\nb"])
+def test_a_metrics_key_that_no_header_has_is_refused(engine: FakeEngine, key: str) -> None:
+    with pytest.raises(InvalidParameter):
+        create_app(engine, metrics_key=key)  # type: ignore[arg-type]

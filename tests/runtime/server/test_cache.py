@@ -14,6 +14,7 @@ from radixlm.runtime.cache.why_not_more import WhyNotMore
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.page import PAGE_PATHS
+from radixlm.runtime.server.request_log import HEALTH_PATHS
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -96,13 +97,18 @@ def test_without_a_known_key_every_path_but_health_and_the_page_is_401(engine: F
     assert len(asked) > 6
     for method, path in [*asked, ("GET", "/static"), ("GET", "/v2"), ("OPTIONS", "/v1/models"), ("GET", "/health/")]:
         response = client.request(method, path, headers=headers)
-        if path == "/health" or path in PAGE_PATHS:
+        if path in HEALTH_PATHS or path in PAGE_PATHS:
             assert response.status_code == 200
             continue
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), (method, path)
         if method != "HEAD":
-            error, is_of_messages = response.json()["error"], path.startswith("/v1/messages")
-            assert error["type"] == "authentication_error" if is_of_messages else error["code"] == "invalid_api_key"
+            error = response.json()["error"]
+            if path.startswith("/v1/messages"):
+                assert error["type"] == "authentication_error"
+            elif path.startswith("/api/"):  # Ollama's errors are a text
+                assert "key" in error
+            else:
+                assert error["code"] == "invalid_api_key"
             assert "sk-one" not in response.text
     assert engine.namespaces_asked == engine.namespaces_cleared == []
 
@@ -132,6 +138,8 @@ def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient,
         "is_whole": False,
         "is_counted": True,
     }
+    assert [re.fullmatch("[0-9a-f]{8}", run["id"]) is not None for run in runs] == [True, True]
+    assert runs[0].pop("id") != runs[1]["id"]
     assert runs[0] == {
         "parent": None,
         "start": 0,
@@ -142,7 +150,9 @@ def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient,
         "num_children": 2,
         "num_states": 0,
         "unused_s": 12.346,
+        "num_shared": 0,
         "begins": "Hello wörld",
+        "begins_after": "Hello wörld",
     }
     assert (runs[1]["parent"], runs[1]["begins"]) == (0, " wörld")
     assert (running["state"], running["run"], running["running_s"], running["ended_s"]) == ("running", 1, 2.0, None)
@@ -155,6 +165,17 @@ def test_the_tree_has_sums_and_runs_of_the_callers_namespace(client: TestClient,
     post(client, {**CHAT, "cache_salt": "a", "prompt_cache_key": "b"})
     bare, salted, of_chat = engine.namespaces_asked
     assert bare == engine.namespaces.of(CacheScope()) != salted == of_chat
+
+
+def test_one_run_is_told_whole_by_its_id(client: TestClient, engine: FakeEngine) -> None:
+    first, second = client.get("/v1/cache").json()["runs"]
+    whole = {"start": 48, "token_ids": [1, 0, 1], "text": " wörldHello wörld", "object": "cache.run"}
+    assert client.get("/v1/cache", params={"run": second["id"]}).json() == {"id": second["id"], **whole}
+    for run, code in ((first["id"], "run_not_found"), ("0" * 8, "run_not_found"), ("", "run_not_found")):
+        gone = client.get("/v1/cache", params={"run": run})  # the first is evicted by the time that it is asked for
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, code)
+    assert client.delete("/v1/cache", params={"run": second["id"]}).status_code == 400
+    assert engine.namespaces_cleared == []
 
 
 def test_clearing_is_of_the_callers_namespace_and_tells_what_stays(engine: FakeEngine) -> None:
@@ -181,7 +202,9 @@ def test_what_the_cache_is_asked_wrongly_is_400(client: TestClient, engine: Fake
 def test_clients_without_trust_are_not_told_each_others_tokens(engine: FakeEngine) -> None:
     client = client_of(engine, tells_cached_text=False)
     tree = client.get("/v1/cache").json()
-    assert [run["begins"] for run in tree["runs"]] == [None, None]
+    assert [(run["begins"], run["begins_after"]) for run in tree["runs"]] == [(None, None)] * 2
+    whole = client.get("/v1/cache", params={"run": tree["runs"][1]["id"]})
+    assert (whole.status_code, whole.json()["error"]["code"]) == (403, "cached_text_withheld")
     assert tree["requests"][1]["why_not_more"]["cached_text"] is None
     for body in (CHAT, TEXT):
         answer = post(client, body)

@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 # Options that change no byte of a reply; their tests are those of the law of the row, of guesses, of the cache.
 KEEPING = {
-    *("kv_cache_bytes", "state_cache_bytes"),  # but by the context that they hold
+    *("memory_bytes", "kv_cache_bytes", "state_cache_bytes"),  # but by the context that they hold
     *("max_num_seqs", "max_queue", "max_num_batched_tokens", "prefill_ms", "admission", "num_threads", "idle_work"),
     *("match", "cache_ttl_s", "store", "store_bytes", "chunk_cache_bytes"),  # the usage says where they do
-    *("speculate", "draft", "clock", "open_runner", "kv_log", "kv_log_bytes"),
+    *("speculate", "draft", "clock", "open_runner", "kv_log", "kv_log_bytes", "recorder"),
 }
 KEEPING_OF_APP = {
-    *("max_body_bytes", "api_keys", "tells_cached_text", "max_stall_s", "keep_alive_s", "logs_prompts"),
+    *("max_body_bytes", "api_keys", "metrics_key", "tells_cached_text", "max_stall_s", "keep_alive_s", "logs_prompts"),
     *("cors_origins", "hosts", "is_strict", "ignores_prompt_cache_key"),
+    *("keeps_responses", "response_bytes", "response_ttl_s"),
     "model_ids",  # a reply has the name that was asked for
 }
 
@@ -53,10 +54,14 @@ def test_every_chunk_has_it_and_it_is_of_the_artifact_and_the_version(
     body = {"prompt": "Once"}
     said = client.post("/v1/completions", json=body).json()["system_fingerprint"]
     streamed = events(client.post("/v1/completions", json=body | {"stream": True}))
-    assert said.startswith("fp_") and {chunk["system_fingerprint"] for chunk in streamed} == {said}
+    assert (
+        said.startswith("fp_")
+        and said.endswith("_fma")
+        and {chunk["system_fingerprint"] for chunk in streamed} == {said}
+    )
     engine.manifest.digest = 64 * "1"
     other = served.fingerprint_of(engine, "none")  # type: ignore[arg-type]
-    monkeypatch.setattr(served, "version", lambda name: "99.0")
+    monkeypatch.setattr(served, "VERSION", "99.0")
     assert len({said, other, served.fingerprint_of(engine, "none")}) == 3  # type: ignore[arg-type]
 
 

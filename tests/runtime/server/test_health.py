@@ -208,3 +208,22 @@ def test_while_the_model_loads_everything_is_503(engine: FakeEngine) -> None:
     loading.app = create_app(engine)  # type: ignore[arg-type]
     assert client.get("/health").json()["status"] == "ready"
     assert client.get("/v1/models").status_code == 200
+
+
+def test_while_a_model_is_compiled_health_has_the_stage_and_the_percentage() -> None:
+    loading = Loading()
+    client = TestClient(loading)
+    loading.progressed("weights", 0.4)
+    health = client.get("/health").json()
+    assert (health["stage"], health["percent"]) == ("weights", 40) and "weights, 40 %" in health["reason"]
+    loading.progressed("load", None)
+    assert client.get("/health/ready").json()["percent"] is None
+
+
+def test_probes_of_liveness_and_readiness_differ_while_the_model_loads(engine: FakeEngine) -> None:
+    loading = Loading()
+    client = TestClient(loading)
+    assert [client.get(path).status_code for path in ("/health/live", "/health/ready")] == [200, 503]
+    loading.app = create_app(engine, api_keys=("sk-one",))  # type: ignore[arg-type]
+    assert [client.get(path).status_code for path in ("/health/live", "/health/ready")] == [200, 200]
+    assert client.get("/health/live").json() == {"status": "live"}

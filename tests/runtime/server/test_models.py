@@ -91,7 +91,8 @@ class DrivenEngine(FakeEngine):
     def __post_init__(self) -> None:
         super().__post_init__()
         info = SimpleNamespace(bos_token_id=0, eos_token_ids=(1,), add_bos_token=False)
-        self.manifest = SimpleNamespace(name=self.name, digest=64 * self.name[0], tokenizer=info)
+        target = SimpleNamespace(numeric_class="fma")
+        self.manifest = SimpleNamespace(name=self.name, digest=64 * self.name[0], tokenizer=info, target=target)
         self.namespaces = CacheNamespaces(ModelIdentity(), self.name.encode())
         self.prompts = SimpleNamespace(chat_template=None)
 

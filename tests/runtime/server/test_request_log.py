@@ -80,16 +80,27 @@ def test_who_is_refused_is_logged_by_the_errors_code(
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"}), ("/v1/responses", {"input": "a"})],
+    ("path", "body", "error"),
+    [
+        ("/v1/chat/completions", CHAT, "server_error"),
+        ("/v1/completions", {"prompt": "a"}, "server_error"),
+        ("/v1/responses", {"input": "a"}, "server_error"),
+        ("/v1/messages", CHAT | {"max_tokens": 2}, "api_error"),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_fails_says_how(
-    client: TestClient, engine: FakeEngine, logged: pytest.LogCaptureFixture, path: str, body: Any, stream: bool
+    client: TestClient,
+    engine: FakeEngine,
+    logged: pytest.LogCaptureFixture,
+    path: str,
+    body: Any,
+    error: str,
+    stream: bool,
 ) -> None:
     engine.words = ["Hello", StepFailed("secret")]
     client.post(path, json=body | {"stream": stream})
-    assert fields(logged)["error"] == ("StepFailed" if stream else "server_error")
+    assert (fields(logged)["status"], fields(logged)["error"]) == (500, error)
 
 
 def test_a_mistake_of_ours_is_500_with_the_requests_id(

@@ -54,7 +54,7 @@ def test_a_whole_response_has_a_message_a_status_and_usage(client: TestClient) -
     assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
     assert item["content"] == [{"type": "output_text", "text": "Hello wörld!", "annotations": [], "logprobs": []}]
     assert (reply["instructions"], reply["metadata"], reply["temperature"]) == ("Be brief.", {"a": "b"}, 0.5)
-    assert (reply["error"], reply["incomplete_details"], reply["store"]) == (None, None, False)
+    assert (reply["error"], reply["incomplete_details"], reply["store"]) == (None, None, True)
     usage = reply["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (3, 3, 6)
     assert usage["input_tokens_details"]["cached_tokens"] == 2
@@ -117,7 +117,7 @@ def test_what_asks_for_nothing_may_be_there(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
         ({"input": []}, "input"),
         ({"input": ""}, "input"),
         ({"input": True}, "input"),
@@ -215,7 +215,9 @@ def test_an_item_that_is_only_referred_to_is_refused_in_words(client: TestClient
     error = ask(client, input=[{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "a"}]).json()[
         "error"
     ]
-    assert error["message"] == "input[1] is an item_reference, and nothing is stored here; send the item itself"
+    assert (
+        error["message"] == "input[1] is an item_reference, and single items are not found here; send the item itself"
+    )
     assert error["param"] == "input[1]"
 
 

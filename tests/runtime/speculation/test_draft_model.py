@@ -175,11 +175,11 @@ def test_tokens_that_were_taken_back_are_popped() -> None:
     cache = PrefixCache(PagePool(8))
     sequence = cache.open(cache.match(list(range(20))), context_length=64)
     for ids in ([*range(20), 5, 6], [*range(19), 7], [*range(19)], [*range(19), 8, 9]):
-        draft_model._go_along(sequence, ids)
+        draft_model._synchronize(sequence, ids)
         assert list(sequence.token_ids) == ids and sequence.num_uncomputed >= 1
-        with cache.begin() as step:
-            step.reserve(sequence, sequence.num_uncomputed)
-            step.commit()
+        with cache.begin() as transaction:
+            transaction.reserve(sequence, sequence.num_uncomputed)
+            transaction.commit()
         cache.check()
 
 

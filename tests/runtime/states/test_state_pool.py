@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from radixlm.runtime.cache.radix_node import encode_key
 from radixlm.runtime.errors import OutOfStates
-from radixlm.runtime.states.state_pool import NO_STATE, SPARE_SLOTS, FoundState, Place, StatePool
+from radixlm.runtime.states.state_pool import NO_STATE, SPARE_SLOTS, FoundState, SnapshotPlace, StatePool
 
-PLACES: st.SearchStrategy[Place] = st.sampled_from([b"", b"a", 0, 1, 2])
+PLACES: st.SearchStrategy[SnapshotPlace] = st.sampled_from([b"", b"a", 0, 1, 2])
 ROWS = st.lists(st.integers(0, 1), max_size=3).map(encode_key)
 
 
@@ -55,7 +55,7 @@ class SlotsOfStates(RuleBasedStateMachine):
     def start(self, num_slots: int) -> None:
         self.pool = StatePool(num_slots)
         self.users: list[int] = []
-        self.kept: dict[tuple[Place, bytes], int] = {}
+        self.kept: dict[tuple[SnapshotPlace, bytes], int] = {}
         self.books = Books()
 
     @rule()
@@ -93,7 +93,7 @@ class SlotsOfStates(RuleBasedStateMachine):
 
     @precondition(lambda self: self.users)
     @rule(data=st.data(), place=PLACES, rows=ROWS, num_saved=st.integers(1, 99))
-    def keep(self, data: Any, place: Place, rows: bytes, num_saved: int) -> None:
+    def keep(self, data: Any, place: SnapshotPlace, rows: bytes, num_saved: int) -> None:
         slot = data.draw(st.sampled_from(self.users))
         before = data.draw(st.sampled_from([NO_STATE, *self.kept.values()]))
         is_new = slot not in self.kept.values() and (place, rows) not in self.kept
@@ -120,13 +120,13 @@ class SlotsOfStates(RuleBasedStateMachine):
         self.books.of[slot].credit = self.books.least + self.books.of[slot].num_saved
 
     @rule(place=PLACES)
-    def forget(self, place: Place) -> None:
+    def forget(self, place: SnapshotPlace) -> None:
         for key in [key for key in self.kept if key[0] == place]:
             self.books.drop(self.kept.pop(key))
         self.pool.forget([place])
 
     @rule(place=PLACES, page=ROWS, other=ROWS)
-    def forget_rows(self, place: Place, page: bytes, other: bytes) -> None:
+    def forget_rows(self, place: SnapshotPlace, page: bytes, other: bytes) -> None:
         gone = [key for key in self.kept if key[0] == place and key[1] and page.startswith(key[1])]
         for key in gone:
             if not other.startswith(key[1]):

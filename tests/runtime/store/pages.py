@@ -1,4 +1,4 @@
-"""Pages to store: chains of random tokens, with keys and values that follow from their heads."""
+"""Pages to store: chains of random tokens, with keys and values that follow from their page_keys."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def chain(
     identity: StoreIdentity = IDENTITY,
 ) -> list[PageKey]:
     """Pages one behind the other."""
-    chance, heads = random.Random(seed), list[PageKey]()
+    chance, page_keys = random.Random(seed), list[PageKey]()
     for _ in range(num_pages):
         tokens = [chance.randrange(50_000) for _ in range(16)]
-        heads.append(PageKey.of(identity, namespace, parent_key, tokens, bytes(chance.choices((0, 1), k=16))))
-        parent_key = heads[-1].key
-    return heads
+        page_keys.append(PageKey.of(identity, namespace, parent_key, tokens, bytes(chance.choices((0, 1), k=16))))
+        parent_key = page_keys[-1].key
+    return page_keys
 
 
-def payload(heads: Sequence[PageKey], page_bytes: int = PAGE_BYTES) -> NDArray[np.uint8]:
-    """What is stored for those pages, always the same for the same key: `[len(heads), page_bytes]`."""
-    rows = [np.random.default_rng(list(head.key)).integers(0, 256, page_bytes, dtype=np.uint8) for head in heads]
-    return np.array(rows, dtype=np.uint8).reshape(len(heads), page_bytes)
+def payload(page_keys: Sequence[PageKey], page_bytes: int = PAGE_BYTES) -> NDArray[np.uint8]:
+    """What is stored for those pages, always the same for the same key: `[len(page_keys), page_bytes]`."""
+    rows = [np.random.default_rng(list(head.key)).integers(0, 256, page_bytes, dtype=np.uint8) for head in page_keys]
+    return np.array(rows, dtype=np.uint8).reshape(len(page_keys), page_bytes)
 
 
-def keys(heads: Sequence[PageKey]) -> tuple[bytes, ...]:
+def keys(page_keys: Sequence[PageKey]) -> tuple[bytes, ...]:
     """Their keys."""
-    return tuple(head.key for head in heads)
+    return tuple(head.key for head in page_keys)
 
 
 def single_files(directory: Path) -> list[Path]:

@@ -34,8 +34,8 @@ def bundle(tmp_path: Path) -> Path:
 def test_a_bundle_comes_in_elsewhere_for_whom_it_is_imported(bundle: Path, tmp_path: Path) -> None:
     with PageStore.open(tmp_path / "there", IDENTITY, max_bytes=MAX_BYTES) as store:
         assert import_bundle(store, bundle, BOB) == ImportReport(9, 9)
-        heads = list(store.heads())
-        assert {(head.namespace, head.token_ids, head.generated) for head in heads} == {
+        page_keys = list(store.page_keys())
+        assert {(head.namespace, head.token_ids, head.generated) for head in page_keys} == {
             (BOB, head.token_ids, head.generated) for head in HEADS
         }
         trunk = chain(6, namespace=BOB)
@@ -50,8 +50,8 @@ def test_the_same_pages_give_the_same_bytes(bundle: Path, tmp_path: Path) -> Non
     with PageStore.open(tmp_path / "there", IDENTITY, max_bytes=MAX_BYTES) as store:
         store.put(chain(9, 8), payload(chain(9, 8)))
         import_bundle(store, bundle, BOB)
-        heads = [head for head in store.heads() if head.namespace == BOB]
-        export_bundle(store, heads[::-1], tmp_path / "again")
+        page_keys = [head for head in store.page_keys() if head.namespace == BOB]
+        export_bundle(store, page_keys[::-1], tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == bundle.read_bytes()
 
 
@@ -71,11 +71,11 @@ def test_an_import_that_may_not_evict_takes_the_room_that_is_left_and_no_more(
     with PageStore.open(tmp_path / "there", IDENTITY, max_bytes=400_000) as store:
         for head in theirs:
             store.put([head], payload([head]))
-        assert set(keys(theirs)) <= {head.key for head in store.heads()}, "the store has room for these"
+        assert set(keys(theirs)) <= {head.key for head in store.page_keys()}, "the store has room for these"
         report = import_bundle(store, bundle, BOB, evicts=False)
         assert 0 < report.num_stored < report.num_pages
-        assert set(keys(theirs)) <= {head.key for head in store.heads()}
-        assert len(list(store.heads())) == len(theirs) + report.num_stored
+        assert set(keys(theirs)) <= {head.key for head in store.page_keys()}
+        assert len(list(store.page_keys())) == len(theirs) + report.num_stored
 
 
 def test_an_import_that_may_not_evict_meets_a_full_disk(
@@ -87,7 +87,7 @@ def test_an_import_that_may_not_evict_meets_a_full_disk(
         store.put(theirs, payload(theirs))
         files.before = FailAt(0, errno.ENOSPC, operations=["pwritev"])
         assert import_bundle(store, bundle, BOB, evicts=False) == ImportReport(9, 0)
-        assert list(store.heads()) == theirs
+        assert list(store.page_keys()) == theirs
 
 
 def test_pages_without_those_before_them_and_of_two_namespaces_are_refused(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_another_identity_is_refused_with_both_values(bundle: Path, tmp_path: Pa
         with pytest.raises(StoreMismatch) as error:
             import_bundle(store, bundle, ALICE)
         assert all(str(value) in str(error.value) for value in (field, getattr(IDENTITY, field), getattr(other, field)))
-        assert list(store.heads()) == []
+        assert list(store.page_keys()) == []
 
 
 def test_a_bundle_that_broke_anywhere_stores_nothing_wrong(bundle: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_bundle_that_broke_anywhere_stores_nothing_wrong(bundle: Path, tmp_pat
             (tmp_path / "broken").write_bytes(broken)
             with pytest.raises((StoreCorrupt, StoreMismatch)):
                 import_bundle(store, tmp_path / "broken", ALICE)
-        for head in store.heads():
+        for head in store.page_keys():
             out = np.empty((1, PAGE_BYTES), np.uint8)
             assert store.read([head], out) == 1
             assert out.tobytes() == right[head.key]

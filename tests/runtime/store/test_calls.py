@@ -25,43 +25,43 @@ def call_of(page: PageKey, call_id: str = "call_1", arguments: str = ARGUMENTS) 
 
 
 def test_a_call_is_found_after_a_restart_with_or_without_the_index(tmp_path: Path) -> None:
-    heads = chain(5)
-    calls = [call_of(heads[4]), call_of(heads[4], "call_2"), call_of(heads[2], arguments="{}")]
+    page_keys = chain(5)
+    calls = [call_of(page_keys[4]), call_of(page_keys[4], "call_2"), call_of(page_keys[2], arguments="{}")]
     with open_store(tmp_path) as store:
-        store.put(heads, payload(heads))
+        store.put(page_keys, payload(page_keys))
         for call in calls:
-            assert len(store.put_beside(call).stored) == 1
-            store.put_beside(call)
+            assert len(store.put_small(call).stored) == 1
+            store.put_small(call)
         assert store.stats().num_pages == 5
     for name in ("", "index.sqlite"):
         if name:
             (tmp_path / name).unlink()
         with open_store(tmp_path) as store:
             assert sorted(store.calls(), key=repr) == sorted(calls, key=repr)
-            assert list(store.aliases()) == [] and list(store.heads()) == heads
+            assert list(store.aliases()) == [] and list(store.page_keys()) == page_keys
             assert store.verify().bad == {}
 
 
 def test_a_call_whose_page_is_not_there_or_that_is_too_long_is_left_out(tmp_path: Path) -> None:
-    heads = chain(5)
+    page_keys = chain(5)
     with open_store(tmp_path) as store:
-        store.put(heads[:3], payload(heads[:3]))
-        assert store.put_beside(call_of(heads[3])).stored == ()
-        assert store.put_beside(call_of(heads[2], arguments="x" * MAX_DETAILS_BYTES)).stored == ()
-        assert store.put_beside(replace(call_of(heads[2]), page_key=NO_PARENT)).stored == ()
+        store.put(page_keys[:3], payload(page_keys[:3]))
+        assert store.put_small(call_of(page_keys[3])).stored == ()
+        assert store.put_small(call_of(page_keys[2], arguments="x" * MAX_DETAILS_BYTES)).stored == ()
+        assert store.put_small(replace(call_of(page_keys[2]), page_key=NO_PARENT)).stored == ()
         assert list(store.calls()) == []
 
 
 @pytest.mark.parametrize("how", ["drop", "discard"])
 def test_a_call_leaves_with_its_page_and_nothing_of_it_is_on_the_disk(tmp_path: Path, how: str) -> None:
-    heads, other = chain(5), chain(5, 1, namespace=BOB)
+    page_keys, other = chain(5), chain(5, 1, namespace=BOB)
     with open_store(tmp_path) as store:
-        for each in (heads, other):
+        for each in (page_keys, other):
             store.put(each, payload(each))
-        store.put_beside(call_of(heads[3]))
-        store.put_beside(call_of(other[4]))
+        store.put_small(call_of(page_keys[3]))
+        store.put_small(call_of(other[4]))
         if how == "drop":
-            store.drop([heads[1].key])
+            store.drop([page_keys[1].key])
         else:
             store.discard(ALICE)
         assert list(store.calls()) == [call_of(other[4])]
@@ -72,10 +72,10 @@ def test_a_call_leaves_with_its_page_and_nothing_of_it_is_on_the_disk(tmp_path: 
 def test_old_pages_make_room_for_new_ones_and_take_their_calls_with_them(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         for number in range(60):
-            heads = chain(5, number)
-            store.put(heads, payload(heads))
-            store.put_beside(call_of(heads[4], f"call_{number}"))
-        there = {head.key for head in store.heads()}
+            page_keys = chain(5, number)
+            store.put(page_keys, payload(page_keys))
+            store.put_small(call_of(page_keys[4], f"call_{number}"))
+        there = {head.key for head in store.page_keys()}
         calls = list(store.calls())
         assert 0 < len(calls) < 60 and all(call.page_key in there for call in calls)
         assert calls[-1].call_id == "call_59"

@@ -20,19 +20,19 @@ STEP = 23  # each so many-th operation fails; the three errors begin at differen
 CHAINS = [chain(5, seed, namespace=(ALICE, BOB)[seed % 2]) for seed in range(9)]
 
 
-def read(store: PageStore, heads: list[PageKey]) -> int:
-    out = np.empty((len(heads), PAGE_BYTES), np.uint8)
-    num_read = store.read(heads, out)
-    assert (out[:num_read] == payload(heads[:num_read])).all()
+def read(store: PageStore, page_keys: list[PageKey]) -> int:
+    out = np.empty((len(page_keys), PAGE_BYTES), np.uint8)
+    num_read = store.read(page_keys, out)
+    assert (out[:num_read] == payload(page_keys[:num_read])).all()
     return num_read
 
 
 def live(store: PageStore, files: FaultyFiles) -> int:
     """Everything that a store does; after how many operations it began to take pages out."""
-    for heads in CHAINS:
-        store.put(heads, payload(heads))
+    for page_keys in CHAINS:
+        store.put(page_keys, payload(page_keys))
         store.touch(keys(CHAINS[0]))
-        read(store, heads)
+        read(store, page_keys)
     num_operations = files.num_operations
     store.drop([CHAINS[-1][3].key])
     try:
@@ -64,11 +64,11 @@ def test_whatever_operation_fails_the_owner_goes_on_and_reads_nothing_wrong(
             assert at < 5
         assert fault.has_failed
         with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
-            listed = set(store.heads())
-            for heads in CHAINS:
-                num_listed = sum(head in listed for head in heads)
-                assert read(store, heads) == num_listed or at >= first_removal
-                assert set(heads[:num_listed]) <= listed
+            listed = set(store.page_keys())
+            for page_keys in CHAINS:
+                num_listed = sum(head in listed for head in page_keys)
+                assert read(store, page_keys) == num_listed or at >= first_removal
+                assert set(page_keys[:num_listed]) <= listed
             # Where a removal failed, what is gone may still be listed; it is never read.
             assert store.stats().misses.keys() <= ({"absent", "gone"} if at >= first_removal else {"absent"})
             store.put(CHAINS[2], payload(CHAINS[2]))
@@ -109,14 +109,14 @@ def test_a_page_that_cannot_be_read_is_a_miss_and_turns_the_store_off(tmp_path: 
 def test_a_full_disk_makes_the_store_smaller_and_it_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = FaultyFiles()
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES, files=files) as store:
-        for heads in CHAINS[:3]:
-            store.put(heads, payload(heads))
+        for page_keys in CHAINS[:3]:
+            store.put(page_keys, payload(page_keys))
         files.before = FailAt(0, errno.ENOSPC, operations=["pwritev"])
         assert store.put(CHAINS[3], payload(CHAINS[3])).stored == ()
         assert "is full" in caplog.text
         assert not store.stats().is_off
         assert store.stats().max_bytes == store.stats().num_bytes < MAX_BYTES
-        assert [read(store, heads) for heads in CHAINS[:3]] == [5, 5, 5]
+        assert [read(store, page_keys) for page_keys in CHAINS[:3]] == [5, 5, 5]
         result = store.put(CHAINS[3], payload(CHAINS[3]))
         assert result.stored == keys(CHAINS[3])
         assert result.evicted
@@ -137,13 +137,13 @@ def test_writes_and_reads_that_stop_in_the_middle_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clock", [lambda: 0.0, iter(range(10**9, 0, -1)).__next__, lambda: -1e12])
 def test_clocks_do_not_matter(tmp_path: Path, clock: Callable[[], float]) -> None:
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES, clock=clock) as store:
-        for heads in CHAINS:
-            store.put(heads, payload(heads))
+        for page_keys in CHAINS:
+            store.put(page_keys, payload(page_keys))
         assert read(store, CHAINS[-1]) == 5
         assert read(store, CHAINS[0]) == 0  # the oldest
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES, clock=lambda: -clock()) as store:
-        heads = chain(5, 99)
-        assert store.put(heads, payload(heads)).stored == keys(heads)
+        page_keys = chain(5, 99)
+        assert store.put(page_keys, payload(page_keys)).stored == keys(page_keys)
         assert read(store, CHAINS[-1]) == 5
 
 

@@ -11,7 +11,7 @@ import pytest
 from radixlm.runtime.store import PageKey, PageStore, VerifyReport
 from radixlm.runtime.store.evictor import kept_rows
 from radixlm.runtime.store.index_rows import RecordRow
-from radixlm.runtime.store.record import Place, RecordHeader
+from radixlm.runtime.store.record import BlockRange, RecordHeader
 
 from .faulty_files import FaultyFiles
 from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
@@ -19,19 +19,19 @@ from .pages import ALICE, BOB, IDENTITY, OTHER, PAGE_BYTES, chain, keys, payload
 MAX_BYTES = 1_000_000  # 80 pages, in segments of 9
 
 
-def read(store: PageStore, heads: list[PageKey]) -> int:
-    out = np.empty((len(heads), PAGE_BYTES), np.uint8)
-    num_read = store.read(heads, out)
-    assert (out[:num_read] == payload(heads[:num_read])).all()
+def read(store: PageStore, page_keys: list[PageKey]) -> int:
+    out = np.empty((len(page_keys), PAGE_BYTES), np.uint8)
+    num_read = store.read(page_keys, out)
+    assert (out[:num_read] == payload(page_keys[:num_read])).all()
     return num_read
 
 
 def put(store: PageStore, *chains: list[PageKey]) -> set[bytes]:
     """Put prompts one after the other; the keys that had to go."""
     evicted: set[bytes] = set()
-    for heads in chains:
-        result = store.put(heads, payload(heads))
-        assert result.stored == keys(heads)
+    for page_keys in chains:
+        result = store.put(page_keys, payload(page_keys))
+        assert result.stored == keys(page_keys)
         evicted |= set(result.evicted)
     return evicted
 
@@ -41,13 +41,13 @@ def test_the_oldest_pages_go_and_the_owner_is_told_which(tmp_path: Path) -> None
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         evicted = put(store, *chains)
         stats = store.stats()
-        listed = {head.key for head in store.heads()}
+        listed = {head.key for head in store.page_keys()}
         assert stats.num_bytes <= MAX_BYTES
         assert sum(path.stat().st_size for path in tmp_path.glob("segment-*")) == stats.num_bytes
-        assert evicted | listed == {head.key for heads in chains for head in heads}
+        assert evicted | listed == {head.key for page_keys in chains for head in page_keys}
         assert not evicted & listed
         assert (stats.num_pages, stats.num_pages_evicted) == (len(listed), len(evicted))
-        found = [read(store, heads) for heads in chains]
+        found = [read(store, page_keys) for page_keys in chains]
         assert found == sorted(found)
         assert found[0] == 0
         assert found[-1] == 5
@@ -77,20 +77,20 @@ def test_writing_behind_a_page_counts_as_using_it(tmp_path: Path) -> None:
 def test_pages_that_all_were_used_still_make_room(tmp_path: Path) -> None:
     chains = [chain(5, seed) for seed in range(40)]
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
-        for number, heads in enumerate(chains):
-            put(store, heads)
+        for number, page_keys in enumerate(chains):
+            put(store, page_keys)
             store.touch(head.key for some in chains[:number] for head in some)
             assert store.stats().num_bytes <= MAX_BYTES
 
 
 def test_a_prompt_larger_than_the_store_leaves_its_beginning(tmp_path: Path) -> None:
-    heads = chain(200)
+    page_keys = chain(200)
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         put(store, chain(5, 1))
-        stored = store.put(heads, payload(heads)).stored
+        stored = store.put(page_keys, payload(page_keys)).stored
         assert 60 < len(stored) < 85
-        assert stored == keys(heads)[: len(stored)]
-        assert read(store, heads) == len(stored)
+        assert stored == keys(page_keys)[: len(stored)]
+        assert read(store, page_keys) == len(stored)
 
 
 def test_pages_of_another_model_go_like_any(tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ def test_pages_of_another_model_go_like_any(tmp_path: Path) -> None:
         assert put(store, *(chain(5, seed) for seed in range(20, 33))) == set()  # nothing of ours had to go
         assert store.stats().num_pages == 65
     with PageStore.open(tmp_path, OTHER, max_bytes=MAX_BYTES) as store:
-        assert 0 < len(list(store.heads())) < 50
+        assert 0 < len(list(store.page_keys())) < 50
 
 
 def test_children_of_a_page_that_goes_do_not_stay() -> None:
-    heads = chain(4)
+    page_keys = chain(4)
     rows = [
-        RecordRow(RecordHeader.of_page(head), Place(1, i, 1), use)
-        for i, (head, use) in enumerate(zip(heads, (1, 1, 9, 1), strict=True))
+        RecordRow(RecordHeader.of_page(head), BlockRange(1, i, 1), use)
+        for i, (head, use) in enumerate(zip(page_keys, (1, 1, 9, 1), strict=True))
     ]
     assert [row.place.block for row in kept_rows(rows, 5, 4)] == [0, 1, 2]
     assert [row.place.block for row in kept_rows(rows, 5, 2)] == [0, 1]
@@ -141,20 +141,20 @@ def test_reading_beside_a_writer_that_evicts_gives_nothing_wrong(tmp_path: Path)
 
 
 def test_what_is_read_while_it_is_discarded_is_gone_and_not_wrong(tmp_path: Path) -> None:
-    heads, files, found = chain(5), FaultyFiles(), list[int]()
+    page_keys, files, found = chain(5), FaultyFiles(), list[int]()
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES, files=files) as store:
-        put(store, heads)
+        put(store, page_keys)
 
         def read_when_overwritten(operation: str) -> None:
             if operation == "fdatasync":
-                found.append(read(store, heads))
+                found.append(read(store, page_keys))
 
         files.before = read_when_overwritten
         store.discard(ALICE)
         assert found == [0] and store.stats().misses == {"gone": 1}
         files.before = lambda operation: None
-        put(store, heads)
-        assert read(store, heads) == 5, "what is stored again is not taken for what was overwritten"
+        put(store, page_keys)
+        assert read(store, page_keys) == 5, "what is stored again is not taken for what was overwritten"
 
 
 def test_gc_gives_back_the_room_of_pages_that_are_no_more(tmp_path: Path) -> None:
@@ -166,10 +166,10 @@ def test_gc_gives_back_the_room_of_pages_that_are_no_more(tmp_path: Path) -> Non
         report = store.gc()
         assert report.num_pages_moved > 0
         assert report.bytes_after == store.stats().num_bytes < report.bytes_before * 0.6
-        assert [read(store, heads) for heads in kept] == [5] * 6
+        assert [read(store, page_keys) for page_keys in kept] == [5] * 6
         assert store.gc().num_segments_removed == 0
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
-        assert [read(store, heads) for heads in kept] == [5] * 6
+        assert [read(store, page_keys) for page_keys in kept] == [5] * 6
         assert store.stats().num_pages == 30
 
 
@@ -189,17 +189,17 @@ def test_verify_finds_what_broke_and_then_it_is_found_no_more(tmp_path: Path) ->
 
 def test_pages_that_had_to_go_for_those_behind_them_are_written_again(tmp_path: Path) -> None:
     trunk = chain(30)
-    heads = [*trunk, *chain(40, 1, parent_key=trunk[-1].key)]
+    page_keys = [*trunk, *chain(40, 1, parent_key=trunk[-1].key)]
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         put(store, trunk, *(chain(9, seed) for seed in range(2, 7)))
-        assert store.put(heads, payload(heads)).stored == keys(heads)
-        assert read(store, heads) == 70
+        assert store.put(page_keys, payload(page_keys)).stored == keys(page_keys)
+        assert read(store, page_keys) == 70
 
 
 @pytest.mark.parametrize("num_pages", [1, 3])
 def test_a_store_with_room_for_one_page_or_a_few_works(tmp_path: Path, num_pages: int) -> None:
     with PageStore.open(tmp_path, IDENTITY, max_bytes=4096 + num_pages * 12288 + (num_pages - 1) * 4096) as store:
         for seed in range(5):
-            heads = chain(2, seed)
-            stored = store.put(heads, payload(heads)).stored
-            assert read(store, heads) == len(stored) > 0
+            page_keys = chain(2, seed)
+            stored = store.put(page_keys, payload(page_keys)).stored
+            assert read(store, page_keys) == len(stored) > 0

@@ -16,7 +16,7 @@ from radixlm.runtime.errors import StoreMismatch
 from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.files import OSFiles
 from radixlm.runtime.store.page_reader import PageReader
-from radixlm.runtime.store.record import BLOCK, Kind, Place, Record, RecordHeader, sealed
+from radixlm.runtime.store.record import BLOCK, BlockRange, Kind, Record, RecordHeader, sealed
 from radixlm.runtime.store.segment import Segment
 
 from .pages import IDENTITY, PAGE_BYTES, chain, keys, payload
@@ -28,9 +28,9 @@ NUM_FIELD_BYTES = 490  # of a page's header; zeros up to the checksum follow
 RECORD_BLOCKS = 3
 
 
-def place_of(number: int) -> Place:
+def place_of(number: int) -> BlockRange:
     """Where a page lies."""
-    return Place(1, 1 + number * RECORD_BLOCKS, RECORD_BLOCKS)
+    return BlockRange(1, 1 + number * RECORD_BLOCKS, RECORD_BLOCKS)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +59,16 @@ def flip(path: Path, offset: int, bit: int) -> None:
 def num_listed(directory: Path) -> int:
     """Pages that are listed were put, come after those before them, and are read right; how many there are."""
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
-        listed = list(store.heads())
+        listed = list(store.page_keys())
         assert listed == HEADS[: len(listed)]
         assert read(store, listed) == len(listed)
         return len(listed)
 
 
-def read(store: PageStore, heads: list[PageKey]) -> int:
-    out = np.empty((len(heads), PAGE_BYTES), np.uint8)
-    num_read = store.read(heads, out)
-    assert (out[:num_read] == payload(heads[:num_read])).all()
+def read(store: PageStore, page_keys: list[PageKey]) -> int:
+    out = np.empty((len(page_keys), PAGE_BYTES), np.uint8)
+    num_read = store.read(page_keys, out)
+    assert (out[:num_read] == payload(page_keys[:num_read])).all()
     return num_read
 
 
@@ -139,7 +139,7 @@ def test_a_whole_record_of_another_page_in_this_place_is_a_miss_of_its_kind(dire
 def test_a_broken_header_of_a_segment_costs_the_segment(directory: Path) -> None:
     flip(directory / Segment(1, IDENTITY).name, 40, 2)
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
-        assert (list(store.heads()), read(store, HEADS)) == ([], 0)
+        assert (list(store.page_keys()), read(store, HEADS)) == ([], 0)
         assert store.stats().recovery.num_segments_dropped == 1
         store.put(HEADS, payload(HEADS))
         assert read(store, HEADS) == 8
@@ -185,14 +185,14 @@ def test_without_an_index_a_last_record_whose_payload_broke_is_not_taken_in(dire
 def test_a_broken_record_in_an_older_segment_costs_what_comes_after_it_alone(tmp_path: Path) -> None:
     chains = [chain(5, seed) for seed in range(12)]
     with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:
-        for heads in chains:
-            store.put(heads, payload(heads))
+        for page_keys in chains:
+            store.put(page_keys, payload(page_keys))
         assert store.stats().num_segments > 2
     (tmp_path / "index.sqlite").unlink()
     segment = Segment(1, IDENTITY)
     flip(tmp_path / segment.name, place_of(6).offset + 100, 0)  # the second page of the second chain
     with PageStore.open(tmp_path, IDENTITY, max_bytes=2_000_000) as store:
-        assert [read(store, heads) for heads in chains] == [5, 1, *[5] * 10]
+        assert [read(store, page_keys) for page_keys in chains] == [5, 1, *[5] * 10]
 
 
 def test_a_segment_of_another_version_is_left_alone(directory: Path) -> None:
@@ -217,11 +217,15 @@ def test_an_index_of_another_version_is_left_alone_where_no_segment_says_more(tm
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
-def test_an_index_of_another_version_is_made_again_from_segments_of_this_one(directory: Path) -> None:
+def test_an_index_of_another_version_is_made_again_from_segments_of_this_one(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(sqlite3.connect(directory / "index.sqlite")) as sql:
         sql.execute("PRAGMA user_version = 1")
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
-        assert len(list(store.heads())) == len(HEADS)
+        assert len(list(store.page_keys())) == len(HEADS)
+    said = "index.sqlite has another version; it is made again from the segments, whose pages stay"
+    assert [record.getMessage() for record in caplog.records] == [f"{directory / said}"]
 
 
 def test_a_secret_of_another_length_is_made_anew(directory: Path) -> None:

@@ -54,13 +54,13 @@ def opened(disk: SmallDisk) -> PageStore:
 
 
 def put(store: PageStore, seed: int) -> list[PageKey]:
-    heads = chain(5, seed)
-    store.put(heads, payload(heads))
-    return heads
+    page_keys = chain(5, seed)
+    store.put(page_keys, payload(page_keys))
+    return page_keys
 
 
-def num_read(store: PageStore, heads: list[PageKey]) -> int:
-    return store.read(heads, np.empty((len(heads), PAGE_BYTES), np.uint8))
+def num_read(store: PageStore, page_keys: list[PageKey]) -> int:
+    return store.read(page_keys, np.empty((len(page_keys), PAGE_BYTES), np.uint8))
 
 
 def wait(store: PageStore) -> None:
@@ -73,8 +73,8 @@ def test_a_store_larger_than_its_disk_leaves_a_reserve_free(disk: SmallDisk) -> 
     for first in (0, 40):
         with opened(disk) as store:
             for seed in range(first, first + 40):
-                heads = put(store, seed)
-                assert num_read(store, heads) == 5, "the oldest make room"
+                page_keys = put(store, seed)
+                assert num_read(store, page_keys) == 5, "the oldest make room"
                 assert disk.free_bytes >= RESERVE_BYTES
             assert not store.stats().is_off
 
@@ -94,8 +94,8 @@ def test_a_disk_that_others_fill_takes_segments_and_not_the_store(disk: SmallDis
         put(store, 52)
         assert store.stats().is_off
         wait(store)
-        heads = put(store, 52)
-        assert num_read(store, heads) == 5, "it goes on without a restart"
+        page_keys = put(store, 52)
+        assert num_read(store, page_keys) == 5, "it goes on without a restart"
 
 
 def test_a_disk_that_is_full_at_the_start_makes_room_before_the_index_changes(disk: SmallDisk) -> None:
@@ -130,14 +130,14 @@ def test_an_index_without_room_leaves_out_what_was_to_be_stored(
         first = put(store, 0)
         with monkeypatch.context() as patched:
             patched.setattr(store._writer.index, "put", fail)
-            heads = chain(5, 1)
-            assert store.put(heads, payload(heads)).stored == ()
+            page_keys = chain(5, 1)
+            assert store.put(page_keys, payload(page_keys)).stored == ()
         assert words in str(store.stats().off_because) and num_read(store, first) == 0
         wait(store)
         assert num_read(store, first) == 5
-        assert store.put(heads, payload(heads)).stored == keys(heads)
+        assert store.put(page_keys, payload(page_keys)).stored == keys(page_keys)
     with opened(disk) as store:
-        assert num_read(store, heads) == 5 and store.discard(ALICE) is not None
+        assert num_read(store, page_keys) == 5 and store.discard(ALICE) is not None
 
 
 def test_a_directory_that_cannot_be_written_is_told_from_one_that_is_none(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.index import Index
 from radixlm.runtime.store.index_rows import RecordRow
-from radixlm.runtime.store.record import Kind, Place, RecordHeader
+from radixlm.runtime.store.record import BlockRange, Kind, RecordHeader
 
 from .pages import chain, payload
 
@@ -46,7 +46,7 @@ class Uses(RuleBasedStateMachine):
         details = bytes(80 if kind == Kind.PAGE else 8)
         header = RecordHeader(kind, (self.use + 1).to_bytes(32, "big"), parent_key, b"n", details)
         self.touch_keys([header.key, parent_key])
-        self.index.put([RecordRow(header, Place(1, self.use, 1), self.use)])
+        self.index.put([RecordRow(header, BlockRange(1, self.use, 1), self.use)])
         self.headers[header.key], self.last_used[header.key] = header, self.use
 
     @rule(numbers=st.lists(NUMBERS, max_size=3))
@@ -113,18 +113,18 @@ def changed_rows(store: PageStore, do: Callable[[], object]) -> int:
     return sql.total_changes - before
 
 
-def put(store: PageStore, heads: list[PageKey]) -> None:
+def put(store: PageStore, page_keys: list[PageKey]) -> None:
     """In portions, as a prompt is saved."""
-    rows = payload(heads, IDENTITY.page_bytes)
-    for first in range(0, len(heads), PORTION):
-        store.put(heads[first : first + PORTION], rows[first : first + PORTION])
+    rows = payload(page_keys, IDENTITY.page_bytes)
+    for first in range(0, len(page_keys), PORTION):
+        store.put(page_keys[first : first + PORTION], rows[first : first + PORTION])
 
 
 def rows_to_put(directory: Path, num_pages: int, room: int) -> int:
     """Rows that a prefix of so many pages changes, in a store with room for `room` of them, closing it included."""
-    heads = chain(num_pages, identity=IDENTITY)
+    page_keys = chain(num_pages, identity=IDENTITY)
     with PageStore.open(directory, IDENTITY, max_bytes=room * 8192) as store:
-        return changed_rows(store, lambda: put(store, heads)) + changed_rows(
+        return changed_rows(store, lambda: put(store, page_keys)) + changed_rows(
             store, lambda: store._change(store._writer.finish)
         )
 
@@ -137,12 +137,12 @@ def test_a_prefix_twice_as_long_changes_twice_as_many_rows(tmp_path: Path) -> No
 
 
 def test_a_long_prefix_that_is_used_again_changes_a_row(tmp_path: Path) -> None:
-    heads, out = chain(300, identity=IDENTITY), np.empty((300, IDENTITY.page_bytes), np.uint8)
+    page_keys, out = chain(300, identity=IDENTITY), np.empty((300, IDENTITY.page_bytes), np.uint8)
     with PageStore.open(tmp_path, IDENTITY, max_bytes=10_000_000) as store:
-        put(store, heads)
+        put(store, page_keys)
         for _ in range(3):
-            assert store.read(heads, out) == 300
-            store.touch([heads[-1].key])
+            assert store.read(page_keys, out) == 300
+            store.touch([page_keys[-1].key])
             assert changed_rows(store, lambda: store._change(store._writer.settle)) < 10
 
 
@@ -152,18 +152,18 @@ def test_a_crash_forgets_no_use_of_a_page_that_the_pages_before_it_are_kept_for(
     room = 40 * 8192
     store = PageStore.open(tmp_path / "a", IDENTITY, max_bytes=room)
     put(store, trunk)
-    for heads in others[:3]:
-        put(store, heads)
+    for page_keys in others[:3]:
+        put(store, page_keys)
     store.touch([trunk[-1].key])
     store._change(store._writer.settle)
     shutil.copytree(tmp_path / "a", tmp_path / "b")  # what a crash would leave here
     store.close()
     with PageStore.open(tmp_path / "b", IDENTITY, max_bytes=room) as store:
-        for heads in others[3:6]:
-            put(store, heads)
+        for page_keys in others[3:6]:
+            put(store, page_keys)
         out = np.empty((2, IDENTITY.page_bytes), np.uint8)
         assert store.read(trunk, out) == 2
-        assert others[0][0].key not in {head.key for head in store.heads()}, "room was made"
+        assert others[0][0].key not in {head.key for head in store.page_keys()}, "room was made"
 
 
 def test_an_alias_of_less_than_a_page_is_used_with_every_page(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_an_alias_of_less_than_a_page_is_used_with_every_page(tmp_path: Path) ->
     alias, page = (
         RecordHeader(kind, bytes([kind]) * 32, NO_PARENT, b"n", bytes(80)) for kind in (Kind.ALIAS, Kind.PAGE)
     )
-    index.put([RecordRow(header, Place(1, number, 1), 1) for number, header in enumerate((alias, page))])
+    index.put([RecordRow(header, BlockRange(1, number, 1), 1) for number, header in enumerate((alias, page))])
     index.uses.touch([page.key], 5)
     index.uses.spread()
     assert [row.last_used for row in index.rows_of(b"n").values() if row is not None] == [5, 5]

@@ -26,27 +26,27 @@ class Promised:
 
     def work(self, store: PageStore, chance: random.Random) -> None:
         """Do one thing."""
-        heads = chance.choice(self.known)
+        page_keys = chance.choice(self.known)
         match chance.randrange(8):
             case 0:
-                store.touch(head.key for head in heads)
+                store.touch(head.key for head in page_keys)
             case 1:
-                read(store, self, heads)
-            case 2 if heads:
-                gone = chance.choice(heads).key
+                read(store, self, page_keys)
+            case 2 if page_keys:
+                gone = chance.choice(page_keys).key
                 self.there -= below(self.known, gone)
                 store.drop([gone])
             case 3 if chance.random() < 0.2:
                 self.there -= {head.key for some in self.known for head in some if head.namespace == BOB}
                 store.discard(BOB)
             case _:
-                at = chance.randint(0, len(heads))
-                namespace = heads[0].namespace if heads else chance.choice((ALICE, BOB))
-                parent = heads[at - 1].key if at else bytes(32)
+                at = chance.randint(0, len(page_keys))
+                namespace = page_keys[0].namespace if page_keys else chance.choice((ALICE, BOB))
+                parent = page_keys[at - 1].key if at else bytes(32)
                 more = chain(
                     chance.randint(1, 9), chance.random(), namespace=namespace, parent_key=parent, identity=SMALL
                 )
-                self.known.append(heads[:at] + more)
+                self.known.append(page_keys[:at] + more)
                 before = self.there
                 if store.stats().num_bytes + len(self.known[-1]) * 8192 > MAX_BYTES - 8 * 4096:
                     self.there = set()  # until it is done: any of them may leave
@@ -57,30 +57,30 @@ class Promised:
 def below(known: list, key: bytes) -> set[bytes]:  # type: ignore[type-arg]
     """The key and all keys of pages that come after it."""
     found = {key}
-    for heads in known:
-        for head in heads:
+    for page_keys in known:
+        for head in page_keys:
             if head.parent_key in found:
                 found.add(head.key)
     return found
 
 
-def read(store: PageStore, promised: Promised, heads: list) -> None:  # type: ignore[type-arg]
+def read(store: PageStore, promised: Promised, page_keys: list) -> None:  # type: ignore[type-arg]
     """Read pages; what is found is right, and what was promised is found."""
-    out = np.empty((len(heads), SMALL.page_bytes), np.uint8)
-    num_read = store.read(heads, out)
-    assert (out[:num_read] == payload(heads[:num_read], SMALL.page_bytes)).all()
-    assert num_read == len(heads) or heads[num_read].key not in promised.there
+    out = np.empty((len(page_keys), SMALL.page_bytes), np.uint8)
+    num_read = store.read(page_keys, out)
+    assert (out[:num_read] == payload(page_keys[:num_read], SMALL.page_bytes)).all()
+    assert num_read == len(page_keys) or page_keys[num_read].key not in promised.there
 
 
 def check(store: PageStore, promised: Promised) -> None:
     """All that is listed can be read and was put once; all that was promised is listed."""
-    listed = list(store.heads())
-    ever = {head.key: head for heads in promised.known for head in heads}
+    listed = list(store.page_keys())
+    ever = {head.key: head for page_keys in promised.known for head in page_keys}
     assert all(ever[head.key] == head for head in listed)
     assert promised.there <= {head.key for head in listed}
     assert store.stats().num_pages == len(listed)
-    for heads in promised.known:
-        read(store, promised, heads)
+    for page_keys in promised.known:
+        read(store, promised, page_keys)
 
 
 @pytest.mark.parametrize("seed", [*range(NUM_LOSSES), 2297])

@@ -43,25 +43,25 @@ class Uses(RuleBasedStateMachine):
         trunk = self.prompts[prompt % len(self.prompts)][:at] if self.prompts else []
         trunk = trunk if trunk and trunk[0].namespace == ns else []
         parent = trunk[-1].key if trunk else NO_PARENT
-        heads = trunk + chain(num_pages, seed, namespace=ns, parent_key=parent, identity=IDENTITY)
-        result = self.store.put(heads, payload(heads, IDENTITY.page_bytes))
-        assert result.stored == keys(heads)
+        page_keys = trunk + chain(num_pages, seed, namespace=ns, parent_key=parent, identity=IDENTITY)
+        result = self.store.put(page_keys, payload(page_keys, IDENTITY.page_bytes))
+        assert result.stored == keys(page_keys)
         assert not {*result.evicted} & {*result.stored}
         assert {*result.evicted} <= self.there.keys()
         for key in result.evicted:
             del self.there[key]
-        for head in heads:
+        for head in page_keys:
             self.there.setdefault(head.key, head)
-        self.prompts.append(heads)
+        self.prompts.append(page_keys)
 
     @rule(prompt=NUMBERS, first=NUMBERS)
     def read(self, prompt: int, first: int) -> None:
-        heads = self.prompts[prompt % len(self.prompts)][first:] if self.prompts else []
-        out = np.empty((len(heads), IDENTITY.page_bytes), np.uint8)
-        num_read = self.store.read(heads, out)
-        assert (out[:num_read] == payload(heads[:num_read], IDENTITY.page_bytes)).all()
-        expected = [head.key in self.there for head in heads]
-        assert num_read == (expected.index(False) if False in expected else len(heads))
+        page_keys = self.prompts[prompt % len(self.prompts)][first:] if self.prompts else []
+        out = np.empty((len(page_keys), IDENTITY.page_bytes), np.uint8)
+        num_read = self.store.read(page_keys, out)
+        assert (out[:num_read] == payload(page_keys[:num_read], IDENTITY.page_bytes)).all()
+        expected = [head.key in self.there for head in page_keys]
+        assert num_read == (expected.index(False) if False in expected else len(page_keys))
 
     @rule(prompt=NUMBERS, at=NUMBERS)
     def touch(self, prompt: int, at: int) -> None:
@@ -69,10 +69,10 @@ class Uses(RuleBasedStateMachine):
 
     @rule(prompt=NUMBERS, at=NUMBERS)
     def drop(self, prompt: int, at: int) -> None:
-        heads = self.prompts[prompt % len(self.prompts)][at : at + 1] if self.prompts else []
-        for key in self.store.drop(keys(heads)):
+        page_keys = self.prompts[prompt % len(self.prompts)][at : at + 1] if self.prompts else []
+        for key in self.store.drop(keys(page_keys)):
             del self.there[key]
-        assert not {*keys(heads)} & self.there.keys()
+        assert not {*keys(page_keys)} & self.there.keys()
 
     @rule()
     def discard(self) -> None:
@@ -94,12 +94,12 @@ class Uses(RuleBasedStateMachine):
             (self.directory / "index.sqlite").unlink()
         self.open()
         if loses_index:  # what was evicted with its parent may be found again when the parent is
-            self.there = {head.key: head for head in self.store.heads()}
+            self.there = {head.key: head for head in self.store.page_keys()}
             assert before.items() <= self.there.items()
 
     @invariant()
     def everything_is_listed_and_right(self) -> None:
-        listed = list(self.store.heads())
+        listed = list(self.store.page_keys())
         assert {head.key: head for head in listed} == self.there
         stats = self.store.stats()
         assert stats.num_pages == len(listed)

@@ -98,14 +98,14 @@ def test_a_full_store_gives_states_room_and_no_more_than_half(tmp_path: Path) ->
     max_bytes = 600_000
     with opened(tmp_path, max_bytes) as store:
         for seed in range(30):
-            heads = chain(8, seed)
-            store.put(heads, payload(heads))
-            assert store.states.put(heads[-1], state_of(heads[-1])).stored, seed
-            assert found(store, heads[-1])
+            page_keys = chain(8, seed)
+            store.put(page_keys, payload(page_keys))
+            assert store.states.put(page_keys[-1], state_of(page_keys[-1])).stored, seed
+            assert found(store, page_keys[-1])
             stats = store.stats()
             assert stats.num_bytes <= max_bytes and stats.num_ordered_bytes <= max_bytes // 2
         states = set(store.pages_with_state())
-        assert 1 < len(states) < 30 and states <= {head.key for head in store.heads()}, "none without its page"
+        assert 1 < len(states) < 30 and states <= {head.key for head in store.page_keys()}, "none without its page"
     assert not verify(tmp_path, OSFiles()).bad
 
 
@@ -113,10 +113,10 @@ def test_the_store_tells_of_every_state_that_leaves(tmp_path: Path) -> None:
     told: set[bytes] = set()  # pages with a state
     with opened(tmp_path, 600_000) as store:
         for seed in [*range(12), *range(6), 12, 3, 13]:  # some pages leave and are written again at once
-            heads = chain(8, seed)
-            written = store.put(heads, payload(heads))
+            page_keys = chain(8, seed)
+            written = store.put(page_keys, payload(page_keys))
             told -= {*written.evicted, *written.lost_states}
-            for head in heads[seed % 5 :: 3]:
+            for head in page_keys[seed % 5 :: 3]:
                 result = store.states.put(head, state_of(head))
                 told -= {*result.evicted, *result.lost_states}
                 told |= set(result.stored)
@@ -126,38 +126,38 @@ def test_the_store_tells_of_every_state_that_leaves(tmp_path: Path) -> None:
 
 def full_of_single_pages(directory: Path) -> tuple[PageStore, list[PageKey]]:
     """A full store, and the pages that are there, the oldest first."""
-    store, heads = opened(directory, 300_000), [chain(1, seed)[0] for seed in range(1, 61)]
-    for head in heads:
+    store, page_keys = opened(directory, 300_000), [chain(1, seed)[0] for seed in range(1, 61)]
+    for head in page_keys:
         store.put([head], payload([head]))
-    there = set(store.heads())
-    return store, [head for head in heads if head in there]
+    there = set(store.page_keys())
+    return store, [head for head in page_keys if head in there]
 
 
 def test_nothing_leaves_for_a_state_whose_page_is_gone(tmp_path: Path) -> None:
-    store, heads = full_of_single_pages(tmp_path)
+    store, page_keys = full_of_single_pages(tmp_path)
     with store:
         result = store.states.put(HEADS[0], state_of(HEADS[0]))
-        assert not result.stored and not result.evicted and set(store.heads()) == set(heads)
+        assert not result.stored and not result.evicted and set(store.page_keys()) == set(page_keys)
 
 
 def test_no_page_makes_room_for_its_own_state(tmp_path: Path) -> None:
-    store, heads = full_of_single_pages(tmp_path)
+    store, page_keys = full_of_single_pages(tmp_path)
     with store:
-        result = store.states.put(heads[0], state_of(heads[0]))
-        assert result.stored and heads[1].key in result.evicted and found(store, heads[0])
+        result = store.states.put(page_keys[0], state_of(page_keys[0]))
+        assert result.stored and page_keys[1].key in result.evicted and found(store, page_keys[0])
 
 
 def test_what_a_state_costs_does_not_grow_with_the_pages_beside_it(tmp_path: Path) -> None:
     def num_operations(num_pages: int) -> int:
-        heads = chain(num_pages)
+        page_keys = chain(num_pages)
         with opened(tmp_path / str(num_pages), 2 * num_pages * 12288) as store:
-            store.put(heads, payload(heads))
-            for head in heads[:20]:
+            store.put(page_keys, payload(page_keys))
+            for head in page_keys[:20]:
                 store.states.put(head, state_of(head))
             counted: list[None] = []
             store._writer.index._sql.set_progress_handler(lambda: counted.append(None), 1)
             assert store._writer._evictor.next_single() is not None
-            store.states.put(heads[20], state_of(heads[20]))
+            store.states.put(page_keys[20], state_of(page_keys[20]))
             return len(counted)
 
     few, many = num_operations(100), num_operations(1000)

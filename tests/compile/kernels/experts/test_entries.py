@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
 from radixlm.compile.kernels.experts.entries import (
+    PLACES,
     SLAB_ENTRIES,
     CombineSpec,
     ExpertLimits,
     ExpertRows,
+    RowOrder,
     combine,
     find_slabs,
+    spread_rows,
+    weigh_rows,
 )
 from radixlm.compile.kernels.float_linear import float_linear
 from radixlm.compile.kernels.integer_linear import integer_linear
@@ -52,25 +56,32 @@ def lists_of(target: Target, chosen: np.ndarray, limits: ExpertLimits = LIMITS) 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 9, 63, 64, 65, 400])
 @pytest.mark.parametrize("num_experts", [6, 300])
-def test_entries_are_sorted_by_expert_and_cut_into_slabs_of_about_one_size(num_tokens: int, num_experts: int) -> None:
+def test_entries_have_places_by_expert_cut_into_slabs_of_about_one_size(num_tokens: int, num_experts: int) -> None:
     limits = replace(LIMITS, num_experts=num_experts)
     chosen = chosen_of(num_tokens)
     if num_experts > 6:
         chosen = np.random.default_rng(1).integers(0, num_experts, chosen.shape).astype(np.int32)
     lists = lists_of(runnable()[0], chosen, limits)
     slabs, flat = lists[1 : 1 + 3 * lists[0]].reshape(-1, 3).tolist(), chosen.reshape(-1)
-    entries = lists[1 + 3 * limits.num_slabs :]
-    assert entries[: flat.size].tolist() == np.argsort(flat, kind="stable").tolist()
-    assert (entries[flat.size :] == -1).all()
-    end = 0
-    for expert, first, count in slabs:
-        assert first == end and 1 <= count <= SLAB_ENTRIES
+    entries = lists[1 + 3 * limits.num_slabs :][: limits.num_places]
+    places = places_of(lists, limits)
+    assert (entries[places[: flat.size]] == np.arange(flat.size)).all() and (places[flat.size :] == -1).all()
+    assert np.count_nonzero(entries != -1) == flat.size
+    assert entries[entries != -1].tolist() == np.argsort(flat, kind="stable").tolist()
+    end, num_found = 0, 0
+    for expert, block, count in slabs:
+        first = block * PLACES
+        assert 0 <= first - end < PLACES and 1 <= count <= SLAB_ENTRIES
         assert (flat[entries[first : first + count]] == expert).all()
-        end += count
-    assert end == flat.size
+        end, num_found = first + count, num_found + count
+    assert num_found == flat.size and end <= limits.num_places
     for expert in set(flat.tolist()):
         sizes = [count for e, _, count in slabs if e == expert]
-        assert max(sizes) - min(sizes) <= 1 and len(sizes) == -(-sum(sizes) // SLAB_ENTRIES)
+        assert max(sizes) - min(sizes) < 2 * PLACES and len(sizes) == -(-sum(sizes) // SLAB_ENTRIES)
+
+
+def places_of(lists: np.ndarray, limits: ExpertLimits = LIMITS) -> np.ndarray:
+    return lists[1 + 3 * limits.num_slabs + limits.num_places :]
 
 
 def stacked(kind: WeightKind, rng: np.random.Generator) -> Weight:
@@ -94,12 +105,12 @@ def run(
     bias: np.ndarray,
     x: Any,
     y: np.ndarray,
-    lists: np.ndarray | None,
-    are_tokens: bool,
+    lists: np.ndarray | None = None,
+    orders: tuple[RowOrder, RowOrder] = ("entries", "entries"),
 ) -> np.ndarray:
     """One kernel on rows of activations: of experts if there are lists."""
     packed, y = pack(weight), y.copy()
-    more = () if lists is None else (ExpertRows(LIMITS, are_tokens),)
+    more = () if lists is None else (ExpertRows(LIMITS, *orders),)
     last = len(y) if lists is None else lists
     if isinstance(x, Rows):
         kernel = built(target, integer_linear, spec, target, *more)
@@ -110,10 +121,14 @@ def run(
     return y
 
 
-def check(target: Target, kind: WeightKind, wide: bool, are_tokens: bool, num_tokens: int) -> None:
+def check(target: Target, kind: WeightKind, wide: bool, orders: tuple[RowOrder, RowOrder], num_tokens: int) -> None:
     rng = np.random.default_rng(num_tokens)
     chosen, weight = chosen_of(num_tokens), stacked(kind, rng)
-    num_rows = num_tokens if are_tokens else num_tokens * TOP_K
+    lists = lists_of(target, chosen)
+    of_entries = np.arange(num_tokens * TOP_K)
+    rows_by = {"tokens": of_entries // TOP_K, "entries": of_entries, "places": places_of(lists)[: num_tokens * TOP_K]}
+    x_rows, y_rows = (rows_by[order] for order in orders)
+    num_rows = int(x_rows.max()) + 1
     spec = LinearSpec(kind, NUM_OUTPUTS, NUM_INPUTS, NUM_OUTPUTS + 32, 16, has_bias=True, wide=wide)
     x: Any = rng.standard_normal((num_rows, NUM_INPUTS)).astype(np.float32)
     if kind.is_quantized:
@@ -121,47 +136,83 @@ def check(target: Target, kind: WeightKind, wide: bool, are_tokens: bool, num_to
         codes = rng.integers(-limit, limit + 1, (num_rows, NUM_INPUTS))
         x = Rows(codes, rng.random((num_rows, NUM_INPUTS // GROUP)).astype(np.float32), wide)
     bias = rng.standard_normal(NUM_EXPERTS * NUM_OUTPUTS).astype(np.float32)
-    before = rng.standard_normal((num_tokens * TOP_K, spec.y_stride)).astype(np.float32)
-    found = run(target, spec, weight, bias, x, before, lists_of(target, chosen), are_tokens)
+    before = rng.standard_normal((int(y_rows.max()) + 1, spec.y_stride)).astype(np.float32)
+    found = run(target, spec, weight, bias, x, before, lists, orders)
     for expert in range(NUM_EXPERTS):
         entries = np.flatnonzero(chosen.reshape(-1) == expert)
         if not entries.size:
             continue
         rows = slice(expert * NUM_OUTPUTS, (expert + 1) * NUM_OUTPUTS)
-        given = x[entries // TOP_K if are_tokens else entries]
-        alone = run(target, spec, part(weight, rows), bias[rows], given, before[entries], None, False)
-        assert (found[entries] == alone).all(), f"expert {expert}"
+        alone = run(target, spec, part(weight, rows), bias[rows], x[x_rows[entries]], before[y_rows[entries]])
+        assert (found[y_rows[entries]] == alone).all(), f"expert {expert}"
+    others = np.setdiff1d(np.arange(len(before)), y_rows)
+    assert (found[others] == before[others]).all(), "rows at places without an entry"
 
 
 @every_target
 @pytest.mark.parametrize("kind", [Q4, F32], ids=lambda kind: kind.label)
 def test_a_row_of_an_expert_is_what_its_matrix_alone_gives(target: Target, kind: WeightKind) -> None:
     for num_tokens in (1, 7, 190):
-        check(target, kind, False, True, num_tokens)
-    check(target, kind, False, False, 33)
+        check(target, kind, False, ("places", "places"), num_tokens)
+    check(target, kind, False, ("tokens", "places"), 33)
+    check(target, kind, False, ("entries", "entries"), 33)
 
 
 @pytest.mark.parametrize(
     "kind", [Q8_MINIMUM, Q4_K, Q6_K, Q4_ZEROS, Q4_MINIMUM, MXFP4, BF16], ids=lambda kind: kind.label
 )
-@pytest.mark.parametrize("are_tokens", [True, False], ids=["tokens", "entries"])
-def test_so_it_is_for_other_kinds(kind: WeightKind, are_tokens: bool) -> None:
+@pytest.mark.parametrize("orders", [("tokens", "places"), ("places", "places"), ("entries", "entries")], ids="-".join)
+def test_so_it_is_for_other_kinds(kind: WeightKind, orders: tuple[RowOrder, RowOrder]) -> None:
     for num_tokens in (1, 70):
-        check(runnable()[0], kind, kind == Q8_MINIMUM, are_tokens, num_tokens)
+        check(runnable()[0], kind, kind == Q8_MINIMUM, orders, num_tokens)
+
+
+@every_target
+@pytest.mark.parametrize("num_tokens", [1, 3, 70])
+def test_quantized_rows_of_tokens_are_spread_to_the_places_of_their_entries(target: Target, num_tokens: int) -> None:
+    rng, groups = np.random.default_rng(0), NUM_INPUTS // GROUP
+    lists = lists_of(target, chosen_of(num_tokens))
+    codes = rng.integers(-LIMIT, LIMIT + 1, (num_tokens, NUM_INPUTS))
+    x = Rows(codes, rng.random((num_tokens, groups)).astype(np.float32), False)
+    count = int(places_of(lists).max()) + 1
+    spread = Rows(np.zeros((count, NUM_INPUTS), np.int64), np.zeros((count, groups), np.float32), False)
+    expected = Rows(spread.codes.copy(), spread.scales.copy(), False)
+    of_entries = np.arange(num_tokens * TOP_K) // TOP_K
+    expected.codes[places_of(lists)[: of_entries.size]] = x.codes[of_entries]
+    expected.scales[places_of(lists)[: of_entries.size]] = x.scales[of_entries]
+    found = spread.packed()
+    built(target, spread_rows, groups, LIMITS)(*x.packed(), lists, *found, of_entries.size)
+    for one, other in zip(found, expected.packed(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@every_target
+def test_rows_of_entries_are_weighed_at_their_places(target: Target) -> None:
+    rng = np.random.default_rng(0)
+    lists, weights = lists_of(target, chosen_of(9)), rng.random(18).astype(np.float32)
+    x = rng.standard_normal((int(places_of(lists).max()) + 1, 48)).astype(np.float32)
+    expected = x.copy()
+    expected[places_of(lists)[:18], :32] *= weights[:, None]
+    built(target, weigh_rows, 32, 48, LIMITS)(x, weights, lists, 18)
+    assert (x == expected).all()
 
 
 @every_target
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])
 def test_outputs_are_added_in_order_of_rank(target: Target, weighted: bool) -> None:
-    rng, width, top_k = np.random.default_rng(0), 37, 3
-    spec = CombineSpec(width, top_k, 48, 64, weighted)
-    y = rng.standard_normal((11 * top_k, 64)).astype(np.float32)
-    weights, x = rng.random((11, top_k)).astype(np.float32), np.full((11, 48), 7, np.float32)
-    built(target, combine, spec, target)(y, weights, x, 11)
-    factors = weights.astype(np.float64) if weighted else np.ones((11, top_k))
-    expected = (y.reshape(11, top_k, 64)[..., :width] * factors[..., None]).sum(axis=1)
+    rng, width, num_tokens = np.random.default_rng(0), 37, 11
+    spec = CombineSpec(LIMITS, width, 48, 64, weighted)
+    lists = lists_of(target, chosen_of(num_tokens))
+    places = places_of(lists)[: num_tokens * TOP_K].reshape(num_tokens, TOP_K)
+    y = rng.standard_normal((int(places.max()) + 1, 64)).astype(np.float32)
+    weights, x = rng.random((num_tokens, TOP_K)).astype(np.float32), np.full((num_tokens, 48), 7, np.float32)
+    built(target, combine, spec, target)(y, weights, lists, x, num_tokens)
+    factors = weights.astype(np.float64) if weighted else np.ones((num_tokens, TOP_K))
+    expected = (y[places][..., :width] * factors[..., None]).sum(axis=1)
     np.testing.assert_allclose(x[:, :width], expected, rtol=1e-5, atol=1e-6)
     assert (x[:, width:] == 7).all()
-    alone = np.full((1, 48), 7, np.float32)
-    built(target, combine, spec, target)(y[12:15], weights[4:5], alone, 1)
+    alone, of_one = np.full((1, 48), 7, np.float32), lists_of(target, chosen_of(num_tokens)[4:5])
+    at = np.zeros((int(places_of(of_one).max()) + 1, 64), np.float32)
+    at[places_of(of_one)[:TOP_K]] = y[places[4]]
+    built(target, combine, spec, target)(at, weights[4:5], of_one, alone, 1)
     assert (alone[0] == x[4]).all()

@@ -28,7 +28,7 @@ class Process(Asked):
         stored = len(self.tier.index.keys(namespace, ids))
         prefix = self.tier.index.prefix(namespace, tuple(ids), stored)
         pages = np.empty((stored, self.store.identity.page_bytes), np.uint8)
-        assert self.store.read(prefix.heads, pages) == stored
+        assert self.store.read(prefix.page_keys, pages) == stored
         PageInserter(self.cache, self.runner).insert(prefix, 0, pages)
         model = self.runner._runner
         assert isinstance(model, FakeScoredModel)

@@ -157,7 +157,7 @@ def tier_of(engine: Engine) -> Any:
 def stored(engine: Engine) -> tuple[np.ndarray, RowScores]:
     """The order and the scores of the prefix on disk."""
     tier = tier_of(engine)
-    [namespace] = {head.namespace for head in tier.store.heads()}
+    [namespace] = {head.namespace for head in tier.store.page_keys()}
     heads = tier.index.run(namespace, tuple(PREFIX), 0, len(PREFIX) // PAGE_SIZE)
     run, known = RowRecords.of(tier.store).open_ordered(heads), RowRecords.of(tier.store).scores.read(heads)
     order = run.order()
@@ -210,7 +210,7 @@ def test_rows_are_taught_what_fell_on_them(open_engine: Open, monkeypatch: pytes
 
 
 def path_of(engine: Engine) -> tuple[bytes, list[int]]:
-    [namespace] = {head.namespace for head in tier_of(engine).store.heads()}
+    [namespace] = {head.namespace for head in tier_of(engine).store.page_keys()}
     return namespace, PREFIX
 
 

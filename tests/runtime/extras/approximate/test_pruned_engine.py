@@ -28,7 +28,7 @@ from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_rates import RowRates
 from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
-from radixlm.runtime.prefix.loaded_prefix import FindPrefix, LoadedPrefix, LoadedRows, Wanted
+from radixlm.runtime.prefix.loaded_prefix import FindPrefix, LoadedPrefix, LoadedRows, PrefixLookup
 from radixlm.runtime.prefix.rates import Rates
 from radixlm.runtime.prefix.tier_hooks import TierStats
 
@@ -245,7 +245,7 @@ class Asking:
         def go_on(loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
             self.gone[name] = rows
 
-        assert self.tier.begin(Wanted(name, find, go_on, lambda _: None, options=RequestOptions(kv_budget=share)))
+        assert self.tier.begin(PrefixLookup(name, find, go_on, lambda _: None, options=RequestOptions(kv_budget=share)))
 
     @property
     def num_refused(self) -> int:

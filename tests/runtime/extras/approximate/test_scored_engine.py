@@ -70,7 +70,7 @@ def use_until_rewritten(engine: Engine) -> None:
 def chains(store: PageStore) -> list[list[PageKey]]:
     """Every way from the beginning of a prompt to its last page on disk."""
     ways: dict[bytes, list[PageKey]] = {}
-    for head in store.heads():  # parents before children
+    for head in store.page_keys():  # parents before children
         ways[head.key] = [*ways.get(head.parent_key, []), head]
     parents = {head.parent_key for way in ways.values() for head in way}
     return [way for key, way in ways.items() if key not in parents]

@@ -188,7 +188,7 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
                 elif promised is not None and not set(gone).isdisjoint(head.key for head in promised):
                     promised = None
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
-        listed, stats = list(store.heads()), store.stats()
+        listed, stats = list(store.page_keys()), store.stats()
         assert all(ever[head.key] == head for head in listed)
         missing = there.keys() - {head.key for head in listed}
         # What was being taken out, or making room, may be gone, and nothing else.
@@ -201,7 +201,7 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
             assert found or (begun is not None and begun[0] in ("drop", "discard")), "a page that is listed is gone"
             assert not found or (out == payload([head], KV.page_bytes)).all(), "a page is wrong"
         store.put((), payload((), KV.page_bytes))  # what was found overwritten goes with the next change, and all below
-        readable &= {head.key for head in store.heads()}
+        readable &= {head.key for head in store.page_keys()}
         killed.ordered = {run: orders for run, orders in killed.ordered.items() if _is_right(store, run, orders)}
         store.put((), payload((), KV.page_bytes))
         num_states = _num_states(store, ever, begun, None if kept is None or kept.key not in readable else kept)
@@ -220,7 +220,7 @@ def _look(directory: Path, said: bytes, killed: Killed) -> None:
         killed.num_in_the_middle += begun is not None
         killed.num_mended += stats.recovery.num_adopted + stats.recovery.num_cut > 0
     with PageStore.open(directory, IDENTITY, max_bytes=MAX_BYTES) as store:
-        killed.there = {head.key: head for head in store.heads()}
+        killed.there = {head.key: head for head in store.page_keys()}
 
 
 def _num_states(

@@ -75,9 +75,9 @@ def test_pages_win_over_runs_and_runs_go_before_any_page_does(tmp_path: Path) ->
             one = run_of(run.kv, 4, seed)
             ours, theirs = store.put(one.heads, one.pages), alone.put(one.heads, one.pages)
             assert (ours.stored, ours.evicted) == (theirs.stored, theirs.evicted), "runs cost a page its place"
-            before = {head.key for head in store.heads()}
+            before = {head.key for head in store.page_keys()}
             result = RowRecords.of(store).rewrite(one.heads, one.scores)
-            assert result.evicted == () and before == {head.key for head in store.heads()}
+            assert result.evicted == () and before == {head.key for head in store.page_keys()}
             num_written += bool(result.stored)
             assert is_right(store, one) == bool(result.stored)
             stats = store.stats()

@@ -10,7 +10,7 @@ import pytest
 
 COUNT_ARENAS = """
 import ctypes, io, os, sys, threading
-from radixlm.runtime.server.malloc_arenas import share_one_arena
+from radixlm.runtime.malloc_arenas import share_one_arena
 if sys.argv[1] == "one":
     assert share_one_arena()
 barrier = threading.Barrier(9)

@@ -9,7 +9,7 @@ from typing import Any
 
 from radixlm.runtime.cache.radix_node import encode_key
 from radixlm.runtime.cache.reply_alias import ReplyAlias, ReplyAliases
-from radixlm.runtime.prefix.beside_saver import BesideSaver, keep_alias, load_aliases
+from radixlm.runtime.prefix.small_record_saver import SmallRecordSaver, keep_alias, load_aliases
 from radixlm.runtime.store import PageKey, PageStore
 
 from ..store.pages import ALICE, BOB, IDENTITY, chain, payload
@@ -27,17 +27,17 @@ class Writer:
         work(self.store)
 
 
-def saver_of(store: PageStore) -> tuple[ReplyAliases, BesideSaver]:
+def saver_of(store: PageStore) -> tuple[ReplyAliases, SmallRecordSaver]:
     """One process."""
     writer: Any = Writer(store)
-    aliases, saver = ReplyAliases(), BesideSaver(writer)
+    aliases, saver = ReplyAliases(), SmallRecordSaver(writer)
     load_aliases(aliases, store)
     aliases.recorded = partial(keep_alias, saver)
     return aliases, saver
 
 
-def ids_of(heads: list[PageKey]) -> list[int]:
-    return [token for head in heads for token in head.token_ids]
+def ids_of(page_keys: list[PageKey]) -> list[int]:
+    return [token for head in page_keys for token in head.token_ids]
 
 
 def record(aliases: ReplyAliases, namespace: bytes) -> tuple[list[int], ReplyAlias]:
@@ -67,8 +67,8 @@ def test_an_alias_is_known_to_the_next_process_if_its_pages_are_on_disk(tmp_path
 
 def test_a_discarded_namespace_does_not_come_back_with_what_waited(tmp_path: Path) -> None:
     with PageStore.open(tmp_path, IDENTITY, max_bytes=1 << 20) as store:
-        for heads in HEADS.values():
-            store.put(heads, payload(heads))
+        for page_keys in HEADS.values():
+            store.put(page_keys, payload(page_keys))
         aliases, saver = saver_of(store)
         record(aliases, ALICE)
         record(aliases, BOB)

@@ -1,0 +1,137 @@
+"""Conversations are kept in the browser: listed, opened, renamed, exported, deleted, and never more than fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from ..serve_process import ServeProcess
+from .conftest import OpenPage, shots
+from .test_chat import said, say, stream
+
+
+def show_list(page: Page) -> None:
+    page.locator("#conversations-panel").evaluate("panel => { panel.open = true; }")
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator(".conversation .open").all_text_contents()
+
+
+def test_a_conversation_outlives_a_reload_and_goes_on(page: Page) -> None:
+    stream(page, {"delta": {"content": "A **tree**."}})
+    say(page, "What is\na tree?")
+    page.reload()
+    expect(page.locator(".turn")).to_have_count(2)
+    expect(page.locator(".turn.assistant strong")).to_have_text("tree")
+    with page.expect_request("**/v1/chat/completions") as request:
+        say(page, "And a bush?")
+    contents = [message["content"] for message in request.value.post_data_json["messages"]]
+    assert contents == ["What is\na tree?", "A **tree**.", "And a bush?"]
+    assert titles(page) == ["What is a tree?"]
+
+
+def test_conversations_are_listed_opened_renamed_and_deleted(page: Page) -> None:
+    for text in ("One", "Two", "Three"):
+        stream(page, {"delta": {"content": f"Reply to {text}"}})
+        page.click("#new")
+        say(page, text)
+    show_list(page)
+    expect(page.locator("#conversations-count")).to_have_text("3 conversations")
+    assert titles(page) == ["Three", "Two", "One"]
+    page.get_by_role("button", name="One", exact=True).click()
+    expect(page.locator("#conversations-panel")).not_to_have_attribute("open", "")
+    assert said(page) == "Reply to One"
+    show_list(page)
+    page.locator(".conversation.current").get_by_role("button", name="Rename").click()
+    page.get_by_role("textbox", name="Title").fill("<b>First</b>")
+    page.get_by_role("textbox", name="Title").press("Enter")
+    expect(page.locator(".conversation.current .open")).to_have_text("<b>First</b>")
+    page.locator(".conversation").nth(0).get_by_role("button", name="Delete").click()
+    assert len(titles(page)) == 3, "it asks first"
+    page.locator(".conversation").nth(0).get_by_role("button", name="Really?").click()
+    assert titles(page) == ["Two", "<b>First</b>"] and said(page) == "Reply to One"
+    say(page, "More")
+    assert titles(page) == ["<b>First</b>", "Two"], "a name stays, and what was used last is first"
+    page.locator(".conversation.current").get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Really?").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    page.click("#delete-all")
+    page.click("#delete-all")
+    expect(page.locator(".conversation")).to_have_count(0)
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_a_reply_that_ends_later_brings_no_deleted_conversation_back(page: Page) -> None:
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "1500")
+    page.click("#settings summary")
+    say(page, "Tell me a very long story of a fox.", waits=False)
+    expect(page.locator(".turn.live .rendered")).not_to_be_empty()
+    show_list(page)
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_role("button", name="Really?").click()
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator(".turn")).to_have_count(0)
+    page.wait_for_timeout(500)
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_an_export_has_every_message(page: Page, tmp_path: Path) -> None:
+    stream(page, {"delta": {"content": "A `tree`."}})
+    say(page, "What is a tree?")
+    show_list(page)
+    for button in (page.get_by_role("button", name="Export", exact=True), page.locator("#export-all")):
+        with page.expect_download() as download:
+            button.click()
+        download.value.save_as(tmp_path / "export.json")
+        [told] = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))["conversations"]
+        assert (told["title"], set(told)) == ("What is a tree?", {"title", "updated_at", "messages"})
+        assert told["messages"] == [
+            {"role": "user", "content": "What is a tree?"},
+            {"role": "assistant", "content": "A `tree`."},
+        ]
+
+
+def test_the_oldest_make_room_and_what_others_stored_is_left_alone(page: Page) -> None:
+    page.evaluate(
+        """() => {
+            localStorage.setItem("radixlm.conversation.broken", "{");
+            localStorage.setItem("other", "x");
+            for (let n = 0; n < 120; n++) {
+                const turns = [{ role: "user", content: "x".repeat(n === 119 ? 1_900_000 : 1000) }];
+                const kept = { id: `old${n}`, title: `Old ${n}`, updatedAt: n, turns };
+                localStorage.setItem("radixlm.conversation.old" + n, JSON.stringify(kept));
+            }
+        }"""
+    )
+    page.reload()
+    stream(page, {"delta": {"content": "Yes."}})
+    say(page, "y" * 50_000)
+    kept = titles(page)
+    assert len(kept) <= 100 and kept[1] == "Old 119" and "Old 0" not in kept
+    assert page.evaluate("localStorage.getItem('other')") == "x"
+    numbers = [int(title.split()[1]) for title in kept[1:]]
+    assert numbers == sorted(numbers, reverse=True), "the oldest went first"
+    sizes = page.evaluate(
+        "Object.entries(localStorage).map(([key, text]) => key.includes('conversation.') ? text.length : 0)"
+    )
+    assert sum(sizes) <= 2_000_000 + 1
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_list_fits_windows(open_page: OpenPage, server: ServeProcess, width: int, scheme: str) -> None:
+    page = open_page(server)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    stream(page, {"delta": {"content": "Yes."}})
+    for text in ("What is a tree?", "A long title: " + "word " * 30, "Hi"):
+        page.click("#new")
+        say(page, text)
+    show_list(page)
+    shots(page, f"conversations-{width}-{scheme}")
+    assert page.locator("#chat").evaluate("e => e.scrollWidth <= e.clientWidth")

@@ -1,0 +1,219 @@
+"""Batches of requests: answered as single requests are, in idle time, through cancellation and restarts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from radixlm.runtime.errors import EngineOverloaded
+from radixlm.runtime.server import create_app
+from radixlm.runtime.server.errors import HTTPError
+from radixlm.runtime.server.stored.forms import FormField, read_form
+from starlette.testclient import TestClient
+
+from ..real_server import real_server, wait_until
+
+if TYPE_CHECKING:
+    from ..conftest import FakeEngine
+
+CHAT = "/v1/chat/completions"
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def line(custom_id: str, url: str = CHAT, **body: object) -> bytes:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {**ASKED, **body}}).encode()
+
+
+def upload(client: Any, *lines: bytes, base: str = "", purpose: str = "batch") -> Any:
+    files = {"file": ("requests.jsonl", b"\n".join(lines))}
+    return client.post(f"{base}/v1/files", files=files, data={"purpose": purpose})
+
+
+def begin(client: Any, *lines: bytes, endpoint: str = CHAT, base: str = "") -> Any:
+    file_id = upload(client, *lines, base=base).json()["id"]
+    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
+    response = client.post(f"{base}/v1/batches", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def ended(client: Any, batch: Any, base: str = "") -> Any:
+    found = [batch]
+
+    def has_ended() -> bool:
+        found[0] = client.get(f"{base}/v1/batches/{batch['id']}").json()
+        return found[0]["status"] in ("completed", "failed", "cancelled", "expired")
+
+    wait_until(has_ended)
+    return found[0]
+
+
+def lines_of(client: Any, file_id: str, base: str = "") -> list[Any]:
+    return [json.loads(each) for each in client.get(f"{base}/v1/files/{file_id}/content").text.splitlines()]
+
+
+@pytest.fixture
+def looping(engine: FakeEngine) -> Iterator[TestClient]:
+    """A client whose event loop goes on between requests."""
+    with TestClient(create_app(engine)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def test_every_line_is_answered_as_the_request_alone_and_is_idle_work(looping: TestClient, engine: FakeEngine) -> None:
+    alone = looping.post(CHAT, json=ASKED).json()["choices"]
+    asked = [line("a"), b"", line("b", temperature=-5), line("c", stream=False)]
+    batch = ended(looping, begin(looping, *asked))
+    assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
+    answers = lines_of(looping, batch["output_file_id"])
+    assert [each["custom_id"] for each in answers] == ["a", "c"]
+    for answer in answers:
+        assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
+        assert answer["response"]["body"]["choices"] == alone
+    [failed] = lines_of(looping, batch["error_file_id"])
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("b", 400)
+    assert "temperature" in failed["response"]["body"]["error"]["message"]
+    assert [options.idle for options in engine.options] == [False, True, True]
+    assert looping.get("/v1/batches").json()["data"] == [batch]
+
+
+def test_responses_of_a_batch_are_kept_if_they_ask_for_it_alone(looping: TestClient) -> None:
+    url = "/v1/responses"
+    asked = [
+        json.dumps({"custom_id": name, "method": "POST", "url": url, "body": {"input": "Hi", **more}}).encode()
+        for name, more in (("a", {}), ("b", {"store": True}))
+    ]
+    batch = ended(looping, begin(looping, *asked, endpoint=url))
+    stored = [each["response"]["body"]["store"] for each in lines_of(looping, batch["output_file_id"])]
+    assert stored == [False, True]
+
+
+def test_a_full_queue_is_waited_for(looping: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, refusals = engine.stream, [EngineOverloaded(1, 1, 1)]
+    monkeypatch.setattr("radixlm.runtime.server.stored.batch_runner.RETRY_S", 0.01)
+
+    def refusing(*args: Any, **more: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return stream(*args, **more)
+
+    monkeypatch.setattr(engine, "stream", refusing)
+    batch = ended(looping, begin(looping, line("a")))
+    assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([], "empty_file"),
+        ([b"{"], "invalid_json_line"),
+        ([b'{"custom_id": "a"}'], "invalid_json_line"),
+        ([line("a"), line("a")], "duplicate_custom_id"),
+        ([line("a", url="/v1/completions")], "mismatched_endpoint"),
+        ([line("a").replace(b"POST", b"GET")], "invalid_method"),
+        ([line("a", stream=True)], "invalid_value"),
+    ],
+)
+def test_a_file_that_is_wrong_fails_the_batch_and_says_where(
+    looping: TestClient, lines: list[bytes], code: str
+) -> None:
+    batch = ended(looping, begin(looping, *lines))
+    assert batch["status"] == "failed" and batch["request_counts"]["total"] == 0
+    [fault] = batch["errors"]["data"]
+    assert fault["code"] == code
+    assert fault["line"] == (len(lines) or None)
+
+
+def test_a_batch_that_is_cancelled_keeps_its_answers(looping: TestClient, engine: FakeEngine) -> None:
+    engine.go_on.clear()
+    batch = begin(looping, *(line(str(number)) for number in range(50)))
+    wait_until(lambda: len(engine.streams) > 0)
+    assert looping.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+    engine.go_on.set()
+    batch = ended(looping, batch)
+    assert batch["status"] == "cancelled" and batch["cancelled_at"] >= batch["cancelling_at"]
+    counts = batch["request_counts"]
+    assert len(lines_of(looping, batch["output_file_id"])) == counts["completed"] < counts["total"] == 50
+    assert looping.post(f"/v1/batches/{batch['id']}/cancel").status_code == 409
+
+
+def test_a_batch_goes_on_after_a_restart_and_no_line_is_answered_twice(tmp_path: Path) -> None:
+    lines = [line(str(number), max_tokens=40, ignore_eos=True, seed=number) for number in range(12)]
+    with real_server(store=tmp_path) as server:
+        server.model.step_s = 0.01
+        batch = begin(server.client, *lines, base=server.url)
+        wait_until(lambda: server.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] >= 1)
+    with real_server(store=tmp_path) as server:
+        client, base = server.client, server.url
+        assert client.get(f"{base}/v1/batches/{batch['id']}").json()["status"] == "in_progress"
+        begin(
+            client, line("next"), base=base
+        )  # where there is no lifespan, the next batch goes on with the earlier one
+        batch = ended(client, batch, base)
+        assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
+        answers = lines_of(client, batch["output_file_id"], base)
+        assert [answer["custom_id"] for answer in answers] == [str(number) for number in range(12)]
+        for answer in answers[::4]:
+            alone = client.post(base + CHAT, json=json.loads(lines[int(answer["custom_id"])])["body"]).json()
+            assert answer["response"]["body"]["choices"] == alone["choices"]
+
+
+def test_every_key_has_its_own_files_and_batches(engine: FakeEngine) -> None:
+    own, others = ({"authorization": f"Bearer {key}"} for key in ("sk-1", "sk-2"))
+    with TestClient(create_app(engine, api_keys=["sk-1", "sk-2"]), headers=own) as client:  # type: ignore[arg-type]
+        batch = ended(client, begin(client, line("a")))
+        assert batch["status"] == "completed"
+        namespace = engine.namespaces_asked[-1]
+        client.post(CHAT, json=ASKED)
+        assert engine.namespaces_asked[-1] == namespace, "it is the key's request"
+        for path in (f"/v1/batches/{batch['id']}", f"/v1/files/{batch['output_file_id']}"):
+            assert client.get(path).status_code == 200
+            assert client.get(path, headers=others).status_code == 404
+        assert client.get("/v1/files", headers=others).json()["data"] == []
+        body = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
+        assert client.post("/v1/batches", json=body, headers=others).status_code == 404
+
+
+def test_a_file_is_told_listed_read_and_deleted(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, response_bytes=300))  # type: ignore[arg-type]
+    content = bytes(range(256))
+    made = upload(client, content).json()
+    assert (made["bytes"], made["filename"], made["purpose"]) == (256, "requests.jsonl", "batch")
+    assert client.get(f"/v1/files/{made['id']}").json() == made
+    assert client.get("/v1/files", params={"purpose": "batch"}).json()["data"] == [made]
+    assert client.get("/v1/files", params={"purpose": "user_data"}).json()["data"] == []
+    assert client.get(f"/v1/files/{made['id']}/content").content == content
+    full = upload(client, content)
+    assert (full.status_code, full.json()["error"]["code"]) == (413, "storage_full")
+    assert client.delete(f"/v1/files/{made['id']}").json() == {"id": made["id"], "object": "file", "deleted": True}
+    assert client.get(f"/v1/files/{made['id']}").status_code == 404
+    assert upload(client, content, purpose="x").status_code == 400
+    assert client.post("/v1/files", json={}).status_code == 400
+    assert upload(client, content).status_code == 200
+
+
+@given(content=st.binary(max_size=60), name=st.text("ab.é ", min_size=1, max_size=8))
+def test_forms_are_read_as_they_were_written(content: bytes, name: str) -> None:
+    head = f'Content-Disposition: form-data; name="file"; filename="{name}"'.encode("latin-1")
+    body = b"--b0undary\r\n" + head + b"\r\nContent-Type: x/y\r\n\r\n" + content + b"\r\n--b0undary--\r\n"
+    field = read_form("multipart/form-data; boundary=b0undary", body)["file"]
+    assert field.content == content
+    for cut in (body[:-6], b"", content):
+        with pytest.raises(HTTPError):
+            read_form("multipart/form-data; boundary=b0undary", cut)
+    assert FormField(b"\xff").text == "\ufffd"
+
+
+def test_what_expires_is_gone(engine: FakeEngine) -> None:
+    client = TestClient(create_app(engine, response_ttl_s=0.05))  # type: ignore[arg-type]
+    made = upload(client, b"{}").json()
+    reply = client.post("/v1/responses", json={"input": "Hi"}).json()
+    time.sleep(0.1)
+    assert client.get(f"/v1/files/{made['id']}").status_code == 404
+    response = client.get(f"/v1/responses/{reply['id']}")
+    assert response.status_code == 404 and "has expired" in response.json()["error"]["message"]
