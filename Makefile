@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that judge a running server from outside have environments of their own.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run test test-core test-long test-browser test-clients test-agents test-instruments test-ray mutations served environments bench bench-cache bench-sizes bench-peers bench-laptops peers bench-ladder bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality trace goldens lock clean
+.PHONY: run vendor test test-arm test-core test-macos test-long test-browser test-clients test-agents test-instruments test-newcomer test-ray test-wheel docs release mutations served environments bench bench-cache bench-sizes bench-peers bench-laptops peers bench-ladder bench-first-reply bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality bench-digests trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -24,9 +24,9 @@ run: $(ARTIFACT)/manifest.json
 # all processors. A test that hangs is ended, so that the others are heard of. ruff and mypy run meanwhile.
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist worksteal
 # OpenBLAS's threads would wait in loops for each other's processor, which took half of the time of some tests.
-test test-long mutations: export OPENBLAS_NUM_THREADS := 1
+test test-arm test-long test-macos mutations: export OPENBLAS_NUM_THREADS := 1
 # Each process that tests start would parse all modules again where no bytecode is kept: a third of its start.
-test test-long: export PYTHONDONTWRITEBYTECODE :=
+test test-arm test-long: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test
 	@sh .ci/beside.sh "$(PYTEST) --timeout 600" "$(BIN)/ruff check ." "$(BIN)/ruff format --check ." $(BIN)/mypy
 
@@ -34,11 +34,29 @@ test: $(VENV)/.test
 test-core: $(VENV)/.test
 	sh .ci/core.sh $(BIN)/python
 
+# Store, cache, engine, server and grammars' processes on macOS, or on Linux in a Python that lacks calls of Linux's. What
+# is left out reads /proc itself. Three minutes.
+MACOS_TESTS := tests/runtime/test_system.py tests/runtime/store tests/runtime/cache/test_prefix_cache.py \
+	tests/runtime/prefix/test_disk_tier.py tests/runtime/prefix/test_store_engine.py tests/runtime/chat/test_fair_lock.py \
+	tests/runtime/chat/test_grammars.py tests/runtime/engine/test_engine_core.py tests/runtime/engine/test_kv_cache_size.py \
+	tests/runtime/server/test_app.py
+MACOS_LEFT_OUT := lowest_priority or gets_no_processor or cannot_be_written_is_told or disk_does_not_allow
+test-macos: $(VENV)/.test
+	PYTHONPATH=tests/macos/site $(PYTEST) --timeout 300 $(MACOS_TESTS) -k "not ($(MACOS_LEFT_OUT))"
+
 # What takes too long for each run, or fetches much: families that have nothing of their own, compiled; kernels on the
 # targets that `make test` leaves out; Qwen2.5-Coder-0.5B against transformers; thousands of random traces with guesses;
 # and chat templates as they were published. Half an hour where other work goes on beside it, and 568 MB once.
 test-long: $(VENV)/.test
 	$(PYTEST) --timeout 1800 -m long
+
+# 64-bit Arm, without such a machine: kernels, the bits of each kind of layer, and the commands, in a Python of Debian's that
+# is emulated. Kernels without integer products are the same code for all of Arm's targets. Four minutes on two cores that
+# do nothing else, and once one more to install it (470 MB).
+INTEGERS := test_integer_linear or test_codes or test_code_attention or test_entries
+test-arm: $(VENV)/.test .venv-arm64/.suite
+	RADIXLM_ARM_PYTHON=$(abspath .venv-arm64)/bin/python $(PYTEST) --timeout 900 tests/compile/kernels tests/arm \
+		-k "armv8.2-dotprod or test_emulated or (armv8 and ($(INTEGERS)))"
 
 # Whether the tests notice faults that are planted in copies of the product; ten minutes. TESTS=REV takes those of a commit.
 mutations: $(VENV)/.test
@@ -48,6 +66,11 @@ mutations: $(VENV)/.test
 test-browser: $(ARTIFACT)/manifest.json .venv-browser/.suite
 	sh .ci/debian.sh chromium=chromium
 	$(SERVED) .venv-browser/bin/pytest --confcutdir=tests/browser tests/browser
+
+# The libraries of the web UI, copied anew from npm in the versions of .ci/vendor; commit what changes.
+vendor:
+	@sh .ci/debian.sh node=nodejs npm=npm
+	sh .ci/vendor/make.sh runtime/server/static/vendor
 
 # OpenAI's clients, others' and their checkers against a real server. Two minutes, and once two more to install them.
 test-clients: $(ARTIFACT)/manifest.json .venv-clients/.suite .cache/npm-clients/.suite
@@ -83,12 +106,34 @@ bench-lm-eval: $(VENV)/.bench .venv-instruments/.suite
 served: $(ARTIFACT)/manifest.json $(VENV)/.test
 
 # What these suites install, and no test of theirs: `.ci/run` has it made while others run. Nothing of it is of this folder.
-environments: .venv-browser/.suite .venv-clients/.suite .venv-agents/.suite .venv-aider/.suite .venv-instruments/.suite \
-		.cache/npm-clients/.suite $(AGENTS)/.suite
+environments: .venv-wheel/.suite .venv-docs/.suite .venv-browser/.suite .venv-clients/.suite .venv-agents/.suite .venv-aider/.suite \
+		.venv-instruments/.suite .cache/npm-clients/.suite $(AGENTS)/.suite .venv-arm64/.suite
+
+# What newcomers try first, each in an empty HOME: commands and scripts as the pages show them, in a fresh clone. Most
+# of its time goes into what `make run` installs, and downloads (100 MB).
+test-newcomer: $(ARTIFACT)/manifest.json $(VENV)/.test
+	@sh .ci/debian.sh curl=curl
+	RADIXLM_ARTIFACT=$(abspath $(ARTIFACT)) $(BIN)/pytest --confcutdir=tests/newcomer tests/newcomer
 
 # Two engines behind Ray Serve, with models that cost nothing. Two minutes, and once one more to install it.
 test-ray: .venv-ray/.suite
 	.venv-ray/bin/pytest --confcutdir=tests/ray -W ignore::DeprecationWarning tests/ray
+
+# What is published, built and installed into clean environments without gcc. Three minutes, and once one more to install it.
+test-wheel: .venv-wheel/.suite
+	.venv-wheel/bin/pytest --confcutdir=tests/wheel tests/wheel
+
+# The documentation site, in .cache/site, with references made from the code. A link that leads nowhere fails. Ten seconds.
+docs: $(VENV)/.run .venv-docs/.suite
+	$(BIN)/python .ci/docs.py .cache/docs
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+# Wheels, source archives and bills of materials in dist, built twice and compared, then installed and tried. Publishing
+# them is a person's step: docs/development.md.
+release: .venv-wheel/.suite
+	rm -rf dist
+	.venv-wheel/bin/python .ci/release.py dist
+	RADIXLM_DIST=dist .venv-wheel/bin/pytest --confcutdir=tests/wheel tests/wheel
 
 # Kernels and engine beside the limits of this machine, and what a request costs beyond the engine, in three minutes;
 # bench/RESULTS.md is made anew. `make test-clients` brings the openai package, which is asked too then.
@@ -184,8 +229,8 @@ $(TARGET)/manifest.json: $(COMPILER) | $(VENV)/.run
 	@$(BIN)/radixlm compile smollm2 -o $(TARGET) --quantize f32
 
 # A coding session on Qwen3-4B's shape, undisturbed, with a server that is killed, and with one that is unloaded; beside
-# llama.cpp and what `make peers` made. A quarter of an hour with LAYERS=2, hours with all 36.
-LAYERS := 2
+# llama.cpp and what `make peers` made. Half an hour with one of 36 layers, a day with all.
+LAYERS := 1
 TOKENS := 20000
 bench-session: $(VENV)/.bench .cache/llama.cpp/.built
 	-@$(MAKE) --no-print-directory .venv-dasllama/.suite
@@ -279,6 +324,17 @@ bench-quality: $(VENV)/.test $(VENV)/.bench
 	$(BIN)/python -m bench.quality
 	$(BIN)/python -m bench.report
 
+# Digests of logits of three real models and four tiny ones on six targets, those of Arm emulated; hours, 745 MB once.
+bench-digests: $(VENV)/.test .venv-arm64/.suite
+	$(BIN)/python -m bench.digests
+	$(BIN)/python -m bench.report
+
+# First replies of SmolLM2 with all defaults, and llama.cpp's, in .cache/bench/first_reply.txt; COUNT=1 once they were read
+# and marked there.
+bench-first-reply: $(ARTIFACT)/manifest.json $(VENV)/.bench .cache/llama.cpp/.built
+	$(BIN)/python -m bench.peers.first_reply $(if $(COUNT),--count)
+	$(BIN)/python -m bench.report
+
 # The small files in tests/goldens, made anew with torch and transformers in a virtual environment of their own.
 goldens: $(VENV)/.test
 	sh tests/goldens/make.sh
@@ -310,6 +366,10 @@ $(VENV)/.test: requirements-dev.lock $(VENV)/.run
 
 .venv-%/.suite: requirements-%.lock
 	@sh .ci/venv.sh .venv-$* $< alone
+	@touch $@
+
+.venv-arm64/.suite: .ci/arm64.sh requirements.lock | $(VENV)/.run
+	@sh .ci/arm64.sh $(@D) requirements.lock $(BIN)/python
 	@touch $@
 
 .venv-ray/.suite: requirements-ray.lock requirements.lock pyproject.toml

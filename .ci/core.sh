@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 python=$(cd "$(dirname "${1:-.venv/bin/python}")" && pwd)/$(basename "${1:-.venv/bin/python}")
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-for path in .ci .types README.md cli compile docs examples pyproject.toml requirements.lock runtime tests tokenizer_fix; do
+for path in .ci .types README.md cli compile docs examples package pyproject.toml requirements.lock runtime tests tokenizer_fix; do
     cp -RP "$path" "$copy"
 done
 rm -rf "$copy/runtime/extras" "$copy/tests/runtime/extras" "$copy/tests/ray" "$copy/tests/bench"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Pins the newest versions that pyproject.toml allows: requirements.lock to run, requirements-dev.lock to test,
 # requirements-bench.lock to measure, those of browser, clients, agents, aider and instruments for the suites that only
-# talk to a server, requirements-ray.lock for the one of several engines behind Ray Serve.
+# talk to a server, requirements-ray.lock for the one of several engines behind Ray Serve, requirements-wheel.lock to build
+# and check what is published, requirements-docs.lock for the documentation site. requirements-serve.lock has what serving artifacts needs.
 set -eu
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -28,11 +29,11 @@ for extra in ("dev", "bench"):
     (scratch / f"{extra}.in").write_text("\n".join(wanted))
 extras = pyproject["project"]["optional-dependencies"]
 (scratch / "ray.in").write_text("\n".join(["-r run", *extras["ray"], "pytest>=8.3"]))
-for extra in ("browser", "clients", "agents", "aider", "instruments"):
+for extra in ("browser", "clients", "agents", "aider", "docs", "instruments", "wheel"):
     (scratch / f"{extra}.in").write_text("\n".join(pyproject["project"]["optional-dependencies"][extra]))
 PYTHON
 
-for name in run dev bench browser clients agents aider ray; do resolve "$name"; done
+for name in run dev bench browser clients agents aider docs ray wheel; do resolve "$name"; done
 # guidellm asks for torch, which brings 4 GB for GPUs, and uses its loader of data alone: tests/instruments has a stand-in
 "${PYTHON:-python3.11}" -m venv "$scratch/venv-instruments"
 "$scratch/venv-instruments/bin/pip" --quiet --disable-pip-version-check install --dry-run \
@@ -53,7 +54,11 @@ for each in sorted(found, key=lambda each: each["name"].lower()):
         print(f"{each['name']}=={each['version']}")
 PYTHON
 } >requirements-instruments.lock
-for suite in browser clients agents aider; do
+{
+    echo '# What building the documentation site needs, without radixlm. Made by `make lock`.'
+    cat "$scratch/docs"
+} >requirements-docs.lock
+for suite in browser clients agents aider wheel; do
     {
         echo "# What the suite tests/$suite needs, without radixlm. Made by \`make lock\`."
         cat "$scratch/$suite"
@@ -63,6 +68,11 @@ done
     echo '# What radixlm needs to run, as resolved on Python 3.11 and checked on 3.12 and 3.13. Made by `make lock`.'
     cat "$scratch/run"
 } >requirements.lock
+{
+    echo '# What serving artifacts needs: no compiler, and no huggingface-hub, which tokenizers asks for and does not load.'
+    echo '# pip: --no-deps. Made by `make lock`.'
+    "$scratch/venv-run/bin/python" .ci/needed.py "$scratch/run"
+} >requirements-serve.lock
 {
     echo '# What testing radixlm needs beside it. Made by `make lock`.'
     echo '-r requirements.lock'
