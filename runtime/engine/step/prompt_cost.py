@@ -15,6 +15,7 @@ _FOLLOWS = 0.3  # of the way to what a step took, that all which was measured be
 _CERTAIN = 0.001  # spread of the sizes of steps from which the fixed time is known; weighs what was known before
 _DRIFT = 0.1  # of the way to that, with each step
 _POSITIONS = 1024.0  # to a unit of position, so that all numbers are of one size
+_LEAST_SHARE = 0.01  # of a step's time that its tokens take at least: where all steps took the same, none would be left
 _NEAR = 0.125  # units of position: so near to one another, steps tell little of those that are farther
 _UNKNOWNS = range(3)  # seconds of a step, of each of its tokens, and of each of these for each unit of position
 _NON_NEGATIVE = ((0, 1, 2), (0, 1), (1, 2), (1,))  # what is fitted; what came out below 0 is left out
@@ -75,7 +76,7 @@ class PromptCost:
             has_fixed: whether the fixed time is in `seconds`; not where requests decoded in the same step and what
                 these take by themselves was left out.
         """
-        if num_tokens < _MIN_TOKENS and self._is_measured:
+        if seconds <= 0.0 or (num_tokens < _MIN_TOKENS and self._is_measured):
             return
         has_fixed = has_fixed and num_tokens >= _MIN_TOKENS
         row = [has_fixed / num_tokens, 1.0, position / _POSITIONS]
@@ -138,11 +139,12 @@ class PromptCost:
         fixed_s, token_s, position_s = _non_negative(
             squares, products, _NON_NEGATIVE if is_known else _NON_NEGATIVE[2:]
         )
-        mean_token_s = (self._products[1] - fixed_s * self._squares[0][1]) / self._squares[1][1]
+        all_s, num_tokens = self._products[1], self._squares[1][1]
+        mean_token_s = max(all_s - fixed_s * self._squares[0][1], _LEAST_SHARE * all_s) / num_tokens
         if self._decode is not None:
             num_rows, seconds = self._decode
             fixed_s = min(fixed_s, max(0.0, seconds - num_rows * token_s))
-        return _Fit(fixed_s if is_known else None, token_s, position_s, max(mean_token_s, 0.0))
+        return _Fit(fixed_s if is_known else None, token_s, position_s, mean_token_s)
 
 
 def _with_row(squares: _Matrix, row: _Vector, weight: float) -> _Matrix:
