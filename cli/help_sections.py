@@ -6,7 +6,6 @@ Knows flags by name; not what they do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
@@ -63,10 +62,9 @@ class SectionedCommand(click.Command):
     What a MODEL can be is said above them. It has the group's `-h` also where it is parsed without the group.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Make a command, as click does."""
-        super().__init__(*arguments, **options)
-        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the group's, whoever asks: click keeps the option that it makes of the first answer."""
+        return ["-h", "--help"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click's."""
