@@ -7,7 +7,8 @@ Without a shape: Qwen3-4B, Qwen3-30B-A3B and gpt-oss-20b, whole where that fits 
 do; figures of the whole model are then scaled, and marked. Each engine has the machine to itself for a turn: it is
 started, asked all there is to ask, and ended. `--long` asks for prompts of 32,000 tokens, too, and `--rows` for some of
 the scenarios alone. Peers are those of `make peers` that read the file; `make bench-sizes` builds llama.cpp. Files are
-written to `.cache/sizes` and kept. With `--target` ours is compiled for it, and peers are those that were built for it.
+written to `.cache/sizes` and kept. With `--target` ours is compiled for it, and peers are
+those that were built for it; on a machine whose own target it is, they are those of `make peers`.
 """
 
 from __future__ import annotations
