@@ -33,7 +33,7 @@ PLAIN_DOCSTRINGS = (
     *("compile", "examples", "package", "tokenizer_fix"),
     *(
         f"runtime/{each}"
-        for each in ("artifact", "cache", "kv_log", "model", "prefix", "speculation", "states", "store")
+        for each in ("artifact", "cache", "engine", "kv_log", "model", "prefix", "speculation", "states", "store")
     ),
 )
 """Folders whose docstrings are plain; the others follow."""
