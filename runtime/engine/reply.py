@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..chat.reasoning_splitter import ReasoningSplitter
-from ..chat.scan import Said
+from ..chat.scan import ReplyPiece
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
 from ..chat.text_rules.text_search import Found
 from ..chat.token_constraint import Foresight, MinTokens, TokenConstraint, restore, state_of
@@ -25,7 +25,7 @@ from .step.dry import IntArray
 from .step.sampler import SampledToken
 from .step.sampler_state import NO_IDS, SamplerState
 
-_NOTHING = Said()
+_NOTHING = ReplyPiece()
 MAX_BANS = 64  # tokens tried one by one at one position; then all tokens with a banned string are banned at once
 MAX_TAKEN_BACK = 1 << 14  # tokens of one reply; then it fails
 
@@ -38,7 +38,7 @@ class _Revocable(NamedTuple):
     reach: int  # end of its text in the answer
     sampled: SampledToken
     is_drafted: bool
-    said: Said
+    said: ReplyPiece
 
 
 @dataclass
@@ -206,7 +206,7 @@ class Reply:
         if self._text.found_banned is not None:
             self._open.append(_Revocable(before, open_from, self._text.found_banned.stop, sampled, is_drafted, said))
             self._take_back(self._text.found_banned)
-            return self._delta(Said(), [], None)
+            return self._delta(ReplyPiece(), [], None)
         self._open.append(_Revocable(before, open_from, self._text.reach(), sampled, is_drafted, said))
         bans = self._bans.get(len(self.token_ids))
         self.sampler.banned_ids = NO_IDS if bans is None else bans.ids
@@ -224,9 +224,9 @@ class Reply:
     def end_empty(self) -> Delta:
         """End a reply that must have no tokens."""
         assert self.finish_reason is None and not self.token_ids
-        return self._delta(Said(), [], "length")
+        return self._delta(ReplyPiece(), [], "length")
 
-    def _advance(self, token_id: int, *, is_full: bool) -> tuple[Said, FinishReason | None]:
+    def _advance(self, token_id: int, *, is_full: bool) -> tuple[ReplyPiece, FinishReason | None]:
         """Return the text that the token releases, and why it ends the reply, if it does."""
         is_end = token_id in self._stop_ids
         said = self._text.push(None if is_end else token_id, may_stop=self._may_stop)
@@ -237,7 +237,7 @@ class Reply:
             return said, "stop"
         return said, "length" if is_full else None
 
-    def _flush(self) -> Said:
+    def _flush(self) -> ReplyPiece:
         return self._text.finish(may_stop=self._may_stop)
 
     @property
@@ -282,7 +282,7 @@ class Reply:
         bans.tried.clear()
         return len(more) > 0
 
-    def _settled(self, reason: FinishReason | None, more: Said = _NOTHING) -> Delta:
+    def _settled(self, reason: FinishReason | None, more: ReplyPiece = _NOTHING) -> Delta:
         """Return the delta of all tokens that are final now; all tokens if the reply has ended.
 
         A token is final if no banned string can begin in it, whichever token after it is taken back.
@@ -294,10 +294,12 @@ class Reply:
                 number -= 1
                 open_from = min(open_from, self._open[number].open_from)
         certain, self._open = self._open[:number], self._open[number:]
-        said = Said("".join(each.said.reasoning for each in certain), "".join(each.said.answer for each in certain))
+        said = ReplyPiece(
+            "".join(each.said.reasoning for each in certain), "".join(each.said.answer for each in certain)
+        )
         return self._delta(said.followed_by(more), [(each.sampled, each.is_drafted) for each in certain], reason)
 
-    def _delta(self, said: Said, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
+    def _delta(self, said: ReplyPiece, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
         self._texts.append(said.answer)
         if said.reasoning:
             self._thoughts.append(said.reasoning)
