@@ -33,7 +33,18 @@ PLAIN_DOCSTRINGS = (
     *("compile", "examples", "package", "tokenizer_fix"),
     *(
         f"runtime/{each}"
-        for each in ("artifact", "cache", "kv_log", "model", "prefix", "speculation", "states", "store")
+        for each in (
+            "artifact",
+            "cache",
+            "kv_log",
+            "model",
+            "prefix",
+            "router",
+            "server",
+            "speculation",
+            "states",
+            "store",
+        )
     ),
 )
 """Folders whose docstrings are plain; the others follow."""
