@@ -42,7 +42,7 @@ def test_a_model_is_compiled_once_and_again_when_it_changed(source: Path, cache:
     artifact = _kept(cache)
     second = _run("generate", source, *ARGUMENTS)
     assert artifact.name.startswith("my_model-")
-    assert first.stderr.splitlines()[0] == f"compiling {source}, once; it is kept in {artifact}"
+    assert first.stderr.splitlines()[0] == f"compiling {source}, once; it will be cached in {artifact}"
     assert "verify" in first.stderr
     assert (second.returncode, second.stdout, second.stderr) == (0, first.stdout, "")
     assert json.loads((artifact / "manifest.json").read_text())["name"] == "my_model"
@@ -252,7 +252,7 @@ def test_a_damaged_artifact_is_none(tiny_artifact: Path, tmp_path: Path) -> None
 
 def test_options_of_the_compiler_are_refused_for_an_artifact(tiny_artifact: Path) -> None:
     line = _error(_run("generate", tiny_artifact, *ARGUMENTS, "--quantize", "q8"))
-    assert "is compiled already" in line and "--quantize q8" in line
+    assert "is already compiled" in line and "--quantize q8" in line
 
 
 def test_a_start_from_the_cache_loads_no_compiler(source: Path, cache: Path, tiny_artifact: Path) -> None:

@@ -67,7 +67,7 @@ def test_help_loads_no_arrays() -> None:
         (OSError("the disk is gone"), "the disk is gone"),
         (
             OSError(12, "Cannot allocate memory"),
-            "there is too little memory; end other programs, lower --kv-cache-gb, or choose a smaller model",
+            "out of memory; end other programs, lower --kv-cache-gb, or choose a smaller model",
         ),
     ],
 )
