@@ -76,7 +76,7 @@ def command(
     radixlm warm smollm2.radixlm --store cache requests.jsonl
     radixlm serve smollm2.radixlm --store cache
     """
-    from radixlm.runtime.server.http.door import checked_keys, read_keys
+    from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
     from radixlm.runtime.store import is_bundle
 
     keys = [*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))]

@@ -27,8 +27,9 @@ from starlette.types import Message
 
 from ..server.about import tell_version
 from ..server.errors import HTTPError
+from ..server.http.access import App, Endpoint, access_middleware
+from ..server.http.api_keys import client_of
 from ..server.http.connection import while_connected
-from ..server.http.door import App, Endpoint, client_of, door
 from ..server.http.forwarding import Forwarded, ServerGone
 from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ..server.openapi import OpenAPI
@@ -97,7 +98,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
             task.cancel()
             await table.close()
 
-    return App(routes=routes, middleware=[log, *door(options)], lifespan=running)
+    return App(routes=routes, middleware=[log, *access_middleware(options)], lifespan=running)
 
 
 class Forwarder:

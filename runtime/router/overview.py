@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..server.http import loading
-from ..server.http.door import api_key_of
+from ..server.http.api_keys import api_key_of
 from ..server.metrics import by_model, counter, gauge
 from .model_row import Row, State
 from .model_server import Headers, ModelServer, answer_in_time

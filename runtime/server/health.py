@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ..engine.engine_stats import EngineStats
 from .http import loading
-from .http.door import api_key_of
+from .http.api_keys import api_key_of
 from .models import Models
 from .served import Served
 

@@ -30,8 +30,8 @@ from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
 from ..version import VERSION
 from .choices import Choices, Waker
+from .http.api_keys import api_key_of, client_of
 from .http.connection import while_connected
-from .http.door import api_key_of, client_of
 from .request_log import record_of
 from .server_options import ServerOptions
 from .stored.stored import Stored

@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from ..chat.fair_lock import FairLock, Refusal
 from ..errors import WorkOverloaded
+from .http.api_keys import client_of
 from .http.connection import while_connected
-from .http.door import client_of
 from .http.request_body import num_body_bytes_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ...engine.generated_turns import GeneratedTurns
 from ...errors import InvalidParameter, StoreOff
 from ..chat_task import ChatTask
 from ..errors import HTTPError
-from ..http.door import api_key_of
+from ..http.api_keys import api_key_of
 from ..http.request_body import num_body_bytes_of
 from ..request_log import new_id, record_of
 from ..served import Served
