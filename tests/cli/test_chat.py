@@ -70,7 +70,7 @@ def test_a_model_without_a_template_says_so_before_it_is_asked(
     monkeypatch.setattr(engine, "chat_template", None)
     result = runner.invoke(cli, ["chat", "x.radixlm"])
     assert (result.exit_code, result.output.count("\n"), engine.asked) == (2, 1, [])
-    assert "x.radixlm takes no conversations; continue a text: radixlm generate x.radixlm" in result.output
+    assert "x.radixlm has no chat template; continue a text instead: radixlm generate x.radixlm" in result.output
 
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
