@@ -6,7 +6,6 @@ Knows flags by name, not what they do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
@@ -63,10 +62,9 @@ class SectionedCommand(click.Command):
     The help also explains MODEL. `-h` works even if the command is parsed without its group.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Create a command, as click does."""
-        super().__init__(*arguments, **options)
-        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return the group's names of `--help`, also if the command is parsed without its group."""
+        return ["-h", "--help"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, after an explanation of MODEL."""

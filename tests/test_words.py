@@ -30,15 +30,19 @@ NAMES = [r"`[^`]*`", r"talk\.json", r"\"What guessing brings\""]
 """What is quoted from code, files and headings, and has the words that it has."""
 
 PLAIN_DOCSTRINGS = (
-    *("cli", "compile", "examples", "package", "tokenizer_fix"),
+    *("bench", "cli", "compile", "examples", "package", "tokenizer_fix"),
     *(
         f"runtime/{each}"
         for each in (
             "artifact",
             "cache",
+            "chat",
+            "engine",
+            "extras",
             "kv_log",
             "model",
             "prefix",
+            "replay",
             "router",
             "server",
             "speculation",

@@ -162,7 +162,7 @@ def _needed_bytes(manifest: Manifest, options: EngineOptions, budget: int) -> in
     needed = size.memory_bytes(manifest)
     if options.draft is not None:
         draft = read_manifest(Path(str(options.draft)))
-        pages = KVCacheSize.of_draft(draft, beside=manifest, size=size, available_bytes=budget)
+        pages = KVCacheSize.of_draft(draft, model=manifest, size=size, available_bytes=budget)
         needed += pages.memory_bytes(draft)
     return needed
 

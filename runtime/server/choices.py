@@ -15,7 +15,7 @@ from functools import partial
 from typing import Self
 
 from ..engine.completion import Completion, Delta
-from ..engine.generation_stream import Ask, GenerationStream
+from ..engine.generation_stream import GenerationStream, StartRequest
 from ..engine.request_options import require_few_logprobs
 from ..engine.sampling_params import SamplingParams
 from ..errors import EngineClosed, RadixLMError
@@ -60,7 +60,7 @@ class Choices:
         self.before_waiting: Callable[[], Awaitable[None]] = _nothing
         self._prefill_log = None if record is None else PrefillLog(record, self._streams, self._running.values())
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: StartRequest) -> None:
         """Submit the request of one more choice to the engine. For any thread, one at a time.
 
         Raises:

@@ -24,7 +24,7 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_enforcement import relaxed
 from ..engine.completion import Completion
-from ..engine.generation_stream import Ask
+from ..engine.generation_stream import StartRequest
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
@@ -213,7 +213,7 @@ class Served:
 
         return await self.work_queues.truncation.run(request, truncate)
 
-    async def open(self, request: Request, asks: Sequence[Ask], params: SamplingParams) -> Choices:
+    async def open(self, request: Request, asks: Sequence[StartRequest], params: SamplingParams) -> Choices:
         """Submit one request per reply to the engine: all of them, or none.
 
         Args:

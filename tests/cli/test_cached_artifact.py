@@ -150,7 +150,9 @@ def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
     """Half of all bytes become wrong once logits were compared. All bytes are compared when the server is ready. The
     log in JSON had a line that was none.
     """
-    wrong = """
+    is_serving = tmp_path / "is serving"
+    wrong = f"""
+        import pathlib, time
         from radixlm.compile import compiler, in_memory
         real = compiler.check_logits
         def check(artifact, *args):
@@ -163,10 +165,18 @@ def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
                 __import__("os").utime(file.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
             return found
         compiler.check_logits = check
-        in_memory.be_idle = lambda: __import__("time").sleep(1)"""
+        def wait():
+            while not pathlib.Path({str(is_serving)!r}).exists():
+                time.sleep(0.01)
+        in_memory.be_idle = wait"""
     _change_compiler(monkeypatch, tmp_path, wrong)
     process = _start("serve", source, "--port", "0", "--log-format", form)
-    said = process.communicate(timeout=100)[1]
+    assert process.stderr is not None
+    said = ""
+    while "serving " not in said and (line := process.stderr.readline()):
+        said += line
+    is_serving.touch()
+    said += process.communicate(timeout=100)[1]
     assert process.returncode == 143, said
     if form == "json":
         said = "\n".join(json.loads(line)["message"] for line in said.splitlines())

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from ...engine.calls.batch import naming
 from ...engine.completion import Completion
-from ...engine.generation_stream import Ask, GenerationStream
+from ...engine.generation_stream import GenerationStream, StartRequest
 from ...engine.request_options import Prompt, RequestOptions
 from ...engine.sampling_params import SamplingParams
 from ...engine.vectors.results import DocumentScore, Embedding, embedding_of, require_dimensions, score_of
@@ -64,7 +64,7 @@ async def scores_of(
     return [score_of(each, index) for index, each in enumerate(completions)]
 
 
-async def _completions(served: Served, request: Request, asks: Sequence[Ask]) -> list[Completion]:
+async def _completions(served: Served, request: Request, asks: Sequence[StartRequest]) -> list[Completion]:
     """Run requests in groups, and return their completions in order. They take at most half of the engine's queue."""
     most = served.engine.queue.max_num_requests
     size = AT_ONCE if most is None else max(1, min(AT_ONCE, most // 4))
@@ -82,6 +82,6 @@ async def _completions(served: Served, request: Request, asks: Sequence[Ask]) ->
     return found
 
 
-def _named(index: int, ask: Ask, *, on_ready: Callable[[], None]) -> GenerationStream:
+def _named(index: int, ask: StartRequest, *, on_ready: Callable[[], None]) -> GenerationStream:
     with naming(index):
         return ask(on_ready=on_ready)
