@@ -151,11 +151,11 @@ def _warmed(
         display = shown.enter_context(ProgressDisplay(sys.stderr))
         for stage, body in zip(stages, bodies, strict=True):
 
-            def told(done: int, total: int, stage: str = stage.name) -> None:
+            def progressed(done: int, total: int, stage: str = stage.name) -> None:
                 display(Progress(stage, done, total, stages))
 
             try:
-                warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, told)))
+                warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, progressed)))
             except ValueError as error:
                 raise ValueError(f"{body.where}: {error}") from error
     return warmed

@@ -123,7 +123,7 @@ class Forwarder:
             body = bytes(await read_body(request, max_bytes=self._max_body_bytes, room=room))
             named = await _read(request, body)
             rows = self._rows_of(request, named.model_of(request))
-            return await while_connected(request.receive, self._first_known(rows, request, body, named))
+            return await while_connected(request.receive, self._first_found(rows, request, body, named))
 
     async def forget(self, request: Request) -> Response:
         """`DELETE /v1/cache`: clear the cache of the named model, or of all; return the sum of their counts.
@@ -171,7 +171,7 @@ class Forwarder:
             raise HTTPError(409, message, param="model", code="model_not_loaded")
         return [row]
 
-    async def _first_known(
+    async def _first_found(
         self, rows: Sequence[Row[ModelServer]], request: Request, body: bytes, named: _Named
     ) -> Response:
         """Return the first response that is not 404, or the last model's 404."""

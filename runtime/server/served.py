@@ -37,7 +37,7 @@ from .server_options import ServerOptions
 from .stored.stored import Stored
 from .truncation import Message, TruncatedHistory, Truncation, drop_middle
 from .unknown_fields import SURROGATES
-from .unread_parts import require_none
+from .unread_parts import refuse_unread
 from .work_queues import WorkQueues
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Served:
             HTTPError: 400 if there are replaced parts, and the server is strict.
         """
         if self.options.is_strict:
-            require_none(unread)
+            refuse_unread(unread)
         ignored = record_of(request).ignored
         if ignored is not None:
             ignored.harmless.update(unread, others)

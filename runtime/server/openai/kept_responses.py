@@ -68,12 +68,12 @@ class Continuation:
 
         def continued() -> Continuation:
             setup = _setup_of(served, body, chat)
-            whole, told = history, chat
+            whole, task = history, chat
             if path.turns:
                 whole, turns = _history(body, path, is_same_setup=path.setup == setup)
-                told = replace(chat, messages=whole.messages, options=chat.options.changed(earlier=turns))
+                task = replace(chat, messages=whole.messages, options=chat.options.changed(earlier=turns))
             stored = served.stored if body.is_kept else None
-            return cls(whole, told, body, path, setup, scope, stored, record_of(request).namespace or b"")
+            return cls(whole, task, body, path, setup, scope, stored, record_of(request).namespace or b"")
 
         return await served.work_queues.submission.run(request, continued)
 
