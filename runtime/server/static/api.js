@@ -11,7 +11,7 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  // askForKey(message): returns a promise of a key, or of null if the user cancels.
+  // askForKey(message, isRequired): returns a promise of a key, or of null if the user cancels.
   constructor(askForKey) {
     this.askForKey = askForKey;
     this.asking = null;
@@ -53,7 +53,7 @@ export class Api {
   }
 
   async json(path, options) {
-    return (await this.request(path, options)).json();
+    return (await this.request(path, options)).json().catch(failed);
   }
 
   // Yield the values of a server-sent stream up to [DONE]. An error within the stream is thrown.
@@ -67,6 +67,12 @@ export class Api {
     }
     throw new ApiError("the stream broke off", 200, "broken_stream");
   }
+}
+
+// Throw what a browser's own error means: it has a TypeError for every lost connection, each browser with other words.
+function failed(error) {
+  if (!(error instanceof TypeError)) throw error;
+  throw new ApiError(`The server at ${location.host} does not answer; is it still running?`, 0, NO_ANSWER);
 }
 
 async function errorOf(response) {

@@ -20,7 +20,7 @@ for (const view of ["chat", "cache"]) {
     for (const other of ["chat", "cache"]) byId(`view-${other}`).setAttribute("aria-pressed", String(other === view));
   });
 }
-byId("key-open").addEventListener("click", () => api.ask(""));
+byId("key-open").addEventListener("click", () => api.ask("", false));
 api.onKey = start;
 
 async function start() {
