@@ -1,5 +1,7 @@
 // Requests to the server of this page, with the API key, errors in OpenAI's format and events of streams.
 
+export const NO_ANSWER = "no_answer"; // the code of an error without a response
+
 const KEY = "radixlm.key"; // of this tab only
 
 export class ApiError extends Error {
@@ -34,17 +36,17 @@ export class Api {
       const headers = { ...options.headers };
       if (sent) headers.Authorization = "Bearer " + sent;
       if (options.body) headers["Content-Type"] = "application/json";
-      const response = await fetch(path, { ...options, headers, cache: "no-store" });
+      const response = await fetch(path, { ...options, headers, cache: "no-store" }).catch(failed);
       if (response.ok) return response;
       const error = await errorOf(response);
       if (response.status !== 401 || isQuiet) throw error;
-      if (sent === this.key && !(await this.ask(sent ? "The server does not accept this key." : ""))) throw error;
+      if (sent === this.key && !(await this.ask(sent ? "The server does not accept this key." : "", true))) throw error;
     }
   }
 
   // Ask the user for a key, once for all requests that wait. Returns whether there is a new one.
-  async ask(message) {
-    this.asking ??= this.askForKey(message).finally(() => (this.asking = null));
+  async ask(message, isRequired) {
+    this.asking ??= this.askForKey(message, isRequired).finally(() => (this.asking = null));
     const key = await this.asking;
     if (key === null) return false;
     this.key = key;
@@ -93,7 +95,7 @@ async function* eventData(body) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(failed);
       if (done) return;
       const events = (rest + value).split("\n\n");
       rest = events.pop();

@@ -1,5 +1,6 @@
 // The cache inspector: requests the cache's state while the page is visible, and passes it to the views.
 
+import { NO_ANSWER } from "./api.js";
 import { byId, count, make, setText, size } from "./elements.js";
 import { RequestList } from "./request_list.js";
 import { RunDialog } from "./run_dialog.js";
@@ -18,6 +19,7 @@ export class Inspector {
     this.timer = 0;
     this.asking = null;
     this.isLocked = false;
+    this.isGone = false; // the server does not answer
     this.runs = [];
     this.query = ""; // query of the shown namespace and model
     const dialog = new RunDialog(api, () => this.query);
@@ -30,9 +32,13 @@ export class Inspector {
 
   setLive(isLive) {
     this.isLive = isLive;
-    byId("live").setAttribute("aria-pressed", String(isLive));
-    setText(byId("live"), isLive ? "Live" : "Paused");
+    this.showLive();
     this.refresh();
+  }
+
+  showLive() {
+    byId("live").setAttribute("aria-pressed", String(this.isLive && !this.isGone));
+    setText(byId("live"), this.isLive ? (this.isGone ? "Offline" : "Live") : "Paused");
   }
 
   setBusy(isBusy) {
@@ -63,13 +69,15 @@ export class Inspector {
       this.query = this.settings.cacheQuery(health?.models ? this.settings.model : "");
       const tree = await this.api.json("v1/cache" + this.query, { isQuiet: true });
       this.show(tree, health);
-      this.isLocked = false;
+      this.isLocked = this.isGone = false;
       this.fail("");
     } catch (error) {
+      this.isGone = error.code === NO_ANSWER;
       this.isLocked = error.status === 401;
       const isUnloaded = error.code === "model_not_loaded";
       this.fail(this.isLocked ? "An API key is required to see the cache." : isUnloaded ? "The model is not loaded; a message loads it." : error.message);
     }
+    this.showLive();
   }
 
   async forget() {
