@@ -94,7 +94,7 @@ REFUSED: Mapping[str, Refused] = {
         "top_a", "mirostat", "dynatemp_range", "no_repeat_ngram_size",
     )},
     **{name: Refused(_NO_SAMPLER, (1,)) for name in (
-        "typical_p", "typ_p", "typical", "tfs_z", "repeat_penalty", "length_penalty",
+        "typical_p", "typ_p", "typical", "tfs_z", "length_penalty",
     )},
     **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers", "logits_processors")},
     **{name: Refused(_OTHER_NAME) for name in (
@@ -110,6 +110,7 @@ REFUSED: Mapping[str, Refused] = {
     )},
     **{name: Refused(_OTHER_NAME, (-1,)) for name in ("max_new_tokens", "num_predict", "n_predict")},
     **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
+    "repeat_penalty": Refused("send repetition_penalty", (1,)),
     "parallel_tool_calls": Refused(_OTHER_NAME, (True,)),
     "stream_options": Refused(
         "streams say here what they always say: leave it out", ({"include_usage": True}, {"include_usage": False})
