@@ -77,6 +77,13 @@ class ServeCommand(JSONErrors, FieldCommand):
     metavar="SECONDS",
     help="Of several models, unload one that had no request for so long.  [default: only to make room]",
 )
+@click.option(
+    "--allow-pull",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Of several models: let clients add models of the Hugging Face hub with Ollama's /api/pull, and delete these. "
+    "FILE has their names, which are served after a restart, too.  [default: no]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
@@ -161,6 +168,7 @@ def command(
     more: tuple[str, ...],
     models: tuple[str, ...],
     unload_after: float | None,
+    allow_pull: Path | None,
     host: str,
     port: int,
     unix_socket: Path | None,
@@ -236,12 +244,14 @@ def command(
             unload_after_s=unload_after,
             memory_bytes=options["memory_bytes"],
             hides_cached_text=hide_cached_text,
+            pulled=allow_pull,
         )
         return
     if model is None:
         raise ValueError("give a MODEL to serve, or several with --models")
-    if unload_after is not None:
-        raise ValueError("--unload-after is of several models; give them with --models, or leave it out")
+    for flag, value in (("--unload-after", unload_after), ("--allow-pull", allow_pull)):
+        if value is not None:
+            raise ValueError(f"{flag} is of several models; give them with --models, or leave it out")
     find_artifact = partial(
         take(CompileOptions, options).artifact_of,
         model,

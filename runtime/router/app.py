@@ -7,7 +7,6 @@ with every byte. A request with a body loads its model. One without, which only 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -25,35 +24,40 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from ..errors import InvalidParameter
 from ..server.about import tell_version
 from ..server.errors import HTTPError
 from ..server.http.connection import while_connected
 from ..server.http.door import App, Endpoint, client_of, door
 from ..server.http.forwarding import Forwarded, ServerGone
 from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ..server.ollama.keep_alive import keep_alive_s
 from ..server.openapi import OpenAPI
 from ..server.page import page_routes
 from ..server.request_log import METRICS_PATHS, RequestLog, record_of
 from ..server.server_options import ServerOptions
 from .listing import OPERATIONS, Listing
-from .model_row import Row
+from .model_row import Lease, Row
 from .model_server import Headers, ModelServer, whole_answer
-from .model_table import Lease, ModelTable
+from .model_table import ModelTable
 from .ollama_lists import OllamaLists
 from .overview import Overview
+from .pulling import Library, Pulling
 
 MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 RETRY_AFTER_S = 1
 _ASKS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods that load no model
 _OLLAMA = "/api/"
-_ZERO = re.compile(r"0+(\.0+)?[a-z]*")  # durations of Go's, such as 0s
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _ADDED = (b"date", b"server", b"x-request-id")  # to every answer of the router
 _OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # the router has decided about the first
 
 
-def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starlette:
+def router_app(table: ModelTable[ModelServer], options: ServerOptions, library: Library | None = None) -> Starlette:
     """An ASGI application that serves the models of a table, and runs the table from startup to shutdown.
+
+    Args:
+        library: what clients may pull and delete; None: nothing.
 
     Raises:
         InvalidParameter: an API key or an origin is none.
@@ -64,6 +68,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
     ollama = OllamaLists(table, headers)
     overview = Overview(table, headers, has_keys=bool(keys), responses=responses)
     listing = Listing(table)
+    pulling = Pulling(table, library)
     forwarder = Forwarder(table, listing, max_body_bytes=options.max_body_bytes)
     described = OpenAPI(has_keys=bool(keys), has_several=True, more=OPERATIONS)
 
@@ -80,6 +85,8 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
         route("/health/live", overview.live),
         route("/api/tags", ollama.tags),
         route("/api/ps", ollama.loaded),
+        route("/api/pull", pulling.pull, "POST"),
+        route("/api/delete", pulling.delete, "DELETE"),
         *(route(path, overview.metrics) for path in METRICS_PATHS),
         route("/version", lambda request: tell_version(None, request)),  # type: ignore[arg-type]
         route("/openapi.json", described.answer),
@@ -196,8 +203,8 @@ class Forwarder:
 
     def _ended(self, lease: Lease[ModelServer], named: _Named) -> None:
         lease.release()
-        if named.wants_unload:
-            self._table.unload_soon(lease.row)
+        if (seconds := named.keep_alive_s) is not None:
+            self._table.keep_alive(lease.row, seconds)
 
 
 async def _whole(
@@ -222,7 +229,7 @@ def _note_end(request: Request) -> None:
 
 
 class _Named(msgspec.Struct):
-    """What of a body concerns the router. Ollama's older clients say `name`; its `keep_alive` of 0 unloads."""
+    """What of a body concerns the router. Ollama's older clients say `name`."""
 
     model: object = None
     name: object = None
@@ -235,9 +242,13 @@ class _Named(msgspec.Struct):
         return name if isinstance(name, str) and name else None
 
     @property
-    def wants_unload(self) -> bool:
-        """Whether the model is to be unloaded after this request."""
-        return self.keep_alive is not None and _ZERO.fullmatch(str(self.keep_alive)) is not None
+    def keep_alive_s(self) -> float | None:
+        """How long the model is to stay loaded after this request; None: the request does not say."""
+        if isinstance(self.keep_alive, bool) or not isinstance(self.keep_alive, int | float | str):
+            return None
+        with suppress(InvalidParameter):  # which the model's own server says
+            return keep_alive_s(self.keep_alive)
+        return None
 
 
 async def _read(request: Request, body: bytes) -> _Named:

@@ -96,9 +96,12 @@ class Row(Generic[W]):
     Attributes:
         num_requests: requests that use it or wait for it to load.
         last_used: when the last request ended, or it was loaded.
+        keep_alive_s: seconds without a request after which it is unloaded, as a client said; infinity: only to make
+            room; None: as the server has it.
         bytes_taken: of the budget.
         error: why it could not be loaded, or ended by itself, the last time.
         num_loads: how often it was loaded.
+        is_removed: it is no model of the table any more.
     """
 
     spec: ModelSpec
@@ -107,12 +110,14 @@ class Row(Generic[W]):
     unloading: asyncio.Task[None] | None = None
     num_requests: int = 0
     last_used: float = 0.0
+    keep_alive_s: float | None = None
     bytes_known: int | None = None
     bytes_taken: int = 0
     stage: str | None = None
     fraction: float | None = None
     error: str | None = None
     num_loads: int = 0
+    is_removed: bool = False
 
     @property
     def state(self) -> State:
@@ -130,7 +135,23 @@ class Row(Generic[W]):
 
     def loaded(self, worker: W, now: float) -> None:
         """Note that the model is loaded."""
-        self.worker, self.error = worker, None
+        self.worker, self.error, self.keep_alive_s = worker, None, None
         self.bytes_known = self.bytes_taken = worker.memory_bytes
         self.last_used = now
         self.num_loads += 1
+
+
+@dataclass
+class Lease(Generic[W]):
+    """The right to use a loaded model, which is not unloaded until `release` is called; once is enough."""
+
+    row: Row[W]
+    worker: W
+    _release: Callable[[], None]
+    _is_held: bool = True
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._is_held:
+            self._is_held = False
+            self._release()
