@@ -31,6 +31,7 @@ from ..server.http.connection import while_connected
 from ..server.http.door import App, Endpoint, client_of, door
 from ..server.http.forwarding import Forwarded, ServerGone
 from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ..server.ollama.about import tell_version as tell_ollamas_version
 from ..server.ollama.keep_alive import keep_alive_s
 from ..server.openapi import OpenAPI
 from ..server.page import page_routes
@@ -85,6 +86,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions, library: 
         route("/health/live", overview.live),
         route("/api/tags", ollama.tags),
         route("/api/ps", ollama.loaded),
+        route("/api/version", lambda request: tell_ollamas_version(None, request)),  # type: ignore[arg-type]
         route("/api/pull", pulling.pull, "POST"),
         route("/api/delete", pulling.delete, "DELETE"),
         *(route(path, overview.metrics) for path in METRICS_PATHS),

@@ -23,6 +23,7 @@ _RESPONSE, _CONVERSATION = "/v1/responses/{response_id}", "/v1/conversations/{co
 STORED: tuple[Row, ...] = (
     ("get", _RESPONSE, "Tell a response that is kept", ResponseReply, None, (*_SALT, "stream")),
     ("delete", _RESPONSE, "Delete a response", Deleted, None, _SALT),
+    ("post", f"{_RESPONSE}/cancel", "Cancel a response, which is 400 for one that has ended", ResponseReply, None, _SALT),
     ("get", f"{_RESPONSE}/input_items", "List what a response's request sent", ObjectList, None, _PAGED),
     ("post", "/v1/conversations", "Begin a conversation", ConversationReply, ConversationRequest, _SALT),
     ("get", _CONVERSATION, "Tell a conversation", ConversationReply, None, _SALT),

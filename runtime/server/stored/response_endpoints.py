@@ -38,6 +38,18 @@ async def response(models: Models, request: Request) -> Response:
     return json_response(Deleted(response_id, "response.deleted"))
 
 
+async def cancel(models: Models, request: Request) -> Response:
+    """`POST /v1/responses/{response_id}/cancel`: 400, since a response is kept when it has ended.
+
+    Raises:
+        HTTPError: 400, as OpenAI's for a response that is not made in the background; 404, there is no such response.
+    """
+    require_parameters(request, SALT)
+    await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])
+    message = "the response has ended; cancel one that is being made by closing its connection"
+    raise HTTPError(400, message, code="response_ended")
+
+
 async def input_items(models: Models, request: Request) -> Response:
     """`GET`: the items that a response's request sent; those that it went on from are the earlier response's."""
     _, items = await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])

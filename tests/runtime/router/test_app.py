@@ -286,6 +286,8 @@ def test_health_and_metrics_are_of_all_models() -> None:
 def test_ollamas_clients_are_told_of_all_models_and_of_those_that_are_loaded() -> None:
     async def play(found: Models) -> None:
         assert (await found.client.get("/api/ps")).json() == {"models": []}
+        assert (await found.client.get("/api/version")).json()["version"], "which verifies a connection"
+        assert "Ollama is running" in (await found.client.get("/")).text
         await found.client.post("/v1/chat/completions", json=CHAT | {"model": "small:latest"})
         assert found.states == ["loaded", "unloaded"]
         tags = (await found.client.get("/api/tags")).json()["models"]
