@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from langchain_ollama import ChatOllama, OllamaEmbeddings
 from langchain_openai import OpenAIEmbeddings
 
 from ..serve_process import ServeProcess
+from ..stand_in_hub import StandInHub
 
 CHAT, VECTORS = "smollm2", "tiny-vectors"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,15 +32,20 @@ TEXTS = ["a plant with a trunk", "the river flows"]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     folder = tmp_path_factory.mktemp("several")
-    (folder / VECTORS).mkdir()
+    hub = StandInHub(folder / "hub")
+    models = folder / "models"
+    for path in (models / VECTORS, hub.folder.parent):
+        path.mkdir(parents=True)
     radixlm = Path(os.environ["RADIXLM"])
-    subprocess.run([radixlm.with_name("python"), "-c", WRITE, folder / VECTORS], check=True, cwd=REPOSITORY)
-    (folder / f"{CHAT}.radixlm").symlink_to(os.environ["RADIXLM_ARTIFACT"])
-    command = [str(radixlm), "serve", "--models", str(folder), "--port", "0", "--kv-cache-gb", "0.1"]
+    subprocess.run([radixlm.with_name("python"), "-c", WRITE, models / VECTORS], check=True, cwd=REPOSITORY)
+    shutil.copytree(models / VECTORS, hub.folder)
+    (models / f"{CHAT}.radixlm").symlink_to(os.environ["RADIXLM_ARTIFACT"])
+    command = [str(radixlm), "serve", "--models", str(models), "--port", "0", "--kv-cache-gb", "0.1"]
     pulled = ["--allow-pull", str(folder / "pulled.txt")]
-    offline = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    with ServeProcess(*pulled, log=folder / "log", command=command, environment=offline) as server:
-        yield server
+    with hub.running():
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home")}
+        with ServeProcess(*pulled, log=folder / "log", command=command, environment=environment) as server:
+            yield server
 
 
 @pytest.fixture
@@ -101,17 +108,27 @@ def test_langchain_unloads_a_model_after_its_reply(server: ServeProcess, client:
     wait_until_unloaded(client)
 
 
+def test_a_pulled_model_is_served_until_it_is_deleted(client: ollama.Client) -> None:
+    first, *_, last = [part.status for part in client.pull("hf.co/org/tiny", stream=True)]
+    assert (first, last) == ("pulling manifest", "success")
+    assert client.embed("hf.co/org/tiny", TEXTS).embeddings == client.embed(VECTORS, TEXTS).embeddings
+    assert client.pull("hf.co/org/tiny").status == "success"
+    assert "hf.co/org/tiny:latest" in {each.model for each in client.list().models}
+    assert client.delete("hf.co/org/tiny").status == "success"
+    assert len(client.list().models) == 2
+
+
 def test_models_are_pulled_from_the_hub_alone_and_the_operators_are_not_deleted(client: ollama.Client) -> None:
     assert [part.status for part in client.pull(CHAT, stream=True)] == ["success"]
     for ask, status in (
         (lambda: client.pull("/etc/passwd"), 404),
         (lambda: client.pull("llama3.2"), 404),
-        (lambda: client.pull("hf.co/org/none:Q4_0"), 503),  # there is no network
+        (lambda: client.pull("hf.co/org/none:Q4_0"), 503),
         (lambda: client.delete(CHAT), 403),
     ):
         with pytest.raises(ollama.ResponseError) as raised:
             ask()
         assert raised.value.status_code == status and raised.value.error
-    with pytest.raises(ollama.ResponseError, match="network"):
+    with pytest.raises(ollama.ResponseError, match="cannot be had"):
         list(client.pull("hf.co/org/none:Q4_0", stream=True))
     assert len(client.list().models) == 2
