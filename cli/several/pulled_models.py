@@ -1,6 +1,6 @@
-"""Models that clients pull: a text file has their names, one a line, and a server that is given it serves them again.
+"""The models that clients pulled, listed in a text file with one name per line.
 
-Knows names of the hub, the file, and what is compiled; not what loads a model.
+Knows names of the hub, the file and compiled artifacts; not what loads a model.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OLLAMAS_HUB = re.compile(r"^(https://)?(hf\.co|huggingface\.co)/")  # before wh
 
 @dataclass(frozen=True)
 class PulledModels:
-    """The names in a file. One event loop uses it, one call after the other.
+    """A list of models in a file.
 
     Args:
-        spec: makes of an entry how it is loaded.
+        spec: returns how to load an entry.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class PulledModels:
 
     @property
     def names(self) -> list[str]:
-        """The names, in the order in which they were pulled.
+        """The names, in the order of the pulls.
 
         Raises:
             InvalidParameter: the file cannot be read.
@@ -51,10 +51,10 @@ class PulledModels:
         return [_entry(name) for name in self.names]
 
     def spec_of(self, name: str) -> ModelSpec:
-        """Return how to load a model: of the hub, or the alias. A path of this machine is none.
+        """Return how to load a model of the hub, or the alias. Paths of this machine are refused.
 
         Raises:
-            HTTPError: 404, it is neither.
+            HTTPError: 404, the name is neither.
         """
         try:
             return self.spec(_entry(name))
@@ -66,11 +66,11 @@ class PulledModels:
         return name in self.names
 
     def add(self, spec: ModelSpec) -> None:
-        """Note that a client pulled a model."""
+        """Record that a client pulled a model."""
         self._write([*self.names, spec.name])
 
     def remove(self, spec: ModelSpec) -> None:
-        """Forget a model that a client pulled, and remove what was compiled of it. Downloads stay."""
+        """Remove the record of a pulled model, and its artifact. Downloads stay in the hub's cache."""
         self._write([name for name in self.names if name != spec.name])
         for kept in all_kept(["compiled"]):
             if kept.is_called(spec.source) and not kept.is_open:
@@ -83,13 +83,13 @@ class PulledModels:
 
 
 def _entry(name: str) -> ModelEntry:
-    """Return the model that a client calls by this name.
+    """Return the model for a name that a client sent.
 
     >>> _entry("hf.co/org/name-GGUF:Q4_K_M").source, _entry("smollm2").source
     ('hf:org/name-GGUF:Q4_K_M', 'smollm2')
 
     Raises:
-        SourceNotFound: it is no name of the hub.
+        SourceNotFound: the name is not one of the hub.
     """
     source = _OLLAMAS_HUB.sub(HUB, name)
     if source == ALIAS:

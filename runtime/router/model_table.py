@@ -1,7 +1,7 @@
-"""The models of a server that loads them on demand: which are loaded, and which one makes room for another.
+"""The table of models of a server that loads them on demand, within a memory budget.
 
-Knows states, uses and bytes; not processes, files or HTTP. One event loop owns a table. How a model is loaded is the
-`Loader`'s, in a process of its own or otherwise.
+Knows states, uses and bytes, not processes, files or HTTP. One event loop owns a table. A `Loader` loads the models, in
+processes of their own or otherwise.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ..errors import InvalidParameter, ModelFailed, ModelTooLarge, RadixLMError
 from .model_row import ANY, Lease, Loader, ModelSpec, Row, W
 
 T = TypeVar("T")
-_LOOKS_S = 1.0  # how often unused models are looked for, at most
+_LOOKS_S = 1.0  # maximum time between checks for unused models
 
 
 @dataclass
 class ModelTable(Generic[W]):
-    """All models of a server.
+    """All models of a server, of which some are loaded.
 
     Args:
-        memory_bytes: for weights, KV caches and states of all loaded models; None: no limit.
+        memory_bytes: budget for weights, KV caches and states of all loaded models; None: no limit.
         unload_after_s: seconds without a request after which a model is unloaded; None: never.
         clock: in seconds; only differences count.
 
     Raises:
-        InvalidParameter: there is no model, or two have a name in common.
+        InvalidParameter: there is no model, or two have the same name.
     """
 
     specs: Sequence[ModelSpec]
@@ -44,7 +44,7 @@ class ModelTable(Generic[W]):
 
     def __post_init__(self) -> None:
         if not self.specs:
-            raise InvalidParameter("there is no model to serve; give one")
+            raise InvalidParameter("there is no model to serve; name one")
         self.rows = ()
         self._by_name: dict[str, Row[W]] = {}
         for spec in self.specs:
@@ -55,27 +55,27 @@ class ModelTable(Generic[W]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, spec: ModelSpec) -> Row[W]:
-        """Add a model, which is not loaded.
+        """Add a model, without loading it.
 
         Raises:
-            InvalidParameter: another one has one of its names.
+            InvalidParameter: another model has one of its names.
         """
         row = Row[W](spec)
         for name in (spec.name, *spec.aliases):
             if self._by_name.setdefault(name, row) is not row:
-                raise InvalidParameter(f"two models have the name {name!r:.100}; give one of them another")
+                raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")
         self.rows = (*self.rows, row)
         return row
 
     async def remove(self, row: Row[W]) -> None:
-        """Have no request find a model any more, and unload it once the requests that it has have ended."""
+        """Remove a model from the table, and unload it when its requests have ended."""
         self._by_name = {name: each for name, each in self._by_name.items() if each is not row}
         self.rows = tuple(each for each in self.rows if each is not row)
         row.is_removed = True
         await self.unload(row)
 
     def named(self, name: str | None) -> Row[W] | None:
-        """Return the model that a request names; the first, if it names none. None if there is no such model.
+        """Return the model that a request names; the first if it names none. None if there is no such model.
 
         Ollama's clients call a model without a tag `NAME:latest`.
         """
@@ -86,17 +86,17 @@ class ModelTable(Generic[W]):
 
     @property
     def bytes_taken(self) -> int:
-        """What the models that are loaded take of the budget, those that are loading or unloading included."""
+        """Bytes of all models that are loaded, loading or unloading."""
         return sum(row.bytes_taken for row in self.rows)
 
     async def lease(self, row: Row[W], *, is_use: bool = True) -> Lease[W]:
-        """Return the right to use a model, which is loaded first if need be.
+        """Return the right to use a model. Loads it first if needed.
 
         Args:
-            is_use: whether the model counts as used: it is unloaded later then.
+            is_use: count as a use of the model, which postpones its unloading.
 
         Raises:
-            ModelTooLarge: it does not fit the memory.
+            ModelTooLarge: it does not fit into the memory.
             ModelFailed: it could not be loaded, or was removed.
         """
         while row.unloading is not None:
@@ -114,7 +114,7 @@ class ModelTable(Generic[W]):
         return Lease(row, worker, lambda: self._release(row, is_use=is_use))
 
     async def unload(self, row: Row[W]) -> None:
-        """Unload a model once the requests that it has have ended; later ones load it again."""
+        """Unload a model when its present requests have ended. Later requests load it again."""
         if row.loading is not None:
             with suppress(RadixLMError):
                 await asyncio.shield(row.loading)
@@ -122,19 +122,19 @@ class ModelTable(Generic[W]):
             await asyncio.shield(self._unloading(row))
 
     def keep_alive(self, row: Row[W], seconds: float) -> None:
-        """Have a model unloaded once it had no request for so long; 0: at once; infinity: only to make room."""
+        """Set how long a model stays loaded without a request. 0: unload it now; infinity: only to make room."""
         row.keep_alive_s = seconds
-        self._unload_at_once(row)
+        self._unload_if_unwanted(row)
 
     def expires_in_s(self, row: Row[W]) -> float:
-        """Return when a model is unloaded if no request comes; infinity: never."""
+        """Return the seconds until a model is unloaded if no request comes. Infinity if it stays."""
         kept_s = self.unload_after_s if row.keep_alive_s is None else row.keep_alive_s
         if kept_s is None or row.spec.is_pinned:
             return math.inf
         return kept_s if row.num_requests else kept_s - (self.clock() - row.last_used)
 
     def unload_unused(self) -> None:
-        """Begin to unload the models that had no request for as long as they are kept."""
+        """Start to unload the models whose time without a request is over."""
         for row in self.rows:
             if row.is_evictable and not row.num_requests and self.expires_in_s(row) <= 0:
                 self._unloading(row)
@@ -151,12 +151,12 @@ class ModelTable(Generic[W]):
             self.unload_unused()
 
     def stop_soon(self) -> None:
-        """Begin to stop all workers, from any thread; their requests end with an error."""
+        """Start to stop all workers, from any thread. Their requests end with an error."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop)
 
     async def close(self) -> None:
-        """Stop all workers, whatever they do; nothing may be leased afterwards."""
+        """Stop all workers, also busy ones. No model can be leased afterwards."""
         loading = [row.loading for row in self.rows if row.loading is not None]
         for task in loading:
             task.cancel()
@@ -173,7 +173,7 @@ class ModelTable(Generic[W]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise AssertionError unless the numbers agree."""
+        """Raise AssertionError unless the counts agree with the states."""
         for row in self.rows:
             assert row.num_requests >= 0, row
             assert row.bytes_taken == 0 or row.state != "unloaded", row
@@ -188,22 +188,22 @@ class ModelTable(Generic[W]):
         row.num_requests -= 1
         if is_use:
             row.last_used = self.clock()
-        self._unload_at_once(row)
+        self._unload_if_unwanted(row)
         self._changed()
 
-    def _unload_at_once(self, row: Row[W]) -> None:
-        """Begin to unload a model that is not kept, unless other requests use it, which are not to wait for that."""
+    def _unload_if_unwanted(self, row: Row[W]) -> None:
+        """Start to unload a model with a `keep_alive` of 0, unless requests use it."""
         if row.keep_alive_s == 0 and not row.num_requests and row.state == "loaded":
             self._unloading(row)
 
     def _loading(self, row: Row[W]) -> asyncio.Task[W]:
-        """The task that loads a model."""
+        """Return the task that loads a model; start it if needed."""
         if row.loading is None:
             row.loading = self._begin(self._load(row))
         return row.loading
 
     def _unloading(self, row: Row[W]) -> asyncio.Task[None]:
-        """The task that unloads a model."""
+        """Return the task that unloads a model; start it if needed."""
         if row.unloading is None:
             row.unloading = self._begin(self._unload(row))
         return row.unloading
@@ -211,30 +211,30 @@ class ModelTable(Generic[W]):
     async def _load(self, row: Row[W]) -> W:
         row.stage, row.fraction = "memory", None
         try:
-            async with self._making_room:  # in the order in which they were asked for
+            async with self._making_room:  # in the order of the requests
                 row.bytes_taken = await self._make_room(row)
             worker = await self.loader.load(row.spec, lambda stage, fraction: _note(row, stage, fraction))
         except BaseException as error:
             row.bytes_taken = 0
             if isinstance(error, Exception):
-                row.error = str(error) if isinstance(error, RadixLMError) else "internal error; the log says more"
+                row.error = str(error) if isinstance(error, RadixLMError) else "internal error; see the log"
                 self.log(f"{row.spec.name} is not loaded: {error}")
             raise
         else:
             row.loaded(worker, self.clock())
             self._begin(self._watch(row, worker))
             self.log(f"{row.spec.name} is loaded")
-            self._evict(0, spared=row)  # if it takes more than was known before it was compiled
+            self._evict(0, spared=row)  # if it takes more memory than was estimated
             return worker
         finally:
             row.loading = row.stage = row.fraction = None
             self._changed()
 
     async def _make_room(self, row: Row[W]) -> int:
-        """Wait until the budget has room for a model, and return the bytes; others are unloaded, unused ones first.
+        """Unload other models until one fits into the budget, and return its bytes.
 
         Raises:
-            ModelTooLarge: pinned models leave too little.
+            ModelTooLarge: it does not fit beside the pinned models.
         """
         if row.spec.too_large is not None:
             raise ModelTooLarge(row.spec.too_large)
@@ -249,12 +249,16 @@ class ModelTable(Generic[W]):
                     "smaller --kv-cache-gb or --context-length"
                 )
             self._evict(needed)
-            await self._change()
+            await self._wait_for_change()
         return needed
 
     def _evict(self, needed: int, spared: Row[W] | None = None) -> None:
-        """Begin to unload what makes room for `needed` bytes with what is being unloaded: first models without
-        requests, then those that no client wants kept, then the least recently used."""
+        """Start to unload models until `needed` bytes will be free: models without requests first, then those without
+        an endless `keep_alive`, then the least recently used.
+
+        Args:
+            spared: a model that is not unloaded.
+        """
         stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
         victims = sorted(
             (row for row in self.rows if row.is_evictable and row is not spared),
@@ -269,7 +273,7 @@ class ModelTable(Generic[W]):
     async def _unload(self, row: Row[W]) -> None:
         try:
             while row.num_requests and row.worker is not None:
-                await self._change()
+                await self._wait_for_change()
             worker, row.worker = row.worker, None
             if worker is not None:
                 await worker.stop()
@@ -279,12 +283,12 @@ class ModelTable(Generic[W]):
             self._changed()
 
     async def _watch(self, row: Row[W], worker: W) -> None:
-        """Note that a worker has ended by itself."""
+        """Record that a worker has ended by itself."""
         reason = await worker.wait_until_ended()
         if row.worker is worker:
             row.worker, row.error = None, reason
             row.bytes_taken = 0
-            self.log(f"{row.spec.name} is not loaded any more: {reason}")
+            self.log(f"{row.spec.name} has ended: {reason}")
             self._changed()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -296,10 +300,10 @@ class ModelTable(Generic[W]):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, RadixLMError):
-            self.log(f"a mistake of radixlm's own: {error!r}")
+            self.log(f"internal error: {error!r}")
 
-    async def _change(self) -> None:
-        """Wait until something changes."""
+    async def _wait_for_change(self) -> None:
+        """Wait until the state of any model changes."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:

@@ -1,7 +1,6 @@
-"""Ollama's `/api/pull` and `/api/delete` of a server with several models: clients add and remove models, if allowed.
+"""Ollama's `/api/pull` and `/api/delete` for several models: clients add and remove models, if the operator allows it.
 
-Knows names, states and lines of progress. Which models there can be, and which of them clients may remove, the
-`Library` knows.
+Knows names, states and progress lines; a `Library` knows which models exist and which ones clients can remove.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from .model_row import ModelSpec, Row
 from .model_server import ModelServer
 from .model_table import ModelTable
 
-LOOKS_S = 0.2  # how often a stream looks how far a model is
+POLL_S = 0.2  # interval of progress lines
 _DONE = StatusReply("success")
 
 
 class Library(Protocol):
-    """The models that clients have pulled, and may delete. Its methods run in threads."""
+    """The models that clients pulled and can delete. Its methods run in threads."""
 
     def spec_of(self, name: str) -> ModelSpec:
         """Return how to load a model that is not served yet.
 
         Raises:
-            HTTPError: 404, there can be no model of this name.
+            HTTPError: 404, the name cannot be a model.
         """
         ...
 
@@ -47,19 +46,19 @@ class Library(Protocol):
         ...
 
     def add(self, spec: ModelSpec) -> None:
-        """Note that a client pulled a model, so that it is served after a restart, too."""
+        """Record that a client pulled a model, so that it is served again after a restart."""
         ...
 
     def remove(self, spec: ModelSpec) -> None:
-        """Forget a model that a client pulled, and remove what was compiled of it."""
+        """Remove the record of a pulled model, and its artifact."""
         ...
 
 
 class Pulling:
-    """The endpoints.
+    """The endpoints `/api/pull` and `/api/delete`.
 
     Args:
-        library: None: clients neither pull nor delete models.
+        library: models that clients can pull and delete; None: both are refused.
     """
 
     def __init__(self, table: ModelTable[ModelServer], library: Library | None) -> None:
@@ -69,10 +68,10 @@ class Pulling:
     async def pull(self, request: Request) -> Response:
         """`POST /api/pull`: download, compile and load a model, and serve it from now on.
 
-        It goes on if the client leaves.
+        The pull continues if the client disconnects.
 
         Raises:
-            HTTPError: 403, clients pull no models here; 404, there can be no such model.
+            HTTPError: 403, the operator does not allow it; 404, the name cannot be a model.
             ModelUnavailable: it could not be loaded.
         """
         asked = await _asked(request)
@@ -84,7 +83,7 @@ class Pulling:
         return StreamingResponse(self._lines(row, request.url.path), media_type=MEDIA_TYPE)
 
     async def delete(self, request: Request) -> Response:
-        """`DELETE /api/delete`: serve a model no longer that a client pulled, once its requests have ended.
+        """`DELETE /api/delete`: remove a model that a client pulled, after its requests have ended.
 
         Raises:
             HTTPError: 403, no client pulled it; 404, there is no such model; 409, it is the only one.
@@ -102,13 +101,13 @@ class Pulling:
         return Response()
 
     def _named(self, name: str | None) -> Row[ModelServer] | None:
-        """Return the model of just this name, not one that answers to any."""
+        """Return the model with exactly this name, not one that serves any name."""
         row = self._table.named(name)
         names = () if row is None else (row.spec.name, *row.spec.aliases)
         return row if {*spellings(name or "")} & {*names} else None
 
     async def _begun(self, name: str) -> Row[ModelServer]:
-        """Begin to pull a model, unless another request is quicker."""
+        """Start to pull a model, unless another request already does."""
         if self._library is None:
             raise pull_refused()
         spec = await asyncio.to_thread(self._library.spec_of, name.removesuffix(":latest"))
@@ -120,7 +119,7 @@ class Pulling:
         return row
 
     async def _load(self, row: Row[ModelServer], library: Library) -> None:
-        """Load a model, which compiles it first. If that fails it is no model of the server."""
+        """Load a model, which compiles it first. If that fails, remove it from the table."""
         try:
             (await self._table.lease(row)).release()
             await asyncio.to_thread(library.add, row.spec)
@@ -131,10 +130,10 @@ class Pulling:
     def _ended(self, row: Row[ModelServer], task: asyncio.Task[None]) -> None:
         del self._pulls[row]
         if not task.cancelled():
-            task.exception()  # the table has logged it, and clients that wait are told
+            task.exception()  # logged by the table, and reported to the clients that wait
 
     async def _lines(self, row: Row[ModelServer], path: str) -> AsyncGenerator[bytes]:
-        """Yield how far a model is, until it is served."""
+        """Yield progress lines until the model is served, or an error."""
         last: StatusReply = _DONE
         if (task := self._pulls.get(row)) is not None:
             yield _line(StatusReply("pulling manifest"))
@@ -142,7 +141,7 @@ class Pulling:
                 if row.stage is not None and (now := _progress(row.stage, row.fraction)) != last:
                     yield _line(now)
                     last = now
-                await asyncio.wait([task], timeout=LOOKS_S)
+                await asyncio.wait([task], timeout=POLL_S)
             if task.cancelled() or (error := task.exception()) is not None:
                 failed = HTTPError(503, "the server is stopping") if task.cancelled() else error
                 assert isinstance(failed, Exception)
@@ -152,7 +151,7 @@ class Pulling:
 
 
 def _progress(stage: str, fraction: float | None) -> StatusReply:
-    """Return a line that says how far a stage is, in percent: Ollama counts bytes."""
+    """Return the progress of a stage in percent; Ollama counts bytes."""
     if fraction is None:
         return StatusReply(stage)
     return StatusReply(stage, total=100, completed=int(100 * fraction))

@@ -1,11 +1,11 @@
-"""Score a served embedding model with mteb, as it is published, on sentence pairs that are in this file.
+"""Score a served embedding model with mteb, on sentence pairs in this file.
 
     python -m venv /tmp/mteb && /tmp/mteb/bin/pip install mteb openai
     radixlm serve EMBEDDING_MODEL
     /tmp/mteb/bin/python tests/instruments/mteb_sts.py http://127.0.0.1:8000/v1 [MODEL]
 
-The data of mteb's own tasks is on a hub. This task has 12 pairs: they tell whether vectors arrive and mean something, and
-no more. It is no test of `make test-instruments`, because mteb brings torch. It imports nothing of radixlm.
+The data of mteb's own tasks is on a hub, so this task has 12 pairs of its own: enough to see that vectors arrive and
+mean something. `make test-instruments` does not run it, because mteb needs torch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LocalPairs(AbsTaskSTS):
     )
 
     def load_data(self, **kwargs: Any) -> None:
-        """Take the pairs from this file."""
+        """Load the pairs of this file."""
         first, second, scores = zip(*PAIRS, strict=True)
         columns = {"sentence1": [*first], "sentence2": [*second], "score": [*scores]}
         self.dataset = DatasetDict({"test": Dataset.from_dict(columns)})
@@ -62,7 +62,7 @@ class LocalPairs(AbsTaskSTS):
 
 
 class Served(AbsEncoder):
-    """A model behind `/v1/embeddings`, which OpenAI's client asks."""
+    """A model behind `/v1/embeddings`, called with OpenAI's client."""
 
     def __init__(self, base_url: str, model: str) -> None:
         self.mteb_model_meta = ModelMeta.create_empty(overwrites={"name": f"served/{model}", "revision": "1"})
@@ -70,7 +70,7 @@ class Served(AbsEncoder):
         self._model = model
 
     def encode(self, inputs: Any, **kwargs: Any) -> np.ndarray:
-        """Return the vectors of all texts, a batch a request."""
+        """Return the vectors of all texts. Sends one request per batch."""
         batches = [self._client.embeddings.create(model=self._model, input=batch["text"]).data for batch in inputs]
         return np.array([each.embedding for batch in batches for each in batch])
 
