@@ -1,1 +1,1 @@
-"""From a conversation to a prompt and back: templates, tools, and grammars that a reply follows."""
+"""Convert a conversation to a prompt, and what a model generates to a reply: templates, tools, grammars."""
