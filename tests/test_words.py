@@ -30,7 +30,7 @@ NAMES = [r"`[^`]*`", r"talk\.json", r"\"What guessing brings\""]
 """What is quoted from code, files and headings, and has the words that it has."""
 
 PLAIN_DOCSTRINGS = (
-    *("compile", "examples", "package", "bench", "runtime/extras", "runtime/replay", "tokenizer_fix"),
+    *("cli", "compile", "examples", "package", "bench", "runtime/extras", "runtime/replay", "tokenizer_fix"),
     *(
         f"runtime/{each}"
         for each in (
@@ -41,6 +41,8 @@ PLAIN_DOCSTRINGS = (
             "kv_log",
             "model",
             "prefix",
+            "router",
+            "server",
             "speculation",
             "states",
             "store",

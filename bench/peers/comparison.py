@@ -47,10 +47,15 @@ class Measured(Protocol):
         ...
 
 
+def is_of_machine(target: str) -> bool:
+    """Return whether a target has all that kernels use of this machine, so that no engine has to be held to it."""
+    return find_target(target) == find_target("native")
+
+
 def missing_of(peers: Sequence[Contestant], only: Sequence[str], target: str = "native") -> dict[str, str]:
     """Return why a peer cannot be measured, by name; a name must have one of the words `only`, if there are any."""
     missing = {peer.name: peer.why_missing for peer in peers if peer.why_missing is not None}
-    if target != "native":
+    if not is_of_machine(target):
         missing |= {peer.name: f"it takes what the machine has, not {target}" for peer in peers if not peer.is_held}
     return missing | {peer.name: "not asked for" for peer in peers if only and not any(w in peer.name for w in only)}
 

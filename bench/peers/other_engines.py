@@ -17,6 +17,7 @@ from radixlm.compile.sources.gguf_tokenizer import TokenType
 
 from ..prompts import Prompts
 from .client import CompletionsClient, LlamaCppClient, TextClient
+from .comparison import is_of_machine
 from .contestants import Command, Contestant
 from .scenarios import Scenario, Values
 from .shapes import SHAPES
@@ -202,7 +203,7 @@ PLACES = {
 
 def places_for(target: str) -> dict[str, Path]:
     """Return the folders of the peers that were built for a target, `native` or one of `radixlm compile`."""
-    if target == "native":
+    if is_of_machine(target):
         return dict(PLACES)
     built = {name: PLACES[name].with_name(f"{PLACES[name].name}-{target}") for name in ("llama.cpp", "ik_llama.cpp")}
     return PLACES | built

@@ -7,7 +7,8 @@ Without a shape: Qwen3-4B, Qwen3-30B-A3B and gpt-oss-20b, whole if memory holds 
 figures of the whole model are then scaled, and marked. Each engine has the machine to itself for a turn: it is started,
 runs all scenarios, and is ended. `--long` adds prompts of 32,000 tokens, and `--rows` selects scenarios. Peers are
 those of `make peers` that read the file; `make bench-sizes` builds llama.cpp. Files are written to `.cache/sizes` and
-kept. With `--target` ours is compiled for it, and peers are those that were built for it.
+kept. With `--target` ours is compiled for it, and peers are those that were built for it, or those of `make peers` if
+it is the target of this machine.
 """
 
 from __future__ import annotations

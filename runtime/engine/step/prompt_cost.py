@@ -15,6 +15,7 @@ _FOLLOWS = 0.3  # share of a step's deviation by which all earlier measurements 
 _CERTAIN = 0.001  # spread of step sizes from which the fixed time is known; weight of the earlier ratio
 _DRIFT = 0.1  # share of the way to the upper bound, with each step
 _POSITIONS = 1024.0  # tokens per unit of position, so that all numbers are of similar size
+_LEAST_SHARE = 0.01  # least share of a step's time that its tokens take; with steps of equal duration it would be none
 _NEAR = 0.125  # units of position: steps this near to one another tell little about farther ones
 _UNKNOWNS = range(3)  # seconds of a step, of each of its tokens, and of each token per unit of position
 _NON_NEGATIVE = ((0, 1, 2), (0, 1), (1, 2), (1,))  # unknowns that are fitted; those that came out below 0 are left out
@@ -74,7 +75,7 @@ class PromptCost:
         Args:
             has_fixed: whether `seconds` includes the fixed time; it does not if a decode step was subtracted.
         """
-        if num_tokens < _MIN_TOKENS and self._is_measured:
+        if seconds <= 0.0 or (num_tokens < _MIN_TOKENS and self._is_measured):
             return
         has_fixed = has_fixed and num_tokens >= _MIN_TOKENS
         row = [has_fixed / num_tokens, 1.0, position / _POSITIONS]
@@ -137,11 +138,12 @@ class PromptCost:
         fixed_s, token_s, position_s = _non_negative(
             squares, products, _NON_NEGATIVE if is_known else _NON_NEGATIVE[2:]
         )
-        mean_token_s = (self._products[1] - fixed_s * self._squares[0][1]) / self._squares[1][1]
+        all_s, num_tokens = self._products[1], self._squares[1][1]
+        mean_token_s = max(all_s - fixed_s * self._squares[0][1], _LEAST_SHARE * all_s) / num_tokens
         if self._decode is not None:
             num_rows, seconds = self._decode
             fixed_s = min(fixed_s, max(0.0, seconds - num_rows * token_s))
-        return _FittedCost(fixed_s if is_known else None, token_s, position_s, max(mean_token_s, 0.0))
+        return _FittedCost(fixed_s if is_known else None, token_s, position_s, mean_token_s)
 
 
 def _with_row(squares: _Matrix, row: _Vector, weight: float) -> _Matrix:
