@@ -1,1 +1,1 @@
-"""Convert a conversation to a prompt, and what a model generates to a reply: templates, tools, grammars."""
+"""Turn a conversation into a prompt and its reply back: templates, tools, and grammars that a reply follows."""
