@@ -59,6 +59,17 @@ if TYPE_CHECKING:
     help="Most tokens of prompt and reply together.  [default: the model's own]",
 )
 @click.option("--name", help="What servers call the model.  [default: the output's]")
+@click.option(
+    "--max-loras",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="LoRA adapters that the artifact has room for (serve --lora); 0: none.",
+)
+@click.option(
+    "--max-lora-rank", type=click.IntRange(min=1), default=16, show_default=True, help="The largest rank of an adapter."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
 @click.option(
     "--in-memory",
@@ -73,6 +84,8 @@ def command(
     kv_dtype: KVChoice,
     context_length: int | None,
     name: str | None,
+    max_loras: int,
+    max_lora_rank: int,
     as_json: bool,
     in_memory: tuple[Path, int, int, int, Path] | None,
 ) -> None:
@@ -98,7 +111,7 @@ def command(
         with nullcontext() if as_json else ProgressDisplay(sys.stderr) as display:
             from radixlm.compile.compiler import CompileOptions, fresh_artifact  # a second: the clock ticks meanwhile
 
-            options = CompileOptions(quantize, target, kv_dtype, context_length, name)
+            options = CompileOptions(quantize, target, kv_dtype, context_length, name, max_loras, max_lora_rank)
             progress = display if in_memory is None else _both(display, ProgressWriter(in_memory[3]))
             fresh = stack.enter_context(fresh_artifact(source, output, options, progress=progress, in_memory=place))
             report = fresh.report if fresh.is_in_memory else fresh.publish()

@@ -82,7 +82,7 @@ class LinearOps:
                     lambda spec=spec, x_stride=x_stride: float_linear(spec, self._target, x_stride),  # type: ignore[misc]
                     codes,
                     bias,
-                    self._floats(x),
+                    self.floats(x),
                     y.memory,
                     y.num_rows,
                 )
@@ -182,7 +182,7 @@ class LinearOps:
                 lambda: float_linear(spec, self._target, x_stride, rows),
                 arrays_[0],
                 biases,
-                self._floats(x),
+                self.floats(x),
                 y.memory,
                 lists,
             )
@@ -211,7 +211,7 @@ class LinearOps:
         self._program.call(
             ("gather_columns", x.width, x.float_stride),
             lambda: gather_columns(x.width, x.float_stride, stride),
-            self._floats(x),
+            self.floats(x),
             WeightTensor(f"{matrix.name}.order"),
             place,
             x.rows.num_rows,
@@ -219,7 +219,7 @@ class LinearOps:
         rows = RowBuffer(place, stride, (0,), x.rows.num_rows, x.rows.max_rows)
         return Activation("identity", rows, x.width, 0, 0.0, role="sorted")
 
-    def _floats(self, x: Activation) -> Argument:
+    def floats(self, x: Activation) -> Argument:
         """Return the activation as floats, computing it at its first use."""
         if x.is_rows:
             return x.rows.memory
