@@ -40,7 +40,8 @@ def lora_layout(config: ModelConfig, max_loras: int, max_rank: int) -> LoraInfo:
         return LoraMatrix(name=linear.name, num_outputs=linear.num_outputs, huggingface=source, gguf=in_gguf)
 
     groups = (
-        LoraGroup(num_inputs=linears[0].num_inputs, matrices=tuple(map(matrix, linears))) for linears in _joined(decoder)
+        LoraGroup(num_inputs=linears[0].num_inputs, matrices=tuple(map(matrix, linears)))
+        for linears in _joined(decoder)
     )
     return LoraInfo(max_loras=max_loras, max_rank=round_up(max_rank, LORA_BLOCK), groups=tuple(groups))
 

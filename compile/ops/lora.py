@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from radixlm.runtime.artifact.lora import LoraGroup, LoraInfo, LoraMatrix, LoraPlace
+from radixlm.runtime.artifact.lora import LoraInfo, LoraPlace
 
 from ..codegen.targets import Target
 from ..kernels.experts.entries import ExpertLimits, ExpertRows, find_slabs
@@ -38,7 +38,10 @@ class LoraOps:
         place, lists = self._places[tuple(layer.name for layer in layers)], self._found()
         limits, width = self._limits, len(layers) * self._rank
         narrow = self._program.scratch(("adapters", width), limits.num_places * width * 4)
-        shrink, to_places = LinearSpec(F32, width, place.group.num_inputs, width), ExpertRows(limits, "tokens", "places")
+        shrink, to_places = (
+            LinearSpec(F32, width, place.group.num_inputs, width),
+            ExpertRows(limits, "tokens", "places"),
+        )
         self._program.call(
             (shrink, x_stride, to_places),
             lambda: float_linear(shrink, self._target, x_stride, to_places),

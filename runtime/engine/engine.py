@@ -18,12 +18,13 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
 from ..artifact.find_artifact import find_artifact
+from ..cache.cache_namespace import adapted_namespace
 from ..cache.cache_tree import CacheCleared, CachedText, CacheTree
 from ..chat.tools.tool_calls import ReadReply, ToolCall, read_reply
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..errors import EngineError, InvalidArgument, StoreOff
 from ..fields import takes_fields_of
-from ..memory import Memory
+from ..memory import ForgetResult, Memory
 from .calls.text_calls import TextCalls
 from .completion import Completion
 from .engine_options import EngineOptions
@@ -65,6 +66,7 @@ class Engine(TextCalls, VectorCalls):
         context_length: tokens of prompt and reply together.
         reply_options: all options with which the same request may have another reply, by name.
         namespaces: makes the `namespace` of a client that is not to share with others.
+        adapters: the LoRA adapters that requests may name.
         queue: how many requests run and wait, and how many more may come.
         encode, encode_chat, decode, render: those of `prompts`.
 
@@ -93,8 +95,8 @@ class Engine(TextCalls, VectorCalls):
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
         self._idle_thread: IdleThread | None = None
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue
-        self._requests = RequestMaker(self.prompts, self.manifest, options, opened.core.limits, self.queue)
-        limits = opened.core.limits
+        limits, self.adapters = opened.core.limits, opened.adapters
+        self._requests = RequestMaker(self.prompts, self.manifest, options, limits, self.queue, opened.adapters)
         self.vector_prompts = VectorPrompts(self.tokenizer, self.manifest, max_tokens=limits.context_length)
         self._num_at_once = 2 * options.max_num_seqs  # so that the next are there when some end
         # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
@@ -160,7 +162,8 @@ class Engine(TextCalls, VectorCalls):
             EngineError: the engine is closed, or died.
             StoreOff: memory has forgotten them, and the disk, which failed or hangs, may still have some.
         """
-        forgotten = self._loop.call(lambda core: core.forget(namespace))
+        parts = [namespace, *(adapted_namespace(namespace, digest) for digest in self.adapters.digests)]
+        forgotten = self._loop.call(lambda core: sum(map(core.forget, parts), ForgetResult()))
         deadline = time.monotonic() + CLEARS_WITHIN_S
         try:
             for done in forgotten.pending:

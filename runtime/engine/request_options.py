@@ -18,6 +18,8 @@ from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidArgument, InvalidParameter
 from ..fields import brief, documented, option
+from ..lora.adapters import Adapter
+from ..model.batch import NO_ADAPTER
 from ..optional import extra_of
 from ..prefix.expected_prompts import ExpectedPrompt
 from ..store.page_key import MAX_NAMESPACE_BYTES
@@ -45,6 +47,7 @@ class OptionKeywords(TypedDict, total=False):
     client: str | None
     cache_match: MatchPolicy | None
     kv_budget: float | None
+    lora: str | Adapter | None
     constraint: Grammar | ConstraintSource | None
     request_id: str | None
     strip_suffix: bool | None
@@ -89,6 +92,9 @@ class RequestOptions:
         unset="as the engine's `kv_budget` says",
         above=0,
         high=1,
+    )
+    lora: str | Adapter | None = option(
+        None, "The name of a LoRA adapter, one of the engine's `loras`.", unset="the model as it was compiled"
     )
     constraint: Grammar | ConstraintSource | None = option(
         None,
@@ -151,6 +157,8 @@ class RequestOptions:
             extra.check_request(self)
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
+        if not isinstance(self.lora, str | Adapter | None):
+            raise InvalidArgument(f"lora is {self.lora!r:.60}; it must be the name of an adapter", param="lora")
         if not (self.constraint is None or hasattr(self.constraint, "start") or isinstance(self.constraint, Grammar)):
             raise InvalidArgument(
                 f"constraint is {self.constraint!r:.60}; it must be a Grammar; a JSON schema goes to response_format",
@@ -172,6 +180,11 @@ class RequestOptions:
     def turn_of(self) -> Client:
         """Whose turn it is when the request is served."""
         return self.namespace if self.client is None else self.client
+
+    @property
+    def adapter_index(self) -> int:
+        """The place of its LoRA adapter, once the engine has decided; `NO_ADAPTER` if it has none."""
+        return self.lora.index if isinstance(self.lora, Adapter) else NO_ADAPTER
 
     @property
     def seam_of(self) -> bytes | None:

@@ -30,9 +30,9 @@ from ..kv_log.log import files_of
 from ..version import VERSION
 
 MAX_LINE_BYTES = 64 << 20
-WhyNot = Literal["cancelled", "approximate", "constraint"]
-"""Why a request cannot be compared: its client left, parts of its prefix's KV were left out, or only the caller's own
-code knows what its reply had to keep to."""
+WhyNot = Literal["cancelled", "approximate", "constraint", "adapter"]
+"""Why a request cannot be compared: its client left, parts of its prefix's KV were left out, only the caller's own
+code knows what its reply had to keep to, or it had a LoRA adapter, which the recording does not have."""
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="begin"):
