@@ -7,16 +7,19 @@ name is another. Knows names, digests and places; not requests.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from ..artifact.lora import LORA_BLOCK, LoraInfo, LoraMatrix, LoraPlace, LoraSource
+from ..artifact.lora import LORA_BLOCK, LoraGroup, LoraInfo, LoraMatrix, LoraPlace, LoraSource
 from ..errors import InvalidAdapter, InvalidParameter
 from .adapter_files import AdapterFile, LowRank, read_adapter
 from .tensor_files import Float32Array
+
+_JOINED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}  # in checkpoints that join it with those after it
 
 
 @dataclass(frozen=True)
@@ -98,21 +101,17 @@ class _Fitted:
     """
 
     def __init__(self, adapter: AdapterFile, info: LoraInfo) -> None:
-        self._max_loras = info.max_loras
         self._parts: list[tuple[int, int, Float32Array]] = []  # first item, items of an adapter, numbers
         self._adapter, num_rows = adapter, dict[str, int]()
         for place in info.places():
-            for part, matrix in enumerate(place.group.matrices):
-                source = matrix.source(adapter.format)
-                if source is None or source.name not in adapter.changes:
-                    continue
-                num_rows[source.name] = num_rows.get(source.name, 0) + matrix.num_outputs
-                self._add(place, part, matrix, source, adapter.changes[source.name])
+            for part, (matrix, source) in enumerate(_sources(place.group, adapter)):
+                if source is not None and source.name in adapter.changes:
+                    num_rows[source.name] = num_rows.get(source.name, 0) + matrix.num_outputs
+                    self._add(place, part, matrix, source, adapter.changes[source.name])
         for name, expected in num_rows.items():
             if (found := len(adapter.changes[name].b)) != expected:
                 raise InvalidAdapter(
-                    f"{adapter.path}: {name} has {found} outputs, and the model's has {expected}; use the adapter's own "
-                    "model"
+                    f"{adapter.path}: {name} has {found} outputs, the model's {expected}; use the adapter's own model"
                 )
         if left := sorted(adapter.changes.keys() - num_rows.keys()):
             of = "the adapter's own model" if adapter.base is None else f"its own model, {adapter.base!r:.200}"
@@ -159,6 +158,19 @@ class _Fitted:
         offset = part * most * num_inputs
         self._parts.append((place.first + offset, place.a_items, _blocks(a)))
         self._parts.append((place.first_of_b(part), place.b_items(matrix), _blocks(b)))
+
+
+def _sources(group: LoraGroup, adapter: AdapterFile) -> Iterator[tuple[LoraMatrix, LoraSource | None]]:
+    """Yield the matrices of a group, each with its place in the adapter; None if the format has no name for it."""
+    first = group.matrices[0].huggingface.name
+    role = first.split(".")[-2]
+    joined = first.replace(f".{role}.", f".{_JOINED.get(role, role)}.")
+    is_joined = adapter.format == "huggingface" and joined != first and joined in adapter.changes
+    row = 0
+    for matrix in group.matrices:
+        source = matrix.source(adapter.format)
+        yield matrix, msgspec.structs.replace(source, name=joined, first_row=row) if is_joined and source else source
+        row += matrix.num_outputs
 
 
 def _blocks(matrix: Float32Array) -> Float32Array:
