@@ -98,7 +98,7 @@ class Ops:
             width += round_up(layer.num_outputs, ROW_BLOCK)
         role = layers[0].name.rsplit(".", 2)[-2]  # such as "q_proj"; the same in each layer
         rows = RowBuffer.of_tokens(self.program, self.limits, ("linear", role), width, tuple(columns))
-        self._linear.multiply(x, layers, rows)
+        self._linear.multiply(x, layers, rows, keeps_floats=self._adapts(layers))
         self._adapt(x, layers, rows)
         return rows
 
@@ -186,7 +186,7 @@ class Ops:
 
     def add_linear(self, x: RowBuffer, y: Activation, layer: Linear, *, factor: float = 1.0) -> RowBuffer:
         """Return `x + factor * W y`, in place of x."""
-        self._linear.multiply(y, (layer,), x, add=True, factor=factor)
+        self._linear.multiply(y, (layer,), x, add=True, factor=factor, keeps_floats=self._adapts((layer,)))
         self._adapt(y, (layer,), x, factor)
         return x
 
@@ -265,8 +265,12 @@ class Ops:
 
     def _adapt(self, x: Activation, layers: Sequence[Linear], y: RowBuffer, factor: float = 1.0) -> None:
         """Add the adapters' part of the layers' outputs to `y`, if the artifact has room for adapters."""
-        if self._lora is not None and self._lora.changes(layers):
+        if self._lora is not None and self._adapts(layers):
             self._lora.add(self._linear.floats(x), x.float_stride, layers, y, factor)
+
+    def _adapts(self, layers: Sequence[Linear]) -> bool:
+        """Return whether adapters may change these layers."""
+        return self._lora is not None and self._lora.changes(layers)
 
     def _picked(self, x: RowBuffer, memory: Argument) -> RowBuffer:
         """The rows whose logits are wanted, copied into `memory`."""

@@ -1,0 +1,92 @@
+"""What LoRA adapters cost: decode steps of one model with and without room for adapters, and with 1 to 8 of them.
+
+    python -m bench.engine.adapters BASE.radixlm ROOM.radixlm [--rows 8] [--past 200] [--rounds 20]
+
+ROOM is the same model, compiled with `--max-loras 8`. All rows have an adapter of random numbers on all matrices, of
+the largest rank that ROOM has room for. The steps take turns; a ratio is the median of the rounds' own, over BASE.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.model.batch import Batch
+from radixlm.runtime.model.model_runner import ModelRunner
+
+from ..kernels.forward import make_batch, pages_of
+from ..options import read_options
+from ..report.tables import table
+from ..timing import in_turns
+
+_SECONDS = 0.1  # about so long is a turn
+
+
+def main() -> None:
+    """Measure and print a table."""
+    options = read_options(__doc__, "base", "room", rows=8, past=200, rounds=20)
+    step = ("decode", options.rows, options.past)
+    base, room = (ModelRunner(Artifact.open(path), num_pages=pages_of(*step)) for path in (options.base, options.room))
+    vocab_size = Artifact.open(options.base).manifest.model.vocab_size
+    assert room.adapters is not None, f"{options.room} has no room for adapters; compile it with --max-loras"
+    most = room.adapters.info.max_loras
+    memory = room.adapters.memory
+    memory[:] = np.random.default_rng(0).standard_normal(memory.size, np.float32) * np.float32(0.01)
+
+    def turn(runner: ModelRunner, num_adapters: int) -> Callable[[], Sequence[float]]:
+        batch = make_batch(*step, vocab_size)
+        if num_adapters:
+            batch.adapters = np.arange(options.rows, dtype=np.int32) % np.int32(num_adapters)
+        return partial(_seconds, runner, batch)
+
+    ways = {"base": turn(base, 0), "room, no adapter": turn(room, 0)}
+    ways |= {f"{count} adapters": turn(room, count) for count in (1, 2, 4, 8) if count <= most}
+    found = in_turns(ways, options.rounds)
+    rows = []
+    for name, seconds in found.items():
+        ratios = [ours / plain for ours, plain in zip(seconds, found["base"], strict=True)]
+        first, median, third = statistics.quantiles(ratios, n=4)
+        least = min(seconds)
+        rows.append(
+            {
+                "step": name,
+                "median": statistics.median(seconds),
+                "least": least,
+                "ratio": median,
+                "first": first,
+                "third": third,
+            }
+        )
+    adapter_mb = memory.nbytes / most / 1e6
+    print(
+        f"{options.rows} rows after {options.past} tokens; an adapter of rank {room.adapters.info.max_rank} has ",
+        end="",
+    )
+    print(f"{adapter_mb:.1f} MB")
+    print(table(_COLUMNS, rows))
+
+
+def _seconds(runner: ModelRunner, batch: Batch) -> Sequence[float]:
+    """Seconds of a step, the mean of several in a row."""
+    start, calls = time.perf_counter(), 0
+    while time.perf_counter() - start < _SECONDS:
+        runner.forward(batch)
+        calls += 1
+    return [(time.perf_counter() - start) / calls]
+
+
+_COLUMNS = {
+    "step": "{step}",
+    "median, ms": "{median:ms .2f}",
+    "least, ms": "{least:ms .2f}",
+    "over base": "{ratio:.3f}",
+    "quartiles": "{first:.2f}-{third:.2f}",
+}
+
+
+if __name__ == "__main__":
+    main()
