@@ -16,7 +16,7 @@ from typing import get_args
 
 import msgspec
 from radixlm.runtime.artifact import CHAT_TEMPLATE, MODULE, TOKENIZER, WEIGHTS, Artifact, sha256_of, write_manifest
-from radixlm.runtime.artifact.lora import MAX_LORA_RANK, MAX_LORAS, LoraInfo
+from radixlm.runtime.artifact.lora import MAX_LORA_RANK, MAX_LORAS, LoraDType, LoraInfo
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     FileInfo,
@@ -89,6 +89,7 @@ def compile_model(
     name: str | None = None,
     max_loras: int = 0,
     max_lora_rank: int = DEFAULT_LORA_RANK,
+    lora_dtype: LoraDType = "f32",
     progress: Callable[[Progress], None] | None = None,
 ) -> CompileReport:
     """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing an existing artifact.
@@ -101,6 +102,7 @@ def compile_model(
         name: the model's name in servers; by default that of the output.
         max_loras: number of LoRA adapters that the artifact has room for; 0 for none.
         max_lora_rank: largest rank of an adapter.
+        lora_dtype: storage of adapters; f16 and bf16 halve the memory, and round numbers of a file in float32.
 
     Raises:
         SourceError: the source cannot be used.
@@ -108,7 +110,7 @@ def compile_model(
         CompileError: the disk is too full, or the build failed.
         VerificationFailed: the artifact disagrees with the reference.
     """
-    options = CompileOptions(quantize, target, kv_dtype, context_length, name, max_loras, max_lora_rank)
+    options = CompileOptions(quantize, target, kv_dtype, context_length, name, max_loras, max_lora_rank, lora_dtype)
     with fresh_artifact(source, output, options, progress=progress) as fresh:
         return fresh.publish()
 
@@ -124,11 +126,13 @@ class CompileOptions:
     name: str | None = None
     max_loras: int = 0
     max_lora_rank: int = DEFAULT_LORA_RANK
+    lora_dtype: LoraDType = "f32"
 
     def check(self) -> None:
         """Raise InvalidParameter if a field is out of range."""
         _check_choice("quantize", self.quantize, get_args(Quantize))
         _check_choice("kv_dtype", self.kv_dtype, get_args(KVChoice))
+        _check_choice("lora_dtype", self.lora_dtype, get_args(LoraDType))
         if self.name is not None and not 1 <= len(self.name) <= 256:
             raise InvalidParameter(f"name has {len(self.name)} characters; it may have 1 to 256")
         for name, value, low, high in (
@@ -406,7 +410,9 @@ def _plan(name: str, source: Source, options: CompileOptions, target: Target) ->
     num_tokens = length if config.is_bidirectional else min(MAX_NUM_TOKENS, length)
     # a vector may be made of all hidden states of a text
     limits = Limits(num_tokens, num_tokens if config.output == "hidden" else MAX_NUM_LOGITS, length)
-    lora = lora_layout(config, options.max_loras, options.max_lora_rank) if options.max_loras else None
+    lora: LoraInfo | None = None
+    if options.max_loras:
+        lora = lora_layout(config, options.max_loras, options.max_lora_rank, options.lora_dtype)
     ops = _ops(config, layout, limits, target, plan, lora)
     return _ArtifactPlan(source, options, target, config, layout, weights, plan, limits, lora, ops)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from radixlm.runtime.artifact.lora import LORA_BLOCK, LoraGroup, LoraInfo, LoraMatrix, LoraSource
+from radixlm.runtime.artifact.lora import LORA_BLOCK, LoraDType, LoraGroup, LoraInfo, LoraMatrix, LoraSource
 from radixlm.runtime.artifact.model_config import Attention, Dense, ModelConfig
 from radixlm.runtime.errors import InvalidParameter
 
@@ -17,7 +17,7 @@ from .ops.layers import Linear
 from .weights.layout import round_up
 
 
-def lora_layout(config: ModelConfig, max_loras: int, max_rank: int) -> LoraInfo:
+def lora_layout(config: ModelConfig, max_loras: int, max_rank: int, dtype: LoraDType = "f32") -> LoraInfo:
     """Return the room for `max_loras` adapters of up to `max_rank` on attention and feed-forward matrices.
 
     Raises:
@@ -43,7 +43,7 @@ def lora_layout(config: ModelConfig, max_loras: int, max_rank: int) -> LoraInfo:
         LoraGroup(num_inputs=linears[0].num_inputs, matrices=tuple(map(matrix, linears)))
         for linears in _joined(decoder)
     )
-    return LoraInfo(max_loras=max_loras, max_rank=round_up(max_rank, LORA_BLOCK), groups=tuple(groups))
+    return LoraInfo(max_loras=max_loras, max_rank=round_up(max_rank, LORA_BLOCK), dtype=dtype, groups=tuple(groups))
 
 
 def _why_not(config: ModelConfig) -> str | None:

@@ -23,7 +23,8 @@ from tvm.script.ir_builder import tirx as T
 from .codegen.kernel_cache import KernelCache
 from .codegen.library import Library, build_library, kernel_symbol
 from .codegen.targets import Target
-from .codegen.vector import LANES
+from .codegen.vector import LANES, storage_type
+from .kernels.float_linear import DTYPES
 from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.sampling.top_k import num_maxima, top_k
 from .kernels.sampling.weight_sums import weight_sums
@@ -143,8 +144,13 @@ def _adapter_of_token(lora: LoraInfo | None) -> _Arguments:
 
 
 def _adapters(lora: LoraInfo | None) -> _Arguments:
-    """Return the argument with the matrices of adapters; empty if there is no room for them."""
-    return {} if lora is None else {"adapters": ("float32", (lora.num_items,))}
+    """Return the arguments with the ranks and the matrices of adapters; empty if there is no room for them."""
+    if lora is None:
+        return {}
+    return {
+        "adapter_ranks": ("int32", (lora.max_loras, lora.num_matrices)),
+        "adapters": (storage_type(DTYPES[lora.dtype]), (lora.max_loras * lora.stride,)),
+    }
 
 
 def _forward(

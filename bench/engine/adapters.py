@@ -1,6 +1,6 @@
 """What LoRA adapters cost: decode steps of one model with and without room for adapters, and with 1 to 8 of them.
 
-    python -m bench.engine.adapters BASE.radixlm ROOM.radixlm [--rows 8] [--past 200] [--rounds 20]
+    python -m bench.engine.adapters BASE.radixlm ROOM.radixlm [--rows 8] [--past 200] [--rounds 150]
 
 ROOM is the same model, compiled with `--max-loras 8`. All rows have an adapter of random numbers on all matrices, of
 the largest rank that ROOM has room for. The steps take turns; a ratio is the median of the rounds' own, over BASE.
@@ -9,33 +9,33 @@ the largest rank that ROOM has room for. The steps take turns; a ratio is the me
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.lora import LORA_BLOCK
 from radixlm.runtime.model.batch import Batch
 from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..kernels.forward import make_batch, pages_of
 from ..options import read_options
 from ..report.tables import table
-from ..timing import in_turns
-
-_SECONDS = 0.1  # about so long is a turn
+from ..timing import in_turns, seconds_of
 
 
 def main() -> None:
     """Measure and print a table."""
-    options = read_options(__doc__, "base", "room", rows=8, past=200, rounds=20)
+    options = read_options(__doc__, "base", "room", rows=8, past=200, rounds=150)
     step = ("decode", options.rows, options.past)
     base, room = (ModelRunner(Artifact.open(path), num_pages=pages_of(*step)) for path in (options.base, options.room))
     vocab_size = Artifact.open(options.base).manifest.model.vocab_size
     assert room.adapters is not None, f"{options.room} has no room for adapters; compile it with --max-loras"
     most = room.adapters.info.max_loras
     memory = room.adapters.memory
-    memory[:] = np.random.default_rng(0).standard_normal(memory.size, np.float32) * np.float32(0.01)
+    numbers = np.random.default_rng(0).standard_normal(memory.shape, np.float32) * np.float32(0.01)
+    memory[:] = numbers.view(np.uint16)[:, 1::2] if memory.dtype == np.uint16 else numbers
+    room.adapters.ranks[:] = room.adapters.info.max_rank // LORA_BLOCK
 
     def turn(runner: ModelRunner, num_adapters: int) -> Callable[[], Sequence[float]]:
         batch = make_batch(*step, vocab_size)
@@ -71,12 +71,8 @@ def main() -> None:
 
 
 def _seconds(runner: ModelRunner, batch: Batch) -> Sequence[float]:
-    """Seconds of a step, the mean of several in a row."""
-    start, calls = time.perf_counter(), 0
-    while time.perf_counter() - start < _SECONDS:
-        runner.forward(batch)
-        calls += 1
-    return [(time.perf_counter() - start) / calls]
+    """Seconds of one step: a turn is short, because other processes take the CPU for longer."""
+    return [seconds_of(partial(runner.forward, batch))]
 
 
 _COLUMNS = {

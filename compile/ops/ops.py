@@ -47,7 +47,7 @@ class Ops:
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
         self.rounded_inputs = self._linear.rounded_inputs
-        self._lora = None if lora is None else LoraOps(self.program, lora, limits, target)
+        self._lora = None if lora is None else LoraOps(self.program, lora, target)
         self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)

@@ -17,6 +17,7 @@ from .model_config.ranges import Dimension, Strict
 LORA_BLOCK: Final = 16  # numbers of a vector; ranks and outputs are padded to whole blocks
 MAX_LORAS: Final = 256
 MAX_LORA_RANK: Final = 512
+LoraDType = Literal["f32", "f16", "bf16"]
 AdapterFormat = Literal["huggingface", "gguf"]
 
 
@@ -47,62 +48,65 @@ class LoraMatrix(Strict, frozen=True, kw_only=True):
 
 
 class LoraGroup(Strict, frozen=True, kw_only=True):
-    """Matrices that are multiplied with the same input. Their matrices A are stacked, so that one kernel runs them."""
+    """Matrices that are multiplied with the same input, so that one kernel runs them."""
 
     num_inputs: Dimension
     matrices: Annotated[tuple[LoraMatrix, ...], msgspec.Meta(min_length=1)]
 
 
 class LoraInfo(Strict, frozen=True, kw_only=True):
-    """The number of adapters that an artifact has room for, their largest rank, and the matrices that they change."""
+    """The number of adapters that an artifact has room for, their largest rank, and the matrices that they change.
+
+    Numbers are stored as `dtype`.
+    """
 
     max_loras: Annotated[int, msgspec.Meta(ge=1, le=MAX_LORAS)]
     max_rank: Annotated[int, msgspec.Meta(ge=LORA_BLOCK, le=MAX_LORA_RANK, multiple_of=LORA_BLOCK)]
+    dtype: LoraDType
     groups: Annotated[tuple[LoraGroup, ...], msgspec.Meta(min_length=1)]
 
     @property
-    def num_items(self) -> int:
-        """Number of float32 of all adapters together."""
-        return sum(group.num_items * self.max_loras for group in self.places())
+    def num_matrices(self) -> int:
+        """Number of matrices that an adapter may change."""
+        return sum(len(group.matrices) for group in self.groups)
 
-    def places(self) -> Iterator[LoraPlace]:
-        """Yield where the matrices of each group are."""
-        first = 0
+    @property
+    def stride(self) -> int:
+        """Numbers of an adapter."""
+        last = list(self.places())[-1][-1]
+        return last.b_at + last.b_items
+
+    def places(self) -> Iterator[tuple[LoraPlace, ...]]:
+        """Yield where an adapter has the matrices of each group."""
+        number, first = 0, 0
         for group in self.groups:
-            place = LoraPlace(group, self.max_loras, self.max_rank, first)
-            yield place
-            first += place.num_items * self.max_loras
+            places = []
+            for matrix in group.matrices:
+                places.append(LoraPlace(matrix, group.num_inputs, self.max_rank, number, first))
+                number, first = number + 1, places[-1].b_at + places[-1].b_items
+            yield tuple(places)
 
 
 @dataclass(frozen=True)
 class LoraPlace:
-    """The matrices of a group, in float32, from item `first` of the memory of all adapters on.
+    """Where an adapter has the change of the matrix `number`, counted from the adapter's first number.
 
-    First come the matrices A of all adapters, `[max_loras, parts * max_rank / 16, num_inputs, 16]`. Then come the
-    matrices B of each part, `[max_loras, num_outputs / 16, max_rank, 16]`. So each is a stack in the layout of float
-    weights.
+    A and B have the layout of float weights: A `[max_rank / 16, num_inputs, 16]`, then B `[num_outputs / 16, max_rank,
+    16]`.
     """
 
-    group: LoraGroup
-    max_loras: int
+    matrix: LoraMatrix
+    num_inputs: int
     max_rank: int
-    first: int
+    number: int
+    a_at: int
 
     @property
-    def num_items(self) -> int:
-        """Items of one adapter."""
-        return self.a_items + sum(map(self.b_items, self.group.matrices))
+    def b_at(self) -> int:
+        """The first number of B."""
+        return self.a_at + self.max_rank * self.num_inputs
 
     @property
-    def a_items(self) -> int:
-        """Items of one adapter's matrices A."""
-        return len(self.group.matrices) * self.max_rank * self.group.num_inputs
-
-    def b_items(self, matrix: LoraMatrix) -> int:
-        """Items of one adapter's matrix B."""
-        return -(-matrix.num_outputs // LORA_BLOCK) * LORA_BLOCK * self.max_rank
-
-    def first_of_b(self, part: int) -> int:
-        """Return the first item of the matrices B of a part."""
-        before = self.a_items + sum(map(self.b_items, self.group.matrices[:part]))
-        return self.first + self.max_loras * before
+    def b_items(self) -> int:
+        """Numbers of B."""
+        return -(-self.matrix.num_outputs // LORA_BLOCK) * LORA_BLOCK * self.max_rank

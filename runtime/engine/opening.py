@@ -115,7 +115,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
         )
         opened.callback(runner.close)
         rows: AdapterRows | None = getattr(runner, "adapters", None)
-        adapters = Adapters(options.loras or {}, manifest.lora or None, None if rows is None else rows.memory)
+        adapters = Adapters(options.loras or {}, rows)
         windows = _open_windows(runner, manifest, size)
         if extra is not None:
             runner = extra.observe(runner)

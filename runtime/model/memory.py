@@ -21,6 +21,7 @@ from ..system import SPARSE_FLAGS, map_pages, remove_pages, total_memory_bytes, 
 from .batch import NO_ADAPTER, Batch, Float32Array, Int32Array, UInt8Array
 
 _ALIGNMENT = 64
+_LORA_DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _MAPPED_AT_A_TIME = 16 << 20  # bytes; other threads cannot map memory during this time
 
 
@@ -165,15 +166,17 @@ class StateSlots:
 
 
 class AdapterRows:
-    """The matrices of LoRA adapters, and the adapter of each token of a step of at most `max_tokens`.
+    """LoRA adapters, all zeros until the caller puts some there, and those of the tokens of a step.
 
     Attributes:
-        memory: float32 `[info.num_items]` in the layout of `info`; the caller puts adapters there.
+        memory: `[max_loras, info.stride]` of the artifact's type, bf16 as uint16: the matrices of adapters.
+        ranks: int32 `[max_loras, info.num_matrices]`, blocks of 16; 0 for a matrix that an adapter does not change.
     """
 
     def __init__(self, info: LoraInfo, max_tokens: int) -> None:
         self.info = info
-        self.memory: Float32Array = zeros((info.num_items,), np.float32)
+        self.memory: npt.NDArray[Any] = zeros((info.max_loras, info.stride), _LORA_DTYPES[info.dtype])
+        self.ranks: Int32Array = zeros((info.max_loras, info.num_matrices), np.int32)
         self._of_token: Int32Array = zeros((max_tokens,), np.int32)
 
     def rows(self, num_tokens: int) -> Int32Array:

@@ -134,7 +134,11 @@ class ModelRunner:
         self._windows = None if layers is None else WindowPool(pool, num_pages, layers)
         self.states, self.state_pool = states, None if states is None else states.pool
         self.adapters = adapters
-        pools = [pool, *([] if states is None else [states.pool]), *([] if adapters is None else [adapters.memory])]
+        pools = [pool]
+        if states is not None:
+            pools.append(states.pool)
+        if adapters is not None:
+            pools += [adapters.ranks, adapters.memory.reshape(-1)]
         self._state = [self._tensor(array) for array in (*pools, weights, workspace)]
         self.attention_sums: Float32Array | None = scores[0] if keep_scores else None
         self.attention_counts: Int32Array | None = scores[1] if keep_scores else None

@@ -54,7 +54,7 @@ def open_runner(compile_once: CompileOnce, tmp_path_factory: pytest.TempPathFact
 
 def load(runner: ModelRunner, files: dict[str, Path]) -> Adapters:
     assert runner.adapters is not None
-    return Adapters(files, runner.adapters.info, runner.adapters.memory)
+    return Adapters(files, runner.adapters)
 
 
 # a GGUF adapter has one alpha, and no square roots of ranks

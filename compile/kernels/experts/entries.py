@@ -7,13 +7,12 @@ thread takes one at a time. Slabs decide which thread computes what, and change 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tvm.script.ir_builder import tirx as T
 
-from ...codegen.builder import SIZE, Kernel, Memory, bound, for_each_row, registers, serial, when
+from ...codegen.builder import SIZE, Kernel, Memory, bound, for_each_row, registers, serial
 from ...codegen.targets import Target
 from ...codegen.vector import LANES, Expr, const, fma, lanes, splat
 from ...weights.layout import CHUNKS
@@ -156,12 +155,11 @@ class ExpertRows:
         return _SlabRows(rows_by(self.x), rows_by(self.y), bound(slab.count - first))
 
 
-def find_slabs(limits: ExpertLimits, *, skips_negative: bool = False) -> Any:
+def find_slabs(limits: ExpertLimits) -> Any:
     """Return the PrimFunc `(experts, lists, num_rows) -> 0`, which assigns entries to places and slabs.
 
     `experts` is int32 `[num_rows, top_k]`; `lists` has room for `limits.num_ints`. Entries of an expert stay in their
-    order, and its slabs are all of about the same size. Places without an entry are not written. With
-    `skips_negative`, an entry whose expert is negative has no place.
+    order, and its slabs are all of about the same size. Places without an entry are not written.
     """
     with Kernel() as k:
         experts, memory, num_rows = k.arguments(experts="int32", lists="int32", num_rows=SIZE)
@@ -172,8 +170,7 @@ def find_slabs(limits: ExpertLimits, *, skips_negative: bool = False) -> Any:
             ends[e] = T.int64(0)
         with serial(num_entries) as i:
             e = bound(T.Cast("int64", experts[i]))
-            with when(e >= 0) if skips_negative else nullcontext():
-                ends[e] = ends[e] + 1
+            ends[e] = ends[e] + 1
         counters[blocks], counters[num_slabs] = T.int64(0), T.int64(0)
         with serial(limits.num_experts) as e:
             count = bound(ends[e])
@@ -189,10 +186,9 @@ def find_slabs(limits: ExpertLimits, *, skips_negative: bool = False) -> Any:
         memory[0] = T.Cast("int32", counters[num_slabs])
         with serial(num_entries) as i:
             e = bound(T.Cast("int64", experts[i]))
-            with when(e >= 0) if skips_negative else nullcontext():
-                memory[lists.entries + ends[e]] = T.Cast("int32", i)
-                memory[lists.places + i] = T.Cast("int32", ends[e])
-                ends[e] = ends[e] + 1
+            memory[lists.entries + ends[e]] = T.Cast("int32", i)
+            memory[lists.places + i] = T.Cast("int32", ends[e])
+            ends[e] = ends[e] + 1
     return k.function
 
 
