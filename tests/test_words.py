@@ -30,10 +30,25 @@ NAMES = [r"`[^`]*`", r"talk\.json", r"\"What guessing brings\""]
 """What is quoted from code, files and headings, and has the words that it has."""
 
 PLAIN_DOCSTRINGS = (
-    *("compile", "examples", "package", "tokenizer_fix"),
+    *("bench", "cli", "compile", "examples", "package", "tokenizer_fix"),
     *(
         f"runtime/{each}"
-        for each in ("artifact", "cache", "kv_log", "model", "prefix", "speculation", "states", "store")
+        for each in (
+            "artifact",
+            "cache",
+            "chat",
+            "engine",
+            "extras",
+            "kv_log",
+            "model",
+            "prefix",
+            "replay",
+            "router",
+            "server",
+            "speculation",
+            "states",
+            "store",
+        )
     ),
 )
 """Folders whose docstrings are plain; the others follow."""

@@ -1,4 +1,4 @@
-"""What LoRA adapters cost: decode steps of one model with and without room for adapters, and with 1 to 8 of them.
+"""Measure the cost of LoRA adapters: decode steps of a model without room for adapters, and with 0 to 8 of them.
 
     python -m bench.engine.adapters BASE.radixlm ROOM.radixlm [--rows 8] [--past 200] [--rounds 150]
 

@@ -89,7 +89,7 @@ class LoraInfo(Strict, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class LoraPlace:
-    """Where an adapter has the change of the matrix `number`, counted from the adapter's first number.
+    """The place of one matrix's change in an adapter, counted in numbers from the adapter's first.
 
     A and B have the layout of float weights: A `[max_rank / 16, num_inputs, 16]`, then B `[num_outputs / 16, max_rank,
     16]`.

@@ -29,8 +29,8 @@ def test_inspect_shows_dimensions_weights_and_files(runner: CliRunner, smollm2_a
     assert rows["architecture"] == "llama"
     assert rows["vocabulary"] == "49,152"
     assert rows["quantization"] == "keep"
-    assert rows["appended suffix"].startswith("token 216, a lone space at the end of a prompt: stripped")
-    assert rows["digests"] == "all files are those that the manifest describes"
+    assert rows["appended suffix"].startswith("token 216, a space at the end of a prompt: stripped")
+    assert rows["digests"] == "all files match the manifest"
     assert {"model.so", "weights.safetensors", "tokenizer.json"} <= set(rows)
 
 
@@ -111,7 +111,7 @@ def test_compile_says_that_a_chat_template_cannot_be_used(runner: CliRunner, tin
     (source / "chat_template.jinja").write_text("{% for %}")
     result = runner.invoke(cli, ["compile", str(source), "-o", str(output)])
     assert result.exit_code == 0, result.output
-    assert "no conversations: the model's chat template is not valid Jinja" in result.stderr
+    assert "but not chats: the model's chat template is not valid Jinja" in result.stderr
     assert result.stdout.endswith(f"\n{output} is ready: radixlm serve {output}\n")
 
 

@@ -1,9 +1,9 @@
-"""Shapes that clients send in place of what an endpoint documents, where they can only mean one thing.
+"""The table of malformed requests that can only mean one thing, by endpoint, and their conversion.
 
-A conversation is sent again with every request: to refuse one of its messages would end it. So what is in this table is
-read as what it means, and its path is listed with the fields that are ignored. It is looked at only where a body is not
-as documented, and a strict server refuses it. `docs/agents.md` has the table, and that of `values.py`. Knows JSON, not
-what is done with it.
+Clients send a conversation again with every request, so refusing one of its messages would end it. Forms in this table
+are converted instead, and their path is listed with the ignored fields. The table is used only if a body does not match
+its type, and a strict server refuses such bodies. `docs/agents.md` has this table and that of `values.py`. Knows JSON,
+not what is done with it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .values import relax_values
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape that is read.
+    """One malformed form and its conversion.
 
     Args:
-        path: where it stands; arrays have no part in it.
-        sent: what clients send there.
-        meaning: what it is read as.
+        path: names of the fields that lead to it; arrays are passed through.
+        sent: description of what clients send there.
+        meaning: description of what it is converted to.
+        read: converts a value.
     """
 
     path: str
@@ -38,7 +39,7 @@ class Shape:
 
 
 def relax(body: Any, shapes: Sequence[Shape]) -> set[str]:
-    """Replace such shapes in a body, and return the paths of those that were there.
+    """Convert malformed forms in a body in place, and return the paths of those that occurred.
 
     >>> body = {"tool_choice": "any"}
     >>> relax(body, CHAT), body
@@ -60,10 +61,11 @@ def relax(body: Any, shapes: Sequence[Shape]) -> set[str]:
 
 
 def relaxing(shapes: Sequence[Shape], type: type[msgspec.Struct], *then: LeaveOut) -> LeaveOut:
-    """What `decode_body` does with a body that is not as documented: it reads these shapes, and goes on.
+    """Return the `leave_out` of `decode_body` that converts these forms, and malformed values of any field.
 
     Args:
-        type: what the body is decoded as, which says what each field takes.
+        type: the type of the body, which has the type of each field.
+        then: applied afterwards.
     """
 
     def leave_out(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
@@ -76,7 +78,7 @@ def relaxing(shapes: Sequence[Shape], type: type[msgspec.Struct], *then: LeaveOu
 
 
 def _objects(value: Any, path: Sequence[str]) -> Iterator[Object]:
-    """The objects at a path, through arrays."""
+    """Yield the objects at a path, also within arrays."""
     if isinstance(value, list):
         for each in value:
             yield from _objects(each, path)
@@ -91,26 +93,26 @@ def _foreign(read: Callable[[Any], Any]) -> Read:
     return lambda value, body: read(value)
 
 
-_IDS: Final = "no id, or null", "ids by order: a result without one belongs to the first call without a result"
+_IDS: Final = "missing or null id", "ids by order: a result without one gets that of the first call without a result"
 _STOPS: Final = tuple(
     Shape(name, '`""`, alone or in a list', "none", contents.no_empty_texts)
     for name in ("stop", "stop_sequences", "stop_regex", "banned_strings")
 )
-_FOREIGN: Final = "calls and results in the shape of another API", "the same calls and results"
-_PART_TYPE: Final = "none, of what has a text", "a text"
+_FOREIGN: Final = "calls and results in the format of another API", "the same calls and results"
+_PART_TYPE: Final = "no type, but a text", "`text`"
 _OTHER_TYPE: Final = "`input_text` or `output_text`", "`text`"
 _NO_CHOICE: Final = '`""` or `{}`', "none"
 _NO_PARAMETERS: Final = 'null, `""` or `[]`', "no arguments"
-_ROLE: Final = "in capitals", "in small letters"
-_ONE_TOOL: Final = "one tool without a list", "a list of it"
-_NO_TEXT: Final = "null, or none of a part of text", '`""`'
-_ARGUMENTS: Final = "an object, null or `[]`", "its JSON; nothing is `{}`"
-_RESULT: Final = "null, a number, an object or a list", 'nothing is `""`, anything else is its JSON'
-_TOOLS: Final = "tools in the shape of another API", "the same tools"
+_ROLE: Final = "in capitals", "in lower case"
+_ONE_TOOL: Final = "a single tool", "a list of it"
+_NO_TEXT: Final = "null, or a text part without text", '`""`'
+_ARGUMENTS: Final = "an object, null or `[]`", "its JSON; null or `[]` is `{}`"
+_RESULT: Final = "null, a number, an object or a list", 'its JSON; null is `""`'
+_TOOLS: Final = "tools in the format of another API", "the same tools"
 _CHOICE: Final = "`any`, or any API's object", "`auto`, `none`, `required` or the one tool"
 
 CHAT: Final = (
-    Shape("messages", "a text", "a message of the user", contents.user),
+    Shape("messages", "a text", "a user message", contents.user),
     Shape("messages.role", *_ROLE, contents.role),
     Shape("messages", *_FOREIGN, _foreign(foreign_messages.for_chat)),
     Shape("messages.tool_calls", "`name` and `arguments` without `function`", "a function", tools.calls),
@@ -118,14 +120,14 @@ CHAT: Final = (
     Shape(
         "messages.tool_calls.function.arguments",
         "an object, null or `[]`",
-        "its JSON; nothing is `{}`",
+        "its JSON; null or `[]` is `{}`",
         contents.arguments,
     ),
     Shape("messages", *_IDS, call_ids.chat_ids),
     Shape("messages.content", *_RESULT, contents.result),
-    Shape("messages.content", "null, or none of the assistant and the system", '`""`', contents.null_content),
-    Shape("messages.content", "one part without a list", "a list of it", contents.one_part),
-    Shape("messages.content", "texts in a list", "parts of text", contents.strings),
+    Shape("messages.content", "null, or missing in an assistant or system message", '`""`', contents.null_content),
+    Shape("messages.content", "a single part", "a list of it", contents.one_part),
+    Shape("messages.content", "texts in a list", "text parts", contents.strings),
     Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
     Shape("messages.content.text", *_NO_TEXT, contents.no_text),
     Shape("tools", *_ONE_TOOL, tools.one_tool),
@@ -142,10 +144,10 @@ RESPONSES: Final = (
     Shape("input.arguments", *_ARGUMENTS, contents.arguments_of_item),
     Shape("input", *_IDS, call_ids.response_ids),
     Shape("input.output", *_RESULT, contents.result_output),
-    Shape("input.type", "null, of what has a role", "a message", contents.message_type),
-    Shape("input.content", "null, or none of the assistant and the system", '`""`', contents.null_content_of_item),
-    Shape("input.content", "one part without a list", "a list of it", contents.one_part),
-    Shape("input.content", "texts in a list", "parts of text", contents.strings_of_item),
+    Shape("input.type", "null, with a role", "a message", contents.message_type),
+    Shape("input.content", "null, or missing in an assistant or system message", '`""`', contents.null_content_of_item),
+    Shape("input.content", "a single part", "a list of it", contents.one_part),
+    Shape("input.content", "texts in a list", "text parts", contents.strings_of_item),
     Shape("input.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("input.output.type", *_PART_TYPE, contents.part_type("text")),
     Shape("input.output.text", *_NO_TEXT, contents.no_text),
@@ -160,24 +162,24 @@ RESPONSES: Final = (
 """`/v1/responses`."""
 
 MESSAGES: Final = (
-    Shape("messages", "a text", "a message of the user", contents.user),
+    Shape("messages", "a text", "a user message", contents.user),
     Shape("messages.role", *_ROLE, contents.role),
     Shape("messages", *_FOREIGN, _foreign(foreign_messages.for_messages)),
     Shape("messages.role", "`developer`", "`system`", contents.system_role),
-    Shape("messages.content", "calls that Anthropic's servers ran", "left out", contents.without_run_tools),
+    Shape("messages.content", "calls that Anthropic's servers ran", "removed", contents.without_run_tools),
     Shape("messages.content.input", "null, `[]`, or JSON in a text", "an object", contents.input),
     Shape("messages", *_IDS, call_ids.message_ids),
     Shape("messages.content.content", *_RESULT, contents.result_block),
     Shape("messages.content", "null", '`""`', contents.null("")),
-    Shape("messages.content", "one part without a list", "a list of it", contents.one_part),
-    Shape("messages.content", "texts in a list", "parts of text", contents.strings),
+    Shape("messages.content", "a single part", "a list of it", contents.one_part),
+    Shape("messages.content", "texts in a list", "text parts", contents.strings),
     Shape("messages.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
     Shape("messages.content.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("messages.content.text", *_NO_TEXT, contents.no_text),
-    Shape("messages.content.thinking", "null, or no reasoning", '`""`', contents.no_thought),
+    Shape("messages.content.thinking", "null or missing", '`""`', contents.no_reasoning),
     Shape("messages.content.content.text", *_NO_TEXT, contents.no_text),
-    Shape("system", "one block without a list, or texts in one", "blocks of text", contents.system_blocks),
+    Shape("system", "a single block, or texts in a list", "text blocks", contents.system_blocks),
     Shape("system.type", *_PART_TYPE, contents.part_type("text")),
     Shape("system.text", *_NO_TEXT, contents.no_text),
     Shape("tools", *_ONE_TOOL, tools.one_tool),

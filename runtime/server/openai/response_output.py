@@ -1,6 +1,6 @@
-"""Make the items of a response while it is generated: a thought, words and calls, each with the events of its own.
+"""Build the output items of a response while it is generated: reasoning, text and tool calls, with their events.
 
-Knows the engine's deltas and OpenAI's items; `responses.py` numbers the events.
+Knows the engine's deltas and OpenAI's items. `responses.py` numbers the events.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from .response_replies import (
 from .response_tools import OfferedTool
 
 Event = tuple[str, dict[str, Any]]
-"""Its name behind `response.`, and its fields."""
+"""The name of an event after `response.`, and its fields."""
 
 
 class ResponseOutput:
-    """The items of one reply.
+    """The output items of one response.
 
     Args:
-        reply: makes the events that items are made of; fresh.
-        tools: by the names that the model knows.
-        seals: whether a thought comes as `encrypted_content`, too.
+        reply: the events of the reply, none of which was made yet.
+        tools: the client's tools, by the names that the model uses.
+        seals: add `encrypted_content` to reasoning.
 
     Attributes:
-        items: all so far; one has its text when it has ended.
+        items: all items so far; an item gets its text when it ends.
     """
 
     def __init__(self, reply: ReplyEvents, tools: Mapping[str, OfferedTool], *, seals: bool) -> None:
         self.items: list[OutputItem] = []
         self._reply, self._tools, self._seals = reply, tools, seals
-        self._logprobs: list[ChatLogprob] = []  # of words that are not sent yet
+        self._logprobs: list[ChatLogprob] = []  # of text that is not sent yet
         self._sent_logprobs: list[ChatLogprob] = []  # of the last item
 
     def push(self, delta: Delta, logprobs: list[ChatLogprob]) -> Iterator[Event]:
-        """The events of what is said next; `logprobs` are those of the words."""
+        """Return the events of the next delta. `logprobs` are those of its text."""
         self._logprobs += logprobs
         return self._encoded(self._reply.push(delta))
 
     def finish(self, status: Status = "completed") -> Iterator[Event]:
-        """The last events: those of what was held back, and of the end. There is always an item."""
+        """Yield the last events: those of held-back text, and of the end. Adds an empty message if there is no item."""
         yield from self._encoded(self._reply.flush())
         if not self.items or (self._logprobs and isinstance(self.items[-1], OutputMessage)):
             yield from self._encoded(self._reply.open("text"))
             if self._logprobs:
-                yield self._words(self._reply.parts[-1], "")
+                yield self._text_delta(self._reply.parts[-1], "")
         is_cut = status != "completed" or self._reply.has_cut_call
         yield from self._encoded(self._reply.end(), "incomplete" if is_cut else "completed")
 
     def _encoded(self, events: Sequence[ReplyEvent], status: Status = "completed") -> Iterator[Event]:
-        """The same in OpenAI's words; `status` is that of an item that ends."""
+        """Yield OpenAI's events for events of the reply. `status` is that of an item that ends."""
         for event in events:
             match event:
                 case PartBegin(part):
                     yield from self._begin(part)
                 case PartText(ReplyPart(kind="text") as part, text):
-                    yield self._words(part, text)
+                    yield self._text_delta(part, text)
                 case PartText(ReplyPart(kind="reasoning") as part, text):
                     yield "reasoning_text.delta", {**self._place(part), "delta": text}
                 case PartText(part, text) if isinstance(self.items[part.index], OutputFunctionCall):
@@ -80,7 +80,7 @@ class ResponseOutput:
                 case PartEnd(part):
                     yield from self._end(part, status)
 
-    def _words(self, part: ReplyPart, text: str) -> Event:
+    def _text_delta(self, part: ReplyPart, text: str) -> Event:
         logprobs, self._logprobs = self._logprobs, []
         self._sent_logprobs += logprobs
         return "output_text.delta", {**self._place(part), "delta": text, "logprobs": logprobs}
@@ -123,8 +123,8 @@ class ResponseOutput:
                 item.arguments = text
                 yield "function_call_arguments.done", {**place, "arguments": text, "name": item.name}
             case OutputCustomCall():
-                said = read_cut(text).get("input", "")
-                item.input = said if isinstance(said, str) else ""
+                argument = read_cut(text).get("input", "")
+                item.input = argument if isinstance(argument, str) else ""
                 yield "custom_tool_call_input.delta", {**place, "delta": item.input}
                 yield "custom_tool_call_input.done", {**place, "input": item.input}
         yield "output_item.done", {"output_index": part.index, "item": _copy(item)}
@@ -135,5 +135,5 @@ class ResponseOutput:
 
 
 def _copy(value: Any) -> Any:
-    """A struct as it is now: an event may be sent after more was said."""
+    """Return a copy of a struct, because an event may be sent after the item has changed."""
     return msgspec.structs.replace(value)

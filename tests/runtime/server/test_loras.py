@@ -72,5 +72,5 @@ def test_an_adapter_has_a_fingerprint_of_its_own(adapted_client: TestClient) -> 
 
 
 def test_an_adapter_cannot_have_the_models_name(adapted: FakeEngine) -> None:
-    with pytest.raises(InvalidParameter, match="two models have a name in common"):
+    with pytest.raises(InvalidParameter, match="two models have the same name"):
         create_app(adapted, model_ids=("sql",))  # type: ignore[arg-type]
