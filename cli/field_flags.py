@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TEXTS = (tuple[str, ...], Sequence[str])
 _NAMED_PATHS = Mapping[str, str | Path]
+_LEAST_LORAS, _LEAST_RANK = 8, 16  # room in a model that `serve --lora` compiles, so that others fit, too
 ENGINE = ("disk", "speculation", "engine")  # groups of commands that generate
 
 
@@ -285,15 +286,34 @@ class CompileOptions:
         progressed: Callable[[str, float], None] | None = None,
         kept: Callable[[str], None] | None = None,
         on_disk: bool = False,
+        loras: Mapping[str, str] | None = None,
     ) -> Path:
-        """Return the artifact of `model`, as `cached_artifact.artifact_of` does."""
+        """Return the artifact of `model`, as `cached_artifact.artifact_of` does.
+
+        What is compiled now gets room for the adapters `loras`.
+
+        Raises:
+            InvalidAdapter: an adapter of a model that is not compiled yet cannot be read.
+        """
         from .cached_artifact import artifact_of
 
-        given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
+        given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype, **_room_for(model, loras or {})}
         options = {name: value for name, value in given.items() if value is not None}
         return artifact_of(
             model, options, say, meanwhile, written=written, progressed=progressed, kept=kept, on_disk=on_disk
         )
+
+
+def _room_for(model: str, loras: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of `radixlm compile` that give a model room for adapters; empty for an artifact."""
+    from radixlm.runtime.artifact.model_names import is_artifact
+
+    if not loras or is_artifact(model):
+        return {}
+    from radixlm.runtime.lora.adapter_files import read_adapter
+
+    rank = max(read_adapter(path).rank for path in loras.values())
+    return {"max-loras": str(max(_LEAST_LORAS, len(loras))), "max-lora-rank": str(max(_LEAST_RANK, rank))}
 
 
 def compile_options(function: F) -> F:
