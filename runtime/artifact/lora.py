@@ -76,6 +76,11 @@ class LoraInfo(Strict, frozen=True, kw_only=True):
         last = list(self.places())[-1][-1]
         return last.b_at + last.b_items
 
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of an adapter in memory."""
+        return self.stride * (4 if self.dtype == "f32" else 2)
+
     def places(self) -> Iterator[tuple[LoraPlace, ...]]:
         """Yield where an adapter has the matrices of each group."""
         number, first = 0, 0

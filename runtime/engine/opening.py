@@ -198,6 +198,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     if measuring is not None:
         work_when_quiet(queue, measuring, quiet_s=lambda: loop.queue.quiet_s, clock=clock)
     memory_bytes = size.memory_bytes(manifest)
+    if manifest.lora:
+        memory_bytes += len(adapters.digests) * manifest.lora.adapter_bytes
     if draft_model is not None and (about := draft_model.stats().about) is not None:
         memory_bytes += about.weights_bytes + about.kv_bytes
     reply_options = _reply_options(options, size, extra)
