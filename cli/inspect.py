@@ -167,6 +167,9 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "KV cache", f"{kv.dtype}, {size(kv.page_bytes)} per page of {kv.page_size} tokens"
     if model.state_bytes:
         yield "states", f"{size(model.state_bytes)} for each running request and each cached state"
+    if lora := manifest.lora:
+        room = f"{lora.max_loras} of rank {lora.max_rank} at most, in {lora.dtype}"
+        yield "LoRA adapters", f"room for {room}, {size(lora.adapter_bytes)} each"
     yield "code", "opening the artifact runs model.so in your process: open it only if you trust its source"
     yield "target", f"{target.name} ({target.mcpu}): {', '.join(target.features) or 'no special features'}"
     for name, info in sorted(manifest.files.items()):

@@ -264,6 +264,7 @@ def command(
         model,
         log_line if log_format == "json" else None,
         kept=log_line if log_format == "json" else partial(click.echo, err=True),
+        loras=options.get("loras"),
     )
     serving = Serving(
         model,

@@ -94,6 +94,10 @@ class InvalidArgument(InvalidParameter, TypeError):
     """An argument of the Python API is unknown or has the wrong type; `param` is its name."""
 
 
+class InvalidAdapter(InvalidParameter):
+    """A LoRA adapter is damaged, changes more than matrices, or does not fit the artifact."""
+
+
 class ExtraNotInstalled(InvalidParameter):
     """A parameter belongs to a feature under `runtime/extras` that is not installed."""
 

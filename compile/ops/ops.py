@@ -6,9 +6,11 @@ refuses operations without a kernel before a model file runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from radixlm.runtime.artifact.lora import LoraInfo
 from radixlm.runtime.artifact.manifest import KVLayout
 from radixlm.runtime.artifact.model_config import Function, ModelConfig
 
@@ -23,6 +25,7 @@ from .attention import AttentionOps, LatentOps
 from .experts import ExpertOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
+from .lora import LoraOps
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .program import Activation, Argument, Gates, Input, Limits, Program, RowBuffer, Size, WeightTensor
 from .recurrent import RecurrentOps
@@ -31,11 +34,20 @@ from .recurrent import RecurrentOps
 class Ops:
     """The operations of one model: kernels are appended to `program`, and weights to `plan`."""
 
-    def __init__(self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: KVLayout,
+        limits: Limits,
+        target: Target,
+        plan: WeightPlan,
+        lora: LoraInfo | None = None,
+    ) -> None:
         self.limits, self.plan, self._target, self._layout = limits, plan, target, layout
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
         self.rounded_inputs = self._linear.rounded_inputs
+        self._lora = None if lora is None else LoraOps(self.program, lora, target)
         self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
@@ -86,7 +98,8 @@ class Ops:
             width += round_up(layer.num_outputs, ROW_BLOCK)
         role = layers[0].name.rsplit(".", 2)[-2]  # such as "q_proj"; the same in each layer
         rows = RowBuffer.of_tokens(self.program, self.limits, ("linear", role), width, tuple(columns))
-        self._linear.multiply(x, layers, rows)
+        self._linear.multiply(x, layers, rows, keeps_floats=self._adapts(layers))
+        self._adapt(x, layers, rows)
         return rows
 
     def attention(self, qkv: RowBuffer, spec: AttentionSpec) -> Activation:
@@ -173,7 +186,8 @@ class Ops:
 
     def add_linear(self, x: RowBuffer, y: Activation, layer: Linear, *, factor: float = 1.0) -> RowBuffer:
         """Return `x + factor * W y`, in place of x."""
-        self._linear.multiply(y, (layer,), x, add=True, factor=factor)
+        self._linear.multiply(y, (layer,), x, add=True, factor=factor, keeps_floats=self._adapts((layer,)))
+        self._adapt(y, (layer,), x, factor)
         return x
 
     def add(self, x: RowBuffer, y: RowBuffer, *, factor: float = 1.0) -> RowBuffer:
@@ -248,6 +262,15 @@ class Ops:
             self._linear.multiply(entering, (layer,), rows)
             entering = self.plain(rows, layer.num_outputs)
         return rows
+
+    def _adapt(self, x: Activation, layers: Sequence[Linear], y: RowBuffer, factor: float = 1.0) -> None:
+        """Add the adapters' part of the layers' outputs to `y`, if the artifact has room for adapters."""
+        if self._lora is not None and self._adapts(layers):
+            self._lora.add(self._linear.floats(x), x.float_stride, layers, y, factor)
+
+    def _adapts(self, layers: Sequence[Linear]) -> bool:
+        """Return whether adapters may change these layers."""
+        return self._lora is not None and self._lora.changes(layers)
 
     def _picked(self, x: RowBuffer, memory: Argument) -> RowBuffer:
         """The rows whose logits are wanted, copied into `memory`."""

@@ -138,7 +138,7 @@ def require_thinking(served: Served, body: ReplyRequest) -> None:
 
 
 def _named(models: Models) -> list[tuple[Served, str]]:
-    return [(served, tagged(name)) for served in models.rows for name in served.names]
+    return [(served, tagged(name)) for served, name in models.listed]
 
 
 def _model(served: Served, name: str, **fields: Any) -> OllamaModel:
