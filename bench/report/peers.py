@@ -138,3 +138,23 @@ def _cell(values: Sequence[float] | None) -> str:
     if not values:
         return "-"
     return spread(values) if len(values) > 1 else auto(values[0])
+
+
+def vectors(results: Json) -> Iterator[str]:
+    """Seconds and tokens a second of each request, beside llama.cpp's."""
+    yield "## Embeddings and rerank"
+    yield (
+        "Both servers read the same file in Q8_0 with random weights. An embedding request has 32 texts of 200 tokens. "
+        "A rerank request has 50 documents of 200 tokens, whose prompts share a head of 300. Tokens a second count the "
+        "texts and documents alone. Medians, with least and most; texts are new in each round."
+    )
+    rows = [{"name": name, **run} for name, run in results["runs"].items()]
+    columns: dict[str, Cell] = {"request": "{name}"}
+    for engine in (OURS, "llama.cpp"):
+        columns[f"{engine}, s"] = lambda row, engine=engine: spread(row["values"][engine])
+        columns[f"{engine}, tok/s"] = lambda row, engine=engine: auto(row["num_tokens"] / median(row["values"][engine]))
+    columns["times llama.cpp"] = lambda row: (
+        f"**{median(row['values']['llama.cpp']) / median(row['values'][OURS]):.2f}**"
+    )
+    yield table(columns, rows)
+    yield from (origin(run) for run in results["runs"].values())

@@ -13,12 +13,15 @@ from radixlm.compile.ops.reference_ops import ReferenceOps
 from radixlm.compile.reference import evaluate
 from radixlm.compile.sources import open_source
 from radixlm.compile.sources.source import Source
+from radixlm.runtime.artifact.text_vectors import EmbeddingInfo
 from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.errors import InvalidRequest, UnsupportedArchitecture
 from safetensors.numpy import load_file, save_file
 
 from ..conftest import CompileOnce
+from ..goldens import gguf_encoders
 from ..goldens.encoders import ENCODERS, POOLINGS, TEXT, bare, pooled
+from ..goldens.gguf_encoders import ARCHITECTURES
 
 TOLERANCE = 1e-4  # of a vector of length 1, where all is computed in float32
 SEEN = 1e-3  # by how much each feature moves a vector at least
@@ -116,4 +119,25 @@ def test_an_encoder_without_a_pooling_is_refused(tmp_path: Path) -> None:
     path = ENCODERS["bert"].write(tmp_path / "bert")
     (path / "modules.json").unlink()
     with pytest.raises(UnsupportedArchitecture, match=r"fetch modules\.json"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_is_the_same_encoder(name: str, tmp_path: Path) -> None:
+    """The same vectors, and the same ids of texts, as of the checkpoint that it was converted from."""
+    tiny = ENCODERS[name]
+    with open_source(gguf_encoders.write(tiny, tmp_path / f"{name}.gguf")) as source:
+        assert source.embedding == EmbeddingInfo(pooling=tiny.pooling)  # type: ignore[arg-type]
+        assert distance(source, name) <= TOLERANCE
+        ours = tokenizers.Tokenizer.from_str(source.tokenizer_json)
+        assert source.add_bos_token and source.bos_token_id == ours.encode("").ids[0]
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(tiny.tokens()))
+    for text in (TEXT, "", "It RAINS,  and ...", "trees\u00e9 [SEP]"):
+        assert ours.encode(text).ids == theirs.encode(text).ids
+
+
+def test_a_gguf_encoder_without_a_pooling_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gguf.GGUFWriter.add_pooling_type", lambda *_: None)
+    path = gguf_encoders.write(ENCODERS["bert"], tmp_path / "bert.gguf")
+    with pytest.raises(UnsupportedArchitecture, match="a GGUF file that has a pooling_type"):
         open_source(path)

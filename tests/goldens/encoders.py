@@ -198,8 +198,8 @@ def unigram() -> dict[str, Any]:
     vocab = [[piece, 0.0 if index < NUM_SPECIAL else -1.0 - index / 64] for index, piece in enumerate(pieces)]
     return _document(
         *("<s>", "</s>", controls),
-        normalizer=None,
-        pre_tokenizer=marks,
+        normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, marks]},
         decoder=marks,
         model={"type": "Unigram", "unk_id": 3, "vocab": vocab, "byte_fallback": False},
     )

@@ -84,7 +84,7 @@ class Bert(Encoder):
         """Return a layer without rotary positions."""
         c.refuse("is_decoder", "add_cross_attention")
         attention = c.attention(rope=None, bias=True, output_bias=True, bidirectional=True)
-        function = c.function().removesuffix("_mul")
+        function = c.function("gelu").removesuffix("_mul")
         return LayerConfig(mixer=attention, ffn=c.dense(function=function, bias=True), norms="sum")
 
     def config(self, c: Settings) -> ModelConfig:

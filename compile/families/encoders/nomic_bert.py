@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from radixlm.runtime.artifact.model_config import EncoderInput, LayerConfig, ModelConfig
 from radixlm.runtime.errors import UnsupportedArchitecture
 
+from ...layers.attention import SelfAttention
+from ...layers.decoder import Decoder
+from ..family import Format, Views, parts_of
 from ..settings import Settings
 from .bert import Encoder
 
@@ -81,3 +85,11 @@ class NomicBert(Encoder):
             norm_eps=c.number("layer_norm_eps", 1e-12),
             encoder_input=EncoderInput(token_type=self.has_token_type(c)),
         )
+
+    def fused(self, decoder: Decoder, format_: Format) -> Mapping[str, Views]:
+        """Return views of the first token type, and of queries, keys and values, which a GGUF file has as one."""
+        found = dict(super().fused(decoder, format_))
+        for index, layer in enumerate(decoder.layers if format_ == "gguf" else ()):
+            assert isinstance(layer.self_attn, SelfAttention)
+            found |= parts_of(f"blk.{index}.attn_qkv.weight", layer.self_attn.inputs)
+        return found
