@@ -4,8 +4,8 @@
 
 Both servers read the same file in Q8_0. An embedding request has 32 texts of 200 tokens. A rerank request has 50
 documents of 200 tokens, and a query of 250, so that the head that all prompts share has 300. All texts are new in each
-round. llama.cpp gets 8 slots and steps of 2,048 tokens; `make bench-vectors` builds it. `--wheel` takes it as the wheel
-`xllamacpp` has it, for AVX2. Files are written to `.cache/sizes` and kept.
+round. Two texts or documents warm a server up. llama.cpp gets 8 slots and steps of 2,048 tokens; `make bench-vectors`
+builds it. `--wheel` takes it as the wheel `xllamacpp` has it, for AVX2. Files are written to `.cache/sizes` and kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .other_engines import words_of
 from .shapes import SHAPES
 from .sizes import shape_file
 
-_NUM_TEXTS, _NUM_DOCUMENTS = 32, 50
+_COUNTS = {"embeddings": 32, "rerank": 50}  # of texts or documents in a request
+_NUM_WARM = 2
 _TEXT_TOKENS, _QUERY_TOKENS = 200, 250
 _SLOTS, _STEP = 8, 2048  # of llama.cpp
 _STARTS_WITHIN_S = 1800.0  # a first start compiles
@@ -62,27 +63,25 @@ def compare(what: str, gguf: Path, peer: Command, rounds: int) -> dict[str, Any]
         *("--flash-attn", "on", "--embedding", "--pooling", _POOLINGS[what]),
     )
     commands = {"radixlm": (RADIXLM, "serve", str(gguf)), "llama.cpp": llama_cpp}
-    words = words_of(gguf)
+    words, count = words_of(gguf), _COUNTS[what]
     values: dict[str, list[float]] = defaultdict(list)
     for name, command in commands.items():
         with ServedProcess(command, starts_within_s=_STARTS_WITHIN_S) as server:
-            for number in range(rounds + 1):
-                seconds = _seconds(what, Client(server.port), words, seed=number)
-                print(f"{name}, {what}: {seconds:.1f} s", flush=True)
-                values[name] += [seconds] if number else []  # the first warms up
-    num_tokens = _TEXT_TOKENS * (_NUM_TEXTS if what == "embeddings" else _NUM_DOCUMENTS)
-    return {"model": gguf.name, "threads": int(threads), "num_tokens": num_tokens, "values": dict(values)}
+            client = Client(server.port)
+            _seconds(what, client, words, _NUM_WARM, seed=0)
+            for number in range(rounds):
+                values[name].append(_seconds(what, client, words, count, seed=number + 1))
+                print(f"{name}, {what}: {values[name][-1]:.1f} s", flush=True)
+    return {"model": gguf.name, "threads": int(threads), "num_tokens": count * _TEXT_TOKENS, "values": dict(values)}
 
 
-def _seconds(what: str, client: Client, words: Sequence[str], seed: int) -> float:
-    """How long a request takes, of texts that no other seed has."""
+def _seconds(what: str, client: Client, words: Sequence[str], count: int, seed: int) -> float:
+    """How long a request for so many texts or documents takes, which no other seed has."""
     if what == "embeddings":
-        prompts = Prompts(seed).batch(_NUM_TEXTS, _TEXT_TOKENS)
+        prompts = Prompts(seed).batch(count, _TEXT_TOKENS)
         return seconds_of(lambda: client.json("POST", "/v1/embeddings", {"input": prompts}))
     draw = random.Random(seed)
-    query, *documents = (
-        "".join(draw.choices(words, k=count)) for count in (_QUERY_TOKENS, *[_TEXT_TOKENS] * _NUM_DOCUMENTS)
-    )
+    query, *documents = ("".join(draw.choices(words, k=count)) for count in (_QUERY_TOKENS, *[_TEXT_TOKENS] * count))
     return seconds_of(lambda: client.json("POST", "/v1/rerank", {"query": query, "documents": documents}))
 
 

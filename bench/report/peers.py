@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -151,10 +152,19 @@ def vectors(results: Json) -> Iterator[str]:
     rows = [{"name": name, **run} for name, run in results["runs"].items()]
     columns: dict[str, Cell] = {"request": "{name}"}
     for engine in (OURS, "llama.cpp"):
-        columns[f"{engine}, s"] = lambda row, engine=engine: spread(row["values"][engine])
-        columns[f"{engine}, tok/s"] = lambda row, engine=engine: auto(row["num_tokens"] / median(row["values"][engine]))
-    columns["times llama.cpp"] = lambda row: (
-        f"**{median(row['values']['llama.cpp']) / median(row['values'][OURS]):.2f}**"
-    )
+        columns |= {f"{engine}, s": partial(_seconds, engine), f"{engine}, tok/s": partial(_speed, engine)}
+    columns["times llama.cpp"] = lambda row: f"**{_median(row, 'llama.cpp') / _median(row, OURS):.2f}**"
     yield table(columns, rows)
     yield from (origin(run) for run in results["runs"].values())
+
+
+def _median(row: Json, engine: str) -> float:
+    return median(row["values"][engine])
+
+
+def _seconds(engine: str, row: Json) -> str:
+    return spread(row["values"][engine])
+
+
+def _speed(engine: str, row: Json) -> str:
+    return auto(row["num_tokens"] / _median(row, engine))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig, QKNorm, Rope
 
 from .family import Family
@@ -27,7 +29,7 @@ class Gemma2(Family):
 
     title = "Gemma 2"
     huggingface = {"Gemma2ForCausalLM": "gemma2"}
-    gguf = ("gemma2",)
+    gguf: ClassVar[tuple[str, ...]] = ("gemma2",)
     defaults = {
         **_SIZES,
         "vocab_size": 256000,

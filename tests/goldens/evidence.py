@@ -25,7 +25,7 @@ from radixlm.runtime.artifact.cpu import architecture_of
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..compile.families.harness import COMPILED, OFTEN, OLDEST
-from .encoders import ENCODERS
+from .encoders import ENCODERS, about_saved
 from .families import FAMILIES
 from .tiny_models import TINY_MODELS, TinyModel
 from .tiny_outputs import TinyOutputs
@@ -70,7 +70,8 @@ def verified() -> str:
         }
         found[settings.architecture]["goldens"].append(golden)
     for name in sorted(ENCODERS):
-        golden = {"name": name, "llama_cpp": None, "needs": None, "bits": "test"}  # tests/compile/test_encoders.py
+        compared = about_saved(name).get("llama_cpp")
+        golden = {"name": name, "llama_cpp": compared, "needs": None, "bits": "test"}  # tests/compile/test_encoders.py
         found[name]["goldens"].append(golden)
     for key, (model, _) in REAL.items():
         found[key]["real"] = model

@@ -37,6 +37,7 @@ def write(tiny: TinyEncoder, path: Path) -> Path:
     writer.add_pooling_type(_POOLINGS[tiny.pooling])
     if "rope_theta" in config:
         writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_token_type_count(config["type_vocab_size"])
     _add_tokenizer(writer, tiny.tokens())
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in tiny.tensors.items():

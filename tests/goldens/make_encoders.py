@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+import xllamacpp
 from safetensors.numpy import load_file
 
+from . import gguf_encoders
 from .encoders import ENCODERS, FILE, LENGTHS, POOLINGS, TinyEncoder
 from .families.family import Off
 from .oracle import quiet
@@ -32,6 +34,8 @@ def main() -> None:
     for name, tiny in ENCODERS.items():
         with tempfile.TemporaryDirectory() as directory:
             found, about = encoded(tiny, Path(directory))
+        if name in gguf_encoders.ARCHITECTURES:
+            about["llama_cpp"] = witness(tiny, [states[list(POOLINGS).index(tiny.pooling)] for states in found])
         arrays[name] = np.array(json.dumps(about))
         arrays |= {f"{name}_{length}": states for length, states in zip(LENGTHS, found, strict=True)}
         for off in tiny.offs:
@@ -82,6 +86,24 @@ def places(tiny: TinyEncoder, saved: dict[str, np.ndarray]) -> dict[str, tuple[s
         if name not in found:
             raise SystemExit(f"{tiny.name}: {name} is saved, and of no tensor")
     return found
+
+
+def witness(tiny: TinyEncoder, vectors: list[np.ndarray]) -> float:
+    """How far llama.cpp is from the golden: the largest difference over the deviation of a vector's numbers."""
+    params = xllamacpp.CommonParams()
+    with tempfile.TemporaryDirectory() as directory:
+        params.model.path = str(gguf_encoders.write(tiny, Path(directory) / "tiny.gguf"))
+        params.n_ctx = params.n_batch = params.n_ubatch = 512
+        params.n_parallel, params.n_gpu_layers, params.verbosity, params.port = 1, 0, -1, 0
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+        params.embedding, params.warmup, params.fit_params = True, False, False
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        server, worst = xllamacpp.Server(params), 0.0
+        for ids, golden in zip(tiny.texts(), vectors, strict=True):
+            [found] = server.handle_embeddings({"input": ids})["data"]
+            expected = golden.astype(np.float64) / np.linalg.norm(golden.astype(np.float64))
+            worst = max(worst, float(np.abs(np.array(found["embedding"]) - expected).max() / expected.std()))
+    return worst
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
