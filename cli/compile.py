@@ -124,7 +124,7 @@ def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return
-    if report.template_fault is not None:
+    if report.template_fault is not None and report.manifest.embedding is None:
         click.secho(f"It answers completions, and no conversations: {report.template_fault}", err=True)
     if quantize == "keep":  # of another precision, `inspect` says what it costs altogether
         for tensor in report.rounded:

@@ -159,7 +159,8 @@ def vectors(results: Json) -> Iterator[str]:
 
 
 def _median(row: Json, engine: str) -> float:
-    return median(row["values"][engine])
+    found: float = median(row["values"][engine])
+    return found
 
 
 def _seconds(engine: str, row: Json) -> str:

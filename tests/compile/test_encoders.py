@@ -15,7 +15,7 @@ from radixlm.compile.sources import open_source
 from radixlm.compile.sources.source import Source
 from radixlm.runtime.artifact.text_vectors import EmbeddingInfo
 from radixlm.runtime.engine.engine import Engine
-from radixlm.runtime.errors import InvalidRequest, UnsupportedArchitecture
+from radixlm.runtime.errors import ContextLengthExceeded, InvalidRequest, UnsupportedArchitecture
 from safetensors.numpy import load_file, save_file
 
 from ..conftest import CompileOnce
@@ -78,6 +78,14 @@ def test_texts_stand_between_the_tokens_that_their_tokenizer_puts_there(engine: 
         assert found.prompt_tokens == len(ids)
         assert found.vector.tobytes() == running.embed(ids).vector.tobytes()
     assert running.decode(tokenizer.encode(TEXT, add_special_tokens=False).ids).replace(" ,", ",") == TEXT
+
+
+def test_a_text_may_have_as_many_tokens_as_there_are_positions(engine: tuple[str, Engine]) -> None:
+    most = engine[1].manifest.context_length
+    assert engine[1].embed([7] * most).prompt_tokens == most
+    for text in ([7] * (most + 1), "tree " * most):
+        with pytest.raises(ContextLengthExceeded, match=f"maximum context length is {most} tokens; .* to {most}"):
+            engine[1].embed(text)
 
 
 def test_an_encoder_writes_no_text(engine: tuple[str, Engine]) -> None:
