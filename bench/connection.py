@@ -1,7 +1,7 @@
-"""HTTP/1.1 as a client that may leave at any moment: one connection, kept alive until it is dropped.
+"""An HTTP/1.1 client that can leave at any moment: one connection, kept alive until it is dropped.
 
-Knows heads, chunks and server-sent events. No library's client closes a connection in the middle of an answer, or of
-what it sends, and two hundred of those would take the processors that the server is to be measured on.
+Knows heads, chunks and server-sent events. No library's client closes a connection in the middle of a response, or of
+a request, and two hundred of those would take CPU time from the server under test.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 _EVENT = b"data: "
-_MAX_IDLE_S = (
-    2.0  # servers close connections that are idle for longer, uvicorn after 5 s: not to be mistaken for a fault
-)
+_MAX_IDLE_S = 2.0  # servers close connections that are idle for longer, uvicorn after 5 s, which is no fault
 
 
 class BrokenReply(Exception):
-    """The server closed the connection, or what it sent is no HTTP."""
+    """An error of a server that closed the connection, or sent invalid HTTP."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request: `body` is sent as it is; `headers` are added to the usual ones, or replace them."""
+    """A request: `body` is sent unchanged; `headers` are added to the usual ones, or replace them."""
 
     method: str
     path: str
@@ -31,7 +29,7 @@ class Call:
     headers: Mapping[str, str] | None = None
 
     def encoded(self) -> bytes:
-        """As it goes over the wire."""
+        """Return the bytes to send."""
         headers = {"host": "load", "content-length": str(len(self.body)), **(self.headers or {})}
         lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
@@ -39,14 +37,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Head:
-    """What an answer begins with; header names are lower-case."""
+    """The head of a response; header names are lower-case."""
 
     status: int
     headers: Mapping[str, str]
 
 
 class Connection:
-    """One client's connection to a server on this machine; opened when it is needed."""
+    """One client's connection to a server on this machine; opened when needed."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -54,10 +52,10 @@ class Connection:
         self._idle_since = 0.0
 
     async def ask(self, call: Call) -> Head:
-        """Send a request and read the head of its answer.
+        """Send a request and read the head of its response.
 
         Raises:
-            BrokenReply: the server closed the connection instead, or does not speak HTTP.
+            BrokenReply: the server closed the connection instead, or sent no HTTP.
         """
         try:
             await self.send(call.encoded())
@@ -71,7 +69,7 @@ class Connection:
         return Head(status, {name.lower(): value.strip() for name, _, value in pairs})
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, whatever they are; no answer is read."""
+        """Send any bytes; no response is read."""
         if time.monotonic() - self._idle_since > _MAX_IDLE_S:
             self.drop()
         _, writer = await self._open()
@@ -79,11 +77,11 @@ class Connection:
         await writer.drain()
 
     async def body(self, head: Head) -> bytes:
-        """The whole body of an answer."""
+        """Return the whole body of a response."""
         return b"".join([part async for part in self.parts(head)])
 
     async def events(self, head: Head) -> AsyncIterator[bytes]:
-        """The data of each server-sent event; comments are left out."""
+        """Yield the data of each server-sent event, without comments."""
         buffer = b""
         async for part in self.parts(head):
             *whole, buffer = (buffer + part).split(b"\n\n")
@@ -92,7 +90,7 @@ class Connection:
                     yield event[len(_EVENT) :]
 
     async def parts(self, head: Head) -> AsyncIterator[bytes]:
-        """The body as it comes.
+        """Yield the body as it comes.
 
         Raises:
             BrokenReply: the server closed the connection before the end.

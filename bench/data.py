@@ -1,6 +1,6 @@
-"""The folder of real inputs, which the repository may not carry (`RADIXLM_DATA`, ../shared/data); its conversations.
+"""Find the folder of real inputs, `RADIXLM_DATA` or ../shared/data, and read conversations from it.
 
-Knows files and their formats, not tokens.
+The repository cannot include it. Knows files and their formats, not tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def data_dir() -> Path:
-    """The folder; ends the program with what to do where it is not there."""
+    """Return the folder; if it is missing, end the program with instructions."""
     path = Path(os.environ.get("RADIXLM_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     if not path.is_dir():
         raise SystemExit(f"the texts are not at {path}; set RADIXLM_DATA to the folder that holds prompts/")
@@ -23,18 +23,18 @@ def data_dir() -> Path:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What user and assistant say in turns, beginning with the user."""
+    """The messages of user and assistant in turns, beginning with the user."""
 
     texts: tuple[str, ...]
 
     @property
     def num_questions(self) -> int:
-        """How often the user speaks."""
+        """Number of user messages."""
         return (len(self.texts) + 1) // 2
 
 
 def oasst(data: Path, most: int | None = None) -> list[Conversation]:
-    """Every path from a root to a leaf on which the user speaks again, or the first `most` of them."""
+    """Return every path from a root to a leaf with a second user message, or the first `most` of them."""
     lines = (data / "conversations" / "oasst_en_50_trees.jsonl").read_text(encoding="utf-8").splitlines()
     paths = [path for line in lines for path in _paths(json.loads(line)["prompt"], ())]
     return [Conversation(path) for path in paths if len(path) > 2][:most]

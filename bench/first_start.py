@@ -1,8 +1,8 @@
-"""How long a model file takes to become an artifact, and a server that has never seen it to answer.
+"""Measure how long a model file takes to become an artifact, and a new server to give its first answer.
 
     python -m bench.first_start [MODEL.gguf ...] [--rounds 3] [--folder DIR] [--llama-server FILE | --wheel]
 
-Without a model: SmolLM2-135M in Q4_1. `--folder` takes copies and artifacts: a folder of the disk in question, or of a
+Without a model: SmolLM2-135M in Q4_1. `--folder` holds copies and artifacts: a folder of the disk in question, or of a
 tmpfs. Each round begins with the file out of the page cache, if it is on a disk. A cold start has an empty kernel
 cache, a warm one has all kernels. `make .cache/llama.cpp/.built` builds llama.cpp's server for this machine.
 """
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(gguf: Path, folder: Path, llama_cpp: Sequence[str], values: Values) -> None:
-    """Add a round to `values`: seconds, but for `*_mib`. `llama_cpp` is the command of a server, or empty."""
+    """Add a round to `values`: seconds, except `*_mib`. `llama_cpp` is the command of a server, or empty."""
 
     def add(**figures: float) -> None:
         for name, figure in figures.items():
@@ -101,14 +101,14 @@ def measure(gguf: Path, folder: Path, llama_cpp: Sequence[str], values: Values) 
         add(**{f"serve_{state}": seconds})
         assert server is not None
         artifacts = place / "artifacts"
-        while any(artifacts.glob("*.lock")):  # the server goes on while its artifact is written
+        while any(artifacts.glob("*.lock")):  # the server continues while its artifact is written
             time.sleep(_POLL_S)
         server.close()
     shutil.rmtree(folder / "cache")
 
 
 def compiled(gguf: Path, folder: Path, kernels: Path, *options: str) -> tuple[float, float, float, float]:
-    """Compile in a process of its own: seconds of wall, of CPU, MiB of private memory, seconds of building."""
+    """Compile in a separate process; return wall seconds, CPU seconds, MiB of private memory, seconds of building."""
     output = folder / "model.radixlm"
     shutil.rmtree(output, ignore_errors=True)
     command = (RADIXLM, "compile", str(gguf), "-o", str(output), *options)
@@ -131,7 +131,7 @@ def compiled(gguf: Path, folder: Path, kernels: Path, *options: str) -> tuple[fl
 def first_token(
     command: Sequence[str], environment: dict[str, str], *, keep: bool = False
 ) -> tuple[float, ServedProcess | None]:
-    """Seconds from the start of a server to a first token; and the server, if it is kept."""
+    """Return the seconds from the start of a server to a first token; and the server, if it is kept."""
     server = ServedProcess(command, starts_within_s=_STARTS_WITHIN_S, environment=environment)
     body = {"prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
     Client(server.port).json("POST", "/v1/completions", body)

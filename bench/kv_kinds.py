@@ -1,12 +1,12 @@
-"""What each kind of keys and values does to perplexity, and how fast it is, beside f32 and f16.
+"""Measure how each kind of KV affects perplexity and speed, compared with f32 and f16.
 
     python -m bench.kv_kinds quality [--models smollm2 gemma3 qwen2 --quantize f32 --bytes 24000]
     python -m bench.kv_kinds speed [--models smollm2 qwen2 --target native --rounds 3]
 
 Artifacts are compiled once, into .cache/kv_kinds. `quality` compares distributions over the beginnings of
 tinyshakespeare, docs/serving.md and tests/goldens/real_code.txt with those of the same artifact with f32. With
-weights in f32 nothing but keys, values and attention is rounded, and differences are theirs alone. `speed`
-computes a prompt of 512 tokens, one of 8,000 and single tokens behind it, all kinds in turns. Needs the development
+weights in f32 only KV and attention are rounded, so differences come from them alone. `speed`
+computes a prompt of 512 tokens, one of 8,000 and single tokens after it, all kinds in turns. Needs the development
 dependencies.
 """
 
@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def main() -> None:
-    """Compile what is not there yet, and print a line a kind and model."""
+    """Compile missing artifacts, and print a line per kind and model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quality", "speed", "compile"])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
@@ -92,7 +92,7 @@ def _quality(model: str, artifacts: dict[KVDType, Artifact], num_bytes: int) -> 
 
 
 def _compared(runners: list[ModelRunner], ids: list[int]) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """Of each runner and position: surprise of the next token, KL to the first runner, whether their best agree."""
+    """Yield, by runner and position: surprise of the next token, KL to the first runner, whether their best agree."""
     at = 1
     for chunks in zip(*(logits_of(runner, ids[:-1]) for runner in runners), strict=True):
         after = np.array(ids[at : at + len(chunks[0])])

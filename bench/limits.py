@@ -1,7 +1,7 @@
-"""What this machine can do at most, measured in the process that is measured against it, by loops of the same compiler.
+"""Measure the limits of this machine, in the process that is compared with them, by loops of the same compiler.
 
 Read bandwidth of memory, integer dot products and float32 multiply-adds in registers; with one thread, and with all.
-The best of many short runs: what other tenants of the machine take away is not its limit.
+The best of many short runs, because what other tenants of the machine take is not its limit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TURNS = 200_000
 
 @dataclass(frozen=True)
 class Limits:
-    """The best that was seen; `thread` is one thread, the rest all threads.
+    """The best measured speeds; `thread` is one thread, the rest all threads.
 
-    Integers are of weights in 4 bits, and `integer8` of those in 8, which not every target multiplies as fast.
+    Integers are for weights in 4 bits, and `integer8` for those in 8, which not every target multiplies as fast.
     """
 
     num_threads: int
@@ -45,9 +45,9 @@ class Limits:
 
 
 class ReadBandwidth:
-    """Memory that is read again and again: an artifact's weights as its server has them mapped, or memory of its own.
+    """A memory region that is read again and again: an artifact's weights as its server maps them, or its own memory.
 
-    On a virtual machine one piece of memory is read at 34 GB/s and another at 57 in the same second, and mostly each at
+    On a virtual machine one region is read at 34 GB/s and another at 57 in the same second, and mostly each at
     its own speed from one second to the next.
     """
 
@@ -62,7 +62,7 @@ class ReadBandwidth:
         self.sums = aligned(np.zeros(num_threads() * LANES, np.int32))
 
     def measure(self, parts: int | None = None, runs: int = 10) -> float:
-        """GB/s of the best of `runs`; `parts` is how many threads read, all by default."""
+        """Return GB/s of the best of `runs`; `parts` is the number of reading threads, all by default."""
         memory, threads = self.memory, num_threads() if parts is None else parts
         seconds = best_s(lambda: self._native.call("read", [memory, self.sums, memory.size, threads]), runs)
         return memory.nbytes / seconds / 1e9
@@ -72,7 +72,7 @@ class LimitsMeter:
     """The machine's limits, with memory bandwidth measured again around each piece of work.
 
     On a shared machine it varies by half from one second to the next, with what other guests read and on which cores
-    the host runs this process. So a share is of what could be read of an artifact's weights just before or just after.
+    the host runs this process. So a share refers to the bandwidth of an artifact's weights just before or just after.
     """
 
     def __init__(self, target: Target, artifact: Artifact | None = None) -> None:
@@ -80,7 +80,7 @@ class LimitsMeter:
         self._reading = ReadBandwidth(target, weights_of=artifact)
 
     def around(self, work: Callable[[], Result], runs: int = 10) -> tuple[Result, Limits]:
-        """What `work` returns, and the limits at that time."""
+        """Return the result of `work`, and the limits at that time."""
         before = self._reading.measure(runs=runs)
         result = work()
         now = max(before, self._reading.measure(runs=runs))
@@ -88,7 +88,7 @@ class LimitsMeter:
 
 
 def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int = _TURNS, runs: int = 40) -> Limits:
-    """Measure for about three seconds; the loops compute what `target` computes with."""
+    """Measure for about three seconds; the loops use the instructions of `target`."""
     kernels = {f"integer{bits}": multiply_integers(target, (1 << bits) - 1) for bits in (4, 8)}
     native = Native(kernels | {"float": _multiply_adds(target)}, target)
     threads, reading = num_threads(), ReadBandwidth(target, read_bytes)
@@ -99,7 +99,7 @@ def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int =
         return parts * operations / best_s(lambda: native.call(name, [out, count, parts]), runs // 2) / 1e9
 
     def integer(bits: int, parts: int) -> float:
-        count = turns * 768  # as many products as there are in each of `turns` of twelve chains
+        count = turns * 768  # as many products as in each of `turns` of twelve chains
         return compute(f"integer{bits}", integers, count, 2 * count, parts)
 
     def floats(parts: int) -> float:
@@ -119,17 +119,17 @@ def measure_limits(target: Target, *, read_bytes: int = READ_BYTES, turns: int =
 
 
 def _accumulators(target: Target) -> int:
-    """Registers to add up in: latency times throughput of a multiply-add is 8 to 10, and AVX2 has 16 for all."""
+    """Return the number of accumulators: a multiply-add's latency times throughput, 8 to 10; AVX2 has 16 registers."""
     return 12 if "avx512f" in target.features else 8
 
 
 def _float_chains(target: Target) -> int:
-    """Independent sums of 16 float32 that fit the accumulators."""
+    """Return the number of independent sums of 16 float32 that fit the accumulators."""
     return _accumulators(target) // (1 if "avx512f" in target.features else 2 if "avx" in target.features else 4)
 
 
 def _multiply_adds(target: Target) -> Any:
-    """`(out, turns, parts)`: chains of 16 float32 multiply-adds."""
+    """Return a function `(out, turns, parts)`: chains of 16 float32 multiply-adds."""
     with Kernel() as k:
         out, turns, parts = k.arguments(out="float32", turns=SIZE, parts=SIZE)
         with parallel(parts) as part:

@@ -1,6 +1,6 @@
-"""What a number depends on beside the code: the machine, the commit, the command, the day.
+"""The conditions of a measurement besides the code: the machine, the commit, the command, the date.
 
-Knows Linux's /proc; says "unknown" where it does not answer.
+Knows Linux's /proc; says "unknown" where it is missing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Origin:
-    """Where and when results were made."""
+    """The machine, commit, command and date of a measurement."""
 
     machine: str  # such as "2 cores of AMD EPYC (family 26), 32 MiB L3, 23 GiB"
-    commit: str  # "-dirty" if files that git knows differ from it, results apart
+    commit: str  # "-dirty" if files that git knows differ from it, apart from results
     command: str
     date: str  # UTC
     python: str
@@ -34,7 +34,7 @@ class Origin:
 
     @classmethod
     def of_this_process(cls) -> Origin:
-        """Ask the system and git."""
+        """Query the system and git."""
         return cls(
             machine=_machine(),
             commit=_commit(),
@@ -47,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class CPUTime:
-    """When a measurement began, and the seconds of all processors until then: of everything, and of this process."""
+    """The start of a measurement, and the CPU seconds until then: of all processes, and of this one."""
 
     began_at: float
     all_s: float
@@ -55,14 +55,14 @@ class CPUTime:
 
     @classmethod
     def now(cls) -> CPUTime:
-        """Ask the system; children count from when they have ended."""
+        """Query the system; children count once they have ended."""
         user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
         own = os.times()
         all_s = (user + nice + system) / os.sysconf("SC_CLK_TCK")
         return cls(time.monotonic(), all_s, own.user + own.system + own.children_user + own.children_system)
 
     def taken_by_others(self) -> float:
-        """Return the share of this process's processors that others have taken since then."""
+        """Return the share of this process's processors that others have used since then."""
         now = CPUTime.now()
         others_s = now.all_s - self.all_s - (now.own_s - self.own_s)
         return max(0.0, others_s) / ((now.began_at - self.began_at) * default_num_threads())
@@ -91,13 +91,13 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints; nothing where this is no checkout."""
+    """Return the output of git, or an empty string outside of a checkout."""
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _command() -> str:
-    """As typed from the repository's root; files by name only."""
+    """Return the command as typed from the repository's root; files by name only."""
     main = sys.modules["__main__"]
     name = main.__spec__.name if main.__spec__ is not None else Path(sys.argv[0]).name
     words = (Path(word).name if "/" in word else word for word in sys.argv[1:])

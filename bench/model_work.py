@@ -1,4 +1,4 @@
-"""What a forward pass cannot do without: bytes of weights and KV, and operations. From an artifact's manifest.
+"""The bytes of weights and KV, and the operations, that a forward pass needs, from an artifact's manifest.
 
 A lower bound: norms, softmax, rotary positions and activations are not counted, nor that some activations have 16 bits.
 """
@@ -14,12 +14,12 @@ from .kernels.case import Work
 
 
 def decode_bytes_per_token(artifact: Artifact) -> int:
-    """Return the bytes of weights that a token reads: of experts the active ones, of an embedding of its own none."""
+    """Return the bytes of weights that a token reads: of the active experts only, and not of a separate embedding."""
     return artifact.manifest.quantization.token_bytes or artifact.manifest.module.weights_bytes
 
 
 def prefill_work(artifact: Artifact, num_tokens: int, num_cached: int = 0) -> Work:
-    """Of the prompt's tokens that are not cached, until the first logits, in steps as large as the module takes."""
+    """Return the work of the prompt's uncached tokens, until the first logits, in steps of the module's maximum."""
     most = artifact.manifest.module.max_num_tokens
     starts = range(num_cached, num_tokens, most)
     chunks = [range(start, min(start + most, num_tokens)) for start in starts]
@@ -33,14 +33,14 @@ def prefill_work(artifact: Artifact, num_tokens: int, num_cached: int = 0) -> Wo
 
 
 def decode_work(artifact: Artifact, context: int, num_streams: int = 1) -> Work:
-    """Of a step in which each stream gets a token; `context` tokens are what a stream has on average."""
+    """Return the work of a step in which each stream generates a token; `context` is the mean tokens of a stream."""
     return _work(artifact, [context] * num_streams, context * num_streams, num_streams)
 
 
 def _work(artifact: Artifact, lengths: Sequence[int], num_kv_rows: int, num_logits: int) -> Work:
-    """Of tokens that see `lengths` rows of KV; weights and `num_kv_rows` are read once.
+    """Return the work of tokens that attend to `lengths` rows of KV; weights and `num_kv_rows` are read once.
 
-    With codes attention is products of integers, and those with keys of 16 bits count twice.
+    With codes, attention multiplies integers, and products with keys of 16 bits count twice.
     """
     manifest = artifact.manifest
     model, kv = manifest.model, manifest.kv
@@ -56,7 +56,7 @@ def _work(artifact: Artifact, lengths: Sequence[int], num_kv_rows: int, num_logi
 
 
 def _layer_weights(manifest: Manifest) -> int:
-    """Weights of a layer's matrices."""
+    """Return the number of weights of a layer's matrices."""
     model = manifest.model
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     return model.hidden_size * (2 * queries + 2 * keys) + 3 * model.hidden_size * model.intermediate_size

@@ -1,6 +1,6 @@
-"""Kernels compiled into this process, called again and again on the next part of their arrays, without Python between.
+"""Compile kernels into this process, and call them repeatedly on the next part of their arrays, without Python between.
 
-Knows how kernels are exported and called, not what they do.
+Knows how kernels are exported and called, not what they compute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = np.ndarray | int | None
 
 
 def num_threads() -> int:
-    """Threads that kernels run on, as in the runtime."""
+    """Return the number of threads that kernels use, as in the runtime."""
     return choose_num_threads()
 
 
@@ -49,7 +49,7 @@ class Native:
 
         Args:
             values: arrays (None for one that it does not read) and sizes, in the kernel's order.
-            steps: by how many elements each array's beginning, or by how much each size, moves from call to call.
+            steps: how many elements each array's beginning, or how much each size, advances from call to call.
         """
         dtypes = self._dtypes[name]
         arguments = [
@@ -64,7 +64,7 @@ class Native:
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A flat copy that begins on a huge page if it fills one, else on a cache line."""
+    """Return a flat copy that begins on a huge page if it fills one, else on a cache line."""
     alignment = HUGE_PAGE if array.nbytes >= HUGE_PAGE else ALIGNMENT
     memory = np.zeros(max(array.nbytes, 1) + alignment, np.uint8)
     start = -memory.ctypes.data % alignment
@@ -74,12 +74,12 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 
 def _dtypes(kernel: Any) -> list[str | None]:
-    """What each parameter points to; None for a size."""
+    """Return the dtype that each parameter points to; None for a size."""
     return [str(p.ty.element_type) if hasattr(p.ty, "element_type") else None for p in kernel.params]
 
 
 def _repeated(name: str, dtypes: list[str | None], symbol: str) -> Any:
-    """An entry point with the loop around a kernel, which takes bare addresses."""
+    """Make an entry point that loops over a kernel with bare addresses."""
     with IRBuilder() as builder:
         with T.prim_func(s_tir=True):
             T.func_attr({"tirx.noalias": True, "global_symbol": name, "tirx.is_scheduled": True})

@@ -12,8 +12,8 @@ def read_options(doc: str | None, *paths: str, **options: Any) -> argparse.Names
 
     Args:
         paths: positional arguments, each the path of a file or folder.
-        options: by the name of an option, its default, of which the option has the type. A type instead means that the
-            default is None; False means a flag; a tuple means all of some words, of which the user may choose.
+        options: by the name of an option, its default, which has the option's type. A type instead means that the
+            default is None; False means a flag; a tuple means a choice of words, all of them by default.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in paths:

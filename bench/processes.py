@@ -1,4 +1,4 @@
-"""A process seen from outside: how long until it says something, and how its memory goes. Reads Linux's /proc."""
+"""Measure a process from outside: the seconds until its first output, and its memory. Reads Linux's /proc."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .worker import ROOT
 RADIXLM = str(Path(sys.executable).with_name("radixlm"))  # the command of this environment
 _POLL_S = 0.02
 _TREE_POLL_S = 0.1
-_TAKEN_S = 0.5  # in which a process that loops has begun
+_TAKEN_S = 0.5  # by then a process that loops has begun
 
 
 def seconds_to_first_output(command: Sequence[str]) -> float:
-    """From the start of a fresh process, whose bytecode may be kept, to the first byte on its standard output.
+    """Return the seconds from the start of a fresh process, whose bytecode may be kept, to its first byte of output.
 
     Raises:
-        RuntimeError: it ended without a word, or failed.
+        RuntimeError: it ended without output, or failed.
     """
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
@@ -44,14 +44,14 @@ def seconds_to_first_output(command: Sequence[str]) -> float:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes: the most anonymous memory that was seen, and the most resident memory that ever was, mapped files too."""
+    """Bytes: the most anonymous memory that was sampled, and the peak of resident memory, including mapped files."""
 
     anonymous: int
     resident: int
 
 
 def peak_memory_during(pid: int, work: Callable[[], object]) -> PeakMemory:
-    """Do `work`, which may wait for the process to end, and look at its memory every 20 ms meanwhile."""
+    """Do `work`, which may wait for the process to end, and sample its memory every 20 ms meanwhile."""
     done = threading.Event()
     seen: list[PeakMemory] = [PeakMemory(0, 0)]
 
@@ -74,7 +74,7 @@ def _larger(a: PeakMemory, b: PeakMemory) -> PeakMemory:
 
 
 def memory_of(pid: int) -> PeakMemory:
-    """Anonymous memory now, and the peak of what was resident; zeros if the process has ended."""
+    """Return the anonymous memory now, and the peak of resident memory; zeros if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -88,8 +88,8 @@ def memory_of(pid: int) -> PeakMemory:
 
 
 class MemoryOfTree:
-    """The most that a process and all below it hold while the block runs: their own pages, each counted once, and the
-    pages of mapped files of the one that has most. Other engines may map the same files.
+    """The most memory of a process and its descendants while the block runs: their own pages, each counted once, and
+    the pages of mapped files of the one that has most. Other engines may map the same files.
     """
 
     def __init__(self, pid: int) -> None:
@@ -112,12 +112,12 @@ class MemoryOfTree:
 
 
 def bytes_of_tree(pid: int) -> int:
-    """What `MemoryOfTree` counts, now."""
+    """Return the bytes that `MemoryOfTree` counts, now."""
     return _bytes_of(tree(pid))
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and its descendants."""
     found = [pid]
     for each in found:
         for path in Path(f"/proc/{each}/task").glob("*/children"):
@@ -141,7 +141,7 @@ def _bytes_of(pids: Sequence[int]) -> int:
 
 @contextmanager
 def core_taken() -> Iterator[None]:
-    """Have a process loop on one of the processors that this one may run on while the block runs."""
+    """Make a process loop on one of the processors that this one may run on while the block runs."""
     core = max(os.sched_getaffinity(0))
     loop = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-S", "-c", loop]) as process:
@@ -158,7 +158,7 @@ WARM_UP = 0.3  # the share of the time in which pools, arenas and caches fill up
 
 
 class MemoryWatch:
-    """Samples a process's memory while the block runs, and draws it as a line by least squares."""
+    """Samples a process's memory while the block runs, and fits a line by least squares."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -167,8 +167,8 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._look)
 
     def figures(self) -> dict[str, float | list[float]]:
-        """Resident bytes that no file holds, when warm and at the end, the slope between in bytes a second, and the
-        course of it all in some points.
+        """Return the resident bytes outside of files, when warm and at the end, the slope between in bytes per second,
+        and some of the samples.
         """
         times, sizes = np.array(self._samples, np.float64).T
         warm = times >= times[0] + WARM_UP * (times[-1] - times[0])

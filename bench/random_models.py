@@ -1,6 +1,6 @@
-"""Models of well-known shapes with random weights, written as Hugging Face directories in bfloat16, in small pieces.
+"""Write models of well-known shapes with random weights as Hugging Face directories in bfloat16, in small pieces.
 
-Knows safetensors' layout. Nothing sensible comes out of such a model; how long it takes does not depend on that.
+Knows safetensors' layout. Such a model's output is meaningless; its speed does not depend on that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AnyShape(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that make up a Llama or a Qwen2; `vocab_size` is the tokenizer's, whatever the original had."""
+    """The sizes of a Llama or a Qwen2; `vocab_size` is the tokenizer's, not the original's."""
 
     name: str
     hidden_size: int
@@ -43,11 +43,11 @@ class Shape:
 
     @property
     def num_parameters(self) -> int:
-        """Of all tensors."""
+        """The number of parameters of all tensors."""
         return sum(int(np.prod(shape)) for _, shape in self.tensors())
 
     def config(self) -> dict[str, object]:
-        """What config.json says of it."""
+        """Return the contents of config.json."""
         return {
             "architectures": ["Qwen2ForCausalLM" if self.is_qwen2 else "LlamaForCausalLM"],
             "model_type": "qwen2" if self.is_qwen2 else "llama",
@@ -65,7 +65,7 @@ class Shape:
         }
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes, as a checkpoint has them."""
+        """Yield names and shapes, as in a checkpoint."""
         hidden, inner = self.hidden_size, self.intermediate_size
         keys = hidden // self.num_attention_heads * self.num_key_value_heads
         yield "model.embed_tokens.weight", (self.vocab_size, hidden)
@@ -92,7 +92,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class HybridShape:
-    """The sizes of an LFM2; `kinds` has a letter a layer, `c` for a short convolution, `a` for attention."""
+    """The sizes of an LFM2; `kinds` has a letter per layer, `c` for a short convolution, `a` for attention."""
 
     name: str
     hidden_size: int
@@ -104,7 +104,7 @@ class HybridShape:
     is_qwen2: bool = True  # a last norm of both signs
 
     def config(self) -> dict[str, object]:
-        """What config.json says of it."""
+        """Return the contents of config.json."""
         return {
             "architectures": ["Lfm2ForCausalLM"],
             "model_type": "lfm2",
@@ -125,7 +125,7 @@ class HybridShape:
         }
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes, as a checkpoint has them."""
+        """Yield names and shapes, as in a checkpoint."""
         hidden, inner = self.hidden_size, self.intermediate_size
         head_dim = hidden // self.num_attention_heads
         keys = head_dim * self.num_key_value_heads
@@ -203,6 +203,6 @@ def _write_tensors(shape: AnyShape, file: BinaryIO) -> int:
 
 
 def _random_bfloat16(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Normal numbers of deviation 0.02, as their upper 16 bits."""
+    """Return normal numbers of deviation 0.02, as their upper 16 bits."""
     values = (0.02 * rng.standard_normal(count)).astype(np.float32)
     return np.ascontiguousarray(values.view(np.uint16)[1::2])

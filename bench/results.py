@@ -1,4 +1,4 @@
-"""Results on disk: `bench/results/NAME.json`, each with its origin. Rendering them is `report.py`'s."""
+"""Results on disk: `bench/results/NAME.json`, each with its origin. `report.py` renders them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def write_results(name: str, figures: Mapping[str, Any], directory: Path = RESUL
 
 
 def add_run(name: str, run: str, figures: Mapping[str, Any], directory: Path = RESULTS) -> Path:
-    """Write the figures of one run and its origin beside the last ones of others, in the order of their names."""
+    """Write the figures of one run and its origin, keeping the last ones of others, in the order of their names."""
     runs = (read_results(name, directory) or {"runs": {}})["runs"]
     runs[run] = {"origin": asdict(Origin.of_this_process()), **figures}
     return write_results(name, {"runs": dict(sorted(runs.items()))}, directory)
 
 
 def read_results(name: str, directory: Path = RESULTS) -> dict[str, Any] | None:
-    """What `write_results` wrote, or None."""
+    """Return the results that `write_results` wrote, or None."""
     path = directory / f"{name}.json"
     content: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     return content
 
 
 def _laid_out(value: Any, indent: str = "") -> str:
-    """JSON in which a row is one line: what holds numbers and names only, or few lists of them."""
+    """Return JSON in which a row is one line: values with numbers and names only, or few lists of them."""
     inner, line = indent + " ", json.dumps(value)
     depth = _depth(value)
     if depth < 2 or (depth == 2 and isinstance(value, dict) and len(line) < _LONGEST_ROW):

@@ -1,6 +1,6 @@
-"""A server in a process of its own, and clients of it that keep their connections open, as SDKs do.
+"""A server in a separate process, and clients of it that keep their connections open, as SDKs do.
 
-Knows HTTP, `/health`, server-sent events and the time at which they come; nothing of engines.
+Knows HTTP, `/health`, server-sent events and the times at which they arrive; nothing of engines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Event:
-    """What the server sent, and when it was there, in seconds of `time.perf_counter`."""
+    """An event from the server, and when it arrived, in seconds of `time.perf_counter`."""
 
     at: float
     data: Json
@@ -48,7 +48,7 @@ class ServedProcess(Closable):
         environment: Mapping[str, str] | None = None,
         ready_path: str = "/health",
     ) -> None:
-        """Start it and wait until `ready_path` answers; raise RuntimeError with its last words if it does not.
+        """Start it and wait until `ready_path` succeeds; raise RuntimeError with its last output if it does not.
 
         `environment` is added to this process's own. Servers in Python may keep their bytecode, as installed ones do.
         """
@@ -67,17 +67,17 @@ class ServedProcess(Closable):
 
     @property
     def pid(self) -> int:
-        """Of the process, whose memory others may look at."""
+        """The process's id, for measuring its memory."""
         return self._process.pid
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """Return its output so far."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End it without a word, as a crash does; it must be closed all the same."""
+        """Kill it, as a crash does; it must be closed all the same."""
         self._process.kill()
         self._process.wait()
 
@@ -110,16 +110,16 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600.0)
 
     def json(self, method: str, path: str, body: Json | None = None) -> Json:
-        """The whole answer, {} if it is empty; raise RuntimeError for one that is no success."""
+        """Return the whole response, {} if it is empty; raise RuntimeError unless it succeeded."""
         content: Json = json.loads(self._ask(method, path, body).read() or b"{}")
         return content
 
     def read(self, path: str) -> Any:
-        """What a GET brings, which may be a list."""
+        """Return the response to a GET, which may be a list."""
         return json.loads(self._ask("GET", path, None).read())
 
     def events(self, path: str, body: Json) -> list[Event]:
-        """Every event of a stream but `[DONE]`. They are parsed when the last has come, so that none waits for it."""
+        """Return every event of a stream but `[DONE]`. They are parsed after the last one, so that none waits."""
         response = self._ask("POST", path, body)
         parts: list[tuple[float, bytes]] = []
         while part := response.read1():
@@ -153,7 +153,7 @@ class Client:
 
 
 def parse_events(parts: Sequence[tuple[float, bytes]]) -> list[Event]:
-    r"""The events in what came, each with the time of its last byte.
+    r"""Parse the events in received parts, each with the time of its last byte.
 
     >>> parse_events([(1.0, b'data: {"a": 1}\n\nda'), (2.0, b'ta: {"a": 2}\n\n'), (3.0, b"data: [DONE]\n\n")])
     [Event(at=1.0, data={'a': 1}), Event(at=2.0, data={'a': 2})]

@@ -1,4 +1,4 @@
-"""Count what makes the code hard to hold in one head: `make trace`, or `python -m bench.structure [--list]`.
+"""Count what makes the code hard to understand: `make trace`, or `python -m bench.structure [--list]`.
 
 Files and lines, the longest chain of imports, modules that only one other imports, and methods that only forward to a
 member. Figures to compare before and after a change; they are no limits. Reads the sources, and imports none of them.
@@ -24,18 +24,18 @@ Graph = dict[str, set[str]]
 
 
 def name_of(path: Path, root: Path) -> str:
-    """The module of a file, without `radixlm.`; a package is its `__init__`."""
+    """Return the module of a file, without `radixlm.`; a package is its `__init__`."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def sources(root: Path) -> dict[str, Path]:
-    """The product's files by module."""
+    """Return the product's files by module."""
     return {name_of(path, root): path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))}
 
 
 def imports(files: dict[str, Path], *, all_of_them: bool) -> Graph:
-    """What each module imports of the others, when it is loaded or, with `all_of_them`, ever."""
+    """Return the modules that each module imports, when it is loaded or, with `all_of_them`, ever."""
     graph: Graph = {}
     for name, path in files.items():
         package = name if path.stem == "__init__" else name.rpartition(".")[0]
@@ -46,7 +46,7 @@ def imports(files: dict[str, Path], *, all_of_them: bool) -> Graph:
 
 
 def _loaded(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The statements that run when a module is loaded, but for those that only type checkers read."""
+    """Yield the statements that run when a module is loaded, except those that only type checkers read."""
     for node in body:
         if isinstance(node, ast.If):
             if ast.unparse(node.test) != "TYPE_CHECKING":
@@ -69,7 +69,7 @@ def _targets(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def longest_chain(graph: Graph) -> tuple[str, ...]:
-    """The longest chain of modules in which each imports the next."""
+    """Return the longest chain of modules in which each imports the next."""
 
     @cache
     def below(name: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def longest_chain(graph: Graph) -> tuple[str, ...]:
 
 
 def only_importers(graph: Graph) -> dict[str, str]:
-    """The modules that only one other imports, with that one."""
+    """Return the modules that only one other imports, with that one."""
     importers: dict[str, list[str]] = {}
     for name, found in graph.items():
         for other in found:
@@ -88,7 +88,7 @@ def only_importers(graph: Graph) -> dict[str, str]:
 
 
 def forwarding(files: dict[str, Path]) -> Iterator[tuple[str, str]]:
-    """Methods whose only statement reads an attribute of a member or calls a method of one: module and name."""
+    """Yield methods whose only statement reads an attribute of a member or calls a method of one: module and name."""
     for module, path in files.items():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):

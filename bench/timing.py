@@ -1,4 +1,4 @@
-"""How often and how long: the best of many runs, the spread of few, ways in turn."""
+"""Times and repetitions: the best of many runs, the spread of few, ways in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 def best_s(call: Callable[[], object], runs: int) -> float:
-    """Seconds of the fastest of `runs` calls, after one that is not counted."""
+    """Return the seconds of the fastest of `runs` calls, after one that is not counted."""
     call()
     best = float("inf")
     for _ in range(runs):
@@ -20,7 +20,7 @@ def best_s(call: Callable[[], object], runs: int) -> float:
 
 @dataclass(frozen=True)
 class Spread:
-    """What repeated measurements gave."""
+    """Results of repeated measurements."""
 
     minimum: float
     median: float
@@ -29,13 +29,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """The spread of at least one value."""
+        """Return the spread of at least one value."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1], len(ordered))
 
 
 def in_turns(ways: Mapping[str, Callable[[], Iterable[float]]], rounds: int) -> dict[str, list[float]]:
-    """What each way gives, one way after the other in every round; a first round warms up and is not counted."""
+    """Return each way's values, one way after the other in every round; a first round warms up and is not counted."""
     found: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds + 1):
         for name, measure in ways.items():
@@ -45,7 +45,7 @@ def in_turns(ways: Mapping[str, Callable[[], Iterable[float]]], rounds: int) -> 
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Return how long a call takes."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""Which files of ours a request enters: `make trace`, or `python -m bench.trace ARTIFACT [--files]`.
+"""List the files of ours that a request enters: `make trace`, or `python -m bench.trace ARTIFACT [--files]`.
 
-A cold `generate()`, a chat over HTTP, and a chat with one tool, each on an engine and a server that are warm. To be
-compared before and after a change: a request that passes through fewer files is easier to understand.
+A cold `generate()`, a chat over HTTP, and a chat with one tool, each on a warm engine and server. To be compared before
+and after a change: a request that passes through fewer files is easier to understand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STARTS_WITHIN_S = 60.0
 
 @dataclass
 class Trace:
-    """The functions of ours that are called on any thread while it is on, in order, with the number of calls.
+    """Records the functions of ours that are called on any thread while it is on, in order, with the number of calls.
 
     Attributes:
         calls: by the file and the function's qualified name.
@@ -46,7 +46,7 @@ class Trace:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        """As `sys.setprofile` wants it."""
+        """Record a call, as `sys.setprofile` expects."""
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(_PREFIXES):
             called = name, frame.f_code.co_qualname
@@ -54,12 +54,12 @@ class Trace:
                 self.calls[called] = self.calls.get(called, 0) + 1
 
     def of(self, function: Callable[[], object]) -> dict[Path, int]:
-        """The files that `function` enters, in order, with the number of calls."""
+        """Return the files that `function` enters, in order, with the number of calls."""
         self.calls.clear()
         sys.setprofile(self)
         function()
         sys.setprofile(None)
-        with self._lock:  # other threads go on
+        with self._lock:  # other threads continue
             called = list(self.calls.items())
         files: dict[Path, int] = {}
         for (name, _), calls in called:
@@ -72,7 +72,7 @@ _PREFIXES = tuple(f"{ROOT / package}/" for package in PACKAGES)
 
 @contextmanager
 def served(engine: Engine) -> Iterator[int]:
-    """A server in a thread of this process; gives its port."""
+    """Run a server in a thread of this process; yield its port."""
     listener: socket.socket = listen("127.0.0.1", 0)
     server = uvicorn.Server(
         uvicorn.Config(create_app(engine), log_level="warning", access_log=False, lifespan="off", http=HTTPProtocol)
@@ -90,7 +90,7 @@ def served(engine: Engine) -> Iterator[int]:
 
 
 def ask(port: int, **fields: Any) -> None:
-    """One chat, answered whole."""
+    """Send one chat request, and read the whole response."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": MAX_TOKENS, "temperature": 0} | fields
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -102,7 +102,7 @@ def ask(port: int, **fields: Any) -> None:
 
 
 def lines_of(path: Path) -> int:
-    """How many lines a file has."""
+    """Return the number of lines of a file."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 

@@ -1,4 +1,4 @@
-"""A process that answers calls, one JSON line each, so that engines are measured apart from each other.
+"""A process that serves calls, one JSON line each, so that engines are measured in separate processes.
 
 Both ends: `serve` in the process, `Worker` in the one that starts it. Knows nothing of what is called, and imports
 nothing of ours, so that it runs in any Python.
@@ -20,7 +20,7 @@ _READY = "ready"
 
 
 def serve(methods: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer calls from standard input until it ends; what `methods` print goes to standard error."""
+    """Serve calls from standard input until it ends; output of `methods` goes to standard error."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     replies.write(json.dumps({"result": _READY}) + "\n")
@@ -34,11 +34,11 @@ def serve(methods: Mapping[str, Callable[..., Any]]) -> None:
 
 
 class WorkerError(Exception):
-    """A call failed in the worker, or the worker died; the message has its last words."""
+    """A call failed in the worker, or the worker died; the message has its last output."""
 
 
 class Closable:
-    """What is closed at the end of a `with` block."""
+    """Closes itself at the end of a `with` block."""
 
     def close(self) -> None:
         """End it."""
@@ -58,7 +58,7 @@ class Worker(Closable):
         """Start it in the checkout `root` and wait until it serves.
 
         Raises:
-            WorkerError: it does not come so far.
+            WorkerError: it ended or failed before that.
         """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `close`)
         self._process = subprocess.Popen(
@@ -73,11 +73,11 @@ class Worker(Closable):
 
     @property
     def pid(self) -> int:
-        """Of the process, whose memory others may look at."""
+        """The process's id, for measuring its memory."""
         return self._process.pid
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """What the method returns; WorkerError if it raises."""
+        """Return the method's result; raise WorkerError if it raises."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")

@@ -1,1 +1,1 @@
-"""The `radixlm` command; one subcommand per file."""
+"""The `radixlm` command, with one file or folder per subcommand."""

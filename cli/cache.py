@@ -1,4 +1,4 @@
-"""`radixlm cache`: compiled kernels that are kept for the next model."""
+"""`radixlm cache`: show or clear the cache of compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The artifact that a command runs: as it is given, or compiled once and kept in the cache folder.
+"""Find the artifact of a model, or compile the model once into the cache folder.
 
-Knows keys, the cache folder, its locks and the command that compiles. That command is a process of its own, so that
-what serves has the same memory the first time as later, and never loads the compiler. It leaves the artifact in memory,
-where it is used at once. Meanwhile it compares the weights with the source and writes the artifact to the cache folder,
-and goes on when this process ends.
+Knows keys, the cache folder, its locks and the compile command. That command runs in a process of its own, so that a
+server needs no more memory on its first start than later, and never imports the compiler. It leaves the artifact in
+memory, where it is used at once. Then it compares the weights with the source and writes the artifact to the cache
+folder, even if this process ends.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .compile_process import Progressed, Say, StatusPipe, run_compile, watch
 if TYPE_CHECKING:
     from radixlm.compile.in_memory import InMemory
 
-_MODEL_FILES = {".json", ".safetensors", ".model", ".jinja", ".bin"}  # of a directory
+_MODEL_FILES = {".json", ".safetensors", ".model", ".jinja", ".bin"}  # of a model directory
 _PACKAGE = Path(__file__).resolve().parent.parent
 _COMPILER = ("compile", "tokenizer_fix", "runtime/artifact")
 _KEY_DIGITS = 16
-_SHARE_OF_MEMORY = 0.6  # of what is available, for weights in memory: unlike a mapped file they cannot be dropped
-_SMALL_FILES_BYTES = 64 << 20  # at most, all but the weights
+_SHARE_OF_MEMORY = 0.6  # of available memory, for weights: unlike a mapped file, they cannot be dropped
+_SMALL_FILES_BYTES = 64 << 20  # maximum of all files but the weights
 
 
 def artifact_of(
@@ -56,33 +56,33 @@ def artifact_of(
     kept: Say | None = None,
     on_disk: bool = False,
 ) -> Path:
-    """Return the artifact of `model`. It is compiled first if the cache folder has none of this source.
+    """Return the artifact of `model`. Compiles it first unless the cache folder has it.
 
-    A fresh artifact is in memory, where the system has files there (Linux): this process can open it until it ends. At
-    idle priority its weights are compared with the source, and it is written to the cache folder. Should they differ,
-    this process ends by SIGTERM.
+    On Linux, a fresh artifact is in memory: this process can open it until it ends. At idle priority, its weights are
+    compared with the source, and it is written to the cache folder. If the weights differ, this process is ended by
+    SIGTERM.
 
     Args:
-        model: an artifact, or what `radixlm compile` takes.
-        options: of `radixlm compile`, by their names; only where `model` is no artifact.
-        say: gets the lines of the progress; without it the progress goes to the error stream.
-        meanwhile: entered while the model is compiled, or another process is waited for that compiles it.
-        written: gets the path of a fresh artifact that is complete, while its logits are compared. Nothing that is
-            computed with it may be used before this function has returned.
-        progressed: gets the stage of the compile, and the part of it all that is done, unless `on_disk`.
-        kept: gets a line once a fresh artifact is in the cache folder, or could not be written there.
+        model: an artifact, or a source for `radixlm compile`.
+        options: options of `radixlm compile` by name; only if `model` is not an artifact.
+        say: called with lines of progress; None: progress goes to stderr.
+        meanwhile: entered while the model is compiled here or by another process.
+        written: called with the path of a complete artifact while its logits are compared. Results computed with it
+            must not be used before this function has returned.
+        progressed: called with the stage of the compile and the overall progress, unless `on_disk`.
+        kept: called with a line when a fresh artifact has been written to the cache folder, or could not be.
         on_disk: wait for the disk, and return the path in the cache folder.
 
     Raises:
-        ArtifactNotFound: there is nothing at that path.
+        ArtifactNotFound: the path does not exist.
         ValueError: options are given for an artifact.
-        CompileError: the cache folder cannot be written; with `say`, what the compiler has said.
-        Exit: the compiler has said what is wrong, and failed with this code.
+        CompileError: the cache folder cannot be written; with `say`, also for errors of the compiler.
+        Exit: the compiler has printed an error, and failed with this exit code.
     """
     if is_artifact(model):
         if options:
             given = " and ".join(f"--{name} {value}" for name, value in options.items())
-            raise ValueError(f"{model} is compiled already, and {given} is for what is compiled now; leave it out")
+            raise ValueError(f"{model} is already compiled; remove {given}, which is for compiling")
         return Path(model)
     name, key = short_name(model), _key(model, options)
     path = artifacts_dir() / f"{name}-{key}{SUFFIX}"
@@ -92,11 +92,11 @@ def artifact_of(
     arguments = ["-o", str(path), "--name", name, *_arguments(options)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        waits = f"another process compiles {model}, or writes it to the disk; waiting for it"
+        waits = f"another process compiles {model}, or writes it to disk; waiting for it"
         with meanwhile or nullcontext(), _locked(path.with_suffix(".lock"), lambda: tell(waits)) as lock:
             if _is_whole(path):
                 return path
-            tell(f"compiling {model}, once; it is kept in {path}")
+            tell(f"compiling {model}, once; it will be cached in {path}")
             weights_fd = None if on_disk else memory_file("radixlm-weights")
             if weights_fd is None:
                 run_compile([*arguments, "--", model], [lock.descriptor], say)
@@ -117,20 +117,20 @@ def artifact_of(
     except OSError as error:
         raise CompileError(
             f"{path.parent} cannot be written ({error.strerror or error}); set XDG_CACHE_HOME to another folder, or "
-            f"compile to a place of your own: radixlm compile {model} -o {name}{SUFFIX}"
+            f"compile it to another path: radixlm compile {model} -o {name}{SUFFIX}"
         ) from error
 
 
 def artifacts_dir() -> Path:
-    """Return where artifacts are kept that commands have compiled."""
+    """Return the folder of artifacts that commands have compiled."""
     return cache_dir() / "artifacts"
 
 
 def _key(model: str, options: Mapping[str, str]) -> str:
-    """A digest of all that decides what is compiled: source, options, compiler and processor.
+    """Return a digest of everything that the compiled artifact depends on: source, options, compiler and CPU.
 
-    Files are known by path, size and time. What is downloaded is known by its name: a model of the hub stays the one
-    that was compiled first, until another revision is named.
+    Files are identified by path, size and time, downloads by name: a model of the hub stays the version that was
+    compiled first, until another revision is named.
     """
     source = model if model == ALIAS or is_hub(model) else _files(Path(model))
     versions = [VERSION, importlib.metadata.version("apache-tvm")]
@@ -139,10 +139,10 @@ def _key(model: str, options: Mapping[str, str]) -> str:
 
 
 def _files(path: Path) -> list[tuple[str, int, int]]:
-    """Path, size in bytes and time in nanoseconds of a file and its parts, or of the model's files in a directory."""
-    # of an embedding model, each step after the layers has a folder of its own
-    beside = (*path.iterdir(), *path.glob("*/config.json")) if path.is_dir() else ()
-    found = (file for file in beside if file.suffix in _MODEL_FILES) if path.is_dir() else part_paths(path)
+    """Return path, size in bytes and time in nanoseconds of a model's files: a file and its parts, or a folder's."""
+    # an embedding model has a folder for each step after the layers
+    entries = (*path.iterdir(), *path.glob("*/config.json")) if path.is_dir() else ()
+    found = (file for file in entries if file.suffix in _MODEL_FILES) if path.is_dir() else part_paths(path)
     files = sorted(file.resolve() for file in found)
     return [(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files if file.is_file()]
 
@@ -155,7 +155,7 @@ def _digest_of_compiler() -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether an artifact is there that can be opened; a damaged one is compiled again."""
+    """Return whether the path has an artifact that can be opened. A damaged one is compiled again."""
     try:
         Artifact.open(path)
     except ArtifactError:
@@ -170,20 +170,20 @@ def _arguments(options: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass
 class _Lock:
-    """A file that is locked as long as a process has `descriptor` open, and removed by the process that locked it."""
+    """A lock file. It is locked while any process has `descriptor` open, and removed by its owner."""
 
     path: Path
     descriptor: int
     is_mine: bool = True
 
     def hand_over(self) -> None:
-        """Leave it to another process, which has the descriptor, to remove the file."""
+        """Leave the removal of the file to another process, which has the descriptor."""
         self.is_mine = False
 
 
 @contextmanager
 def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[_Lock]:
-    """Hold the file `path` as a lock, and remove it afterwards."""
+    """Hold a lock on the file `path` within the block, and remove it afterwards."""
     while True:
         lock = _Lock(path, os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
@@ -192,7 +192,7 @@ def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[_Lock]:
             except BlockingIOError:
                 when_busy()
                 fcntl.flock(lock.descriptor, fcntl.LOCK_EX)
-            if os.fstat(lock.descriptor).st_nlink == 0:  # its last owner removed the file: others lock a new one
+            if os.fstat(lock.descriptor).st_nlink == 0:  # the file was removed: others would lock a new one
                 continue
             try:
                 yield lock
@@ -207,19 +207,19 @@ def _locked(path: Path, when_busy: Callable[[], None]) -> Iterator[_Lock]:
 
 @contextmanager
 def _in_memory(path: Path, weights_fd: int) -> Iterator[InMemory]:
-    """A place in memory for the artifact of `path`. What a compile left there stays until this process ends."""
+    """Provide a directory in memory for the artifact of `path`. A compiled one stays there until this process ends."""
     from radixlm.compile.in_memory import InMemory
     from radixlm.compile.publish import unpublished_directory
 
     has_room = shutil.disk_usage(path.parent).free > _SMALL_FILES_BYTES
     directory = unpublished_directory(path if has_room else Path(tempfile.gettempdir()) / path.name)
     memory = InMemory(directory, weights_fd, int(_SHARE_OF_MEMORY * available_memory_bytes()))
-    is_left = False
+    has_artifact = False
     try:
         yield memory
-        is_left = memory.is_used
+        has_artifact = memory.is_used
     finally:
-        if is_left:
+        if has_artifact:
             atexit.register(shutil.rmtree, directory, ignore_errors=True)
         else:
             shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""`radixlm calibrate`: what a model's attention allows to be left out of a prefix, measured and kept."""
+"""`radixlm calibrate`: measure how much of a prefix's KV a model needs, for approximate KV loading."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     "--text",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE",
-    help="A text of 2,000 words or more, like what will be asked about.  [default: scenes of Shakespeare]",
+    help="A text of 2,000 words or more, similar to later prompts.  [default: scenes of Shakespeare]",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON, and no progress.")
+@click.option("--threads", type=click.IntRange(min=1), help="Number of threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON, and no progress.")
 @compile_options
 def command(model: str, text: Path | None, threads: int | None, as_json: bool, **options: Any) -> None:
-    """Find out which part of a prefix MODEL can do without, which --kv-budget needs to know.
+    """Calibrate MODEL for approximate KV loading, which serve --kv-budget requires.
 
-    Facts are put into a text and asked for, over all of its keys and values and over shares of them: a minute for a
-    small model. What is found is kept in the artifact, as calibration.json, in place of what was found before. It
-    takes effect when the artifact is opened the next time.
+    Inserts facts into a text and asks for them, with all KV rows and with shares of them. This takes a minute for a
+    small model. The result is written to calibration.json in the artifact, and takes effect when the artifact is opened
+    the next time.
 
     \b
     radixlm calibrate smollm2.radixlm
@@ -69,15 +69,15 @@ def command(model: str, text: Path | None, threads: int | None, as_json: bool, *
 
 
 def calibration_rows(found: Calibration) -> list[tuple[str, str]]:
-    """Names and values of a table."""
+    """Return the rows of the table: names and values."""
     heads = ", ".join(f"head {head} {kl:.3f}" for head, kl in found.head_kl.items())
     rows = [
         ("probe head", f"{found.probe_head} (KL in nats a token at a quarter of the rows: {heads or 'not measured'})"),
-        ("dropped attention", f"at most {found.max_dropped_attention:.3f}, else all rows are loaded"),
+        ("dropped attention", f"at most {found.max_dropped_attention:.3f}; above that, all rows are loaded"),
     ]
     rows += [
         (f"  {loss.budget:.0%} of the rows", f"KL {loss.kl:.3f}, {loss.num_found} of {found.num_facts} facts found")
         for loss in found.losses
     ]
-    advice = "none of these shares: leave --kv-budget out" if found.least_budget == 1.0 else f"{found.least_budget:g}"
-    return [*rows, ("least budget", f"{advice}, of those that were tried")]
+    advice = "none of these shares: do not use --kv-budget" if found.least_budget == 1.0 else f"{found.least_budget:g}"
+    return [*rows, ("least budget", f"{advice}, among the tested shares")]

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from radixlm.runtime import Completion, Engine, SamplingParams
 
 DEFAULT_SYSTEM = "You are a helpful assistant."
-MAX_TOKENS = 1024  # of a reply, unless asked otherwise: small models may repeat themselves without end
+MAX_TOKENS = 1024  # default maximum of a reply: small models may repeat themselves endlessly
 DEMO_QUESTIONS = ("What is gravity?", "Who first described it?")
 DEMO_MAX_TOKENS = 128
 DEMO_SEED = 1
 HELP = (
-    "/reset forgets the conversation, /exit leaves (so do /bye and Ctrl-D); Ctrl-C stops a reply; "
-    '""" begins and ends a text of several lines; //word asks /word'
+    "/reset starts a new conversation, /exit quits (as do /bye and Ctrl-D); Ctrl-C stops a reply; "
+    '""" begins and ends a text of several lines; //word sends /word'
 )
-_QUOTES = '"""'  # around a text of several lines, as in ollama
-_COMMAND = re.compile(r"/[A-Za-z]*")  # a line that is only that: a path, or a question about one, is a question
+_QUOTES = '"""'  # around a text of several lines, as in Ollama
+_COMMAND = re.compile(r"/[A-Za-z]*")  # a whole line; a path, or text after a slash and a word, is a question
 
 
 @click.command("chat", cls=FieldCommand, flags=(*ENGINE, "sampling"))
@@ -40,11 +40,11 @@ _COMMAND = re.compile(r"/[A-Za-z]*")  # a line that is only that: a path, or a q
 def command(model: str, system: str, **options: Any) -> None:
     """Chat with MODEL in the terminal.
 
-    Ctrl-C stops a reply, /exit leaves, /reset begins again, /help says so.
+    Ctrl-C stops a reply, /exit quits, /reset starts a new conversation, /help lists the commands.
 
-    After each reply one line tells its tokens, their speed, the time to the first one, and how many tokens of
-    the prompt came from the cache. Each line of a standard input that is no terminal is a turn; where there is none,
-    it holds a short conversation of its own.
+    After each reply, a line shows its number of tokens, their speed, the time to the first token, and the number of
+    prompt tokens from the cache. If standard input is not a terminal, each of its lines is a turn; if it is empty, the
+    command runs a short example conversation.
 
     \b
     radixlm chat smollm2
@@ -59,7 +59,7 @@ def command(model: str, system: str, **options: Any) -> None:
     with Engine(artifact, **keywords) as engine:
         if engine.prompts.chat_template is None:
             raise InvalidRequest(
-                f'{model} takes no conversations; continue a text: radixlm generate {model} "Once upon"'
+                f'{model} has no chat template; continue a text instead: radixlm generate {model} "Once upon"'
             )
         interactive = sys.stdin is not None and sys.stdin.isatty()
         piped = None if interactive else _piped_lines()
@@ -75,14 +75,14 @@ def command(model: str, system: str, **options: Any) -> None:
 
 
 def _piped_lines() -> Iterator[str] | None:
-    """The lines of standard input that are not blank, each as soon as it comes; None if there is none."""
+    """Return an iterator over the non-blank lines of standard input as they arrive; None if there is none."""
     lines = (line.strip() for line in sys.stdin or () if line.strip())
     first = next(lines, None)
     return None if first is None else itertools.chain([first], lines)
 
 
 def _take_turns(conversation: Conversation, lines: Iterable[str]) -> None:
-    """Show and answer each line; what cannot be answered ends the command."""
+    """Print and answer each line. Errors end the command."""
     for line in lines:
         click.echo(f"> {line}")
         if not _answer(conversation, line):
@@ -90,7 +90,7 @@ def _take_turns(conversation: Conversation, lines: Iterable[str]) -> None:
 
 
 def talk(conversation: Conversation) -> None:
-    """Read and answer until the user leaves."""
+    """Read and answer lines until the user quits."""
     from radixlm.runtime.errors import RadixLMError
 
     with contextlib.suppress(ImportError):
@@ -106,7 +106,7 @@ def talk(conversation: Conversation) -> None:
 
 
 def _answer(conversation: Conversation, line: str) -> bool:
-    """Ask a question, or do what a line that is a slash and a word says; False: that was to leave."""
+    """Answer a question, or run a command such as /reset. Returns False if the command was to quit."""
     match line:
         case "":
             pass
@@ -114,18 +114,18 @@ def _answer(conversation: Conversation, line: str) -> bool:
             return False
         case "/reset":
             conversation.reset()
-            click.secho("the conversation begins again", dim=True)
+            click.secho("new conversation", dim=True)
         case "/help":
             click.secho(HELP, dim=True)
         case command if _COMMAND.fullmatch(command):
-            click.secho(f"there is no {command}; {HELP}", dim=True)
+            click.secho(f"unknown command {command}; {HELP}", dim=True)
         case question:
             conversation.ask(question[1:] if _COMMAND.fullmatch(question[1:]) else question)
     return True
 
 
 def _read() -> str | None:
-    """A line from the terminal; None at its end. Ctrl-C drops the line."""
+    """Read a line or a quoted text from the terminal; None at its end. Ctrl-C drops the line."""
     while True:
         try:
             with interrupts(_drop_line):
@@ -134,11 +134,11 @@ def _read() -> str | None:
             click.echo()
             return None
         except KeyboardInterrupt:
-            click.secho("\n/exit leaves", dim=True)
+            click.secho("\n/exit quits", dim=True)
 
 
 def _whole(line: str) -> str:
-    """A line, or all lines from the quotes that it begins with to those that end the text."""
+    """Return a line, or a text of several lines if the line begins with quotes."""
     if not line.startswith(_QUOTES):
         return line
     lines = [line.removeprefix(_QUOTES)]
@@ -148,7 +148,7 @@ def _whole(line: str) -> str:
 
 
 def _drop_line() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # once: a second one would hit whatever comes after
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only once: a second interrupt would hit later code
     raise KeyboardInterrupt
 
 
@@ -157,28 +157,27 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 
 @dataclass
 class Conversation:
-    """Messages so far, and the engine that answers."""
+    """The messages of a conversation, and the engine that answers them."""
 
     engine: Engine
     params: SamplingParams
-    system: str  # the system prompt; empty: none, and the chat template may put its own
+    system: str  # the system prompt; empty: none, but the chat template may add its own
     messages: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was said, but not the system prompt."""
+        """Drop all messages except the system prompt."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def ask(self, text: str) -> Completion:
-        """Print the reply to `text` as it comes, then a dim line about it. Ctrl-C stops the reply.
+        """Print the reply to `text` as it is generated, then a dim line of statistics. Ctrl-C stops the reply.
 
-        A stopped reply stays in the conversation as far as it went; one without text is forgotten, with its
-        question.
+        The conversation keeps the text of a stopped reply. A reply without text is dropped together with its question.
 
         Raises:
-            RadixLMError: there is no reply; the conversation is as it was before.
+            RadixLMError: there is no reply. The conversation is unchanged.
         """
         question = {"role": "user", "content": text}
         with (
@@ -204,7 +203,7 @@ class Conversation:
 
 
 def shown(text: str) -> str:
-    """A reply's text without characters that steer a terminal, or the direction of what it shows.
+    """Return text without characters that control a terminal or the text direction.
 
     >>> shown("a\\x1b]0;title\\x07b\\n")
     'a]0;titleb\\n'
@@ -213,7 +212,7 @@ def shown(text: str) -> str:
 
 
 def summary(completion: Completion) -> str:
-    """One line: tokens, speed, time to first token, what the cache spared, and how many guesses were right."""
+    """Return a line of statistics: tokens, speed, TTFT, cached prompt tokens and accepted draft tokens."""
     usage, timings = completion.usage, completion.timings
     parts = [f"{usage.completion_tokens} tokens"]
     if timings.decode_tokens_per_s is not None:
@@ -224,7 +223,7 @@ def summary(completion: Completion) -> str:
     if usage.drafted_tokens:
         parts.append(f"{usage.accepted_tokens} of {usage.drafted_tokens} draft tokens accepted")
     if completion.finish_reason != "stop":
-        parts.append({"length": "cut at the length limit", "cancelled": "stopped"}[completion.finish_reason])
+        parts.append({"length": "stopped at the length limit", "cancelled": "stopped"}[completion.finish_reason])
     return " · ".join(parts)
 
 
@@ -232,8 +231,8 @@ def summary(completion: Completion) -> str:
 def interrupts(action: Callable[[], None]) -> Iterator[None]:
     """Call `action` for each SIGINT within the block, instead of raising KeyboardInterrupt.
 
-    An exception hits cleaning up, too, so that two quick ones would end the program. The main thread must enter the
-    block; `action` runs in it.
+    KeyboardInterrupt could also interrupt cleaning up, so that two quick ones would end the program. The main thread
+    must enter the block; `action` runs in it.
     """
     previous = signal.signal(signal.SIGINT, lambda signum, frame: action())
     try:

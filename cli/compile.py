@@ -1,4 +1,4 @@
-"""`radixlm compile`: a model source becomes an artifact."""
+"""`radixlm compile`: compile a model into an artifact."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path),
     metavar="NAME.radixlm",
-    help="The artifact to write, a directory.",
+    help="Path of the artifact, a directory.",
 )
 @click.option(
     "--quantize",
     type=click.Choice(["keep", "q4", "q8", "f16", "f32"]),
     default="keep",
     show_default=True,
-    help="How to store the weights; keep: at the source's own precision.",
+    help="Quantization of the weights; keep: that of the source.",
 )
 @click.option(
     "--target",
@@ -49,20 +49,26 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "f16", "f32", "k12v8"]),
     default="auto",
     show_default=True,
-    help="How to store keys and values; k12v8: codes of 12 and 8 bits, 0.78 of f16's memory; auto: k12v8 where the "
-    "target has AVX-512 VNNI, f16 elsewhere.",
+    help="Data type of the KV cache; k12v8: keys of 12 and values of 8 bits, 0.78 of f16's memory; auto: k12v8 if the "
+    "target has AVX-512 VNNI, else f16.",
 )
 @click.option(
     "--context-length",
     type=click.IntRange(min=16),
     metavar="N",
-    help="Most tokens of prompt and reply together.  [default: the model's own]",
+    help="Maximum tokens of prompt and reply together.  [default: the model's own]",
 )
-@click.option("--name", help="What servers call the model.  [default: the output's]")
+@click.option("--name", help="Name of the model for clients.  [default: name of the output]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
 @click.option(
     "--in-memory",
-    type=(click.Path(path_type=Path), int, int, int, click.Path(path_type=Path)),  # of `InMemory`, and of its `keep`
+    type=(
+        click.Path(path_type=Path),
+        int,
+        int,
+        int,
+        click.Path(path_type=Path),
+    ),  # arguments of `InMemory` and of `keep`
     hidden=True,
 )
 def command(
@@ -78,8 +84,8 @@ def command(
 ) -> None:
     """Compile SOURCE into an artifact.
 
-    SOURCE is a .gguf file, a Hugging Face directory, hf:ORG/NAME, or the alias smollm2. The fresh artifact is
-    run against a plain evaluation of the same weights, and published only if both agree.
+    SOURCE is a .gguf file, a Hugging Face directory, hf:ORG/NAME, or the alias smollm2. The logits of the compiled
+    model are compared with a NumPy evaluation of the same weights, and the artifact is published only if both agree.
 
     \b
     radixlm compile smollm2 -o smollm2.radixlm
@@ -96,7 +102,10 @@ def command(
     read_ahead(Path(source))
     with ExitStack() as stack:
         with nullcontext() if as_json else ProgressDisplay(sys.stderr) as display:
-            from radixlm.compile.compiler import CompileOptions, fresh_artifact  # a second: the clock ticks meanwhile
+            from radixlm.compile.compiler import (
+                CompileOptions,
+                fresh_artifact,
+            )  # takes a second, while the display runs
 
             options = CompileOptions(quantize, target, kv_dtype, context_length, name)
             progress = display if in_memory is None else _both(display, ProgressWriter(in_memory[3]))
@@ -125,8 +134,8 @@ def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return
     if report.template_fault is not None and report.manifest.embedding is None:
-        click.secho(f"It answers completions, and no conversations: {report.template_fault}", err=True)
-    if quantize == "keep":  # of another precision, `inspect` says what it costs altogether
+        click.secho(f"The model supports completions, but not chats: {report.template_fault}", err=True)
+    if quantize == "keep":  # for other quantizations, `inspect` shows the errors
         for tensor in report.rounded:
             change = f"{tensor.name} ({tensor.type}) is rounded to {tensor.kind}"
             click.secho(f"{change}: relative error {tensor.relative_error:.2g}", err=True)

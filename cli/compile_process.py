@@ -1,6 +1,6 @@
-"""Compile a model in a process of its own, and read how far it is.
+"""Compile a model in a process of its own, and read its progress.
 
-Knows `radixlm compile` and its pipes, not where artifacts are kept.
+Knows `radixlm compile` and its pipes, not where artifacts are stored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _RADIXLM = (sys.executable, "-P", "-c", "from radixlm.cli.main import main; main
 
 Say = Callable[[str], None]
 Progressed = Callable[[str, float], None]
-"""Gets the stage of a compile, and the part of it all that is done, 0 to 1."""
+"""Called with the stage of a compile, and the overall progress, 0 to 1."""
 
 
 class StatusPipe:
-    """Both ends of a pipe; lines are read one by one, and no more than a line at once."""
+    """Both ends of a pipe for status lines. The reader is unbuffered, so that it never reads beyond a line."""
 
     def __init__(self) -> None:
         reader, writer = os.pipe()
@@ -34,8 +34,10 @@ class StatusPipe:
 
 
 def watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) -> None:
-    """Have a thread tell `kept` whether the artifact is in the cache folder. Wrong weights end this process, which is
-    told without `kept`, too."""
+    """Wait in a thread until the artifact is written to the cache folder, and call `kept` with the result.
+
+    Wrong weights end this process, with an error message even if `kept` is None.
+    """
     from radixlm.compile.in_memory import NOT_KEPT, WRONG
 
     def wait() -> None:
@@ -53,7 +55,7 @@ def watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) ->
 
 
 class _Lines:
-    """Hands the lines of a process's error stream to `say`, in a thread of its own, but for its `Error: `."""
+    """Passes the lines of a process's stderr to `say`, in a thread, except for its final `Error: ` line."""
 
     def __init__(self, process: subprocess.Popen[str], say: Say | None) -> None:
         self._last = ""
@@ -61,7 +63,7 @@ class _Lines:
         self._thread.start()
 
     def last(self) -> str:
-        """Wait for the end of the stream; return its last line."""
+        """Wait for the end of the stream, and return its last line."""
         self._thread.join()
         return self._last
 
@@ -80,21 +82,21 @@ def run_compile(
     written: Callable[[], None] | None = None,
     progressed: Progressed | None = None,
 ) -> subprocess.Popen[str]:
-    """Run `radixlm compile` to its end, or until it says that the artifact can be used.
+    """Run `radixlm compile` to its end, or until it reports that the artifact can be used.
 
-    Until then it ends with this process, but for a SIGKILL.
+    Until then, it is terminated if this process ends, except by SIGKILL.
 
     Args:
-        descriptors: which it has while it runs.
-        status: through which it says that.
-        written: called when it says that the artifact is complete.
-        progressed: called with the stage and the part that is done when it says how far it is.
+        descriptors: file descriptors that the process inherits.
+        status: pipe for its reports.
+        written: called when it reports that the artifact is complete.
+        progressed: called with the stage and the overall progress when it reports them.
     """
     from radixlm.compile.in_memory import PROGRESS, WRITTEN
 
     debug = click.get_current_context().find_root().params.get("debug")
     command = [*_RADIXLM, *(["--debug"] if debug else []), "compile", *arguments]
-    # In a session of its own Ctrl-C reaches it once, from here, and not in the midst of its tidying up.
+    # In a session of its own, Ctrl-C reaches it only through this process, and never while it cleans up.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -126,7 +128,9 @@ def run_compile(
             process.terminate()
             process.wait()
     if code < 0:
-        raise CompileError(f"compiling was killed by signal {-code}; if memory was short, compile on a larger machine")
+        raise CompileError(
+            f"the compile process was killed by signal {-code}; if memory was short, compile on a larger machine"
+        )
     if code and say is not None:
         raise CompileError(said.removeprefix("Error: "))
     if code:

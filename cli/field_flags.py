@@ -1,7 +1,7 @@
-"""The flags of engine and server options and of sampling parameters, made from where these are declared.
+"""Make flags from the declared engine options, server options and sampling parameters.
 
-And those that several commands share: how to compile a model that is no artifact yet. Importing this loads neither the
-engine nor arrays: the help of all commands does not.
+Also has the compile options that several commands share. Importing this module imports neither the engine nor NumPy, so
+that help is fast.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ if TYPE_CHECKING:
     from radixlm.runtime.fields import Field
 
 _TEXTS = (tuple[str, ...], Sequence[str])
-ENGINE = ("disk", "speculation", "engine")  # groups of the commands that open a model to answer with it
+ENGINE = ("disk", "speculation", "engine")  # groups of commands that generate
 
 
 class JSONObject(click.ParamType[dict[str, Any]]):
-    """An option whose value is an object in JSON."""
+    """A command-line parameter whose value is a JSON object."""
 
     name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """The object.
+        """Parse the object.
 
         Raises:
-            BadParameter: it is none.
+            BadParameter: it is not a JSON object.
         """
         if isinstance(value, dict):
             return value
         try:
             read = json.loads(value)
         except ValueError as error:
-            self.fail(f"{value!r} is no JSON: {error}", param, ctx)
+            self.fail(f"{value!r} is not JSON: {error}", param, ctx)
         if not isinstance(read, dict):
-            self.fail(f"{value!r} is no object in JSON", param, ctx)
+            self.fail(f"{value!r} is not a JSON object", param, ctx)
         return read
 
 
 class FieldCommand(SectionedCommand):
-    """A command with flags of declared fields, which it gets as keyword arguments with the fields' names.
+    """A command with flags made from declared fields, which it gets as keyword arguments by field name.
 
     Args:
-        flags: groups of fields, or names of single ones.
-        requires: names of those that must be given.
+        flags: groups of fields, or names of single fields.
+        requires: names of required fields.
     """
 
     def __init__(self, *args: Any, flags: Sequence[str], requires: Sequence[str] = (), **more: Any) -> None:
@@ -66,7 +66,7 @@ class FieldCommand(SectionedCommand):
         self._options: list[click.Parameter] | None = None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """As click's: the command's own, those of fields, and `--help`."""
+        """Return the command's own parameters, those of fields, and `--help`."""
         if self._options is None:
             chosen = (field for field in _fields().values() if field.about.flag is not None)
             self._options = [
@@ -78,10 +78,10 @@ class FieldCommand(SectionedCommand):
         return [*own, *self._options, last]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's.
+        """Parse the arguments, and check that flags are given together with those that they need.
 
         Raises:
-            InvalidParameter: a flag is given, and not the one that it needs.
+            InvalidParameter: a flag is given without one that it needs.
         """
         from radixlm.runtime.fields import check_needs
 
@@ -93,7 +93,7 @@ class FieldCommand(SectionedCommand):
 
 
 def engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
-    """Those keyword arguments of a command that `Engine` takes, out of all of them; those not given are left out.
+    """Remove the engine's options from a command's keyword arguments, and return those that were given.
 
     Raises:
         InvalidParameter: they contradict each other.
@@ -107,7 +107,7 @@ def engine_keywords(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def server_keywords(options: dict[str, Any]) -> dict[str, Any]:
-    """Likewise those that `create_app` takes."""
+    """Remove the server's options from a command's keyword arguments, and return those that were given."""
     from radixlm.runtime.fields import fields_of
     from radixlm.runtime.server.server_options import ServerOptions
 
@@ -115,7 +115,7 @@ def server_keywords(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampled(options: dict[str, Any], defaults: SamplingParams) -> SamplingParams:
-    """`defaults` with what the keyword arguments of a command say instead.
+    """Return `defaults` with the sampling parameters among a command's keyword arguments.
 
     Raises:
         InvalidParameter: a value is outside its range.
@@ -184,24 +184,24 @@ def _type(field: Field) -> click.ParamType[Any]:
 
 
 def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """What was given, in the units of the field.
+    """Convert a flag's value to the unit of its field, and check it.
 
     Raises:
         ArtifactNotFound: there is no such model.
-        ValueError: it is outside the field's range, or an empty path.
+        ValueError: the value is empty, or outside the field's range.
     """
     flag = field.about.flag
     assert flag is not None
     if value == "" or (isinstance(value, tuple) and "" in value):
-        raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or leave it out")
+        raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or remove it")
     if flag.path == "model" and value is not None:
         from radixlm.runtime.artifact.model_names import is_artifact
 
-        is_artifact(value)  # raises where there is nothing, before another model is loaded
+        is_artifact(value)  # raises if it does not exist, before another model is loaded
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
     own = value if flag.unit is None else value * flag.unit[1]
-    if not -math.inf < own < math.inf:  # which NaN is not, either
+    if not -math.inf < own < math.inf:  # false for NaN, too
         raise ValueError(f"{flag.name} is {value}; it must be a number" + (f" of {flag.unit[0]}" if flag.unit else ""))
     own = own if flag.unit is None else int(own)
     if not field.about.holds(own):
@@ -211,11 +211,11 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
 
 
 def _default(field: Field) -> str:
-    """What is done without the flag, and which numbers it takes, as the help has it."""
+    """Return the default and range of a flag for the help, in brackets."""
     flag = field.about.flag
     assert flag is not None
     said = [_default_value(field)]
-    if field.kind in (int, float) and flag.unit is None:  # bounds are in the field's own units
+    if field.kind in (int, float) and flag.unit is None:  # ranges are in the field's own unit
         said.append(field.about.range.removeprefix("of "))
     written = "; ".join(filter(None, said))
     return f"  [{written}]" if written else ""
@@ -236,7 +236,7 @@ def _default_value(field: Field) -> str:
 
 
 def _said(text: str, choices: Sequence[str] = ()) -> str:
-    """Documentation as the command line says it: with flags for fields, but for choices, and without backticks."""
+    """Return documentation for the help: flags in place of field names, except choices, and no backticks."""
     fields = _fields()
     return re.sub(
         "`(.+?)`",
@@ -250,7 +250,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How to compile a model that is no artifact yet; None is the compiler's default."""
+    """Options to compile a model that is not an artifact; None is the compiler's default."""
 
     quantize: str | None
     kv_dtype: str | None
@@ -282,12 +282,12 @@ def compile_options(function: F) -> F:
         click.option(
             "--kv-dtype",
             type=click.Choice(["auto", "f16", "f32", "k12v8"]),
-            help="How to store keys and values, if MODEL is not compiled yet.  [default: auto]",
+            help="Data type of the KV cache, if MODEL is not compiled yet.  [default: auto]",
         ),
         click.option(
             "--quantize",
             type=click.Choice(["keep", "q4", "q8", "f16", "f32"]),
-            help="How to store the weights, if MODEL is not compiled yet.  [default: keep]",
+            help="Quantization of the weights, if MODEL is not compiled yet.  [default: keep]",
         ),
     ):
         function = option(function)
@@ -298,5 +298,5 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def take(kind: type[T], options: dict[str, Any]) -> T:
-    """The keyword arguments of a command that are the fields of `kind`, taken out of all of them."""
+    """Remove the fields of a dataclass from a command's keyword arguments, and return an instance."""
     return kind(**{field.name: options.pop(field.name) for field in dataclasses.fields(kind)})

@@ -1,4 +1,4 @@
-"""`radixlm generate`: a prompt is continued as it is written."""
+"""`radixlm generate`: continue a text without a chat template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .field_flags import ENGINE, CompileOptions, FieldCommand, compile_options, 
 @click.argument("prompt")
 @compile_options
 def command(model: str, prompt: str, **options: Any) -> None:
-    """Continue PROMPT, without a chat template; a PROMPT of - is read from standard input.
+    """Continue PROMPT without a chat template. The PROMPT - is read from standard input.
 
     \b
     radixlm generate smollm2 "The capital of France is" --max-tokens 16 --temperature 0

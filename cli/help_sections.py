@@ -1,12 +1,11 @@
-"""Group the options of a command in its `--help`, and name the environment variables that set them.
+"""Group the options of a command in its `--help`, and derive their environment variables.
 
-Knows flags by name; not what they do.
+Knows flags by name, not what they do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
@@ -53,23 +52,22 @@ _PREFIX = "RADIXLM_"
 
 _MODEL = (
     "A .gguf file, the directory of a Hugging Face or MLC model, hf:ORG/NAME:Q4_K_M, smollm2, or an artifact "
-    "(NAME.radixlm). All but an artifact are compiled once, and kept in the cache folder."
+    "(NAME.radixlm). Models that are not artifacts are compiled once, and cached."
 )
 
 
 class SectionedCommand(click.Command):
-    """A command whose help has its options under headings; those of no section come last, as `Options`.
+    """A command whose help groups options under headings. Options of no section come last, under `Options`.
 
-    What a MODEL can be is said above them. It has the group's `-h` also where it is parsed without the group.
+    The help also explains MODEL. `-h` works even if the command is parsed without its group.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Make a command, as click does."""
-        super().__init__(*arguments, **options)
-        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return those of the group, also without it: click keeps the option that it makes at the first call."""
+        return ["-h", "--help"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click's."""
+        """Write the options under their headings, after an explanation of MODEL."""
         if any(param.name == "model" for param in self.get_params(ctx)):
             with formatter.section("Arguments"):
                 formatter.write_dl([("MODEL", _MODEL)])
@@ -85,7 +83,7 @@ class SectionedCommand(click.Command):
 
 
 def _row(param: click.Parameter, ctx: click.Context) -> tuple[str, str] | None:
-    return param.get_help_record(ctx) if isinstance(param, click.Option) else None  # the docstring tells of arguments
+    return param.get_help_record(ctx) if isinstance(param, click.Option) else None  # the docstring explains arguments
 
 
 def flag_of(param: click.Parameter) -> str:

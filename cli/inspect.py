@@ -1,4 +1,4 @@
-"""`radixlm inspect`: what is in an artifact, or what an artifact of a model would take."""
+"""`radixlm inspect`: describe an artifact, or a model that could be compiled into one."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ EXIT_CANNOT_BE_COMPILED = 2
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--verify", is_flag=True, help="Read every file of an artifact and compare its digest.")
+@click.option("--verify", is_flag=True, help="Read every file of an artifact, and compare its digest.")
 @click.option(
     "--draft",
     metavar="MODEL",
-    help="Say whether this model has the same tokens, so that it can draft for the artifact: an error if not. It is "
-    "compiled if it is no artifact.",
+    help="Check that this model has the same tokens, so that it can draft for the artifact. It is compiled if it is "
+    "not an artifact.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest, or what was found, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest, or the description of a model, as JSON.")
 @compile_options
 def command(
     model: str, verify: bool, draft: str | None, as_json: bool, quantize: str | None, kv_dtype: str | None
 ) -> None:
-    """Show what is in MODEL, an artifact; or of what compile takes, whether it can be compiled and what it will take.
+    """Describe MODEL: an artifact, or a model to compile with the memory that it will need.
 
-    Nothing is loaded, built or written, and of hf:ORG/NAME only the configuration is fetched. The numbers of weights
-    are not looked at: compile refuses those that are damaged. The exit code is 2 where a model cannot be compiled.
+    Nothing is loaded, compiled or written, and of hf:ORG/NAME only the configuration is downloaded. The weights are not
+    read: compile refuses damaged ones. The exit code is 2 if a model cannot be compiled.
 
-    The commands generate, chat and serve run an artifact's model.so, which is native code. The digests show that the
-    files are complete, not where they come from: open only an artifact from a source that you trust.
+    The commands generate, chat and serve run an artifact's model.so, which is native code. The digests show that its
+    files are complete, not where they come from: open only artifacts from a source that you trust.
 
     \b
     radixlm inspect smollm2.radixlm --verify
@@ -51,12 +51,12 @@ def command(
 
     options = CompileOptions(quantize, kv_dtype)
     if is_artifact(model):
-        options.artifact_of(model, on_disk=True)  # refuses what is for compiling
+        options.artifact_of(model, on_disk=True)  # refuses options for compiling
         drafter = None if draft is None else CompileOptions(None, None).artifact_of(draft, on_disk=True)
         _inspect_artifact(Path(model), verify, drafter, as_json)
     elif verify or draft:
         option = "--verify" if verify else "--draft"
-        raise ValueError(f"{option} is of artifacts, and {model} is none; leave it out")
+        raise ValueError(f"{option} is for artifacts, and {model} is not one; remove it")
     else:
         _inspect_source(model, options, as_json)
 
@@ -68,7 +68,7 @@ def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: boo
     opened = Artifact.open(path)
     if verify:
         opened.verify()
-    guesses = None if draft is None else _draft_row(opened, Artifact.open(draft))
+    draft_row = None if draft is None else _draft_row(opened, Artifact.open(draft))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(opened.manifest)))
         return
@@ -76,14 +76,14 @@ def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: boo
     if (calibration := _calibration_row(opened)) is not None:
         rows.append(("calibration", calibration))
     if verify:
-        rows.append(("digests", "all files are those that the manifest describes"))
-    if guesses is not None:
-        rows.append(("draft", guesses))
+        rows.append(("digests", "all files match the manifest"))
+    if draft_row is not None:
+        rows.append(("draft", draft_row))
     print_rows(rows)
 
 
 def _calibration_row(opened: Artifact) -> str | None:
-    """Whether --kv-budget may be given; None where the model or what is installed allows none."""
+    """Return the row about calibration for --kv-budget; None if the model or the installation does not support it."""
     from radixlm.runtime.errors import InvalidParameter
     from radixlm.runtime.optional import APPROXIMATE, find
 
@@ -105,7 +105,7 @@ def _draft_row(opened: Artifact, draft: Artifact) -> str:
     """Describe a draft model that fits an artifact's model.
 
     Raises:
-        InvalidParameter: it has other tokens.
+        InvalidParameter: it has different tokens.
     """
     from radixlm.runtime.chat.artifact_tokenizer import open_tokenizer
     from radixlm.runtime.speculation.same_tokens import require_same_tokens
@@ -132,18 +132,18 @@ def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:
 
 
 def appended_suffix(manifest: Manifest) -> str:
-    """Which token the tokenizer makes of a lone space at a prompt's end, and what is done about it."""
+    """Describe the token that the tokenizer makes of a space at the end of a prompt, if any."""
     suffix_ids = manifest.tokenizer.profile.get("suffix_ids")
     if not isinstance(suffix_ids, list | tuple) or not suffix_ids:
-        return "none: a lone space at the end of a prompt becomes no token of its own"
+        return "none: a space at the end of a prompt does not become a token of its own"
     return (
-        f"token {' or '.join(map(str, suffix_ids))}, a lone space at the end of a prompt: "
-        "stripped before the prefill, and the reply brings it back (--strip-suffix)"
+        f"token {' or '.join(map(str, suffix_ids))}, a space at the end of a prompt: "
+        "stripped before the prefill, and generated as part of the reply (--strip-suffix)"
     )
 
 
 def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Names and values of the table, in reading order."""
+    """Yield the rows of the table: names and values."""
     from radixlm.runtime.artifact import CHAT_TEMPLATE
 
     model, kv, target = manifest.model, manifest.kv, manifest.target
@@ -164,20 +164,20 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     quantization = manifest.quantization
     if quantization.token_bytes is not None:
         yield "read per decoded token", token_bytes(quantization.token_bytes, quantization.source_token_bytes)
-    yield "keys and values", f"{kv.dtype}, {size(kv.page_bytes)} per page of {kv.page_size} tokens"
+    yield "KV cache", f"{kv.dtype}, {size(kv.page_bytes)} per page of {kv.page_size} tokens"
     if model.state_bytes:
-        yield "states", f"{size(model.state_bytes)} for each running request and each snapshot of a prefix"
-    yield "code", "opening the artifact runs model.so in your process: open it only if you trust where it comes from"
+        yield "states", f"{size(model.state_bytes)} for each running request and each cached state"
+    yield "code", "opening the artifact runs model.so in your process: open it only if you trust its source"
     yield "target", f"{target.name} ({target.mcpu}): {', '.join(target.features) or 'no special features'}"
     for name, info in sorted(manifest.files.items()):
         yield f"  {name}", f"{size(info.size)}, sha256 {info.sha256[:16]}…"
 
 
-_LATER = "known when it is downloaded"
+_LATER = "known after the download"
 
 
 def source_rows(found: Inspection) -> Iterator[tuple[str, str]]:
-    """Names and values of the table, in reading order."""
+    """Yield the rows of the table: names and values."""
     yield "source", f"{found.format} {found.source}"
     yield "family", found.family
     yield "architecture", found.model.architecture
@@ -200,7 +200,7 @@ def source_rows(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "artifact", _LATER
     else:
         yield "artifact", f"{size(found.artifact_bytes)} of weights, on disk and in memory"
-    yield "keys and values", f"{found.kv_dtype}, {size(found.kv_bytes)} per 1,000 tokens"
+    yield "KV cache", f"{found.kv_dtype}, {size(found.kv_bytes)} per 1,000 tokens"
     kept, stored = found.artifact_token_bytes, found.file_token_bytes
     read = _LATER if kept is None else token_bytes(kept, stored)
-    yield "read per decoded token", f"{read}, and the keys and values before it"
+    yield "read per decoded token", f"{read}, and the KV of earlier tokens"

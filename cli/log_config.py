@@ -1,6 +1,6 @@
-"""How `radixlm serve` writes its log: lines for people, or one JSON object a line, the command's errors among them.
+"""Configure the log of `radixlm serve`: lines of text, or one JSON object per line, the command's errors included.
 
-Knows click, logging and formats; not what the command does. A program that reads the log as JSON reads no other line.
+Knows click, logging and formats, not what the command does. With JSON, every line on stderr is JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = logging.getLogger("radixlm.serve")
 
 
 class OurNames(logging.Filter):
-    """Give records of the HTTP server's library a name of ours: `uvicorn.error` frightens where nothing is wrong.
+    """A log filter that renames uvicorn's loggers, because `uvicorn.error` looks alarming for normal messages.
 
     >>> record = logging.makeLogRecord({"name": "uvicorn.error"})
     >>> OurNames().filter(record), record.name
@@ -30,14 +30,14 @@ class OurNames(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rename the record; none is dropped."""
+        """Rename the record. Always returns True."""
         if record.name.startswith("uvicorn"):
             record.name = "radixlm.http"
         return True
 
 
 class JSONFormatter(logging.Formatter):
-    """A record as one JSON object; what it has as `fields` stands beside the time, in place of the message.
+    """Formats a record as one JSON object. A record's `fields`, if it has any, replace its message.
 
     >>> record = logging.makeLogRecord({"levelname": "INFO", "name": "x", "created": 0.0, "fields": {"id": "req-1"}})
     >>> JSONFormatter().format(record)
@@ -45,7 +45,7 @@ class JSONFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return the record as one line of JSON."""
         second, rest = divmod(record.created, 1)
         said: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{int(rest * 1000):03d}Z",
@@ -60,7 +60,7 @@ class JSONFormatter(logging.Formatter):
 
 
 def log_config(log_format: str) -> dict[str, Any]:
-    """A configuration for `logging`: everything from level info on, to stderr, as `text` or `json`."""
+    """Return a configuration for `logging`: level info and above to stderr, as `text` or `json`."""
     text = {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}
     return {
         "version": 1,
@@ -74,35 +74,35 @@ def log_config(log_format: str) -> dict[str, Any]:
 
 
 def log_line(text: str) -> None:
-    """Log what the command does before there is a server."""
+    """Log a line of the command."""
     _log.info("%s", text)
 
 
 class JSONErrors(click.Command):
-    """A command with `--log-format`: told `json`, it says what is wrong with its options, and what fails, in JSON."""
+    """A command with `--log-format`. With `json`, errors of the command are JSON, too."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """As click's."""
+        """Parse the arguments. Errors are JSON if the arguments ask for that."""
         if not _asks_for_json(args):
             return super().make_context(info_name, args, parent, **extra)
-        with _told_as_json(has_traceback=False):
+        with _json_errors(has_traceback=False):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's."""
+        """Run the command. Errors, warnings and failures of threads are JSON with `--log-format json`."""
         if ctx.params["log_format"] != "json":
             return super().invoke(ctx)
         logging.captureWarnings(True)
         threading.excepthook = _log_thread
-        with _told_as_json(has_traceback=bool(ctx.find_root().params.get("debug"))):
+        with _json_errors(has_traceback=bool(ctx.find_root().params.get("debug"))):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _told_as_json(*, has_traceback: bool) -> Iterator[None]:
-    """Log an error that passes, and exit with the code that it has elsewhere."""
+def _json_errors(*, has_traceback: bool) -> Iterator[None]:
+    """Log errors of the block as JSON, and exit with the same code as without JSON."""
     from .main import EXIT_BAD_INPUT, EXIT_INTERRUPTED, foreseen
 
     logging.config.dictConfig(log_config("json"))
@@ -117,7 +117,7 @@ def _told_as_json(*, has_traceback: bool) -> Iterator[None]:
     except Exception as error:
         if (message := foreseen(error)) is not None:
             _end(message, EXIT_BAD_INPUT, error if has_traceback else None)
-        _end("a mistake of radixlm's own", 1, error)
+        _end("internal error", 1, error)
 
 
 def _end(message: str, exit_code: int, error: Exception | None = None) -> NoReturn:
@@ -131,7 +131,7 @@ def _log_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _asks_for_json(args: Sequence[str]) -> bool:
-    """Whether the options say so, be they right or wrong.
+    """Return whether the arguments, valid or not, ask for a JSON log.
 
     >>> _asks_for_json(["a", "--log-format", "json"]), _asks_for_json(["--log-format=json"]), _asks_for_json(["json"])
     (True, True, False)

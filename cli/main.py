@@ -1,7 +1,7 @@
-"""The `radixlm` command: finds the subcommand, and turns every foreseen error into one line.
+"""The `radixlm` command: finds the subcommand, and turns every expected error into one line.
 
-Subcommands load when they are asked for, and what they use loads when they run: `radixlm chat` never loads
-the compiler, and `--help` loads neither compiler nor model.
+Subcommands are imported when they are used, and their dependencies when they run: `radixlm chat` never imports the
+compiler, and `--help` imports neither compiler nor engine.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ import click
 from radixlm.runtime.version import VERSION
 
 COMMANDS = {
-    "run": "Get a model, by name, and chat with it.",
+    "run": "Download a model by name, and chat with it.",
     "chat": "Chat with a model in the terminal.",
     "generate": "Continue a text, without a chat template.",
     "serve": "Serve a model to OpenAI and Anthropic clients.",
-    "agent": "Serve a model to a coding agent and write the agent's settings.",
+    "agent": "Serve a model to a coding agent, and write the agent's settings.",
     "warm": "Prefill an agent's system prompt and tools into a store.",
-    "pull": "Download a model and compile it.",
-    "list": "List models that are downloaded, compiled or stored.",
-    "rm": "Remove models that are kept.",
+    "pull": "Download a model, and compile it.",
+    "list": "List downloaded and compiled models, and stores.",
+    "rm": "Remove downloaded or compiled models, or stores.",
     "compile": "Compile a model into an artifact.",
     "models": "List the model families and file formats.",
-    "inspect": "Show what is in an artifact or a model file.",
-    "bench": "Measure speed, beside what this machine can do.",
+    "inspect": "Describe an artifact or a model file.",
+    "bench": "Measure speed, compared with this machine's limits.",
     "verify-bits": "Print a digest of logits to compare with other machines.",
     "cache": "Show or clear the cache of compiled kernels.",
     "store": "List, verify, import or prune prefixes on disk.",
-    "explain-cache": "Show what each turn reuses of the prefix cache, and why.",
+    "explain-cache": "Show what each turn reuses from the prefix cache, and why.",
     "calibrate": "Calibrate a model for approximate KV loading.",
-    "replay": "Compute recorded requests again and compare every bit.",
-    "replay-kv": "Replay a log of the KV cache and check it.",
+    "replay": "Compute recorded requests again, and compare every bit.",
+    "replay-kv": "Replay a KV event log, and verify it.",
 }
-"""What each command does, in the order in which a user meets them."""
+"""All commands with their summaries, in the order of the help."""
 _MODULES = {"run": "models.run", "pull": "models.pull", "list": "models.list_kept", "rm": "models.rm"}
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-# What installations that only serve artifacts do without, as imports and distributions call it.
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells
+# Imports and distributions that an installation without the compiler lacks.
 _COMPILER = ("radixlm.compile", "apache-tvm", "tvm", "gguf", "huggingface_hub", "ml_dtypes", "safetensors")
-_SIGNALLED = 128  # and the signal's number, as shells have it: 143 for SIGTERM
+_SIGNALLED = 128  # plus the signal's number, as in shells: 143 for SIGTERM
 
 
 class BadInput(click.ClickException):
-    """An error that the message alone explains."""
+    """An expected error, which needs no traceback."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are the modules beside this one, each with a click command `command`."""
+    """A group that imports its commands on use: the modules of this folder, each with a click command `command`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -68,14 +68,14 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click's, and loads no command."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's; an unknown command is told which one is meant."""
+        """Find the command. The error for an unknown one suggests a similar name."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -112,8 +112,8 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """The console script. Exit code 2 is bad input, 130 an interrupt."""
-    # What a context manager cleans up, it cleans up on SIGTERM too, and when the terminal closes, but for nohup.
+    """Run the command line. Exit code 2 means bad input, 130 an interrupt."""
+    # Context managers clean up on SIGTERM, too, and when the terminal closes, unless started with nohup.
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _terminate)
@@ -125,12 +125,12 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def foreseen(error: Exception) -> str | None:
-    """Return the line that explains an error about what the user gave or installed; None if the mistake is ours."""
+    """Return the message of an error that the user can fix; None for a bug."""
     from radixlm.runtime.errors import RadixLMError
 
     if isinstance(error, ModuleNotFoundError) and _is_for_compiling(str(error.name)):
         return (
-            f"compiling a model needs {error.name}, which is not installed; run: pip install radixlm. Or give an "
+            f"compiling a model needs {error.name}, which is not installed; run: pip install radixlm. Or use an "
             "artifact that was compiled elsewhere"
         )
     if isinstance(error, RadixLMError | ValueError):
@@ -141,13 +141,13 @@ def foreseen(error: Exception) -> str | None:
 
 
 def _line_of(error: OSError) -> str:
-    """The system's own words, without a number that nobody knows.
+    """Return the operating system's message without the error number.
 
     >>> _line_of(FileNotFoundError(errno.ENOENT, "No such file or directory", "kv.jsonl"))
     'kv.jsonl: No such file or directory'
     """
     if error.errno == errno.ENOMEM:
-        return "there is too little memory; end other programs, lower --kv-cache-gb, or choose a smaller model"
+        return "out of memory; end other programs, lower --kv-cache-gb, or choose a smaller model"
     said = error.strerror or str(error)
     return said if error.filename is None else f"{error.filename}: {said}"
 

@@ -1,6 +1,6 @@
-"""Open an engine in a thread of its own, while something else answers or is checked.
+"""Open an engine in a thread, while the server already responds, or the artifact is still verified.
 
-Knows threads, and that engines are closed; not what they do.
+Knows threads, and that engines must be closed, not what they do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Closable(Protocol):
-    """Something that has to be closed."""
+    """An object that must be closed."""
 
     def close(self) -> None:
-        """Free it."""
+        """Free its resources."""
         ...
 
 
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class Early:
-    """Opens an engine and computes a first step, perhaps while it is not sure yet that the artifact is right.
+    """Opens an engine and runs a first step, possibly before the artifact is verified.
 
     >>> class Model:
     ...     warm_up = close = lambda self: None
@@ -42,16 +42,16 @@ class Early:
         self._begun: Future[Engine] | None = None
 
     def begin(self, artifact: Path) -> None:
-        """Open it in another thread."""
+        """Start to open the engine in another thread."""
         self._begun = Future()
         threading.Thread(target=self._run, args=(artifact, self._begun), name="radixlm-early", daemon=True).start()
 
     def result(self, artifact: Path) -> Engine:
-        """The engine, which is opened now if that was not begun. Raises what opening raised."""
+        """Return the engine. Opens it now if `begin` was not called. Raises the error of opening."""
         return self._opened(artifact) if self._begun is None else self._begun.result()
 
     def close(self) -> None:
-        """Close what was begun: the artifact is wrong."""
+        """Close the engine if it was opened, because the artifact is wrong."""
         if self._begun is not None and self._begun.exception() is None:
             self._begun.result().close()
 
@@ -72,9 +72,9 @@ class Early:
 
 
 class Opening(Generic[T]):
-    """Opens something slow in a thread of its own, while something else answers in its place.
+    """Runs a slow `open` in a thread.
 
-    Runs `open`, and then `opened` with what it returned, or `failed` if one of them raised.
+    Then calls `opened` with the result, or `failed` if one of them raised an error.
 
     >>> import io
     >>> texts = []
@@ -92,12 +92,12 @@ class Opening(Generic[T]):
         self._thread.start()
 
     def close_value(self) -> None:
-        """Close what was opened, if it was by now; harmless twice, and from any thread."""
+        """Close the result if there is one yet. For any thread; can be called twice."""
         if self._value is not None:
             self._value.close()
 
     def close(self) -> None:
-        """Wait for the end of opening, close what was opened, and raise what opening raised."""
+        """Wait for the thread, close the result, and raise the error if there was one."""
         self._thread.join()
         self.close_value()
         if self._error is not None:

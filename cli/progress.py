@@ -1,6 +1,6 @@
-"""Show how far a compile is, on the error stream: one line that a terminal draws again in place, or a line each 5 s.
+"""Show the progress of a compile: a line that is redrawn in a terminal, or a line every 5 s.
 
-Knows streams and clocks; not what is compiled.
+Knows streams and clocks, not what is compiled.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Protocol, Self, TextIO
 if TYPE_CHECKING:
     from radixlm.runtime.progress import Progress, Stage, Unit
 
-_TICK_S = 0.25  # how often the thread looks at the clock
-_EVIDENCE_S = 1.0  # a pace is known after so much time was spent
-_RATE_S = 5.0  # MB/s are of the last so many seconds
+_TICK_S = 0.25  # interval at which the thread updates the time
+_EVIDENCE_S = 1.0  # time after which a pace counts as known
+_RATE_S = 5.0  # MB/s is the rate of the last seconds
 _BYTES = ("bytes", "received bytes")
 _BAR_WIDTH = 24  # characters
 _DEFAULT_COLUMNS = 80
 
 
 class ProgressDisplay:
-    """A context manager to call with each `Progress` of a compile; a thread of its own lets the clock tick.
+    """Shows the progress of a compile. A context manager to call with each `Progress`; a thread updates the time.
 
     Args:
-        clock: seconds, as `time.monotonic`.
-        columns: the terminal's width now; by default the stream is asked.
-        ticks: whether the thread runs; without it, call `tick`.
+        clock: returns seconds, as `time.monotonic` does.
+        columns: returns the terminal's width; by default that of the stream.
+        ticks: run the thread; otherwise call `tick`.
 
     >>> import sys
     >>> from radixlm.runtime.progress import Progress, Stage
@@ -58,23 +58,23 @@ class ProgressDisplay:
         ticks: bool = True,
     ) -> None:
         self._clock = clock
-        self._is_read = stream is not None  # until writing to it fails: nothing fails for progress
+        self._is_read = stream is not None  # false after writing failed: progress must not cause errors
         stream = stream or io.StringIO()
         self._output: _Output = (
             _TerminalLine(stream, columns or partial(_columns_of, stream)) if stream.isatty() else _Lines(stream)
         )
         self._pace = _Pace()
         self._progress: Progress | None = None
-        self._fraction = 0.0  # never goes back, though more of the work may become known
+        self._fraction = 0.0  # never decreases, even if more work becomes known
         self._started = clock()
         self._stage_started = self._started
         self._shown = self._started
-        self._lock = threading.RLock()  # a signal's handler may run while the main thread holds it
+        self._lock = threading.RLock()  # reentrant, because a signal handler may run while the main thread holds it
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="radixlm-progress", daemon=True) if ticks else None
 
     def __call__(self, progress: Progress) -> None:
-        """Show `progress`; a new stage ends the one before."""
+        """Show `progress`. A new stage ends the one before."""
         with self._lock:
             now = self._clock()
             begins = self._progress is None or progress.stage != self._progress.stage
@@ -87,7 +87,7 @@ class ProgressDisplay:
                 self._show(now)
 
     def tick(self) -> None:
-        """Show the time, if the last line was shown long enough ago."""
+        """Update the time, if the last line is old enough."""
         with self._lock:
             now = self._clock()
             if now - self._shown >= self._output.interval_s:
@@ -101,7 +101,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the last stage, unless an error passes: then it is not done."""
+        """End the display. The last stage is complete unless there was an error."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -122,7 +122,7 @@ class ProgressDisplay:
         self._write(lambda: self._output.show(status))
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Write to the stream; once that fails, no more."""
+        """Write to the stream, unless writing failed before."""
         if self._is_read:
             try:
                 write()
@@ -152,9 +152,9 @@ class ProgressDisplay:
 
 @dataclass(frozen=True)
 class _Status:
-    """What is shown. The fraction, `elapsed_s` and `rest_s` are of the whole compile.
+    """The facts to show. The fraction, `elapsed_s` and `rest_s` are those of the whole compile.
 
-    `stage` is None before the first one; other fields are None if unknown.
+    `stage` is None before the first stage. Other fields are None if unknown.
     """
 
     stage: str | None
@@ -174,7 +174,7 @@ class _Status:
 
 
 class _Output(Protocol):
-    """Where a status goes; what is not news is shown once in `interval_s`."""
+    """Writes a status. Without a new stage, it is called at most every `interval_s` seconds."""
 
     interval_s: float
 
@@ -186,7 +186,7 @@ class _Output(Protocol):
 
 
 class _Lines:
-    """A line at the beginning and the end of each stage, and each 5 s."""
+    """Writes a line at the beginning and end of each stage, and every 5 s."""
 
     interval_s = 5.0
 
@@ -209,7 +209,7 @@ class _Lines:
 
 
 class _TerminalLine:
-    """One line for the whole compile, never wider than the terminal."""
+    """Redraws one line for the whole compile, never wider than the terminal."""
 
     interval_s = 0.1
 
@@ -225,7 +225,7 @@ class _TerminalLine:
     def end_stage(self, status: _Status) -> None: ...
 
     def close(self, status: _Status, *, is_done: bool) -> None:
-        """Leave the last line; if nothing has begun, leave nothing, because the error's line says it all."""
+        """End the line; erase it if no stage has begun, because the error message follows."""
         if status.stage is None:
             self._stream.write("\r" + " " * len(self._drawn) + "\r" if self._drawn else "")
         else:
@@ -238,7 +238,7 @@ class _TerminalLine:
         bar = self._bar[0] * num_full + self._bar[1] * (_BAR_WIDTH - num_full)
         name, percent, rate = f"{stage:<7}", f"{status.fraction:4.0%}", f"{status.rate:>10}"
         clock, rest = f"{minutes(status.elapsed_s):>6}", status.rest
-        width = max(self._columns() - 1, 0)  # what is written into the last column may wrap
+        width = max(self._columns() - 1, 0)  # text in the last column may wrap
         for parts in (
             (name, bar, percent, rate, clock, rest),
             (name, percent, rate, clock, rest),
@@ -255,22 +255,22 @@ class _TerminalLine:
 
 
 class _Pace:
-    """How long the work of each unit takes in this compile, compared with what is expected of it.
+    """Estimates the remaining time from the seconds per expected second, measured for each unit of work.
 
-    Seconds per expected second are measured for each unit. Kernels say nothing about bytes, because caches and disks
-    differ, so the rest is unknown until all units that remain were measured.
+    The pace of kernels says nothing about that of bytes, because caches and disks differ. So the remaining time is
+    unknown until all remaining units were measured.
     """
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
         self._stage_started = 0.0
         self._updated = 0.0
-        self._spent: dict[Unit, float] = {}  # seconds, in the stages before this one
+        self._spent: dict[Unit, float] = {}  # seconds spent in earlier stages
         self._expected: dict[Unit, float] = {}  # expected seconds of the same work
-        self._recent: deque[tuple[float, int]] = deque()  # time and units done of this stage, at least of _RATE_S
+        self._recent: deque[tuple[float, int]] = deque()  # times and units done in this stage, over at least _RATE_S
 
     def update(self, progress: Progress, now: float) -> None:
-        """Take note of the progress at the time `now`."""
+        """Record the progress at the time `now`."""
         before = self._progress
         if before is None or progress.stage != before.stage:
             if before is not None and (stage := _stage_of(before)) is not None:
@@ -285,20 +285,20 @@ class _Pace:
             self._recent.popleft()
 
     def bytes_per_s(self, now: float) -> float | None:
-        """Return the rate of the last seconds; None if the stage counts no bytes, or has just begun."""
+        """Return the rate of the last seconds; None if the stage does not count bytes, or has just begun."""
         if self._progress is None or self._progress.unit not in _BYTES:
             return None
         (began, done), passed = self._recent[0], now - self._recent[0][0]
         return (self._progress.done - done) / passed if passed >= _EVIDENCE_S and began < self._updated else None
 
     def mean_bytes_per_s(self, now: float) -> float | None:
-        """Return the rate of the whole stage, which ends now; None if it counts no bytes."""
+        """Return the rate of the whole stage, which ends now; None if it does not count bytes."""
         if self._progress is None or self._progress.unit not in _BYTES or now <= self._stage_started:
             return None
         return self._progress.total / (now - self._stage_started)
 
     def rest_s(self, now: float) -> float | None:
-        """Return how many seconds the compile still takes; None if there is no evidence for it."""
+        """Return the remaining seconds of the compile; None if unknown."""
         progress = self._progress
         current = None if progress is None else _stage_of(progress)
         if progress is None or current is None:
@@ -313,8 +313,11 @@ class _Pace:
         return max(rest, 0.0)
 
     def _pace_of(self, stage: Stage, current: Stage, done: float) -> float | None:
-        """Return seconds per expected second: of `stage` alone if it is the current one and has lasted long enough,
-        else of everything with its unit. `done` is the part of the current stage that is done."""
+        """Return the seconds per expected second of a stage; None if unknown.
+
+        They are those of the stage itself if it is the current one and has lasted long enough, else those of all work
+        with its unit. `done` is the fraction of the current stage that is done.
+        """
         now_spent, now_expected = self._updated - self._stage_started, current.seconds * done
         measured = [(now_spent, now_expected)] if stage == current else []
         spent, expected = self._spent.get(stage.unit, 0.0), self._expected.get(stage.unit, 0.0)
@@ -325,7 +328,8 @@ class _Pace:
 
 
 def minutes(seconds: float) -> str:
-    """
+    """Return a duration as minutes and seconds.
+
     >>> minutes(9.6), minutes(75), minutes(3661)
     ('0:09', '1:15', '1:01:01')
     """

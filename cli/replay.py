@@ -20,17 +20,16 @@ EXIT_DIFFERENT = 1
 
 @click.command("replay", cls=FieldCommand, flags=("num_threads", "kv_cache_bytes", "state_cache_bytes"))
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option(
-    "--artifact", "model", metavar="MODEL", help="What computes them now.  [default: the model that was served]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@click.option("--artifact", "model", metavar="MODEL", help="The model to use.  [default: the recorded one]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @compile_options
 def command(file: Path, model: str | None, as_json: bool, **options: Any) -> None:
-    """Compute the requests of FILE again, which `serve --record FILE` wrote, and compare their replies bit by bit.
+    """Compute the requests of FILE, written by `serve --record FILE`, again, and compare their replies bit by bit.
 
-    A reply must have the same token ids, and each token the same bits of its logprob. Any version of radixlm may be
-    used, and any machine or target of the class that was recorded. The first request and token that differ are named;
-    the exit code is 1 then. Requests that clients left, and those over a part of a prefix's KV, are not compared.
+    Replies must have the same token ids, and each token the same bits of its logprob. This holds for any version of
+    radixlm, and for any machine or target of the recorded numeric class. If replies differ, the first request and token
+    that differ are shown, and the exit code is 1. Cancelled requests, and those with approximate KV loading, are not
+    compared.
 
     \b
     radixlm serve smollm2.radixlm --record requests.jsonl
@@ -47,7 +46,7 @@ def command(file: Path, model: str | None, as_json: bool, **options: Any) -> Non
     keywords = engine_keywords(options)
     first = first_line(file)
     if first is None:
-        raise RecordingUnusable(f"{file} is empty; a recording begins with what computed its replies")
+        raise RecordingUnusable(f"{file} is empty; a recording begins with a description of the model")
     artifact = Artifact.open(take(CompileOptions, options).artifact_of(model or first.model, on_disk=True))
     with Engine(artifact, max_num_seqs=NUM_AT_ONCE, **keywords) as engine:
         replayed = replay(file, engine)
@@ -61,7 +60,7 @@ def command(file: Path, model: str | None, as_json: bool, **options: Any) -> Non
 
 
 def replayed_rows(replayed: Replayed, now: Computed) -> list[tuple[str, str]]:
-    """Names and values of the table."""
+    """Return the rows of the table: names and values."""
     counts = [f"{replayed.num_equal:,} equal ({replayed.num_tokens:,} tokens)"]
     counts.append(f"{len(replayed.differences):,} different")
     counts += [f"{count:,} not compared ({why})" for why, count in sorted(replayed.not_compared.items())]

@@ -1,6 +1,6 @@
-"""`radixlm serve`: a model behind an HTTP server, or several.
+"""`radixlm serve`: serve one model over HTTP, or several.
 
-How one is served is `serving.py`'s, how several are is `several`'s.
+`serving.py` serves one model, `several` serves several.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from radixlm.runtime.replay.recorder import Recorder
 
 
-RECORD_MB = 100.0  # of a file of --record
-GIVEN = "radixlm.given"  # arguments, in a context's `meta`
+RECORD_MB = 100.0  # size of a file of --record
+GIVEN = "radixlm.given"  # key of the command line's arguments in a context's `meta`
 
 
 class KeyOption(click.Option):
-    """A repeatable option that the environment may give once. click would split the value at its spaces, and ignore an
-    empty one."""
+    """A repeatable option whose environment variable has one value.
+
+    click would split the variable at spaces, and ignore an empty one.
+    """
 
     def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
-        """The value of the variable, unchanged.
+        """Return the value of the variable, unchanged.
 
         Raises:
             BadParameter: it is empty.
@@ -40,20 +42,20 @@ class KeyOption(click.Option):
         assert isinstance(self.envvar, str)
         key = os.environ.get(self.envvar)
         if key == "":
-            raise click.BadParameter(f"{self.envvar} is empty; unset it, or put a key into it", ctx, self)
+            raise click.BadParameter(f"{self.envvar} is empty; unset it, or set it to a key", ctx, self)
         return None if key is None else (key,)
 
 
 class ServeCommand(JSONErrors, FieldCommand):
-    """A command with errors in JSON where the log is, whose options environment variables set, too."""
+    """A command whose errors are JSON if the log is, and whose options can be set by environment variables."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's; what was given is kept for the processes of several models."""
+        """Parse the arguments, and keep them for the processes of several models."""
         ctx.meta[GIVEN] = [*args]
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """As click's, each option with its variable."""
+        """Return the parameters, with an environment variable for each option."""
         params = super().get_params(ctx)
         for param in params:
             if isinstance(param, click.Option) and param.envvar is None and not param.is_eager:
@@ -68,18 +70,22 @@ class ServeCommand(JSONErrors, FieldCommand):
     "--models",
     multiple=True,
     metavar="MODEL",
-    help="Serve several models, each loaded when a request names it: what MODEL can be, a folder of such, or a TOML "
-    "file with options of each; more may follow.",
+    help="Serve several models, each loaded when a request names it: models, folders of models, or a TOML file with "
+    "options for each; further arguments are models, too.",
 )
 @click.option(
     "--unload-after",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Of several models, unload one that had no request for so long.  [default: only to make room]",
+    help="With several models, unload those without a request for this long.  [default: only to make room]",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any that is free."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes any free one.",
 )
 @click.option(
     "--api-key",
@@ -88,7 +94,7 @@ class ServeCommand(JSONErrors, FieldCommand):
     multiple=True,
     metavar="KEY",
     envvar="RADIXLM_API_KEY",
-    help="Answer only requests with this key, from a cache of the key's own; repeatable. The environment has one.",
+    help="Require this key; each key has its own prefix cache. Repeatable; the environment variable has one key.",
 )
 @click.option(
     "--api-key-file",
@@ -96,7 +102,7 @@ class ServeCommand(JSONErrors, FieldCommand):
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The same with the keys in a file, one a line, where no list of processes shows them; repeatable.",
+    help="File with API keys, one per line, so that lists of processes do not show them; repeatable.",
 )
 @click.option(
     "--uds",
@@ -109,7 +115,7 @@ class ServeCommand(JSONErrors, FieldCommand):
     "--root-path",
     default="",
     metavar="PATH",
-    help="The path that a proxy passes on before each request's own, such as /llm.  [default: none]",
+    help="Path prefix that a proxy forwards, such as /llm.  [default: none]",
 )
 @click.option(
     "--ssl-certfile",
@@ -121,14 +127,14 @@ class ServeCommand(JSONErrors, FieldCommand):
     "--ssl-keyfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The private key of --ssl-certfile, unless it holds it.",
+    help="Private key of --ssl-certfile, unless that file has it.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="How stderr is written: a line a request, with counts, times and errors; as json, nothing but JSON.",
+    help="Format of stderr: a line per request, with counts, times and errors; with json, all lines are JSON.",
 )
 @click.option(
     "--shutdown-timeout",
@@ -136,24 +142,24 @@ class ServeCommand(JSONErrors, FieldCommand):
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="Told to stop, give running replies so long to end, then cancel them.",
+    help="On shutdown, give running replies this long to end, then cancel them.",
 )
 @click.option(
     "--hide-cached-text",
     is_flag=True,
-    help="Show clients no text of what is cached.  [default: where there are no keys and other machines can connect]",
+    help="Show clients no cached text.  [default: if there are no keys and other machines can connect]",
 )
 @click.option(
     "--record",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Add each request to a file, with its seed, its options and its reply; replay computes them again.",
+    help="Append each request to a file, with seed, options and reply, for radixlm replay.",
 )
 @click.option(
     "--record-mb",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MB",
-    help="The size at which that file is renamed to FILE.1, what was that to FILE.2, up to FILE.4.  [default: 100]",
+    help="Size at which that file is rotated to FILE.1, FILE.2 and so on, up to FILE.4.  [default: 100]",
 )
 @compile_options
 def command(
@@ -177,21 +183,21 @@ def command(
     opened: Callable[[Engine], None] | None = None,
     **options: Any,
 ) -> None:
-    """Serve MODEL to OpenAI's and Anthropic's clients: /v1/chat/completions, /v1/responses, /v1/messages, and others.
+    """Serve MODEL to OpenAI, Anthropic and Ollama clients: /v1/chat/completions, /v1/responses, /v1/messages, /api/chat
+    and others.
 
-    With --models there are several models, each in a process of its own, which is started when a request names the
-    model.
+    With --models, several models are served, each in a process of its own that starts when a request names the model.
 
-    Without an API key every client is answered: listen only on networks that you trust. On an address of this machine
-    alone, requests must be sent to localhost then, so that web pages cannot use names of their own for it. GET
-    /v1/cache shows what is cached for the caller, DELETE /v1/cache forgets it.
+    Without an API key, every client is served: listen only on networks that you trust. If only this machine can
+    connect, requests must then name the host localhost, so that web pages cannot reach the server under names of their
+    own. GET /v1/cache shows the caller's cached prefixes, DELETE /v1/cache deletes them.
 
-    Opening an artifact runs its model.so, which is native code with all that this process may do: serve only artifacts
+    Opening an artifact runs its model.so, which is native code with all rights of this process: serve only artifacts
     that you compiled, or that come from a source that you trust.
 
-    The server listens at once. Until the model is compiled and loaded, /health is 503 with the stage and the percentage
-    that is done, and requests get 503 with Retry-After. Later /health is "ready", or "degraded" with a reason when
-    requests wait and no step gets on. /health/live is 200 as long as the process answers.
+    The server listens at once. Until the model is compiled and loaded, /health returns 503 with stage and percentage,
+    and requests get 503 with Retry-After. Then /health is "ready", or "degraded" with a reason, for example if requests
+    wait but no step makes progress. /health/live returns 200 as long as the process responds.
 
     Each option has an environment variable: --kv-cache-gb is RADIXLM_KV_CACHE_GB.
 
@@ -200,7 +206,7 @@ def command(
     radixlm serve --models ~/models --memory-gb 16 --unload-after 600
     curl localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    gc.disable()  # nothing that modules make is garbage: looking for some takes a seventh of loading them
+    gc.disable()  # imports make no garbage, and collecting takes a seventh of their time
     from radixlm.runtime.malloc_arenas import share_one_arena
     from radixlm.runtime.server.http.door import door, read_keys
     from radixlm.runtime.server.http.root_path import checked_root_path
@@ -216,7 +222,7 @@ def command(
         raise ValueError("--ssl-keyfile is given and --ssl-certfile is not; give both")
     keys = (*api_keys, *(key for path in api_key_files for key in read_keys(path)))
     server = ServerOptions(api_keys=keys, **server_keywords(options))
-    door(server)  # what is wrong with keys and origins is known before the model is loaded, too
+    door(server)  # checks keys and origins before the model is loaded
     tls = None if ssl_certfile is None else TLS(ssl_certfile, ssl_keyfile)
     address = Address(host, port, unix_socket)
     if models or more:
@@ -241,7 +247,7 @@ def command(
     if model is None:
         raise ValueError("give a MODEL to serve, or several with --models")
     if unload_after is not None:
-        raise ValueError("--unload-after is of several models; give them with --models, or leave it out")
+        raise ValueError("--unload-after is for several models; use --models, or remove it")
     find_artifact = partial(
         take(CompileOptions, options).artifact_of,
         model,
@@ -262,7 +268,7 @@ def command(
     keywords = engine_keywords(options)
     recorder: Recorder | None = None
     if record is None and record_mb is not None:
-        raise ValueError("--record-mb is given and --record is not; give both, or leave --record-mb out")
+        raise ValueError("--record-mb is given and --record is not; give both, or remove --record-mb")
     if record is not None:
         from radixlm.runtime.replay.recorder import Recorder
 
@@ -272,7 +278,7 @@ def command(
             raise ValueError(f"--record {record} cannot be written ({error.strerror}); choose another file") from error
 
     def open_engine(artifact: Path) -> Engine:
-        from radixlm.runtime import Engine  # while the server listens, or a model is compiled
+        from radixlm.runtime import Engine  # imported while the server listens, or a model is compiled
 
         engine = Engine(artifact, **keywords)
         if recorder is not None:

@@ -1,6 +1,6 @@
-"""Answer over HTTP from the start of the process until running replies had their time to end.
+"""Serve one model over HTTP: listen at once, open the engine, and let running replies end on shutdown.
 
-Knows sockets, the server and when an engine comes and goes; not the options that say how it is opened.
+Knows sockets, the server and the lifetime of an engine, not the options with which it is opened.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Serving:
-    """A model behind an HTTP server, with its options and the form of its log."""
+    """One model to serve over HTTP, with the server's options and the format of its log."""
 
-    model: str  # an artifact, or what is compiled into one
+    model: str  # an artifact, or a model to compile
     address: Address
-    options: ServerOptions  # `hosts` and `tells_cached_text` are found out once it listens
+    options: ServerOptions  # `hosts` and `tells_cached_text` are decided when it listens
     log_format: str
-    grace_s: float  # for running replies, once the server is told to stop
+    grace_s: float  # for running replies on shutdown
     root_path: str = ""
     tls: TLS | None = None  # None: plain HTTP
-    hides_cached_text: bool = False  # else it is told where there are keys, or only this machine can connect
+    hides_cached_text: bool = False  # otherwise shown if there are keys, or only this machine can connect
 
     def run(
         self,
@@ -54,23 +54,23 @@ class Serving:
         open_engine: Callable[[Path], Engine],
         opened: Callable[[Engine], None] | None = None,
     ) -> None:
-        """Listen at once, compile the model if need be, open the engine, and serve it until told to stop.
+        """Listen at once, compile the model if needed, open the engine, and serve it until a signal stops the server.
 
         Args:
-            find_artifact: returns the artifact of the model. While it compiles one, it enters `meanwhile`. The engine
-                is opened with what it gives to `written`, and served only once it has returned.
-            opened: called once, when the engine is served; what it raises ends the server.
+            find_artifact: returns the artifact of the model. While it compiles, it enters `meanwhile`. The engine is
+                opened with the path passed to `written`, but served only after this function has returned.
+            opened: called once, when the engine is served. Its errors end the server.
 
         Raises:
-            ArtifactError: there is no model; the server has not listened then.
-            ValueError: the address cannot be listened on; nothing was compiled then.
+            ArtifactError: there is no model. The server has not listened.
+            ValueError: listening on the address failed. Nothing was compiled.
             Exception: raised by `find_artifact`, `open_engine` or `opened`.
         """
         if self.tls is not None:
             self.tls.check()
         if is_artifact(self.model):
-            read_manifest(Path(self.model))  # what is no artifact is never listened for
-        # First: an address in use is known before the model is compiled or loaded, and no other process takes it then.
+            read_manifest(Path(self.model))  # raises if it is not an artifact, before listening
+        # First, so that an address in use is an error before the model is compiled, and no other process takes it.
         with self.address.listen() as listener:
             url = self.address.url(listener, self.tls)
             loading = Loading()
@@ -93,8 +93,8 @@ class Serving:
                 for line in ready_lines(engine, self.options.model_ids, url + self.root_path):
                     self._say(line)
                 if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
-                    taken = f"{size(about.weights_bytes)} of weights, {size(about.kv_bytes)} of keys and values"
-                    self._say(f"drafting with {about.name}: {taken}")
+                    taken = f"{size(about.weights_bytes)} of weights, {size(about.kv_bytes)} of KV cache"
+                    self._say(f"draft model {about.name}: {taken}")
                 for name, value in vector_rows(engine.manifest):
                     self._say(f"{name}: {value}")
                 if engine.prompts.chat_template is None and engine.manifest.embedding is None:
@@ -108,7 +108,7 @@ class Serving:
             config = uvicorn_config(app, listener, self.tls, log_config(self.log_format))
             began: Future[asyncio.AbstractEventLoop] = Future()
             serving = server(config, lambda: opening.close_value(), self.grace_s, began=began.set_result)
-            self._say(f"loading {self.model}; {url}/health tells when it is ready")
+            self._say(f"loading {self.model}; {url}/health shows when it is ready")
             opening = Opening(lambda: early.result(artifact), opened=serve, failed=stop)
             try:
                 serving.run(sockets=[listener])
@@ -124,7 +124,7 @@ class Serving:
 
 @contextmanager
 def answered(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
-    """Answer requests in a thread, and leave `listener` open afterwards.
+    """Respond to requests in a thread within the block, and leave `listener` open afterwards.
 
     Signals stay with the main thread. A client that connects between two servers waits for the second.
     """
@@ -134,7 +134,7 @@ def answered(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
         target=server.run, kwargs={"sockets": [listener.dup()]}, name="radixlm-loading", daemon=True
     )
     log = logging.getLogger("uvicorn.error")
-    log.disabled = True  # or it says that the server has finished
+    log.disabled = True  # otherwise it logs that the server has finished
     thread.start()
     try:
         yield
@@ -145,7 +145,7 @@ def answered(listener: socket.socket, config: uvicorn.Config) -> Iterator[None]:
 
 
 def ready_lines(engine: Engine, model_ids: Sequence[str], url: str) -> Iterator[str]:
-    """Return what a user needs to know of a server that is ready: where it is, and what clients send."""
+    """Yield the lines that a ready server prints: its URLs, the model's names, and the size of the store."""
     stats = engine.stats()
     names = listed_of(model_ids) or (engine.manifest.name,)
     any_name = ", or any other name" if ANY in model_ids else ""
@@ -158,7 +158,7 @@ def ready_lines(engine: Engine, model_ids: Sequence[str], url: str) -> Iterator[
 
 
 class FindArtifact(Protocol):
-    """Finds a model's artifact, or compiles it; see `cached_artifact.artifact_of`."""
+    """Finds or compiles a model's artifact; see `cached_artifact.artifact_of`."""
 
     def __call__(
         self,

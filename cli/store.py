@@ -1,4 +1,4 @@
-"""`radixlm store`: what is on disk, whether it is right, and how a prompt's pages are carried elsewhere."""
+"""`radixlm store`: list, verify, clean, export and import the prefixes in a store."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from radixlm.runtime.store.catalogue import Run, StoredModel
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path))
-_ALL_OF_THE_DISK = 1 << 62  # bytes: a store takes no more than there is
+_ALL_OF_THE_DISK = 1 << 62  # bytes: no limit but the disk
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group("store")
 def command() -> None:
-    """Look after the directory that `serve --store` keeps pages in.
+    """Manage the directory of `serve --store`, which has prefixes in pages of 16 tokens.
 
-    ls, stats, verify and export work beside a server; gc and import need the directory for themselves.
+    ls, stats, verify and export work while a server uses the directory; gc and import do not.
 
     \b
     radixlm store ls cache
@@ -39,7 +39,7 @@ def command() -> None:
 @compile_options
 @AS_JSON
 def ls(directory: Path, artifact: str | None, as_json: bool, **options: Any) -> None:
-    """List runs of pages, up to where prompts part or end; a key names the last page of a run.
+    """List runs of pages between points where prompts branch or end. A run's key is that of its last page.
 
     \b
     radixlm store ls cache --artifact smollm2.radixlm
@@ -73,7 +73,7 @@ def ls(directory: Path, artifact: str | None, as_json: bool, **options: Any) -> 
 @DIRECTORY
 @AS_JSON
 def stats(directory: Path, as_json: bool) -> None:
-    """Say how many pages of which models there are, and how much room they take.
+    """Show the number of pages of each model, and the disk space that they take.
 
     \b
     radixlm store stats cache
@@ -99,7 +99,7 @@ def stats(directory: Path, as_json: bool) -> None:
 @command.command("verify")
 @DIRECTORY
 def verify_(directory: Path) -> None:
-    """Read every page and compare its checksum; exit code 2 if one is not right. Nothing is changed.
+    """Read every page, and compare its checksum. The exit code is 2 if one is damaged. Nothing is changed.
 
     \b
     radixlm store verify cache
@@ -111,14 +111,12 @@ def verify_(directory: Path) -> None:
 
     num_broken = Catalogue.read(directory).num_broken
     report = verify(directory, OSFiles(), kinds=record_kinds())
-    click.echo(f"{report.num_pages:,} pages are right ({report.num_bytes / 1e6:,.1f} MB read)")
+    click.echo(f"{report.num_pages:,} pages are valid ({report.num_bytes / 1e6:,.1f} MB read)")
     bad = Counter(report.bad) + Counter({"index": max(0, num_broken - report.bad.get("index", 0))})
     if bad:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(bad.items()))
         num_pages = bad.total() + report.num_pages
-        raise StoreCorrupt(
-            f"{bad.total()} of {num_pages:,} pages are not right ({kinds}); a server computes them again"
-        )
+        raise StoreCorrupt(f"{bad.total()} of {num_pages:,} pages are damaged ({kinds}); a server computes them again")
 
 
 @command.command("gc")
@@ -144,7 +142,7 @@ def gc(directory: Path) -> None:
             extra.attach(store)
         report, off_because = store.gc(), store.stats().off_because
     if off_because is not None:
-        raise StoreError(f"the space could not be freed: {off_because}; run it again when the disk is well")
+        raise StoreError(f"the space could not be freed: {off_because}; run it again when the disk works")
     click.echo(
         f"{report.num_segments_removed} segments removed, {report.num_pages_moved:,} pages copied: "
         f"{report.bytes_before / 1e6:,.1f} MB before, {report.bytes_after / 1e6:,.1f} MB after"
@@ -154,11 +152,11 @@ def gc(directory: Path) -> None:
 @command.command("export")
 @DIRECTORY
 @click.argument("key")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The bundle to write.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Path of the bundle to write.")
 def export(directory: Path, key: str, output: Path) -> None:
-    """Write the page KEY and all before it in its prompt to a bundle: the same bytes wherever they were computed.
+    """Write the page KEY and all pages before it to a bundle.
 
-    KEY is what `ls` shows, or as much of it as only one page has.
+    KEY is a key shown by `ls`, or a unique prefix of one. A bundle has the same bytes wherever it was computed.
 
     \b
     radixlm store export cache 3f9ac20d17be -o system-prompt.pages
@@ -167,21 +165,24 @@ def export(directory: Path, key: str, output: Path) -> None:
     from radixlm.runtime.store import export_bundle
     from radixlm.runtime.store.catalogue import Catalogue, StoredPages
 
-    identity, heads = Catalogue.read(directory).find(key)
-    export_bundle(StoredPages(directory, identity), heads, output)
-    click.echo(f"{len(heads):,} pages, {len(heads) * PAGE_SIZE:,} tokens, {output.stat().st_size / 1e6:,.1f} MB")
+    identity, page_keys = Catalogue.read(directory).find(key)
+    export_bundle(StoredPages(directory, identity), page_keys, output)
+    num_pages, num_bytes = len(page_keys), output.stat().st_size
+    click.echo(f"{num_pages:,} pages, {num_pages * PAGE_SIZE:,} tokens, {num_bytes / 1e6:,.1f} MB")
 
 
 @command.command("import")
 @DIRECTORY
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--artifact", metavar="MODEL", required=True, help="The model that will use them.")
+@click.option("--artifact", metavar="MODEL", required=True, help="The model that will use the pages.")
 @click.option(
     "--store-gb",
     type=click.FloatRange(min=0, min_open=True),
-    help="Room for all pages of the directory: the oldest go until they fit.  [default: what the disk has; none go]",
+    help="Maximum size of the store; the oldest pages are evicted.  [default: the free disk space, without eviction]",
 )
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="A file with the API key whose cache it is.")
+@click.option(
+    "--api-key-file", type=click.Path(path_type=Path), help="File with the API key of the requests that will use them."
+)
 @click.option("--cache-salt", help="The cache_salt of the requests that will use them.")
 @click.option("--prompt-cache-key", help="The prompt_cache_key of the requests that will use them.")
 @compile_options
@@ -195,11 +196,11 @@ def import_(
     prompt_cache_key: str | None,
     **options: Any,
 ) -> None:
-    """Take the pages of BUNDLE in, for requests without an API key unless one is given.
+    """Import the pages of BUNDLE, for requests without an API key unless one is given.
 
-    No page that is there makes room unless --store-gb says how much there is; a server that is given less room than
-    they take evicts the oldest. Only of the same artifact. That keys and values belong to the tokens cannot be
-    checked: import what you would run.
+    The bundle must be from the same artifact. No pages are evicted for it without --store-gb; a server with a smaller
+    --store-gb evicts the oldest later. radixlm cannot verify that KV belongs to its tokens: import only bundles that
+    you trust.
 
     \b
     radixlm store import cache system-prompt.pages --artifact smollm2.radixlm
@@ -213,16 +214,14 @@ def import_(
     manifest = Artifact.open(take(CompileOptions, options).artifact_of(artifact, on_disk=True)).manifest
     api_keys = (None,) if api_key_file is None else read_keys(api_key_file)
     if len(api_keys) != 1:
-        raise InvalidParameter(
-            f"{api_key_file} holds {len(api_keys)} API keys; give a file with the one whose cache it is"
-        )
+        raise InvalidParameter(f"{api_key_file} has {len(api_keys)} API keys; give a file with one")
     scope = CacheScope(api_keys[0], cache_salt, prompt_cache_key)
     max_bytes = _ALL_OF_THE_DISK if store_gb is None else int(store_gb * 1e9)
     with PageStore.open(directory, StoreIdentity.of(manifest), max_bytes=max_bytes) as store:
         namespace = CacheNamespaces(ModelIdentity.of(manifest), store.secret).of(scope)
         report = import_bundle(store, bundle, namespace, evicts=store_gb is not None)
         num_evicted = store.stats().num_pages_evicted
-    made_room = f", {num_evicted:,} others made room" if num_evicted else ""
+    made_room = f", {num_evicted:,} others were evicted" if num_evicted else ""
     no_room = "; the disk has no room for more" if store_gb is None and report.num_stored < report.num_pages else ""
     click.echo(f"{report.num_stored:,} of {report.num_pages:,} pages are stored{made_room}{no_room}")
 
@@ -238,7 +237,7 @@ _TEXT_LENGTH = 48
 
 
 def title_of(model: StoredModel) -> str:
-    """A line over what a model has."""
+    """Return the line above a model's pages."""
     from radixlm.runtime.artifact.manifest import PAGE_SIZE
 
     identity, num_tokens = model.identity, len(model.pages) * PAGE_SIZE
@@ -249,7 +248,7 @@ def title_of(model: StoredModel) -> str:
 
 
 def described_model(model: StoredModel) -> dict[str, Any]:
-    """A model without its pages."""
+    """Return the description of a model, without its pages, for JSON."""
     identity = model.identity
     return {
         "model_digest": identity.model_digest,
@@ -262,7 +261,7 @@ def described_model(model: StoredModel) -> dict[str, Any]:
 
 
 def described_run(run: Run, text_of: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
-    """A run, with its whole text where `text_of` makes one."""
+    """Return the description of a run for JSON, with its text if `text_of` is given."""
     last, ids = run.pages[-1], [token for page in run.pages for token in page.token_ids]
     return {
         "key": last.key.hex(),
@@ -274,14 +273,14 @@ def described_run(run: Run, text_of: Callable[[Sequence[int]], str] | None) -> d
 
 
 def line_of(run: dict[str, Any], depth: int) -> str:
-    """A line for what `described_run` made, with a dot for each run before it."""
+    """Return the line for a run described by `described_run`, indented by the number of runs before it."""
     text = "" if run["text"] is None else "  " + repr(run["text"][:_TEXT_LENGTH])
     tokens = f"{run['num_tokens']:>7,} tokens, to {run['num_tokens_from_start']:>7,}"
     return f"{run['key'][:KEY_DIGITS]}  {tokens}  {'. ' * depth}{text}".rstrip()
 
 
 def decoder_of(artifact: Path | None) -> Callable[[StoredModel], Callable[[Sequence[int]], str] | None]:
-    """For a model the function that makes text of ids, if `artifact` is that model."""
+    """Return a function that returns the decoder of a stored model, or None if `artifact` is not that model."""
     if artifact is None:
         return lambda model: None
     from radixlm.runtime.artifact import Artifact

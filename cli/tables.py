@@ -1,4 +1,4 @@
-"""Rows and numbers that several tables of the terminal share."""
+"""Print tables, and format the rows and numbers that several commands share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_rows(rows: Iterable[tuple[str, str]]) -> None:
-    """Names in one column, values in the other."""
+    """Print names in one column and values in another."""
     rows = list(rows)
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -22,7 +22,7 @@ def print_rows(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """What a model's layers are: sizes, heads, and what only some models have."""
+    """Yield the rows that describe a model's layers."""
     yield "layers", f"{model.num_hidden_layers} of {model.hidden_size}, feed-forward {model.intermediate_size}"
     yield "heads", "; ".join(dict.fromkeys(map(_heads, model.attentions)))
     windows = Counter(each.window for each in model.attentions if each.window is not None)
@@ -30,40 +30,40 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "windows", "; ".join(f"{count} layers see {window:,} tokens" for window, count in windows.items())
     if model.state_bytes:
         count = sum(layer.recurrent is not None for layer in model.layers)
-        yield "states", f"{count} layers keep a state, {size(model.state_bytes)} of each sequence"
+        yield "states", f"{count} recurrent layers, {size(model.state_bytes)} per sequence"
     ffns = [layer.experts for layer in model.layers if layer.experts is not None]
     experts = Counter((each.num_experts, each.num_active) for each in ffns)
     if experts:
         yield (
             "experts",
-            "; ".join(f"{n} of {of} a token, in {count} layers" for (of, n), count in experts.items()),
+            "; ".join(f"{n} of {of} per token, in {count} layers" for (of, n), count in experts.items()),
         )
     shared = sum(each.shared_kv is not None for each in model.attentions)
     if shared:
-        yield "shared", f"{shared} layers read the keys and values of others"
+        yield "shared", f"{shared} layers use the KV of other layers"
     if model.layer_inputs is not None:
-        yield "layer inputs", f"{model.layer_inputs.size} numbers of each token for each layer"
+        yield "layer inputs", f"{model.layer_inputs.size} numbers per token and layer"
     if model.mtp is not None:
         yield "MTP head", "drafts tokens (--speculate mtp)"
     yield "vocabulary", f"{model.vocab_size:,}"
 
 
 def conversations(has_template: bool, *, writes: bool = True) -> str:
-    """Whether a model takes chats; `writes` says whether it writes any text."""
+    """Describe whether a model supports chats; `writes` says whether it writes any text."""
     if not writes:
         return "no: it makes embeddings, and writes no text"
-    return "yes" if has_template else "no: it has no chat template, and answers completions"
+    return "yes" if has_template else "no: it has no chat template, and supports completions only"
 
 
 def sampling(defaults: SamplingDefaults) -> str:
-    """How tokens are chosen where a request does not say it.
+    """Describe the model's default sampling parameters.
 
     >>> from radixlm.runtime.artifact.manifest import USUAL_SAMPLING
     >>> sampling(USUAL_SAMPLING)
-    'temperature 0.8, top-p 0.95, top-k 40, min-p 0.05, repetition-penalty 1, where a request does not say it'
+    'temperature 0.8, top-p 0.95, top-k 40, min-p 0.05, repetition-penalty 1, unless a request sets them'
     """
-    told = (f"{name.replace('_', '-')} {getattr(defaults, name):g}" for name in defaults.__struct_fields__)
-    return f"{', '.join(told)}, where a request does not say it"
+    values = (f"{name.replace('_', '-')} {getattr(defaults, name):g}" for name in defaults.__struct_fields__)
+    return f"{', '.join(values)}, unless a request sets them"
 
 
 def _heads(mixer: AnyAttention) -> str:
@@ -75,7 +75,8 @@ def _heads(mixer: AnyAttention) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """
+    """Return a number of bytes in a suitable unit.
+
     >>> size(98_362_432), size(512)
     ('98.4 MB', '512 B')
     """
@@ -86,7 +87,7 @@ def size(num_bytes: int) -> str:
 
 
 def token_bytes(of_artifact: int, of_source: int | None) -> str:
-    """How much of the weights a decoded token reads.
+    """Describe how many bytes of weights decoding one token reads.
 
     >>> token_bytes(393_000_000, 392_000_000)
     "393.0 MB of the artifact, 1.00 times the file's 392.0 MB"
@@ -99,10 +100,10 @@ _POOLED = {"last": "the last token's hidden state", "mean": "the mean of hidden 
 
 
 def vector_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What an embedding model makes of texts, and how a reranker scores documents; nothing of other models."""
+    """Yield the rows that describe an embedding model or reranker; none for other models."""
     if (info := manifest.embedding) is not None:
         normalized = ", normalized" if info.normalize else ""
         prompts = f"; prompts: {', '.join(info.prompts)}" if info.prompts else ""
-        yield "embeddings", f"{manifest.model.num_outputs} numbers: {_POOLED[info.pooling]}{normalized}{prompts}"
+        yield "embeddings", f"{manifest.model.num_outputs} dimensions: {_POOLED[info.pooling]}{normalized}{prompts}"
     if (ranking := manifest.reranking) is not None:
         yield "reranking", f"by the logits of the tokens {ranking.true_id} and {ranking.false_id}"

@@ -1,4 +1,4 @@
-"""`radixlm verify-bits`: a digest of logits, by which machines are compared."""
+"""`radixlm verify-bits`: print a digest of logits, to compare machines."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .tables import print_rows
     type=click.IntRange(min=1),
     default=512,
     show_default=True,
-    help="Compute the logits after so many tokens, at most as many as the context has.",
+    help="Number of tokens, at most the context length.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with; the digest is the same.")
+@click.option("--threads", type=click.IntRange(min=1), help="Number of threads; the digest does not depend on it.")
 @click.option("--json", "as_json", is_flag=True, help="Print all rows as JSON.")
 @compile_options
 def command(model: str, tokens: int, threads: int | None, as_json: bool, **options: Any) -> None:
-    """Print a digest of MODEL's logits over token ids that are always the same ones.
+    """Print a digest of MODEL's logits for a fixed sequence of token ids.
 
-    Two machines compute the same bits if they print the same digest. They must, whatever their CPUs, if the rows
+    Two machines that compute the same bits print the same digest. They must do so, whatever their CPUs, if the rows
     "class", "weights", "KV" and "logits" agree: compile the same source with the same options on both.
 
     \b

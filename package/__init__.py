@@ -1,6 +1,6 @@
 """Serve compiled language models from Python, with a prefix cache.
 
-Open an engine, and ask it from any number of threads or tasks:
+Open an engine, and use it from any number of threads or tasks:
 
     from radixlm import Engine
 
@@ -9,12 +9,13 @@ Open an engine, and ask it from any number of threads or tasks:
         print(engine.chat([{"role": "user", "content": "Name a tree."}], temperature=0).text)
 
 - `Engine` has `generate` and `chat`, `stream` and `stream_chat`, `agenerate` and `achat`, and `generate_many`.
-- `SamplingParams`, `RequestOptions` and `EngineOptions` say what each option means, its range and its default.
-- `response_format=` takes a JSON schema or a pydantic model; `Grammar` has regular expressions, choices and grammars.
+- `SamplingParams`, `RequestOptions` and `EngineOptions` document each option with its range and its default.
+- `response_format=` takes a JSON schema or a pydantic model; `Grammar` also takes regular expressions, choices and
+  context-free grammars.
 - Every error raised on purpose is a `RadixLMError`; `radixlm.runtime.errors` has all of them.
 
-`radixlm.compile.compile_model` makes the artifact of a model; `python -m radixlm` is the command line. Names load on
-first use.
+`radixlm.compile.compile_model` compiles a model into an artifact. `python -m radixlm` runs the command line. Names are
+imported on first use.
 """
 
 from __future__ import annotations

@@ -30,10 +30,23 @@ NAMES = [r"`[^`]*`", r"talk\.json", r"\"What guessing brings\""]
 """What is quoted from code, files and headings, and has the words that it has."""
 
 PLAIN_DOCSTRINGS = (
-    *("compile", "examples", "package", "tokenizer_fix"),
+    *("cli", "compile", "examples", "package", "bench", "runtime/extras", "runtime/replay", "tokenizer_fix"),
     *(
         f"runtime/{each}"
-        for each in ("artifact", "cache", "kv_log", "model", "prefix", "speculation", "states", "store")
+        for each in (
+            "artifact",
+            "cache",
+            "chat",
+            "engine",
+            "kv_log",
+            "model",
+            "prefix",
+            "router",
+            "server",
+            "speculation",
+            "states",
+            "store",
+        )
     ),
 )
 """Folders whose docstrings are plain; the others follow."""

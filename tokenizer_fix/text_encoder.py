@@ -26,8 +26,8 @@ PART_CHARACTERS = 1 << 16  # characters encoded at once if a text can be cut: ab
 MAX_UNCUT_CHARACTERS = 1 << 19  # characters if it cannot: about 250 MB
 LONG_TEXT = 1 << 15  # characters, which take about 30 ms; shorter texts need no turn
 # Number of long texts encoded at once: each token takes about a hundred bytes until its text's ids are read. A server
-# encodes at most two prompts, one text to tokenize and one history to truncate at a time (server/lanes.py). None of
-# these waits for another here.
+# encodes at most two prompts, one text to tokenize and one history to truncate at a time
+# (server/work_queues.py). None of these waits for another here.
 MAX_LONG_TEXTS = 4
 
 

@@ -1,8 +1,8 @@
-"""How much of coding agents' tool loops is computed again, in each dialect, whatever clients do to their history.
+"""Measure how much of coding agents' tool loops is computed again, in each API, whatever clients do to their history.
 
     python -m bench.agents [--turns N] [--models ...] [--dialects ...] [--llama-cpp .cache/llama.cpp]
 
-The model is told what to say; tokenizer, templates, cache and HTTP are real. llama.cpp's server is sent the same
+The model's replies are scripted; tokenizer, templates, cache and HTTP are real. llama.cpp's server gets the same
 requests. Six minutes on two cores.
 """
 

@@ -1,6 +1,6 @@
-"""Clients of three dialects, and what they make of a conversation when they send it again.
+"""Clients of three APIs, and the way each sends its history back.
 
-Knows bodies and replies as they go over HTTP; not what is computed for them.
+Knows request bodies and replies over HTTP; not what is computed for them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ MAX_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Shape:
-    """What a client does to its history.
+    """The changes that a client makes to its history.
 
     Attributes:
-        rewrites: arguments are parsed and written anew: keys in another order, no spaces, everything escaped.
-        trims: words lose the white space around them.
-        drops_thoughts: they are not sent back.
-        moves_reminder: the last message has a reminder, which no message before it has.
-        num_subagents: of the same client, each with a system of its own, that work by turns with the main conversation.
-        bills: over Messages, a line with a number of its own for each request stands before the system's words.
+        rewrites: arguments are parsed and serialized again: keys in another order, no spaces, everything escaped.
+        trims: text loses the white space around it.
+        drops_thoughts: reasoning is not sent back.
+        moves_reminder: the last message has a reminder, which no earlier message has.
+        num_subagents: subagents of the same client, each with its own system prompt, that alternate with the main
+            conversation.
+        bills: in Messages, a line with a unique number for each request precedes the system prompt.
     """
 
     name: str
@@ -53,7 +54,7 @@ REMINDER = "<system-reminder>\nThe list of tasks is empty. Do not mention this.\
 
 @dataclass(frozen=True)
 class Said:
-    """A reply as a client has it; arguments are JSON."""
+    """A reply as a client receives it; arguments are JSON."""
 
     thought: str
     words: str
@@ -63,7 +64,7 @@ class Said:
 
 @dataclass
 class Client(ABC):
-    """One conversation in one dialect; that of the main agent, or of a subagent by its number."""
+    """A conversation over one API; of the main agent, or of a subagent by its number."""
 
     shape: Shape
     model: str
@@ -76,16 +77,16 @@ class Client(ABC):
 
     @property
     def system(self) -> str:
-        """The system's words."""
+        """The system prompt."""
         subagent = f"You are subagent {self.agent}, and answer to another agent. " if self.agent else ""
         return subagent + self.instructions
 
     def ask(self, question: str) -> None:
-        """The user speaks."""
+        """Add a message of the user."""
         self.history.append(("asked", question))
 
     def add(self, said: Said, results: Sequence[str]) -> None:
-        """The model has spoken, and tools have answered."""
+        """Add a reply of the model, and the results of its calls."""
         self.history.append(("said", said))
         if results:
             ids = [call_id for call_id, _, _ in said.calls]
@@ -93,11 +94,11 @@ class Client(ABC):
 
     @abstractmethod
     def body(self) -> Json:
-        """The next request."""
+        """Return the body of the next request."""
 
     @abstractmethod
     def read(self, answer: Json) -> Said:
-        """The reply in an answer."""
+        """Read the reply in a response."""
 
     def _arguments(self, text: str) -> str:
         return json.dumps(self._value(text), separators=(",", ":")) if self.shape.rewrites else text
@@ -114,7 +115,7 @@ class Client(ABC):
 
 
 class ChatClient(Client):
-    """`/v1/chat/completions`."""
+    """A client of `/v1/chat/completions`."""
 
     path = "/v1/chat/completions"
 
@@ -159,7 +160,7 @@ class ChatClient(Client):
 
 
 class ResponsesClient(Client):
-    """`/v1/responses`."""
+    """A client of `/v1/responses`."""
 
     path = "/v1/responses"
 
@@ -209,7 +210,7 @@ class ResponsesClient(Client):
 
 
 class MessagesClient(Client):
-    """`/v1/messages`, whose calls have values for arguments."""
+    """A client of `/v1/messages`, whose calls have objects as arguments."""
 
     path = "/v1/messages"
 
@@ -247,7 +248,7 @@ class MessagesClient(Client):
         return Said(thought, words, tuple(calls), answer["usage"]["output_tokens"])
 
     def _system(self) -> list[Json]:
-        """As Claude Code has it."""
+        """Return the system prompt in Claude Code's form."""
         bill = f"x-anthropic-billing-header: cc_version=2.1.330; cch={self.agent}{len(self.history):05x};"
         return [{"type": "text", "text": text} for text in ([bill] if self.shape.bills else []) + [self.system]]
 

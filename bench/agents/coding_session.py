@@ -1,19 +1,19 @@
-"""A coding session as its user lives it: how long it takes, how soon replies begin, and what a restart costs.
+"""Measure a coding session as its user sees it: total time, time to first tokens, and the cost of a restart.
 
     python -m bench.agents.coding_session [--shape qwen3-4b] [--layers 1] [--turns 30] [--tokens 20000]
                                           [--ways whole killed unloaded] [--servers radixlm llama.cpp ...] [--add]
 
 The session is that of `session.py`: one long conversation and two subagents, sent over chat completions one request
-after the other, with the history as it was recorded. Replies have 16 tokens. `killed`: before the middle request of the
-main conversation the server is killed with SIGKILL and started again, which that request waits for. `unloaded`: it is
-ended in order there, as after an idle hour, and started when the request comes; llama.cpp may save its slots before
-and restore them then. Weights are random (`bench/peers/shapes.py`); of a model that is cut by layers, the seconds of
-the whole one are scaled: prompts by layers, replies by bytes of weights. `--layers 36` is the whole Qwen3-4B.
+after the other, with the history as recorded. Replies have 16 tokens. `killed`: before the middle request of the
+main conversation the server is killed with SIGKILL and restarted, which that request waits for. `unloaded`: the server
+ends in an orderly way there, as after an idle hour, and starts when the request comes; llama.cpp may save its slots
+before and restore them then. Weights are random (`bench/peers/shapes.py`). For a model with fewer layers, the seconds
+of the whole one are scaled: prompts by layers, replies by bytes of weights. `--layers 36` is the whole Qwen3-4B.
 
-The results say what share of the processors other processes took meanwhile: servers whose threads wait in loops for
+The results have the share of CPU time that other processes took meanwhile: servers whose threads spin for
 each other lose much more than that.
 
-`--add` keeps what the last run measured of the same session: it can be measured in pieces, a server and way at a time.
+`--add` keeps earlier results of the same session: it can be measured in parts, a server and way at a time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ NUM_REPLY_TOKENS = 16
 WAYS = ("whole", "killed", "unloaded")
 SERVERS = (OURS, "llama.cpp", "ik_llama.cpp", "dasLLAMA")
 PICTURE = ROOT / "docs" / "session.svg"
-_ROOM = 4096  # tokens of the context beyond the longest prompt, whose length is an estimate, and its reply
-_SAME = 0.05  # by which share templates of servers may make other tokens of a request
+_ROOM = 4096  # tokens of context beyond the longest prompt, whose length is an estimate, and its reply
+_SAME = 0.05  # by which share the templates of servers may make other tokens of a request
 _STARTS_WITHIN_S = 400.0
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 _FIXED = {**_STREAMED, "temperature": 0, "max_tokens": NUM_REPLY_TOKENS}
@@ -55,7 +55,7 @@ _FIXED = {**_STREAMED, "temperature": 0, "max_tokens": NUM_REPLY_TOKENS}
 
 @dataclass(frozen=True)
 class Answer:
-    """Seconds from when an agent wants to send a request, a restart before it included; tokens as the server tells."""
+    """Seconds since an agent wanted to send a request, including a restart before it; tokens as the server reports."""
 
     agent: int
     to_first_s: float
@@ -120,10 +120,10 @@ def main() -> None:
 
 
 def before_of(session_of: Json, before: Json | None) -> Json:
-    """Return the results of a run before.
+    """Return the results of an earlier run.
 
     Raises:
-        ValueError: they are of another session.
+        ValueError: they belong to another session.
     """
     if before is None:
         return {}
@@ -134,7 +134,7 @@ def before_of(session_of: Json, before: Json | None) -> Json:
 
 
 def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:
-    """All answers, in order; `way` is one of `WAYS`."""
+    """Return all answers, in order; `way` is one of `WAYS`."""
     restart_at = None if way == "whole" else middle(requests)
     answers: list[Answer] = []
     process = _started(server)
@@ -145,7 +145,7 @@ def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[A
                 if way == "unloaded":
                     server.before_end(process.port)
                     process.close()
-                    asked_at = time.perf_counter()  # nobody waited until then
+                    asked_at = time.perf_counter()  # no request waited until then
                 else:
                     process.kill()
                     process.close()
@@ -160,7 +160,7 @@ def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[A
 
 
 def check_prompts(answers: Sequence[Answer], others: Sequence[Answer]) -> None:
-    """Raise ValueError if a server has computed other prompts: ik_llama.cpp cuts those that its context cannot hold."""
+    """Raise ValueError if a server computed other prompts: ik_llama.cpp truncates those that exceed its context."""
     for number, (answer, other) in enumerate(zip(answers, others, strict=True)):
         if abs(answer.num_prompt - other.num_prompt) > _SAME * other.num_prompt:
             raise ValueError(
@@ -169,7 +169,7 @@ def check_prompts(answers: Sequence[Answer], others: Sequence[Answer]) -> None:
 
 
 def middle(requests: Sequence[Request]) -> int:
-    """The place of the request in the middle of the main conversation."""
+    """Return the index of the request in the middle of the main conversation."""
     places = [number for number, request in enumerate(requests) if request.agent == 0]
     return places[len(places) // 2]
 
@@ -179,7 +179,7 @@ def _started(server: AgentsServer) -> ServedProcess:
 
 
 def _asked(port: int, request: Request, fields: Json, asked_at: float) -> Answer:
-    """By a connection of its own, which some servers close behind a stream."""
+    """Send a request on its own connection, because some servers close it after a stream."""
     with closing(Client(port)) as client:
         events = client.events(request.path, {**request.body, **_FIXED, **fields})
     ended_at = time.perf_counter()

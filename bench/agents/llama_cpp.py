@@ -1,9 +1,9 @@
-"""llama.cpp's server beside the replays: the same requests, and how many tokens of their prompts it computes.
+"""Compare with llama.cpp's server: send the same requests, and count how many tokens of their prompts it computes.
 
-Its model has the replayed tokenizer and template, and weights of zeros: what is computed does not depend on them. What
-it says cannot be prescribed. So each request asks for one token, and the reply that the history has is put behind the
-prompt afterwards, as ids, by a request that is not counted. The server's slot then holds what it would hold if that had
-been generated. The prompt is the text that the server itself has made of the request.
+Its model has the replayed tokenizer and template, and weights of zeros, because the count does not depend on them. Its
+replies cannot be prescribed. So each request asks for one token, and the reply of the history is then appended to the
+prompt, as ids, by a request that is not counted. The server's slot then holds what it would hold if that had
+been generated. The prompt is the text that the server itself made of the request.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..served import Client, Json, ServedProcess
 Asked = tuple[str, Json]
 """The path and the body of a request."""
 
-_LENGTHS = ("max_tokens", "max_output_tokens")  # of a reply, as the dialects call it
+_LENGTHS = ("max_tokens", "max_output_tokens")  # of a reply, in each API
 _OPTIONS = ("--parallel", "1", "--ctx-size", str(CONTEXT_LENGTH), "--threads", "1", "--jinja")
 _TELLS_PROMPTS = {"LLAMA_SERVER_SLOTS_DEBUG": "1"}
 
 
 class LlamaCppReplay:
-    """`program`, which is `llama-server`, with a model that is written to `scratch`."""
+    """A llama-server (`program`), with a model that is written to `scratch`."""
 
     def __init__(self, program: Path, artifact: TalkingArtifact, scratch: Path) -> None:
         self._model = scratch / "weightless.gguf"
@@ -33,16 +33,16 @@ class LlamaCppReplay:
         self._command = (str(program), "--model", str(self._model), *_OPTIONS)
 
     def play(self, asked: Sequence[Asked], replies: Sequence[str], *, num_first: int = 1) -> int:
-        """Tokens computed of all prompts of a loop but the first, on a fresh server with its defaults.
+        """Return the tokens computed of all prompts of a loop but the first, on a fresh server with its defaults.
 
         Args:
-            replies: what the model said to each, without the token that ended it.
-            num_first: the first prompts, of as many conversations by turns.
+            replies: the model's reply to each, without the token that ended it.
+            num_first: number of first prompts, of as many alternating conversations.
         """
         return self.play_all([(asked, replies)], num_first=num_first)
 
     def play_all(self, loops: Iterable[tuple[Sequence[Asked], Sequence[str]]], *, num_first: int = 1) -> int:
-        """As `play`, of one loop after the other on the same server."""
+        """Play several loops on the same server, like `play`."""
         with ServedProcess(self._command, environment=_TELLS_PROMPTS) as server, closing(Client(server.port)) as client:
             return sum(_played(client, asked, replies, num_first) for asked, replies in loops)
 
@@ -59,7 +59,7 @@ def _played(client: Client, asked: Sequence[Asked], replies: Sequence[str], num_
 
 
 def num_computed(answer: Json) -> int:
-    """Tokens of the prompt that were not cached, as the usage of any dialect has them.
+    """Return the tokens of the prompt that were not cached, from the usage of any API.
 
     >>> num_computed({"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}})
     2

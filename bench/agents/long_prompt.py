@@ -1,13 +1,13 @@
-"""A prompt of 16,000 tokens: alone, beside others, and in llama.cpp's server.
+"""Measure a prompt of 16,000 tokens: alone, batched with others, and in llama.cpp's server.
 
     python -m bench.agents.long_prompt ARTIFACT [--rounds 1] [--tokens 16000] [--llama-cpp .cache/llama.cpp]
 
-ARTIFACT is Qwen2.5-Coder-0.5B, compiled of the Q4_K_M file that llama.cpp gets. In each round a fresh `radixlm serve`
-with its defaults computes a long prompt alone, and then another one beside a stream that decodes all the time and a
-client that sends a short prompt every five seconds. A fresh llama-server with flash attention gets the first prompt
-alone; it is left out where there is none. Prompts are random ids that no cache has; the short ones have 100. The stream
-is drawn at temperature 2: at 1 it repeats itself in the end, and is faster by as much as guesses are right. Two minutes
-a round on two cores; llama.cpp takes five.
+ARTIFACT is Qwen2.5-Coder-0.5B, compiled from the Q4_K_M file that llama.cpp gets. In each round a fresh `radixlm serve`
+with its defaults computes a long prompt alone, and then another one while a request decodes all the time and a
+client sends a short prompt every five seconds. A fresh llama-server with flash attention gets the first prompt
+alone, if there is one. Prompts are random ids that are not cached; the short ones have 100. The decoding request
+samples at temperature 2: at 1 it repeats itself in the end, and accepted draft tokens make it faster. Two minutes
+per round on two cores; llama.cpp takes five.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from ..served import Json, ServedProcess
 
 FIRST_TOKEN_BAR_S, STREAM_BAR, LONG_BAR, PEER_BAR = 1.0, 0.5, 2.2, 5.0
 NUM_SHORT_TOKENS = 100
-_ALONE_S = 5.0  # before the long prompt and behind it, by which the stream's own speed is measured
+_ALONE_S = 5.0  # before and after the long prompt, to measure the decoding request's own speed
 _EVERY_S = 5.0
 _HEADERS = {"content-type": "application/json", "host": "localhost"}
 
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds to first tokens, tokens a second of the stream, and the longest time between two of its tokens.
+    """Seconds to first tokens, tokens per second of the decoding request, and its longest time between two tokens.
 
-    The stream's speed alone is the mean of before and behind the long prompt: the longer a reply, the slower.
+    Its speed alone is the mean of before and after the long prompt: the longer a reply, the slower.
     """
 
     long_alone_s: float
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def measure(artifact: Artifact, number: int, num_tokens: int, peer: Path | None) -> Round:
-    """A round, whose prompts are those of its number."""
+    """Measure a round, whose prompts depend on its number."""
     profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
     prompts = Prompts(number, min(artifact.manifest.model.vocab_size, profile.vocab_size))
     alone = prompts.ids(num_tokens)
@@ -83,7 +83,7 @@ def measure(artifact: Artifact, number: int, num_tokens: int, peer: Path | None)
 
 
 def _peer_s(program: Path, prompt: Sequence[int]) -> float:
-    """Seconds to llama.cpp's first token of a prompt."""
+    """Return the seconds to llama.cpp's first token of a prompt."""
     options = ("--parallel", "1", "--ctx-size", str(len(prompt) + NUM_SHORT_TOKENS), "--flash-attn", "on")
     threads = str(default_num_threads())
     command = [str(program), "--model", str(qwen_coder()), "--threads", threads, "--cache-ram", "0", *options]
@@ -92,16 +92,16 @@ def _peer_s(program: Path, prompt: Sequence[int]) -> float:
 
 
 class Clients:
-    """All clients of a round; `num_streamed` tokens are more than the stream gets in that time."""
+    """All clients of a round; `num_streamed` is more tokens than the decoding request gets in that time."""
 
     def __init__(self, port: int, prompts: Prompts, num_streamed: int) -> None:
         self._port, self._prompts, self._num_streamed = port, prompts, num_streamed
 
     async def round(self, alone: Sequence[int], beside: Sequence[int]) -> Round:
-        """Compute one long prompt alone, and one beside others.
+        """Compute one long prompt alone, and one batched with others.
 
         Raises:
-            RuntimeError: the stream ended too soon, or no short request was sent.
+            RuntimeError: the decoding request ended too soon, or no short request was sent.
         """
         long_alone_s = await self._first_token_s(alone)
         print(f"alone: {long_alone_s:.1f} s", file=sys.stderr)
@@ -127,7 +127,7 @@ class Clients:
         return Round(long_alone_s, long.result(), own, _per_s(streamed, began, ended), gap, tuple(short_s))
 
     async def _first_token_s(self, prompt: Sequence[int]) -> float:
-        """From sending a prompt to its reply's first token."""
+        """Return the seconds from sending a prompt to its reply's first token."""
         start = time.perf_counter()
         async for at in self._arrivals(prompt, 2, temperature=0.0):
             return at - start
@@ -138,9 +138,9 @@ class Clients:
             arrivals.append(at)
 
     async def _arrivals(self, prompt: Sequence[int], max_tokens: int, temperature: float) -> AsyncIterator[float]:
-        """When each token of a reply comes."""
+        """Yield the time of each token of a reply."""
         fixed = {"seed": 1, "ignore_eos": True, "stream": True, "return_token_ids": True}
-        fixed |= {"top_k": 0, "top_p": 1, "min_p": 0}  # of all tokens, as the temperature means it
+        fixed |= {"top_k": 0, "top_p": 1, "min_p": 0}  # sampled from all tokens
         body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, **fixed})
         connection = Connection(self._port)
         try:
@@ -158,7 +158,7 @@ class Clients:
 
 
 def figures(rounds: Sequence[Round], num_tokens: int) -> Json:
-    """The worst short request of all rounds, and the medians of the ratios; each beside its bar."""
+    """Return the worst short request of all rounds, and the medians of the ratios, each with its bar."""
     worst = max(seconds for each in rounds for seconds in each.short_s)
     stream = statistics.median(each.stream_beside / each.stream_alone for each in rounds)
     long = statistics.median(each.long_beside_s / each.long_alone_s for each in rounds)

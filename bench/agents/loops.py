@@ -1,6 +1,6 @@
-"""A tool loop as coding agents have them: what the model says, what its tools answer, and when the user speaks.
+"""The script of a tool loop of coding agents: replies of the model, results of its tools, and messages of the user.
 
-The same each time. Knows texts, not dialects.
+The same each time. Knows texts, not APIs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TOOLS: Sequence[Mapping[str, object]] = [
     {"name": name, "description": f"The tool {name} of the editor.", "parameters": _SCHEMA} for name in TOOL_NAMES
 ]
 _WORDS = ("", "Let me look at {path}.", "\nNow {path}; it may be  the one.  ", "", "Two calls for {path}:")
-_GAPS = ("\n", "\n\n", " \n")  # before a call, where there are words: clients are not given it
+_GAPS = ("\n", "\n\n", " \n")  # before a call, after text: clients do not get it
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One reply and what it brings.
+    """One reply and what follows it.
 
     Attributes:
-        thought: what is thought first, if the model thinks.
-        words: as the model says them.
+        thought: the reasoning, if the model reasons.
+        words: the text, as the model writes it.
         calls: names, and arguments as the model writes them.
-        results: of the calls.
-        question: what the user says to a reply that calls nothing; None: nothing more.
+        results: results of the calls.
+        question: the user's answer to a reply without calls; None: there is none.
     """
 
     thought: str
@@ -45,7 +45,7 @@ class Turn:
     question: str | None = None
 
     def text(self, *, thinks: bool) -> str:
-        """The whole reply."""
+        """Return the whole reply."""
         calls = "\n".join(
             f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
             for name, arguments in self.calls
@@ -55,7 +55,7 @@ class Turn:
 
 
 def loop(num_turns: int) -> list[Turn]:
-    """The turns: each tenth ends in words, and the user asks again."""
+    """Return the turns: each tenth ends in text, and the user asks again."""
     return [_turn(number, is_last=number == num_turns - 1) for number in range(num_turns)]
 
 

@@ -1,6 +1,6 @@
-"""The models whose tool loops are replayed: a tokenizer, and a chat template that writes calls and thoughts as theirs.
+"""The models whose tool loops are replayed: a tokenizer, and a chat template that writes calls and reasoning alike.
 
-Knows templates; nothing of the weights is needed.
+Knows templates; weights are not needed.
 """
 
 from __future__ import annotations
@@ -86,21 +86,21 @@ MODELS: Mapping[str, ReplayModel] = {
     "Qwen2.5": ReplayModel("qwen2", _QWEN25, "<|im_end|>"),
     "Qwen3, which thinks": ReplayModel("qwen2", _QWEN3, "<|im_end|>"),
 }
-"""Thoughts stand in the prompt until the user speaks again, as Qwen3's template has it."""
+"""Reasoning stays in the prompt until the next user message, as in Qwen3's template."""
 
 
 def thinks(name: str) -> bool:
-    """Whether a model of `MODELS` thinks before it speaks."""
+    """Return whether a model of `MODELS` reasons before it answers."""
     return MODELS[name].template is _QWEN3
 
 
 @functools.cache
 def artifact_of(name: str, hybrid: Hybrid | None = None) -> TalkingArtifact:
-    """A model with the tokenizer that the repository carries; of a `hybrid`, with its states."""
+    """Return a model with the tokenizer in the repository; for a `hybrid`, with its states."""
     model = MODELS[name]
     return artifact(model, tokenizer_json_of(model), hybrid)
 
 
 def tokenizer_json_of(model: ReplayModel) -> str:
-    """The tokenizer that the repository carries."""
+    """Return the tokenizer in the repository."""
     return gzip.decompress((TOKENIZERS / f"{model.tokenizer}.json.gz").read_bytes()).decode()

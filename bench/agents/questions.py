@@ -1,11 +1,11 @@
-"""opencode's first and second question to a real model: radixlm beside llama.cpp's server on the same file.
+"""Measure opencode's first and second question to a real model, compared with llama.cpp's server on the same file.
 
     python -m bench.agents.questions ARTIFACT [--rounds 3] [--llama-cpp .cache/llama.cpp] [--opencode PROGRAM]
 
-ARTIFACT is Qwen2.5-Coder-0.5B, compiled of the Q4_K_M file that llama.cpp gets. The requests are recorded with the real
-client, once, and sent as it sends them, one after the other: for the first question one for a title and one with all
-instructions and tools, for the second one with the first reply in its history. Replies are streams of 64 tokens, drawn
-greedily. Each round has fresh servers with their defaults, in turns; their start does not count. Six minutes.
+ARTIFACT is Qwen2.5-Coder-0.5B, compiled from the Q4_K_M file that llama.cpp gets. The requests are recorded with the
+real client, once, and sent as it sends them, one after the other: for the first question one for a title and one with
+all instructions and tools, for the second one with the first reply in its history. Replies are streams of 64 greedy
+tokens. Each round has fresh servers with their defaults, in turns; their start does not count. Six minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..served import Client, Event, Json, ServedProcess
 from .recorder import MODEL, recorded
 
 NUM_REPLY_TOKENS = 64
-BARS = (4.0, 1.3)  # times as fast, of the first and of the second question
+BARS = (4.0, 1.3)  # speedups required for the first and the second question
 OURS, PEER = "radixlm", "llama.cpp"
 _OPENCODE = Path(".cache/npm-agents/node_modules/opencode-linux-x64/bin/opencode")
 _KEPT = Path(".cache/bench/opencode.json")
@@ -57,9 +57,9 @@ def main() -> None:
 
 
 def conversation(command: Sequence[str], questions: Sequence[Sequence[Json]], fields: Json) -> list[Json]:
-    """Both questions to a fresh server: seconds, and tokens of all prompts and of those that were computed.
+    """Send both questions to a fresh server; return seconds, and tokens of all prompts and of those computed.
 
-    `fields` of each request make its reply as long as all others.
+    The `fields` of each request make all replies equally long.
     """
     asked: list[Json] = []
     reply = ""
@@ -77,7 +77,7 @@ def conversation(command: Sequence[str], questions: Sequence[Sequence[Json]], fi
 
 
 def figures(rounds: Sequence[Mapping[str, Sequence[Json]]]) -> Json:
-    """A row for each question: seconds of each round, and how many times faster ours is, in the median of rounds."""
+    """Return a row per question: seconds of each round, and our median speedup over rounds."""
     rows = []
     for number, bar in enumerate(BARS):
         seconds = {name: [each[name][number]["seconds"] for each in rounds] for name in (OURS, PEER)}
@@ -89,13 +89,13 @@ def figures(rounds: Sequence[Mapping[str, Sequence[Json]]]) -> Json:
 
 
 def _asked(port: int, body: Json) -> list[Event]:
-    """By a connection of its own: llama.cpp closes it behind a stream, a moment too late to see."""
+    """Send a request on its own connection, because llama.cpp closes it after a stream, slightly too late to see."""
     with closing(Client(port)) as client:
         return client.events("/v1/chat/completions", body)
 
 
 def _sent(body: Json, reply: str) -> Json:
-    """A recorded body, with the length of its reply, and with the reply before in its history."""
+    """Return a recorded body, with the length of its reply, and with the previous reply in its history."""
     messages = [{**each, "content": reply} if each["role"] == "assistant" else each for each in body["messages"]]
     return {**body, "messages": messages, **_GREEDY, **_STREAMED}
 

@@ -1,7 +1,7 @@
-"""Record what opencode sends for two questions: the real client, in a HOME of its own, and a server that notes.
+"""Record the requests of opencode for two questions: the real client, in its own HOME, and a server that records.
 
-Its prompts are its makers', so they are recorded where they are replayed, and never shipped. Knows HTTP and files, not
-models.
+Its prompts belong to its makers, so they are recorded where they are replayed, and never shipped. Knows HTTP and files,
+not models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..served import Json
 
-MODEL = "qwen"  # as the requests call it
+MODEL = "qwen"  # in the requests
 QUESTIONS = ("What does the code in this repository do?", "And what would you change in it?")
 FILES = {
     "greeting.py": 'def greet(name):\n    return "Helo, " + name + "!"\n',
@@ -29,10 +29,10 @@ _ENDS_WITHIN_S = 120.0
 
 
 def recorded(program: Path, kept: Path) -> list[list[Json]]:
-    """The bodies of the requests of each question, in the order in which they were sent; recorded once, into `kept`.
+    """Return the bodies of the requests of each question, in the order sent; recorded once, into `kept`.
 
     Raises:
-        RuntimeError: opencode fails, or asks for nothing.
+        RuntimeError: opencode fails, or sends nothing.
     """
     if not kept.is_file():
         questions = record(program)
@@ -59,7 +59,7 @@ def record(program: Path) -> list[list[Json]]:
             "TERM": "dumb",
             "OPENCODE_CONFIG": str(settings),
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
-            **{name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY")},  # nobody listens there
+            **{name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "HTTPS_PROXY")},  # a port without a server
             "NO_PROXY": "127.0.0.1",
         }
         questions = []
@@ -82,14 +82,14 @@ def record(program: Path) -> list[list[Json]]:
 
 
 class _NotingServer(ThreadingHTTPServer):
-    """Answers every chat with the same words, and notes its body."""
+    """Answers every chat with the same text, and records its body."""
 
     bodies: list[Json]
 
     @staticmethod
     @contextmanager
     def started() -> Any:
-        """Until the block ends."""
+        """Serve until the block ends."""
         with _NotingServer(("127.0.0.1", 0), _Noting) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             yield server
@@ -111,7 +111,7 @@ class _Noting(BaseHTTPRequestHandler):
         self._event("[DONE]")
 
     def log_message(self, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
     def _event(self, data: str) -> None:
         self.wfile.write(f"data: {data}\n\n".encode())

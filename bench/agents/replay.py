@@ -1,10 +1,10 @@
-"""Play a tool loop over HTTP, and count what the model computes for it beside the least that it could.
+"""Play a tool loop over HTTP, and compare the tokens that are computed with the least possible.
 
-The least is all tokens of a prompt behind the first byte in which its text differs from the longest earlier text of the
-conversation, replies included. Earlier texts are taken as the client has them now: calls are equal however they are
-written, white space that a client trims and thoughts that it or the template drops were known when the reply ended. The
-last token of a reply, which ends it, was sampled and never computed: it counts. The first prompt does not count; all of
-it must be computed. Tokens are those of the `tokenizers` library.
+The least is all tokens of a prompt after the first byte in which its text differs from the longest earlier text of the
+conversation, replies included. Earlier texts are taken in the client's current form: calls are equal however they are
+written, and white space that a client trims and reasoning that it or the template drops were known when the reply
+ended. The last token of a reply, which ends it, was sampled and never computed: it counts. The first prompt does not
+count, because all of it must be computed. Tokens are those of the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .loops import QUESTIONS, Turn
 from .models import MODELS, artifact_of, thinks
 
 KV_BYTES = 1 << 25
-_IDLE_S = 60.0  # at most, until what is expected was computed
+_IDLE_S = 60.0  # at most, until expected prompts are computed
 
 Message = Mapping[str, Any]
 
@@ -49,21 +49,21 @@ class Replayed:
     num_computed: int
     num_least: int
     num_idle: int
-    num_peer: int | None = None  # by llama.cpp, of the same requests
+    num_peer: int | None = None  # by llama.cpp, for the same requests
 
     @property
     def ratio(self) -> float:
-        """Computed tokens, to the least possible."""
+        """Computed tokens divided by the least possible."""
         return self.num_computed / self.num_least
 
     @property
     def peer_ratio(self) -> float | None:
-        """llama.cpp's computed tokens, to the least possible."""
+        """llama.cpp's computed tokens divided by the least possible."""
         return None if self.num_peer is None else self.num_peer / self.num_least
 
 
 class AgentServer:
-    """A server whose model says what it is told; a context manager."""
+    """A server whose model gives scripted replies; a context manager."""
 
     def __init__(self, model: str, *, idle_work: bool = True, hybrid: Hybrid | None = None) -> None:
         self.model, self._artifact = model, artifact_of(model, hybrid)
@@ -93,7 +93,7 @@ class AgentServer:
         self.engine.close()
 
     def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], beside: LlamaCppReplay | None = None) -> Replayed:
-        """A whole loop on an empty cache, or a loop of each agent by turns; the same requests go to `beside`, too."""
+        """Play a whole loop on an empty cache, or loops of several agents in turns; also on `beside`, if given."""
         self._http.delete("/v1/cache")
         self._settle()
         self._asked.clear()
@@ -118,7 +118,7 @@ class AgentServer:
         )
 
     def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
-        """Tokens computed of the prompt, of all of it, and computed while nothing was asked."""
+        """Return the tokens computed of the prompt, its length, and the tokens computed while idle."""
         text = turn.text(thinks=thinks(self.model))
         self._script.script.extend([*self.engine.tokenizer.encode_inside(text), self._end_id])
         num_idle = self.engine.stats().num_idle_tokens
@@ -141,7 +141,7 @@ class AgentServer:
         return num_prefilled, num_prefilled + len(passed.reused_ids), num_idle
 
     def _least(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
-        """The least that each prompt of a conversation but the first can cost."""
+        """Return the least that each prompt of a conversation but the first can cost."""
         earlier: list[str] = []
         least: list[int] = []
         for (before, _), (now, kwargs) in pairwise(asked):
@@ -159,7 +159,7 @@ class AgentServer:
         return least
 
     def _rendered(self, messages: Sequence[Message], options: Any, *, is_asked: bool = True) -> str:
-        """The text of messages; without what the template asks the model with, if not `is_asked`."""
+        """Return the text of messages; without the generation prompt, unless `is_asked`."""
         prompts = self.engine.prompts
         text = prompts.render(messages, options.tools, options.template_kwargs)
         return text if is_asked else text.removesuffix("<|im_start|>assistant\n")
@@ -194,7 +194,7 @@ class AgentServer:
 
 
 def _num_common(left: str, right: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common beginning."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

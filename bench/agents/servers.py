@@ -1,6 +1,6 @@
-"""The servers that a coding session is sent to, with the settings under which each keeps most of it.
+"""The servers that a coding session is sent to, with the settings that preserve most of its cache.
 
-Knows commands and what survives a restart; not what is asked.
+Knows commands and what survives a restart; not the requests.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..processes import RADIXLM
 from ..served import Client, Json
 
 NUM_SLOTS = 3  # the main conversation and two subagents
-_REUSED_CHUNK = 256  # tokens: what llama.cpp moves in a cache, at least
+_REUSED_CHUNK = 256  # tokens: the smallest part that llama.cpp moves in a cache
 
 
 @dataclass(frozen=True)
 class AgentsServer:
-    """A server, less its `--port PORT`.
+    """A server's command, without its `--port PORT`.
 
     Attributes:
-        fields: what a request has beyond the agent's, so that replies are no shorter than asked for.
-        before_end, after_start: what a client can do at its port so that more survives an orderly restart.
+        fields: additional fields of a request, so that replies have the full length.
+        before_end, after_start: calls at its port by which more survives an orderly restart.
     """
 
     name: str
@@ -41,7 +41,7 @@ class AgentsServer:
 def servers_of(
     gguf: Path, artifact: Path, places: Mapping[str, Path], context: int, num_reply: int, scratch: Path
 ) -> list[AgentsServer]:
-    """All of them, on one model; what they keep on disk is in `scratch`."""
+    """Return all servers, on one model; their disk data is in `scratch`."""
     threads = str(default_num_threads())
     model = ("--model", str(gguf), "--threads", threads)
     slots = (*("--parallel", str(NUM_SLOTS), "--jinja"), "--slot-save-path", f"{scratch / 'slots'}/")
@@ -93,7 +93,7 @@ def _restore_slots(port: int) -> None:
 
 
 def _each_slot(port: int, action: str) -> None:
-    """llama.cpp's: to or from a file each. A slot that has nothing fails, and so does one whose file is not there."""
+    """Save or restore llama.cpp's slots, each to or from a file. An empty slot or a missing file fails."""
     with closing(Client(port)) as client:
         for slot in range(NUM_SLOTS):
             with suppress(RuntimeError):

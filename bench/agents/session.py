@@ -1,7 +1,7 @@
-"""A coding session as agents have them, whole: long instructions, many tools, files that are read, and two subagents.
+"""The script of a whole coding session: long instructions, many tools, files that are read, and two subagents.
 
-The same each time, and of the size of Claude Code's and Codex's, whose own words are their makers'. Each request has
-the history as it was written here, whatever the server has replied. Knows texts and bodies, not servers.
+The same each time, and of the size of Claude Code's and Codex's, whose own texts belong to their makers. Each request
+has the scripted history, whatever the server replied. Knows texts and bodies, not servers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .loops import QUESTIONS, TOOL_NAMES, Turn, loop
 
 SHAPE = Shape("session", drops_thoughts=True, moves_reminder=True, num_subagents=2)
 NUM_SUBAGENT_TURNS = 4
-_TOKENS_A_RULE, _TOKENS_A_LINE, _TOKENS_A_TOOL = 31, 21, 242  # as Qwen's tokenizer counts, about
-_TOKENS_A_TURN = 266  # without what is read
+_TOKENS_A_RULE, _TOKENS_A_LINE, _TOKENS_A_TOOL = 31, 21, 242  # approximate, by Qwen's tokenizer
+_TOKENS_A_TURN = 266  # without the files that are read
 _NUM_TOOLS = 16
-_FIRST_SHARE = 0.4  # of the longest prompt: what the first one has
+_FIRST_SHARE = 0.4  # of the longest prompt: length of the first one
 _ACTIONS = ("read", "edit", "rename", "delete", "format", "run", "commit", "review", "search", "explain")
 _THINGS = ("a module", "a test", "a fixture", "a script", "the changelog", "a page of the docs", "a lock file")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an agent sends, and when: `agent` is 0 for the main conversation, else the number of a subagent."""
+    """A request of an agent: `agent` is 0 for the main conversation, else the number of a subagent."""
 
     agent: int
     path: str
@@ -35,9 +35,9 @@ class Request:
 
 
 def session(num_turns: int, num_tokens: int, dialect: str = "chat", model: str = "any") -> list[Request]:
-    """All requests in order; the longest prompt has about `num_tokens`.
+    """Return all requests in order; the longest prompt has about `num_tokens`.
 
-    Subagents work by turns once the main conversation has had a third of its turns, with less to read.
+    Subagents take turns after the first third of the main conversation, with less to read.
     """
     first = int(_FIRST_SHARE * num_tokens)
     num_read = max(0, (num_tokens - first) // max(1, num_turns) - _TOKENS_A_TURN)
@@ -56,7 +56,7 @@ def session(num_turns: int, num_tokens: int, dialect: str = "chat", model: str =
 
 
 def _requests(clients: Sequence[Client], turns: Sequence[Turn]) -> Iterator[Request]:
-    """One of each client by turns; what is replied is what the turns say."""
+    """Yield a request of each client in turn; replies are those of the turns."""
     for client in clients:
         if not client.history:
             client.ask(QUESTIONS[0])
@@ -71,7 +71,7 @@ def _requests(clients: Sequence[Client], turns: Sequence[Turn]) -> Iterator[Requ
 
 
 def _turns(num_turns: int, num_read: int) -> list[Turn]:
-    """A loop whose tools answer with files, of `num_read` tokens a turn."""
+    """Return a loop whose tools return files, of `num_read` tokens per turn."""
     turns = enumerate(loop(num_turns))
     return [
         dataclasses.replace(turn, results=(turn.results[0] + _listing(number, num_read), *turn.results[1:]))

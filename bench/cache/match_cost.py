@@ -1,13 +1,13 @@
-"""What it costs to find and to keep a prompt in the index of cached tokens, and how that grows with the index.
+"""Measure the cost of matching and inserting a prompt in the index of cached tokens, by the size of the index.
 
     python -m bench.cache.match_cost
 
-Pages, tree and cache are the engine's own; there is no model and no tokenizer: ids are made up, and so is what they
-spell. The index is filled with conversations (a few system prompts; turns of clients and generated ones; half of them
-go on from an earlier one). Measured are a look at a prompt that is cached but for its last token, by its ids (`match`)
-and by its text, where the cached ids are others; and `insert`, all that the cache does for a prompt of which it has
-nothing: `match`, `open`, one step's `reserve` and `commit`, `close`. The bar is for match and insert together, of n
-tokens: 50 us + 1 us x n, at 1,000,000 cached tokens.
+Pages, tree and cache are the engine's own; there is no model and no tokenizer: ids and their texts are made up. The
+index is filled with conversations (a few system prompts; turns of clients and generated ones; half of them continue an
+earlier one). Measured are matching a prompt that is cached except for its last token, by its ids (`match`) and by its
+text, with other ids; and `insert`, all that the cache does for a prompt that is not cached: `match`, `open`, one step's
+`reserve` and `commit`, `close`. The bar is for match and insert together, for n tokens: 50 us + 1 us x n, at 1,000,000
+cached tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(num_cached: int, prompt_tokens: Sequence[int]) -> dict[str, object]:
-    """One size of the index."""
+    """Measure one size of the index."""
     chance = random.Random(num_cached)
     room = ROUNDS * sum(2 * (tokens // PAGE_SIZE + 2) for tokens in prompt_tokens)
     cache = PrefixCache(PagePool(num_cached // PAGE_SIZE + room))
@@ -66,7 +66,7 @@ def measure(num_cached: int, prompt_tokens: Sequence[int]) -> dict[str, object]:
 
 
 def fill(cache: PrefixCache, num_cached: int, chance: random.Random) -> None:
-    """Keep conversations until there are so many tokens."""
+    """Insert conversations until the cache has `num_cached` tokens."""
     systems = [tokens(chance, SYSTEM_TOKENS) for _ in range(SYSTEMS)]
     earlier: list[list[int]] = []
     while cache.pool.num_cached * PAGE_SIZE < num_cached:
@@ -79,7 +79,7 @@ def fill(cache: PrefixCache, num_cached: int, chance: random.Random) -> None:
 
 
 def times_of(cache: PrefixCache, num_tokens: int, chance: random.Random) -> dict[str, float]:
-    """Prompts of one length, each new to the cache before it is inserted; medians of the rounds, in seconds."""
+    """Time prompts of one length, each new to the cache before it is inserted; medians of the rounds, in seconds."""
     prompts = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
     insert_s = median_of(lambda number: keep(cache, prompts[number]))
     match_s = median_of(lambda number: look(cache, prompts[number]))
@@ -93,7 +93,7 @@ def times_of(cache: PrefixCache, num_tokens: int, chance: random.Random) -> dict
 
 
 def keep(cache: PrefixCache, prompt: Sequence[int], reply: Sequence[int] = ()) -> None:
-    """All that the cache does for a request, the reply in one step; its last token is computed here, too."""
+    """Do all that the cache does for a request, the reply in one step; its last token is computed here, too."""
     match = cache.match(prompt)
     sequence = cache.open(match, context_length=len(prompt) + len(reply))
     compute(cache, sequence)
@@ -104,30 +104,30 @@ def keep(cache: PrefixCache, prompt: Sequence[int], reply: Sequence[int] = ()) -
 
 
 def compute(cache: PrefixCache, sequence: CachedSequence) -> None:
-    """One step, without its forward."""
+    """Run one step, without its forward."""
     with cache.begin() as transaction:
         transaction.reserve(sequence, sequence.num_uncomputed)
         transaction.commit()
 
 
 def look(cache: PrefixCache, prompt: Sequence[int], text: SpelledPrompt | None = None) -> None:
-    """Match a prompt that is cached but for its last token."""
+    """Match a prompt that is cached except for its last token."""
     match = cache.match(prompt, spelled=None if text is None else lambda: text)
     assert match.num_tokens == len(match.prompt_ids) - 1
 
 
 def tokens(chance: random.Random, num_tokens: int) -> list[int]:
-    """Random ones that are text."""
+    """Return random ids that are text."""
     return [chance.randrange(VOCAB_SIZE - 1) for _ in range(num_tokens)]
 
 
 def halves(token_ids: Sequence[int]) -> list[int]:
-    """Other ids of the same text, two for each."""
+    """Return other ids of the same text, two for each."""
     return [VOCAB_SIZE + half for token_id in token_ids for half in (token_id >> 8, token_id & 255)]
 
 
 def spelling(token_id: int) -> bytes:
-    """Four letters, or two for a half; the last id of the vocabulary is no text."""
+    """Return the text of an id: four letters, or two for a half; the last id of the vocabulary is no text."""
     if token_id == VOCAB_SIZE - 1:
         return special_mark(token_id)
     width = 8 if token_id >= VOCAB_SIZE else 16
@@ -136,17 +136,17 @@ def spelling(token_id: int) -> bytes:
 
 @cached
 def spellings() -> list[bytes]:
-    """Of every id, in a table as tokenizers have it: it is the walk that is measured."""
+    """Return the texts of all ids, as a tokenizer's table: only the walk is measured."""
     return [spelling(token_id) for token_id in range(VOCAB_SIZE + 256)]
 
 
 def refuse(text: str) -> list[int]:
-    """Tokenization is not what is measured, and nothing here needs it."""
+    """Raise, because tokenization is not measured, and nothing here needs it."""
     raise AssertionError(text)
 
 
 def median_of(action: Callable[[int], None]) -> float:
-    """Of the rounds, in seconds."""
+    """Return the median of the rounds, in seconds."""
     times = []
     for number in range(ROUNDS):
         start = perf_counter()

@@ -1,11 +1,11 @@
-"""Replay of Mooncake's conversation trace (FAST'25): how much of its prompts is found, by the size of the pool.
+"""Replay Mooncake's conversation trace (FAST'25), and measure the hit rate by the size of the pool.
 
     python -m bench.cache.mooncake mooncake_conversation_trace.jsonl.gz
 
-The trace has 12,031 requests as lists of hash ids, one for each 512 tokens that begin alike. Scaled by 32: a hash id is
-one page of 16 tokens that no other has. Requests come one after the other through the engine's own cache and its
+The trace has 12,031 requests as lists of hash ids, one for each 512 tokens with an equal beginning. Scaled by 32: a
+hash id is one page of 16 unique tokens. Requests come one after the other through the engine's own cache and its
 eviction, without a model. The hit rate is the share of hash ids whose page is found; with room for all of them it is
-36.6 %. Beside it is Belady's choice, which knows the future.
+36.6 %. For comparison there is Belady's choice, which knows the future.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from radixlm.runtime.cache.prefix_cache import PrefixCache
 from ..options import read_options
 from ..report.page import publish
 
-SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)  # of the trace's distinct hash ids that the pool holds
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0)  # of the trace's distinct hash ids, that the pool holds
 Trace = list[list[int]]  # the hash ids of each request, those of its prefix first
 NEVER = 2**31
-END = 2**32 - 1  # a token behind each prompt: its last one is always computed
+END = 2**32 - 1  # a token after each prompt, because its last one is always computed
 
 
 def main() -> None:
@@ -44,15 +44,15 @@ def main() -> None:
 
 
 def read(path: Path) -> Trace:
-    """The hash ids of a trace file, request by request."""
+    """Read the hash ids of a trace file, request by request."""
     data = path.read_bytes()
     lines = (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()
     return [json.loads(line)["hash_ids"] for line in lines]
 
 
 def hit_rate(trace: Trace, num_pages: int) -> float:
-    """The share of hash ids that the engine's cache finds."""
-    cache = PrefixCache(PagePool(num_pages + 1))  # one for the token behind a prompt
+    """Return the share of hash ids that the engine's cache finds."""
+    cache = PrefixCache(PagePool(num_pages + 1))  # one for the token after a prompt
     num_found = 0
     for request in trace:
         prompt = [*page_tokens(request), END]
@@ -66,12 +66,12 @@ def hit_rate(trace: Trace, num_pages: int) -> float:
 
 
 def page_tokens(hash_ids: Sequence[int]) -> list[int]:
-    """Sixteen tokens for each, which only it has."""
+    """Return sixteen unique tokens for each hash id."""
     return [hash_id * PAGE_SIZE + row for hash_id in hash_ids for row in range(PAGE_SIZE)]
 
 
 def belady_hit_rate(trace: Trace, num_pages: int) -> float:
-    """The same if what is needed last makes room; a page is needed whenever one behind it is, so leaves go first."""
+    """Return the hit rate if the page needed last is evicted; leaves go first: they need all pages before."""
     next_uses = _next_uses(trace)
     cached: dict[int, int] = {}  # by page: the request that needs it next
     queue: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ def belady_hit_rate(trace: Trace, num_pages: int) -> float:
         for page_id, use in zip(request, uses, strict=True):
             cached[page_id] = use
             heapq.heappush(queue, (-use, page_id))
-        while len(cached) > num_pages:  # the request's own pages may go as soon as it is over
+        while len(cached) > num_pages:  # the request's own pages can be evicted as soon as it has ended
             use, page_id = heapq.heappop(queue)
             if cached.get(page_id) == -use:
                 del cached[page_id]
@@ -89,7 +89,7 @@ def belady_hit_rate(trace: Trace, num_pages: int) -> float:
 
 
 def _next_uses(trace: Trace) -> list[list[int]]:
-    """For each page of each request, the number of the next request that has it."""
+    """Return for each page of each request the number of the next request that has it."""
     seen: dict[int, int] = {}
     uses: list[list[int]] = []
     for number in range(len(trace) - 1, -1, -1):

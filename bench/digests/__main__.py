@@ -1,10 +1,11 @@
-"""Digests of the logits of real models and of tiny ones, on every target of the class `fma`.
+"""Compute digests of the logits of real models and of tiny ones, on every target of the class `fma`.
 
     python -m bench.digests [--models NAME ...] [--targets NAME ...] [--tokens 512]
 
 Each model is compiled for each target, and `radixlm verify-bits` prints the digest: targets of x86-64 run on this
 machine, those of Arm in the emulated Python that `make .venv-arm64/.suite` installs. That takes hours for real models,
-so each digest is written as soon as it is known, beside those of earlier runs. The exit code is 1 if digests differ.
+so each digest is written as soon as it is known, together with those of earlier runs. The exit code is 1 if digests
+differ.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _VERIFY_BITS = ("-c", "from radixlm.cli.main import main; main()", "verify-bits"
 
 @dataclass(frozen=True)
 class Model:
-    """A model to compile: `source` returns its file, or writes its directory into the folder that it is given."""
+    """A model to compile: `source` returns its file, or writes its directory into the given folder."""
 
     source: Callable[[Path], Path]
     kv_dtype: KVChoice = "k12v8"
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def digest(model: Model, target: Target, num_tokens: int) -> dict[str, Any]:
-    """Compile a model and return what `verify-bits` prints of it, with the seconds that this took."""
+    """Compile a model and return the output of `verify-bits`, with the seconds that this took."""
     with tempfile.TemporaryDirectory(dir=ROOT / ".cache", prefix="digest-") as scratch:
         folder = Path(scratch)
         artifact = folder / "model.radixlm"

@@ -1,9 +1,9 @@
-"""The engine as its users have it, on one artifact, each figure beside what the machine could do at most.
+"""Measure the engine as its users see it, on one artifact; each figure with the machine's limit.
 
     python -m bench.engine ARTIFACT [--rounds 5]
 
-The share is the least time that the model's bytes and operations
-take at the limits, over the time it took; memory bandwidth is measured again around every figure.
+The share is the least time for the model's bytes and operations at the limits, divided by the
+time taken; memory bandwidth is measured again around every figure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def share_of_limit(figure: Figure, value: float, artifact: Artifact, limits: Limits) -> float | None:
-    """The least time over the time that was taken, for figures whose work is known."""
+    """Return the least time divided by the time taken, for figures whose work is known."""
     if figure in figures.PREFILLS:
         num_tokens = figures.PREFILLS[figure]
         return prefill_work(artifact, num_tokens).least_s(limits) / (num_tokens / value)

@@ -1,4 +1,4 @@
-"""The figures that engines are compared by: what is asked of a worker, and how its answer becomes a number."""
+"""Figures that compare engines: the call to a worker, and the number made from its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..worker import Worker
 CACHED_TOKENS, NEW_TOKENS = 600, 80
 MEMORY_CONTEXT = 2048
 DECODE_PROMPT, DECODE_TOKENS = 16, 128
-STREAM_PROMPT, STREAM_TOKENS = 32, 40  # tokens; all of a stream fit one context of 128
+STREAM_PROMPT, STREAM_TOKENS = 32, 40  # tokens; the whole stream fits one context of 128
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Figure:
     num_streams: int = 1
 
     def gain(self, ours: float, theirs: float) -> float:
-        """How many times better `ours` is."""
+        """Return how many times better `ours` is."""
         return ours / theirs if self.higher_is_better else theirs / ours
 
 
@@ -42,7 +42,7 @@ START = Figure("start", "process start to first token", "s", False)
 MEMORY = Figure("memory", "peak memory, batch 1, 2k context: anonymous + model files", "MiB", False)
 RESIDENT = Figure("resident", "the same: peak resident set", "MiB", False)
 
-# Those that a worker measures; a function makes the call and the number from a worker and prompts.
+# Measured by a worker: a function makes the call and the number from a worker and prompts.
 Measure = Callable[[Worker, Prompts], float]
 
 
@@ -75,9 +75,9 @@ MEASURES: dict[Figure, Measure] = {
     STREAMS_50: _streams(50),
     CACHED_TTFT: _cached_ttft,
 }
-OF_AN_ENGINE = tuple(figure for figure in MEASURES if figure is not STREAM_1)  # within a process that is DECODE
+OF_AN_ENGINE = tuple(figure for figure in MEASURES if figure is not STREAM_1)  # within a process it equals DECODE
 
 
 def fill_context(worker: Worker, prompts: Prompts) -> Any:
-    """What peak memory is measured by: one request that fills `MEMORY_CONTEXT`."""
+    """Fill the context of `MEMORY_CONTEXT` with one request, to measure peak memory."""
     return worker.call("decode", prompt=prompts.ids(MEMORY_CONTEXT - 48), num_tokens=48)

@@ -1,8 +1,8 @@
-"""How cost grows: decode with the context, prefill with the prompt, a step with the number of streams.
+"""Measure how cost grows: decode with the context, prefill with the prompt, a step with the number of streams.
 
     python -m bench.engine.growth ARTIFACT [--runs 3]
 
-Each point is the best of some runs, and beside it the least time at the machine's limits.
+Each point is the best of some runs, with the least time at the machine's limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..report.page import publish
 from ..worker import Worker
 from .figures import STREAM_PROMPT, STREAM_TOKENS
 
-# Tokens before a decoded one, of a prompt, and streams that get a token each in a step.
+# Tokens before a decoded one, tokens of a prompt, and requests that get a token each in a step.
 CONTEXTS = (64, 256, 512, 1024, 2048, 3072, 4096, 6144, 8000)
 PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8000)
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -45,7 +45,7 @@ def main() -> None:
     vocab_size, context_length = artifact.manifest.model.vocab_size, artifact.manifest.context_length
     meter = LimitsMeter(find_target("native"), artifact)
     prompts = Prompts(1, vocab_size)
-    ids = prompts.ids(context_length - DECODED)  # each context begins with the one before, so that prefill is short
+    ids = prompts.ids(context_length - DECODED)  # each context begins with the previous one, so that prefill is short
     with Worker("bench.engine.worker", artifact.path) as worker:
 
         def decode_s(context: int) -> float:

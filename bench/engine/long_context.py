@@ -1,10 +1,10 @@
-"""Long contexts: parts of a prompt and decode steps far behind its start, and a conversation that comes back.
+"""Measure long contexts: prefill and decode at high positions, and a conversation that comes back.
 
     python -m bench.engine.long_context ARTIFACT DIRECTORY [--tokens 100000] [--rounds 3]
 
-The module alone computes parts of 512 tokens, and single tokens, behind contexts whose keys and values are repeated
-pages: what they hold changes no time. What computing the whole prompt takes is the sum of a line through these parts.
-The store in DIRECTORY is given such pages for all of the prompt. Then a fresh engine, with nothing of the store in the
+The module alone computes parts of 512 tokens, and single tokens, after contexts whose KV consists of repeated pages,
+since their content does not affect the time. The time of the whole prompt is the sum over a line fitted to these parts.
+The store in DIRECTORY gets such pages for the whole prompt. Then a fresh engine, with nothing of the store in the
 page cache, is asked for its first token, for that of a second conversation with the same beginning, and for that of
 one that was edited at nine tenths. Three minutes for two layers of a 4B model; needs memory for two and a half prompts.
 """
@@ -34,9 +34,9 @@ from ..store.disks import drop_page_cache
 
 CONTEXTS = (0, 8_000, 32_000, 64_000, 128_000)
 PART, DECODED = 512, 16  # tokens
-QUESTION, EDITED_AT, AFTER_EDIT = 64, 0.9, 512  # tokens behind the conversation; where it is edited; tokens behind that
+QUESTION, EDITED_AT, AFTER_EDIT = 64, 0.9, 512  # tokens after the conversation; where it is edited; tokens after that
 REPLY = 17
-_PORTION = 256  # pages that are written at a time
+_PORTION = 256  # pages written at a time
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measure_parts(artifact: Artifact, rounds: int) -> tuple[list[dict[str, float]], UInt8Array]:
-    """Seconds of a part and of a decode step by context, medians; and a page of real keys and values."""
+    """Return the seconds of a part and of a decode step by context, as medians; and a page of real KV."""
     most = artifact.manifest.context_length
     contexts = [context for context in CONTEXTS if context + PART + DECODED <= most]
     num_pages = -(-most // PAGE_SIZE)
@@ -90,13 +90,13 @@ def measure_parts(artifact: Artifact, rounds: int) -> tuple[list[dict[str, float
 
 
 def computed_seconds(parts: Sequence[dict[str, float]], num_tokens: int) -> float:
-    """What a prompt takes whose parts lie on a line through those that were measured."""
+    """Return the seconds of a prompt, from a line fitted to the measured parts."""
     slope, fixed = np.polyfit([part["context"] for part in parts], [part["part_s"] for part in parts], 1)
     return float(num_tokens / PART * (fixed + slope * num_tokens / 2))
 
 
 def come_back(artifact: Artifact, directory: Path, num_tokens: int, page: UInt8Array) -> dict[str, dict[str, float]]:
-    """Seconds to first tokens of a conversation after a restart, of a second one, and of an edited one."""
+    """Return the seconds to first tokens of a conversation after a restart, of a second one, and of an edited one."""
     prompts = Prompts(2, artifact.manifest.model.vocab_size)
     talk = prompts.ids(num_tokens // PAGE_SIZE * PAGE_SIZE)
     edited = [*talk[: int(EDITED_AT * len(talk))], *prompts.ids(AFTER_EDIT)]
@@ -118,7 +118,7 @@ def come_back(artifact: Artifact, directory: Path, num_tokens: int, page: UInt8A
 
 
 def _portions(identity: StoreIdentity, token_ids: Sequence[int]) -> Iterator[list[PageKey]]:
-    """The keys of a prompt's pages, some at a time."""
+    """Yield the keys of a prompt's pages, some at a time."""
     heads, parent_key = list[PageKey](), NO_PARENT
     for at in range(0, len(token_ids), PAGE_SIZE):
         heads.append(PageKey.of(identity, b"", parent_key, token_ids[at : at + PAGE_SIZE], bytes(PAGE_SIZE)))
@@ -129,7 +129,7 @@ def _portions(identity: StoreIdentity, token_ids: Sequence[int]) -> Iterator[lis
 
 
 def _ask(engine: Engine, prompt: list[int]) -> dict[str, float]:
-    """Seconds to the first token, tokens/s after that, and where the prompt's tokens came from."""
+    """Return the seconds to the first token, tokens/s after that, and where the prompt's tokens came from."""
     completion = engine.generate(prompt, SamplingParams(max_tokens=REPLY, temperature=0, ignore_eos=True))
     usage, timings = completion.usage, completion.timings
     assert timings.time_to_first_token_s is not None and timings.decode_tokens_per_s is not None

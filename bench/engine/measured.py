@@ -1,4 +1,4 @@
-"""radixlm's engine as it is measured alone: in processes of its own that start when they are first needed."""
+"""Measure radixlm's engine alone, in separate processes that start when first needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIB = 1 << 20
 
 
 class MeasuredEngine:
-    """One engine with its defaults serves every figure; `close` ends it."""
+    """One engine with its defaults for every figure; `close` ends it."""
 
     def __init__(self, artifact: Path) -> None:
         self._artifact = artifact
@@ -24,7 +24,7 @@ class MeasuredEngine:
         self._worker: Worker | None = None
 
     def measure(self, figure: Figure, prompts: Prompts) -> dict[str, float]:
-        """Values by the names of figures: that of `figure`, and of others that come along."""
+        """Return values by the names of figures: that of `figure`, and of others that come along."""
         if figure is START:
             command = [RADIXLM, "generate", str(self._artifact), _START_PROMPT, *_ONE_TOKEN]
             return {START.name: seconds_to_first_output(command)}

@@ -1,10 +1,10 @@
-"""One-token requests, as `request_cost.py` compares them: to an `Engine` of this process, or by the `openai` package.
+"""Send one-token requests for `request_cost.py`: to an `Engine` of this process, or with the `openai` package.
 
     python -m bench.engine.one_token engine ARTIFACT
     python -m bench.engine.one_token openai PORT
 
 Times are those of a caller of `Engine.generate`, or of the package on the connection that it keeps open. For
-`openai` nothing else of ours is imported, so that it runs in an environment that has the package.
+`openai` nothing else of ours is imported, so that it runs in an environment with the package.
 """
 
 from __future__ import annotations

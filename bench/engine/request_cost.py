@@ -1,11 +1,11 @@
-"""What a request costs beyond the engine's own time: `radixlm serve` beside `Engine`, on connections kept open.
+"""Measure what a request costs beyond the engine's own time: `radixlm serve` compared with `Engine`.
 
     python -m bench.engine.request_cost ARTIFACT [--openai PYTHON]
 
-One token greedily, of a prompt that is cached but for its last token. In every round each way asks in turn, alone and
-eight at once; a figure is the median of all requests of all rounds. The engine's own time is that of a caller of
-`Engine.generate` in another process. `models` asks for nothing but the list of models, which is what the client, the
-connection and the web framework cost. `--openai` names a Python that has the `openai` package: after
+Connections stay open. One greedy token, for a prompt that is cached except for its last token. In every round each way
+takes its turn, alone and eight at once; a figure is the median of all requests of all rounds. The engine's own time is
+that of a caller of `Engine.generate` in another process. `models` requests only the list of models, which is the cost
+of the client, the connection and the web framework. `--openai` names a Python that has the `openai` package: after
 `make test-clients` that is `.venv-clients/bin/python`.
 """
 
@@ -30,14 +30,14 @@ from ..worker import Worker
 from .one_token import MAX_TOKENS, PROMPT
 
 NUM_TOGETHER = 8
-_ERROR = b'{"error"'  # how an answer begins that is one, in a stream that had begun well, too
+_ERROR = b'{"error"'  # the beginning of an error, also within a stream
 _HEADERS = {"content-type": "application/json"}
 _WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
 
 
 def main() -> None:
     """Measure, print, write `results/request_cost.json`."""
-    options = read_options(__doc__, "artifact", rounds=5, requests=10, openai=Path)  # requests: of a way and round
+    options = read_options(__doc__, "artifact", rounds=5, requests=10, openai=Path)  # requests: per way and round
     with ExitStack() as stack:
         server = stack.enter_context(ServedProcess([RADIXLM, "serve", str(options.artifact)]))
         engine = stack.enter_context(Worker("bench.engine.one_token", "engine", options.artifact))
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:
-    """Each way to ask, by its name: seconds of `count` requests, or of as many by each of `NUM_TOGETHER` clients."""
+    """Return functions that time `count` requests, of one client or of each of `NUM_TOGETHER`, by the way's name."""
     asked: dict[str, Callable[[], list[float]]] = {
         "engine": lambda: engine.call("one", count=count),
         "models": lambda: kept_open(port, "GET", "/v1/models", None, count),
@@ -73,7 +73,7 @@ def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[f
 
 
 def kept_open(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
-    """Seconds of each of `count` requests on one connection, as SDKs send them."""
+    """Return the seconds of each of `count` requests on one connection, as SDKs send them."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     seconds = [seconds_of(lambda: _ask(connection, method, path, body)) for _ in range(count + 1)]
     connection.close()
@@ -81,7 +81,7 @@ def kept_open(port: int, method: str, path: str, body: str | None, count: int) -
 
 
 def newly_opened(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
-    """Seconds of each of `count` requests with a connection of its own each."""
+    """Return the seconds of each of `count` requests with a new connection each."""
 
     def ask() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -92,10 +92,10 @@ def newly_opened(port: int, method: str, path: str, body: str | None, count: int
 
 
 def together(port: int, method: str, path: str, body: str, count: int) -> list[float]:
-    """Seconds of each request of `NUM_TOGETHER` clients that ask `count` times each, all at once.
+    """Return the seconds of each request of `NUM_TOGETHER` clients, with `count` requests each, all at once.
 
-    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of the processors
-    that the server is measured on.
+    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of CPU time
+    from the server under test.
     """
     call = Call(method, path, body.encode(), {**_HEADERS, "host": "localhost"})
 

@@ -1,10 +1,10 @@
-"""What it costs to choose a token of a row of logits, by what a request asks for, beside a step of the model.
+"""Measure the cost of sampling a token from a row of logits, by sampling parameters, compared with a step of the model.
 
     python -m bench.engine.sampling_cost ARTIFACT
 
-Logits are random, as many as the artifact's vocabulary has: of a steep kind, as models have them (the largest few hold
-most of the mass), and of a flat one (normal, deviation 3). A figure is the least of all rounds, in ms a row, of `ROWS`
-rows that are sampled one after the other; the largest logits, which each step finds anyway, are not counted.
+Logits are random, as many as the artifact's vocabulary: of a steep kind, as in models (the largest few hold
+most of the mass), and of a flat one (normal, deviation 3). A figure is the least of all rounds, in ms per row, of
+`ROWS` rows sampled one after the other; finding the largest logits, which each step does anyway, is not counted.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _batch() -> Batch:
-    """`ROWS` tokens of one sequence, all of whose logits are asked for."""
+    """Return a batch of `ROWS` tokens of one sequence, with all logits."""
     rows = np.arange(ROWS, dtype=np.int32)
     return Batch(
         token_ids=rows,

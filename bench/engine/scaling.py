@@ -1,15 +1,15 @@
-"""How a step would scale to more threads than this machine has: its kernels cut for so many, and the parts timed.
+"""Estimate how a step scales to more threads than this machine has: its kernels split for them, and the parts timed.
 
     python -m bench.engine.scaling ARTIFACT [--steps decode:1:200 decode:8:200 prefill:512:0] [--threads 2 4 8 16 64]
 
-A kernel hands its work to TVM's pool with one call, a launch. This puts a function of its own in its place, which runs
-the parts one after another on one thread and notes how long each takes, the fastest of several steps. From these follow
-launches, the time between them that one thread computes alone, and how evenly the parts are cut.
+A kernel hands its work to TVM's pool with one call, a launch. A function of our own replaces that call, which runs
+the parts one after another on one thread and records how long each takes, the fastest of several steps. This gives
+the launches, the time between them that one thread computes alone, and how evenly the parts are split.
 
 The estimate of a step is that time, the longest part of each launch, and the cost of each launch. It assumes that a
-part takes as long beside others as alone, so that memory has to deliver what the table says, and that a launch costs
-as much for each further thread as it was measured to cost for two: the pool tells its threads one by one. `radixlm
-bench` measures what is assumed on any machine.
+part takes as long with others as alone, so that memory has to deliver what the table says, and that a launch costs
+as much for each further thread as was measured for two: the pool notifies its threads one by one. `radixlm
+bench` measures these assumptions on any machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ THREADS = (2, 4, 8, 16, 64)
 _RUNS = 7
 _MAX_LAUNCHES = 4096
 _MOST_THREADS = 256
-# The arguments are those of TVMBackendParallelLaunch; the parts see how many there are.
+# The arguments are those of TVMBackendParallelLaunch; the parts see their number.
 _LAUNCH = """
 #include <stdint.h>
 #include <time.h>
@@ -67,7 +67,7 @@ int launch(int (*part)(int, Env *, void *), void *data, int ignored) {
 
 @dataclass(frozen=True)
 class Scaling:
-    """A step cut for `num_threads`; seconds as one thread takes them.
+    """A step split for `num_threads`; seconds on one thread.
 
     Attributes:
         num_launches: calls of the pool.
@@ -83,9 +83,9 @@ class Scaling:
 
 
 class SplitRunner:
-    """A runner whose kernels are cut for any number of threads, and run on one.
+    """A runner whose kernels are split for any number of threads, and run on one.
 
-    It changes the module for the whole process: what is loaded of it afterwards is cut, too.
+    It changes the module for the whole process: anything loaded afterwards is split, too.
     """
 
     def __init__(self, artifact: Artifact, num_pages: int) -> None:
@@ -100,7 +100,7 @@ class SplitRunner:
         launcher.value = ctypes.cast(self._shim.launch, ctypes.c_void_p).value
 
     def measure(self, step: str, batch: Batch, num_threads: int, runs: int) -> Scaling:
-        """Run a step some times; each part counts as the fastest was."""
+        """Run a step some times; each part counts with its fastest time."""
         ctypes.c_int32.in_dll(self._shim, "num_parts").value = num_threads
         num_launches = ctypes.c_int32.in_dll(self._shim, "num_launches")
         noted = np.ctypeslib.as_array(
@@ -138,7 +138,7 @@ def main() -> None:
 
 
 def measure_scaling(artifact: Artifact, steps: Sequence[str], threads: Sequence[int], runs: int) -> list[Scaling]:
-    """Each step cut for one thread, and for each of `threads`."""
+    """Measure each step split for one thread, and for each of `threads`."""
     parsed = [(step, kind, int(count), int(past)) for step in steps for kind, count, past in (step.split(":"),)]
     runner = SplitRunner(artifact, max(pages_of(kind, count, past) for _, kind, count, past in parsed))
     vocab_size = artifact.manifest.model.vocab_size

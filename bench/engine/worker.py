@@ -1,4 +1,4 @@
-"""radixlm, as it is measured: one engine with its defaults, in a process of its own.
+"""Run radixlm for measurements: one engine with its defaults, in a separate process.
 
     python -m bench.engine.worker ARTIFACT
 
@@ -20,7 +20,7 @@ class RadixLM(EngineTimer):
     """The measurements; every prompt is a list of token ids."""
 
     def resume(self, prefix: Sequence[int], suffix: Sequence[int]) -> float:
-        """Seconds to the first token of `prefix + suffix`, when `prefix` was a prompt just before."""
+        """Return the seconds to the first token of `prefix + suffix`, after `prefix` was the last prompt."""
         self.engine.generate(prefix, greedy(1))
         return self.first_token_s([*prefix, *suffix], num_cached=len(prefix))
 

@@ -1,10 +1,10 @@
-"""Decode and prompts of a model that keeps states: Qwen3.5-0.8B's shape with random weights in 4 bits.
+"""Measure decode and prefill of a recurrent model: Qwen3.5-0.8B's shape with random weights in 4 bits.
 
     python -m bench.hybrid [--rounds 5] [--llama-cpp .cache/llama.cpp]
 
-The share is the bytes that a token reads and writes, weights and state, over what memory gives in the time; bandwidth
-is measured around each figure. llama.cpp has the same file, in turns, by its own bench, or is named as not measured.
-Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`).
+The share is the bytes that a token reads and writes, weights and state, divided by what memory delivers in that time;
+bandwidth is measured around each figure. llama.cpp runs the same file, in turns, with its own bench, or is reported as
+not measured. Needs the folder of real inputs for a tokenizer (`RADIXLM_DATA`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measured(artifact: Artifact, file: Path, peer: Path, num_rounds: int) -> dict[str, object]:
-    """Medians of the rounds, after one that is not counted; `peer` is llama.cpp's bench."""
+    """Return medians of the rounds, after one that is not counted; `peer` is llama.cpp's bench."""
     meter, manifest = LimitsMeter(find_target("native"), artifact), artifact.manifest
     state_bytes, weights = manifest.model.state_bytes, manifest.quantization.token_bytes
     assert weights is not None, "the compiler counts what a token reads"
@@ -81,7 +81,7 @@ def _seconds(engine: Engine, prompt: list[int], num_tokens: int) -> float:
 
 
 def _asked(peer: Path, file: Path) -> dict[str, float]:
-    """Tokens a second of a prompt and of a reply of the same lengths; the bench warms up by itself."""
+    """Return the tokens per second of a prompt and of a reply of the same lengths; the bench warms up by itself."""
     lengths = ("-p", str(PROMPT), "-n", str(REPLY - 1), "-r", "1")
     command = (str(peer.resolve()), "-m", str(file), *lengths, "-t", str(num_threads()), "-fa", "1", "-o", "json")
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)

@@ -1,6 +1,6 @@
-"""Qwen3.5-0.8B's shape, and a file of random weights in it that llama.cpp reads, too.
+"""Write a file of random weights in Qwen3.5-0.8B's shape, which llama.cpp reads, too.
 
-Knows what a checkpoint's tensors are called. What the file's converter changes is what the goldens' witness knows.
+Knows the names of a checkpoint's tensors. The goldens' witness knows what the file's converter changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.goldens.gguf_families import GGUF_FAMILIES
 from ..replay.models import ReplayModel
 from ..replay.weightless import add_tokenizer, add_value
 
-_POOL = 1 << 22  # random numbers, repeated as often as needed
+_POOL = 1 << 22  # random numbers, repeated as needed
 
 
 @dataclass(frozen=True)
 class Qwen35Shape:
-    """Three layers of the gated delta rule before each of attention."""
+    """The shape: three layers of the gated delta rule before each attention layer."""
 
     name: str = "qwen3.5-0.8b"
     hidden_size: int = 1024
@@ -39,7 +39,7 @@ class Qwen35Shape:
     is_qwen2: bool = False
 
     def config(self) -> dict[str, object]:
-        """What config.json says of it."""
+        """Return the content of config.json."""
         kinds = ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(self.num_hidden_layers)]
         return {
             "architectures": ["Qwen3_5ForCausalLM"],
@@ -72,7 +72,7 @@ class Qwen35Shape:
         }
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes, as a checkpoint has them."""
+        """Yield names and shapes of tensors, as in a checkpoint."""
         hidden, inner = self.hidden_size, self.intermediate_size
         heads, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         values = self.num_state_heads * self.state_dim
@@ -104,7 +104,7 @@ class Qwen35Shape:
 
 
 def write_gguf(shape: Qwen35Shape, path: Path, tokenizer_json: str, model: ReplayModel) -> None:
-    """Random weights of deviation 0.02, matrices in Q4_0; the vocabulary is filled up to the shape's."""
+    """Write random weights of deviation 0.02, matrices in Q4_0; the vocabulary is padded to the shape's."""
     config, how = shape.config(), GGUF_FAMILIES["qwen3_5_text"]
     writer = gguf.GGUFWriter(path, how.architecture)
     for key, value in how.metadata(config).items():
@@ -127,9 +127,9 @@ def write_gguf(shape: Qwen35Shape, path: Path, tokenizer_json: str, model: Repla
 
 
 def _values(name: str, dimensions: tuple[int, ...], pool: np.ndarray) -> np.ndarray:
-    """As the checkpoint has them, where most gains are stored without their one."""
+    """Return values as in the checkpoint, where most gains are stored without their one."""
     size = int(np.prod(dimensions))
-    if name == "model.norm.weight":  # of both signs: else the last token's own embedding is the likeliest
+    if name == "model.norm.weight":  # of both signs: otherwise the last token's own embedding is the likeliest
         return np.where(pool[:size] > 0, 0.0, -2.0).astype(np.float32)
     if name.endswith("norm.weight"):
         return np.full(dimensions, 1.0 if "linear_attn" in name else 0.0, np.float32)

@@ -1,11 +1,12 @@
-"""Every kernel by itself, beside the limits of the machine as the same process measures them.
+"""Measure every kernel alone, compared with the machine's limits as measured in the same process.
 
     python -m bench.kernels [--only linear]
 
 GB/s counts what a call must read and write, GOP/s its multiplications and additions (16-bit activations are two 8-bit
-products). The share is the time that this takes at the limits over the time it took. Bandwidth is that of reading
-memory, measured again around each case, for on a shared machine it varies by half. So more than 100 % means that the
-case found its rows in caches, or that the machine gave it more bandwidth than the reading loop just before and after.
+products). The share is the time that this takes at the limits divided by the time it took. Bandwidth is that of reading
+memory, measured again around each case, because on a shared machine it varies by half. So more than 100 % means that
+the case found its rows in caches, or that the machine gave it more bandwidth than the reading loop just before and
+after.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def all_cases(target: Target) -> Iterator[Case]:
-    """The cases of all kernels."""
+    """Yield the cases of all kernels."""
     arena = Arena()
     yield from linear_cases(target, arena)
     yield from attention_cases(target)

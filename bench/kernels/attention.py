@@ -1,7 +1,7 @@
-"""Attention at SmolLM2's heads: one token against a long context, and a chunk of a prompt against what came before;
-and how such steps are cut into units of work.
+"""Cases of attention with SmolLM2's heads: decode at a long context, a chunk of a prompt after earlier ones, and the
+splitting of such steps into units of work.
 
-A decoded token's keys and values come from memory: each call attends to another sequence, in scattered pages.
+A decoded token's KV comes from memory: each call attends to another sequence, in scattered pages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMITS = AttentionLimits(CHUNK, max(*CONTEXTS, PASTS[-1] + CHUNK))
 
 
 def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
-    """Of each KV dtype decode at each of `CONTEXTS`, and `CHUNK` tokens after each of `PASTS`; the units of steps."""
+    """Yield decode at `CONTEXTS` and `CHUNK` tokens after `PASTS`, for each KV dtype; then the units of steps."""
     for dtype in KV_DTYPES:
         layout = _layout(dtype)
         num_pages = cold_bytes // layout.page_bytes
@@ -45,7 +45,7 @@ def attention_cases(target: Target, cold_bytes: int = COLD_BYTES) -> Iterator[Ca
 
 
 def _units(target: Target, num_rows: int, size: str, row_of_token: np.ndarray) -> Case:
-    """Found once in a forward, by one thread. The work counts what it reads, not the units that it writes."""
+    """Return the case of finding units, once per forward, on one thread. Its work excludes writing the units."""
     shape = AttentionShape.of(_layout("f16").of_layer(0), HEADS, target)
     lengths = np.arange(1, num_rows + 1) if row_of_token[-1] == 0 else np.full(num_rows, CONTEXTS[1])
     return Case(
@@ -67,7 +67,7 @@ def _layout(dtype: KVDType) -> KVLayout:
 
 
 def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
-    """All keys are alike and all values, and both small."""
+    """Return a pool in which all keys are equal and all values, both small."""
     shape = (num_pages, layout.page_items)
     if not layout.has_codes:
         return aligned(np.full(shape, 1 / 64, np.float32 if layout.dtype == "f32" else np.float16))
@@ -79,8 +79,10 @@ def _pool(layout: KVLayout, num_pages: int) -> np.ndarray:
 
 
 def _work(layout: KVLayout, num_bytes: float, num_products: float) -> Work:
-    """What attention must do, with so many operations for scores and as many for outputs; with 16-bit keys the scores
-    count twice, as the products of 8 bits that could be had for them."""
+    """Return the work of attention, with `num_products` operations for scores and as many for outputs.
+
+    With 16-bit keys the scores count twice, as products of 8 bits.
+    """
     if layout.of_layer(0).has_codes:
         return Work(num_bytes, integer_operations=3 * num_products, weight_bits=8)
     return Work(num_bytes, float_operations=2 * num_products)

@@ -1,4 +1,4 @@
-"""One kernel at one size: how it is made, what it is called with, what it must do, and how long that took.
+"""A kernel at one size: how it is made, its arguments, its necessary work, and how long that took.
 
 Knows nothing of particular kernels.
 """
@@ -15,12 +15,12 @@ from ..limits import Limits
 from ..native import Native, Value
 from ..timing import best_s
 
-_RUN_S = 0.03  # about so long is one run; the fastest of several counts
+_RUN_S = 0.03  # approximate time of a run; the fastest of several counts
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one call cannot do without: bytes that it reads and writes, and operations (a multiply-add is two)."""
+    """The necessary work of one call: bytes that it reads and writes, and operations (a multiply-add is two)."""
 
     num_bytes: float
     integer_operations: float = 0.0
@@ -28,7 +28,7 @@ class Work:
     weight_bits: int = 4  # of the integers
 
     def least_s(self, limits: Limits) -> float:
-        """Seconds at the machine's limits: memory and arithmetic at once, integers after floats."""
+        """Return the seconds at the machine's limits: memory and arithmetic at once, integers after floats."""
         integer_gop_per_s = limits.integer_gop_per_s if self.weight_bits == 4 else limits.integer8_gop_per_s
         arithmetic = self.integer_operations / integer_gop_per_s + self.float_operations / limits.float_gflop_per_s
         return max(self.num_bytes / limits.read_gb_per_s, arithmetic) / 1e9
@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Case:
-    """`values` and `steps` are `Native.call`'s; `most_calls` is how often it may move on by `steps`."""
+    """A case; `values` and `steps` are `Native.call`'s; `most_calls` is how often it can advance by `steps`."""
 
     kernel: str  # cases with the same share the compiled function
     build: Callable[[], Any]
@@ -49,13 +49,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Timed:
-    """The seconds that a call of a case takes."""
+    """The seconds of a call of a case."""
 
     case: Case
     seconds: float
 
     def beside(self, limits: Limits) -> Result:
-        """The same as speeds and as a share of the limits."""
+        """Return the time as speeds and as a share of the limits."""
         work, seconds = self.case.work, self.seconds
         return Result(
             self.case.kernel,
@@ -70,7 +70,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Result:
-    """What a case took and what share of the machine's limit that is."""
+    """The time of a case, and its share of the machine's limit."""
 
     kernel: str
     size: str
@@ -82,13 +82,13 @@ class Result:
 
 
 def compile_cases(cases: Sequence[Case], target: Target) -> Native:
-    """All kernels of the cases in one library."""
+    """Compile all kernels of the cases into one library."""
     builds = {case.kernel: case.build for case in cases}
     return Native({_symbol(kernel): build() for kernel, build in builds.items()}, target)
 
 
 def measure(case: Case, native: Native, runs: int = 9) -> Timed:
-    """The fastest of `runs`, each of many calls."""
+    """Return the fastest of `runs`, each of many calls."""
 
     def run(count: int) -> None:
         native.call(_symbol(case.kernel), case.values, case.steps, count)

@@ -1,10 +1,11 @@
-"""A step of decode through experts of gpt-oss's shapes, beside the memory that it must read, and what routing costs.
+"""Measure a decode step through experts of gpt-oss's shapes, compared with the memory that it must read, and the cost
+of routing.
 
     python -m bench.kernels.experts ARTIFACT
 
-The artifact lends its tokenizer. Hidden 2,880; 64 heads of 64, 8 of keys and values; 32 experts of 2,880, 4 a token,
-in MXFP4 as the hub has them; 2 of its 24 layers, SmolLM2's vocabulary and random weights. A token must read its
-active experts, all of the rest, and no embedding but its row. The same step is repeated: what it reads is far more
+The artifact provides its tokenizer. Hidden 2,880; 64 heads of 64, 8 KV heads; 32 experts of 2,880, 4 per token,
+in MXFP4 as on the hub; 2 of its 24 layers, SmolLM2's vocabulary and random weights. A token must read its
+active experts, all of the rest, and one row of the embedding. The same step is repeated: it reads far more
 than any cache holds.
 """
 
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def write_model(directory: Path, of: Artifact) -> None:
-    """A directory as the hub has gpt-oss, with the tokenizer of another artifact."""
+    """Write a directory like gpt-oss on the hub, with the tokenizer of another artifact."""
     directory.mkdir()
     vocab_size = of.manifest.model.vocab_size
     config = {

@@ -1,9 +1,9 @@
-"""What each kernel takes of a real forward pass: cycles are counted between the calls of the compiled module.
+"""Measure the time of each kernel in a real forward pass: cycles are counted between the calls of the compiled module.
 
     python -m bench.kernels.forward SOURCE decode:1:100 decode:8:100 prefill:512:0 prefill:512:1536
 
 `decode:B:P` is a step of B sequences with P tokens before, `prefill:N:P` a chunk of N tokens after P. The source is
-compiled anew, with the counters, into a temporary directory.
+compiled again, with the counters, into a temporary directory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from radixlm.runtime.model.memory import zeros
 from radixlm.runtime.model.model_runner import ModelRunner
 from tvm.script.ir_builder import tirx as T
 
-MAX_ROWS = 64  # of a step, for whose states there is room
+MAX_ROWS = 64  # of a step, limited by the room for states
 _RUNS = 9
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass
 class Counters:
-    """Where the counters of a program's calls lie, and what each call was."""
+    """The place of the counters of a program's calls, and the name of each call."""
 
     place: Scratch
     names: list[str]
@@ -79,7 +79,7 @@ def main() -> None:
 
 @contextmanager
 def profiled_modules() -> Iterator[list[Counters]]:
-    """While it lasts, what is compiled counts cycles; the list gets the counters of each module."""
+    """Compile modules that count cycles while the context lasts; the list gets the counters of each module."""
     made: list[Counters] = []
 
     def build_profiled(program: Program, *arguments: Any) -> Any:
@@ -91,7 +91,7 @@ def profiled_modules() -> Iterator[list[Counters]]:
 
 
 def open_runner(artifact: Artifact, num_pages: int) -> tuple[ModelRunner, Bytes]:
-    """A runner, and its workspace, which is otherwise private to it."""
+    """Open a runner; return it and its workspace, which is otherwise private to it."""
     allocated: list[Bytes] = []
 
     def remember(shape: tuple[int, ...], dtype: Any, **how: Any) -> Any:
@@ -105,7 +105,7 @@ def open_runner(artifact: Artifact, num_pages: int) -> tuple[ModelRunner, Bytes]
 
 
 def profile(runner: ModelRunner, batch: Batch, counters: Counters, workspace: Bytes) -> tuple[float, list[Share]]:
-    """Seconds of the fastest of several forwards, and the kernels in it, those that took most first."""
+    """Return the seconds of the fastest of several forwards, and its kernels, slowest first."""
     size = len(counters.names) + 1
     best, cycles = float("inf"), np.zeros(size, np.int64)
     for _ in range(_RUNS):
@@ -123,7 +123,7 @@ def profile(runner: ModelRunner, batch: Batch, counters: Counters, workspace: By
 
 
 def make_batch(kind: str, count: int, past: int, vocab_size: int) -> Batch:
-    """A step of random tokens; every sequence has pages of its own."""
+    """Return a step of random tokens; every sequence has its own pages."""
     token_ids = np.random.default_rng(0).integers(0, vocab_size, count).astype(np.int32)
     width = _width(count, past, kind)
     if kind == "prefill":
@@ -135,18 +135,18 @@ def make_batch(kind: str, count: int, past: int, vocab_size: int) -> Batch:
         rows = np.arange(count, dtype=np.int32)
         table = np.arange(count * width, dtype=np.int32).reshape(count, width)
         slots, logit_rows = table[:, past // PAGE_SIZE] * np.int32(PAGE_SIZE) + np.int32(past % PAGE_SIZE), rows
-    # of models that keep states; others do not look at them
+    # for recurrent models; others ignore them
     states = {"state_in": np.zeros(len(table), np.int32), "state_out": np.arange(1, 1 + len(table), dtype=np.int32)}
     return Batch(token_ids, positions, slots, rows, table, positions + np.int32(1), logit_rows, **states)
 
 
 def pages_of(kind: str, count: int, past: int) -> int:
-    """Pages of all sequences of a step."""
+    """Return the number of pages of all sequences of a step."""
     return (count if kind == "decode" else 1) * _width(count, past, kind)
 
 
 def _width(count: int, past: int, kind: str) -> int:
-    """Pages of a sequence."""
+    """Return the number of pages of a sequence."""
     return -(-(past + (1 if kind == "decode" else count)) // PAGE_SIZE)
 
 
@@ -161,7 +161,7 @@ def _interleave(program: Program) -> Counters:
 
 
 def _read_cycles() -> Any:
-    """`(counters, i)`: write the processor's time stamp."""
+    """Return a function `(counters, i)` that writes the CPU's time stamp."""
     with Kernel() as k:
         counters, i = k.arguments(counters="int64", i=SIZE)
         counters[i] = T.call_llvm_intrin("int64", "llvm.readcyclecounter")
@@ -169,7 +169,7 @@ def _read_cycles() -> Any:
 
 
 def _name(key: Any) -> str:
-    """For people, what a kernel is told apart by."""
+    """Return a readable name that distinguishes a kernel."""
     first = key[0] if isinstance(key, tuple) else key
     if isinstance(first, LinearSpec):
         wide = " wide" if first.wide else ""

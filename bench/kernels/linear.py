@@ -1,6 +1,6 @@
-"""Matrices times rows, at SmolLM2's shapes and at 4096 x 4096, in every kind of weight.
+"""Cases of matrices times rows, at SmolLM2's shapes and at 4096 x 4096, in every kind of weight.
 
-Weights are read from copies that together are larger than the caches, one copy after the other: as in a model.
+Weights are read from copies that together are larger than the caches, one copy after the other, as in a model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLD_BYTES = 160 << 20
 
 @dataclass(frozen=True)
 class Arena:
-    """Memory that all cases take their weights and rows from; only its numbers' ranges matter, for no float is NaN
+    """Memory for the weights and rows of all cases; only the range of its numbers matters, as no float is NaN
     or denormal."""
 
     num_bytes: int = COLD_BYTES
@@ -47,12 +47,12 @@ class Arena:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """Random bytes."""
+        """Return random bytes."""
         return aligned(np.random.default_rng(0).integers(0, 256, self.num_bytes, np.uint8))
 
     @cached_property
     def floats(self) -> dict[str, np.ndarray]:
-        """Small numbers, by kind of weight; a bfloat16 is kept as its bits."""
+        """Return small numbers, by kind of weight; a bfloat16 is kept as its bits."""
         return {
             "f32": aligned(np.full(self.num_bytes // 4, 1 / 64, np.float32)),
             "f16": aligned(np.full(self.num_bytes // 2, 1 / 64, np.float16)),
@@ -60,12 +60,12 @@ class Arena:
         }
 
     def rows(self, count: int, width: int) -> np.ndarray:
-        """float32 rows."""
+        """Return float32 rows."""
         return aligned(np.full(count * width, 1 / 64, np.float32))
 
 
 def linear_cases(target: Target, arena: Arena) -> Iterator[Case]:
-    """Every matrix at every number of rows."""
+    """Yield every matrix with every number of rows."""
     for num_outputs, num_inputs, kind, wide in SMOLLM2:
         yield from _integer(target, arena, kind, num_outputs, num_inputs, wide)
     for kind in INTEGER_KINDS:
@@ -91,7 +91,7 @@ def _integer(
     copies = min(arena.codes.size // codes, scale_memory.nbytes // scales)
     for num_rows in (n for n in ROWS if n <= arena.most_rows):
         if num_outputs > 16384 and num_rows > 64:
-            continue  # logits of so many rows are never asked for
+            continue  # so many logits are never requested
         sizes = quantized_bytes(num_rows, num_inputs, wide)
         x_codes, x_sums = (aligned(np.ones(size // 4, np.int32)) for size in (sizes[0], sizes[2]))
         x_scales, y = arena.rows(1, sizes[1] // 4), arena.rows(num_rows, num_outputs)

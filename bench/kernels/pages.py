@@ -1,7 +1,7 @@
-"""Moving keys and values about: the rows of a partial page into another, whole pages out of the pool and into it.
+"""Cases of moving KV: the rows of a partial page into another one, whole pages out of the pool and into it.
 
-Pages of the pool come from memory, each call takes others; the buffer beside it stays in caches, where what was just
-read from a file, or will be written to one, is too.
+Pages of the pool come from memory, different ones for each call; the other buffer stays in caches, like data that was
+just read from a file, or will be written to one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_MOVED = (1, 8)
 
 
 def page_cases(cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
-    """Of each KV dtype copies, reads and writes of so many pages; `cold_bytes` is the size of the pool."""
+    """Yield copies, reads and writes of so many pages for each KV dtype; `cold_bytes` is the size of the pool."""
     pool = aligned(np.zeros(cold_bytes, np.uint8))
     for dtype in KV_DTYPES:
         layout = layout_of(dtype)
@@ -31,7 +31,7 @@ def page_cases(cold_bytes: int = COLD_BYTES) -> Iterator[Case]:
 
 
 def _copies(layout: KVLayout, pool: np.ndarray) -> Iterator[Case]:
-    """All rows of each page but the last."""
+    """Yield copies of all rows of each page but the last."""
     num_pages, tokens = pool.nbytes // layout.page_bytes, layout.page_size - 1
     sources, destinations = _pages(num_pages)[: num_pages // 2], _pages(num_pages)[::-1]
     for count in NUM_MOVED:
@@ -74,5 +74,5 @@ def _moves(layout: KVLayout, pool: np.ndarray, into_pool: bool) -> Iterator[Case
 
 
 def _pages(num_pages: int) -> np.ndarray:
-    """All pages, scattered."""
+    """Return all pages, scattered."""
     return aligned(np.random.default_rng(0).permutation(num_pages).astype(np.int32))

@@ -1,6 +1,6 @@
-"""What stands between the matrices: activations, rotary positions, the embedding, gathering rows, the largest logits.
+"""Cases of kernels between the matrices: activations, rotary positions, embedding, gathering rows, largest logits.
 
-Their rows come from caches, as they do in a step, so the share of memory bandwidth may exceed one.
+Their rows come from caches, as in a step, so the share of memory bandwidth can exceed one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUM_PAGES = 64
 
 
 def row_cases(target: Target, arena: Arena) -> Iterator[Case]:
-    """Every kernel at every number of rows."""
+    """Yield every kernel with every number of rows."""
     pool = aligned(np.zeros(NUM_PAGES * layout_of("f32").page_bytes, np.uint8))
     for num_rows in ROWS:
         yield _activation(target, "rms_norm", HIDDEN, num_rows, wide=True)
@@ -54,7 +54,7 @@ def row_cases(target: Target, arena: Arena) -> Iterator[Case]:
 
 
 def layout_of(dtype: KVDType) -> KVLayout:
-    """SmolLM2-135M's."""
+    """Return SmolLM2-135M's layout."""
     return KVLayout.uniform(dtype, num_layers=LAYERS, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 
 
@@ -82,7 +82,7 @@ def _activation(target: Target, function: Function, width: int, num_rows: int, w
 
 
 def _embedding(arena: Arena, kind: WeightKind, num_rows: int) -> Case:
-    """Rows of as much of the vocabulary as the arena holds."""
+    """Return the case of the embedding, for as much of the vocabulary as the arena holds."""
     codes = arena.codes if kind.is_quantized else arena.floats[kind.codes]
     scales = arena.floats["f16"]
     shape = packed_shape(kind, VOCABULARY, HIDDEN)

@@ -1,11 +1,11 @@
-"""Whole steps of one model, compiled and run by another checkout and by this one, in turns.
+"""Compare whole steps of one model, compiled and run by another checkout and by this one, in turns.
 
     python -m bench.kernels.steps_in_turns BEFORE BEFORE.radixlm NOW.radixlm [--steps decode:1:200 ...] [--rounds 20]
 
 BEFORE is the folder of the other checkout, whose `.venv` runs its side. Each checkout compiled its own artifact. A
-checkout that lacks `bench/kernels/steps_worker.py` takes a copy of it. `decode:B:P` is a step of B sequences with P
-tokens before, `prefill:N:P` a chunk of N tokens after P. A ratio is the median of the rounds' own, time before over
-time now. More than 1 says that this checkout is faster.
+checkout without `bench/kernels/steps_worker.py` gets a copy of it. `decode:B:P` is a step of B sequences with P
+tokens before, `prefill:N:P` a chunk of N tokens after P. A ratio is the median of the rounds' ratios, time before
+divided by time now. More than 1 means that this checkout is faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..worker import Worker
 from .forward import pages_of
 
 STEPS = ("decode:1:200", "decode:8:200", "prefill:64:0", "prefill:512:0")
-_SECONDS = 0.05  # about so long is a turn
+_SECONDS = 0.05  # approximate time of a turn
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def row(step: tuple[str, int, int], before: Worker, now: Worker, rounds: int) -> dict[str, Any]:
-    """What the table has of one step: seconds of both workers, and ratios."""
+    """Return the row of one step: seconds of both workers, and ratios."""
     asked = dict(zip(("kind", "count", "past"), step, strict=True))
     calls = max(1, int(_SECONDS / before.call("seconds", **asked, calls=1)))
 

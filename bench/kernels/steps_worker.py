@@ -1,4 +1,4 @@
-"""Whole steps of one artifact, timed in a process of a checkout's own.
+"""Time whole steps of one artifact, in a process of its own checkout.
 
 python -m bench.kernels.steps_worker ARTIFACT NUM_PAGES
 """
@@ -16,14 +16,14 @@ from .forward import MAX_ROWS, make_batch
 
 
 class Steps:
-    """The artifact, opened; a step is as in `make_batch`."""
+    """The opened artifact; a step is as in `make_batch`."""
 
     def __init__(self, artifact: Artifact, num_pages: int) -> None:
         self._vocab_size = artifact.manifest.model.vocab_size
         self._runner = ModelRunner(artifact, num_pages=num_pages, num_state_slots=1 + MAX_ROWS)
 
     def seconds(self, kind: str, count: int, past: int, calls: int) -> float:
-        """Seconds of a step, the mean of `calls` in a row."""
+        """Return the seconds of a step, the mean of `calls` in a row."""
         batch = make_batch(kind, count, past, self._vocab_size)
         start = time.perf_counter()
         for _ in range(calls):

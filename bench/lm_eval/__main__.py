@@ -1,11 +1,12 @@
-"""What lm-evaluation-harness scores a model by how its numbers are stored, and by which share of a prefix is read.
+"""Measure lm-evaluation-harness's scores of a model by how its numbers are stored, and by the share of a prefix that is
+read.
 
     python -m bench.lm_eval [MODEL.gguf ...] [--documents 200] [--instruments .venv-instruments]
 
-Each way is compiled, served, and asked by the harness over HTTP, as docs/serving.md says: how likely passages of
-Shakespeare are, boolean expressions of BBH's kind behind solved ones, and questions about passages of NQ-open. Shares
-of prefixes are read from disk after a restart (`in_parts.py`), by other questions than were asked before it. What is
-rounded anew is the file's numbers as floats, which `make peers` leaves in .cache/peers. `make test-instruments` makes
+Each way is compiled, served, and queried by the harness over HTTP, as docs/serving.md describes: likelihoods of
+passages of Shakespeare, boolean expressions of BBH's kind after solved ones, and questions about passages of NQ-open.
+Shares of prefixes are read from disk after a restart (`in_parts.py`), by other questions than before it. Rounding
+starts from the file's numbers as floats, which `make peers` leaves in .cache/peers. `make test-instruments` makes
 the harness's environment.
 """
 
@@ -37,14 +38,14 @@ from ..served import ServedProcess
 from ..worker import ROOT
 from .tasks import ASKED, METRICS, TAUGHT, write_tasks
 
-BUDGETS = (1.0, 0.25, 0.5, 0.75)  # what is asked for most first: all of them take hours
-_QUIET_S = 15.0  # a store that wrote nothing for so long has nothing left to write
+BUDGETS = (1.0, 0.25, 0.5, 0.75)  # the most important first: all of them take hours
+_QUIET_S = 15.0  # a store that wrote nothing for so long has finished
 Scores = dict[str, float]  # by task and metric, `nq f1`
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a model's numbers are stored; those of floats are rounded from the file's, widened."""
+    """A format of a model's numbers; with `of_floats`, rounded from the file's numbers as floats."""
 
     title: str
     quantize: Quantize = "keep"
@@ -76,12 +77,12 @@ def main() -> None:
             write_tasks(Path(folder), options.documents)
             rows: list[dict[str, Any]] = []
             for row in measured(gguf, Path(folder), harness):
-                rows.append(row)  # each is kept at once: all of them take hours
+                rows.append(row)  # each is stored at once, because all of them take hours
                 publish("lm_eval", {"model": gguf.stem, "documents": options.documents, "rows": rows}, run=gguf.name)
 
 
 def measured(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]]:
-    """A row for each way, and for each share of prefixes of the first."""
+    """Yield a row for each way, and for each share of prefixes of the first way."""
     widened = Path(".cache/peers").resolve() / gguf.stem / "hf"
     for way in WAYS:
         if way.of_floats and not widened.exists():
@@ -97,7 +98,7 @@ def measured(gguf: Path, folder: Path, harness: Path) -> Iterator[dict[str, Any]
 
 
 def _with_tokenizer(widened: Path, artifact: Path, made: Path) -> Path:
-    """The file's numbers as floats, with the file's own tokenizer: transformers gives it tokens that have no row."""
+    """Write the file's numbers as floats with its own tokenizer, because transformers adds tokens that have no row."""
     if not made.exists():
         made.mkdir()
         for path in widened.iterdir():
@@ -122,7 +123,7 @@ def _of_shares(artifact: Path, folder: Path, harness: Path) -> Iterator[dict[str
 
 
 def _settle(server: ServedProcess) -> None:
-    """Wait until the disk has all that it is to have, runs in order of importance with it."""
+    """Wait until the disk has everything, runs in order of importance included."""
     before = None
     while before != (now := [_counted(server, name) for name in ("bytes_written_total", "runs_rewritten_total")]):
         before = now
@@ -130,25 +131,25 @@ def _settle(server: ServedProcess) -> None:
 
 
 def _counted(server: ServedProcess, name: str) -> int:
-    """A metric of the store."""
+    """Return a metric of the store."""
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
         found = re.search(rf"(?m)^radixlm_store_{re.escape(name)} (\S+)", answer.read().decode())
     return int(float(found[1])) if found else 0
 
 
 def served(artifact: Path) -> ServedProcess:
-    """A server of the artifact, ready."""
+    """Start a server of the artifact, and wait until it is ready."""
     return ServedProcess([RADIXLM, "serve", str(artifact), "--model-id", "model"])
 
 
 def scored(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> Scores:
-    """All metrics of some tasks."""
+    """Return all metrics of some tasks."""
     found = asked(server, folder, harness, tasks)
     return {f"{task} {metric}": float(found[task][f"{metric},none"]) for task in tasks for metric in METRICS[task]}
 
 
 def asked(server: ServedProcess, folder: Path, harness: Path, tasks: Sequence[str]) -> dict[str, Any]:
-    """What the harness says of some tasks, by their names."""
+    """Return the harness's results of some tasks, by name."""
     with tempfile.TemporaryDirectory() as out:
         url = f"http://127.0.0.1:{server.port}/v1/completions"
         told = f"model=model,base_url={url},num_concurrent=4,max_length=4096"

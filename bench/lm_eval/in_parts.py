@@ -1,9 +1,9 @@
-"""A server that reads a share of each prefix on disk, whatever the calibration thinks of it, and however long it takes.
+"""Serve an artifact, reading a share of each prefix on disk, whatever the calibration says, and however long it takes.
 
     python -m bench.lm_eval.in_parts ARTIFACT STORE --port 8000 --share 0.25
 
-`radixlm serve --kv-budget` reads a prefix whole where a part is no quicker or drops too much, and has it in memory
-then: few requests of a benchmark would be answered over a part.
+`radixlm serve --kv-budget` reads a prefix whole if a part is no faster or drops too much, and then has it in memory:
+few requests of a benchmark would be answered with a part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     with Engine(artifact, store=open_store(artifact, Path(options.store)), kv_budget=options.share) as engine:
         tier: Any = engine._core.tier
         read_parts_always(tier)
-        tier.extra.sources.promoter.used = lambda prefix: None  # else prefixes come to memory whole
+        tier.extra.sources.promoter.used = lambda prefix: None  # otherwise prefixes are loaded whole
         uvicorn.run(create_app(engine, model_ids=("model",)), port=options.port, log_level="warning")
 
 

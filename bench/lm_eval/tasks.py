@@ -1,8 +1,8 @@
-"""Tasks of lm-evaluation-harness, written into a folder: how likely a text is, and questions behind a prefix.
+"""Write tasks of lm-evaluation-harness into a folder: the likelihood of texts, and questions after a prefix.
 
-Of the questions behind a prefix one half is scored, and the other teaches a store which rows of it matter: a prefix on
-disk must end before the question that is scored. The texts are those of the folder of real inputs (`RADIXLM_DATA`);
-`booleans` are made by a program. Knows the harness's files, no model.
+One half of the questions after a prefix is scored; from the other half a store learns which rows of it matter: a prefix
+on disk must end before the question that is scored. The texts are those of the folder of real inputs (`RADIXLM_DATA`);
+a program makes `booleans`. Knows the harness's files, no model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..data import data_dir
 from ..partial.judged.questions import SETS
 
 METRICS = {"text": ("word_perplexity",), "booleans": ("exact",), "nq": ("exact", "f1")}
-"""Of each task."""
+"""The number of documents, by task."""
 ASKED = ("booleans", "nq")
-"""Tasks whose prompts have a prefix that others have, too."""
+"""Tasks whose prompts share a prefix with others."""
 TAUGHT = tuple(f"taught_{task}" for task in ASKED)
 """Tasks of the same prefixes, with other questions."""
 _PASSAGE = 1200  # characters
@@ -61,7 +61,7 @@ def nq(doc, results):
 
 
 def write_tasks(folder: Path, most: int) -> None:
-    """Files of all tasks, of `most` documents each at most; what teaches is behind the same prefixes, however many."""
+    """Write the files of all tasks, at most `most` documents each; questions to learn from have the same prefixes."""
     (folder / "judge.py").write_text(_JUDGE, encoding="utf-8")
     for task in METRICS:
         if task == "text":
@@ -86,7 +86,7 @@ def _asked(task: str) -> str:
 
 
 def _passages() -> Iterator[dict[str, Any]]:
-    """Passages of tinyshakespeare, from its middle on, each from the beginning of a speech on."""
+    """Yield passages of tinyshakespeare, from its middle on, each from the beginning of a speech."""
     text = (data_dir() / "prompts" / "tinyshakespeare.txt").read_text(encoding="utf-8")
     at = len(text) // 2
     while (at := text.find("\n\n", at)) >= 0 and at + _PASSAGE < len(text):
@@ -95,7 +95,7 @@ def _passages() -> Iterator[dict[str, Any]]:
 
 
 def _questions(task: str, half: int) -> Iterator[dict[str, Any]]:
-    """Those behind each prefix of which the number is even (half 0) or odd."""
+    """Yield the questions after each prefix with an even number (half 0) or an odd number (half 1)."""
     for number, asked in enumerate(SETS[task].asked(Path())):
         for question in asked.questions[half::2]:
             yield {"prefix": number, "text": asked.prefix + question.text, "right": json.dumps(question.right)}

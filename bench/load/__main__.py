@@ -1,11 +1,11 @@
-"""Many impatient clients of a real server whose KV pool is far too small, and whether each reply is right.
+"""Load a real server with many impatient clients and a far too small KV pool, and check whether each reply is right.
 
     python -m bench.load ARTIFACT --streams 50 --seconds 600 --seed 1
 
-The server has a process of its own, and so have the clients, which ask for random prompts with random sampling, go on
-with conversations, leave in the middle, and send what must be refused. Afterwards so many `--survivors`, drawn at
-random, are computed again, alone on a fresh engine, and must be the same bit for bit; the server's pages are counted;
-its memory must not have grown. `--pages` of 16 tokens are the whole KV pool.
+The server has a separate process, and so have the clients, which send random prompts with random sampling, continue
+conversations, disconnect in the middle, and send requests that must be refused. Afterwards `--survivors` replies, drawn
+at random, are computed again, alone on a fresh engine, and must be bit-identical; the server's pages are counted; its
+memory must not have grown. `--pages` is the size of the KV pool, in pages of 16 tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..worker import Worker
 from .server import kv_cache_bytes
 from .survivors import Survivor, differences
 
-NUM_PAGES = 64  # 1,024 tokens: a few of the requests that fifty clients ask for
+NUM_PAGES = 64  # 1,024 tokens: a few of the fifty clients' requests
 MAX_TOLD = 10
-MOST_GROWTH = 8 << 20  # bytes from warm to end that count as flat
+MOST_GROWTH = 8 << 20  # bytes from warm to end that count as no growth
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def run(artifact: Path, *, streams: int, seconds: float, seed: int, pages: int, survivors: int) -> dict[str, Any]:
-    """One load, and what was found."""
+    """Run the load once; return the results."""
     with Worker("bench.load.server", artifact, pages) as server, Worker("bench.load.clients") as clients:
         opened = server.call("open")
         with MemoryWatch(server.pid) as memory:

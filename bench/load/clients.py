@@ -1,7 +1,7 @@
-"""Many clients at once in one event loop: each asks, reads or leaves, checks what it got, and asks again.
+"""Many clients at once in one event loop: each sends a request, reads or disconnects, checks the response, and repeats.
 
-Knows what an answer must be by itself; whether its tokens are right is `load_survivors.py`'s. As a process it answers
-one call, `run`, of `bench.load`.
+Knows what a response must be by itself; `load_survivors.py` checks whether its tokens are right. As a process it has
+one method, `run`, which `bench.load` calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .replies import Reply, ReplyError, check_usage
 from .requests import Ask, Facts, Stream
 from .survivors import Survivor
 
-HANG_S = 300.0  # only a request that was forgotten waits so long
+HANG_S = 300.0  # only a forgotten request waits so long
 HEALTH_EVERY_S = 0.5
 MAX_FAULTS_TOLD = 20
 _LEAVE_WITHIN_S = 0.3
@@ -29,7 +29,7 @@ _LEAVE_WITHIN_S = 0.3
 
 @dataclass
 class Crowd:
-    """`num_streams` clients of the server at `port`, for `seconds`, and what became of their requests."""
+    """`num_streams` clients of the server at `port`, for `seconds`, and the outcomes of their requests."""
 
     port: int
     facts: Facts
@@ -41,7 +41,7 @@ class Crowd:
     answered: Counter[str] = field(default_factory=Counter)  # by kind
     refused: Counter[str] = field(default_factory=Counter)  # by status and kind
     left: Counter[str] = field(default_factory=Counter)  # by ending
-    faults: list[str] = field(default_factory=list)  # answers that should have been others, and none at all
+    faults: list[str] = field(default_factory=list)  # responses that should have been others, and missing ones
     num_faults: int = 0
     num_hung: int = 0
     num_repeatable: int = 0
@@ -51,7 +51,7 @@ class Crowd:
     health_s: list[float] = field(default_factory=list)
 
     async def run(self) -> None:
-        """All of it; returns when the last answer was read, or waited for too long."""
+        """Run all clients; return when the last response was read, or took too long."""
         self._random = random.Random(self.seed)
         self._deadline = time.monotonic() + self.seconds
         watching = asyncio.create_task(self._watch_health())
@@ -79,7 +79,7 @@ class Crowd:
         connection.drop()
 
     async def _exchange(self, connection: Connection, ask: Ask) -> Reply | None:
-        """One request; the reply if it was read to its end."""
+        """Send one request; return the reply if it was read to its end."""
         if ask.ending == "leave in mid-request":
             data = ask.call.encoded()
             await connection.send(data[: self._random.randrange(1, len(data))])
@@ -92,7 +92,7 @@ class Crowd:
             return None
         start = time.perf_counter()
         head = await connection.ask(ask.call)
-        if head.status == 429 and ask.statuses != {401}:  # a full queue comes before what is wrong, but not before keys
+        if head.status == 429 and ask.statuses != {401}:  # a full queue precedes other errors, not that of a key
             await self._come_back(connection, head)
             return None
         if head.status not in ask.statuses:
@@ -116,14 +116,14 @@ class Crowd:
             raise ReplyError(f"no JSON object: {replies[0].text!r:.200}")
         self.answered[ask.kind] += 1
         for reply in replies if ask.is_repeatable else ():
-            if reply.prompt_token_ids:  # an answer that is no stream has those of its first choice only
+            if reply.prompt_token_ids:  # a response that is no stream has those of its first choice only
                 self._keep(Survivor.of(ask, reply))
         return replies[0]
 
     async def _read_stream(
         self, connection: Connection, head: Head, ask: Ask, replies: Sequence[Reply], start: float
     ) -> bool:
-        """Read the events into `replies` and note their times; False if the client is to leave before the last."""
+        """Read the events into `replies`, with their times; return False if the client disconnects before the last."""
         last = None
         num_events = 0
         async for event in connection.events(head):
@@ -148,7 +148,7 @@ class Crowd:
         self.left[ask.ending] += 1
 
     async def _come_back(self, connection: Connection, head: Head) -> None:
-        """The queue is full, and the answer must say when to come again."""
+        """Wait as long as the response says, which it must, because the queue is full."""
         _check_error(await connection.body(head))
         if not head.headers.get("retry-after", "").isdigit():
             raise ReplyError(f"status 429 without a number of seconds in Retry-After: {head.headers}")
@@ -186,13 +186,13 @@ class Crowd:
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """The median, the 99th percentile and the largest; zeros of nothing."""
+    """Return the median, the 99th percentile and the maximum; zeros for an empty list."""
     ordered = sorted(values) or [0.0]
     return {name: ordered[int(share * (len(ordered) - 1))] for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1))}
 
 
 def run(facts: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Run a `Crowd` of `options`; what it found, as JSON has it."""
+    """Run a `Crowd` of `options`; return its results, JSON-compatible."""
     crowd = Crowd(facts=Facts(**facts), **options)
     start = time.monotonic()
     asyncio.run(crowd.run())
@@ -213,7 +213,7 @@ def run(facts: Mapping[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def _check_error(body: bytes) -> None:
-    """Every refusal has OpenAI's shape."""
+    """Check that a refusal has OpenAI's shape."""
     error = json.loads(body)["error"]
     if not (isinstance(error["message"], str) and error["message"] and isinstance(error["type"], str)):
         raise ReplyError(f"an error of another shape: {body[:300]!r}")

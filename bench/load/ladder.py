@@ -1,10 +1,10 @@
-"""More and more clients of a server with a small KV pool: how many tokens a second, how soon, and whether any fails.
+"""Raise the number of clients of a server with a small KV pool: tokens per second, time to first token, failures.
 
     python -m bench.load.ladder ARTIFACT [--admission conservative]
 
-Each rung has a fresh `radixlm serve` with its defaults but for the pool, and a fixed number of chats: prompts of
-distinct words, replies of a fixed length. A stream sends its next chat when its last reply has ended. Ends with an
-error if a request failed, or a page is not free when all have ended and the cache is empty.
+Each rung has a fresh `radixlm serve` with its defaults except for the pool, and a fixed number of chats: prompts of
+distinct words, replies of a fixed length. A stream sends its next chat when its last reply has ended. Fails if a
+request failed, or if a page is not free when all requests have ended and the cache is empty.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_TOLD = 5
 
 @dataclass(frozen=True)
 class Rung:
-    """How many streams ask for how much, and the pool that is there for all of them, in tokens."""
+    """The number of streams, the sizes of their requests, and the pool that they share, in tokens."""
 
     name: str
     num_streams: int
@@ -57,7 +57,7 @@ RUNGS = (
 
 @dataclass
 class Crowd:
-    """The clients of one rung, and what they saw."""
+    """The clients of one rung, and their measurements."""
 
     port: int
     rung: Rung
@@ -69,7 +69,7 @@ class Crowd:
     failures: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Send every request; returns when the last reply has ended, or was waited for too long."""
+        """Send every request; return when the last reply has ended, or took too long."""
         prompts = prompts_of(self.words, self.rung)
         await asyncio.gather(*(self._stream(prompts) for _ in range(self.rung.num_streams)))
 
@@ -104,7 +104,7 @@ class Crowd:
 
 
 def climb(artifact: Artifact, rung: Rung, options: Sequence[str]) -> dict[str, Any]:
-    """One rung; `options` are more ones of `radixlm serve`."""
+    """Measure one rung; `options` are further ones of `radixlm serve`."""
     half_a_page = artifact.manifest.kv.page_bytes / 2  # so that no rounding loses a page
     gb = (kv_cache_bytes(artifact, rung.pool_tokens // PAGE_SIZE) + half_a_page) / 1e9
     command = [RADIXLM, "serve", str(artifact.path), "--kv-cache-gb", str(gb), *options]
@@ -135,18 +135,18 @@ def climb(artifact: Artifact, rung: Rung, options: Sequence[str]) -> dict[str, A
 
 
 def is_met(rung: dict[str, Any]) -> bool:
-    """Whether no request failed and no page is lost."""
+    """Return whether no request failed and no page is lost."""
     return not rung["num_failures"] and rung["num_free_pages"] == rung["num_pages"]
 
 
 def prompts_of(words: Sequence[str], rung: Rung) -> Iterator[str]:
-    """A text for each request, of words that it has once; the same for the same rung."""
+    """Yield a text for each request, of distinct words; the same for the same rung."""
     source = random.Random(rung.name)
     return (" ".join(source.sample(words, rung.num_words)) for _ in range(rung.num_requests))
 
 
 def words_of(artifact: Artifact) -> list[str]:
-    """The words that are a token each, from the artifact's own vocabulary."""
+    """Return the words that are one token each, from the artifact's own vocabulary."""
     vocabulary = Tokenizer.from_file(str(artifact.path / "tokenizer.json")).get_vocab()
     found = (re.fullmatch("[Ġ▁]([a-z]{3,})", token) for token in vocabulary)
     return sorted({word[1] for word in found if word})
@@ -163,8 +163,8 @@ def _call(prompt: str, num_tokens: int) -> Call:
 
 
 def main() -> None:
-    """Climb, print, and write `results/ladder.json`, which keeps the last run of each model and admission."""
-    options = read_options(__doc__, "artifact", admission=str)  # as `radixlm serve` takes it
+    """Measure, print, and write `results/ladder.json`, which keeps the last run of each model and admission."""
+    options = read_options(__doc__, "artifact", admission=str)  # as `radixlm serve` expects it
     artifact = Artifact.open(options.artifact)
     more = ("--admission", options.admission) if options.admission else ()
     rungs = [climb(artifact, rung, more) for rung in RUNGS]

@@ -1,10 +1,10 @@
-"""A model to load a server with: the shapes of Qwen2-0.5B and its real tokenizer, with random weights.
+"""Write a model to load a server with: the shapes and tokenizer of Qwen2-0.5B, with random weights.
 
     python -m bench.load.model qwen2.radixlm [--hybrid 1]
 
-Four of its 24 layers, so that two cores serve fifty streams; width, heads, vocabulary and padding are its own. With
-`--hybrid`, two of them are LFM2's short convolutions, which keep a state. Needs the folder of real inputs
-(`RADIXLM_DATA`).
+It has four of the 24 layers, so that two cores serve fifty streams; width, heads, vocabulary and padding are those of
+Qwen2-0.5B. With `--hybrid`, two of them are LFM2's short convolutions, which have a state. Needs the folder of real
+inputs (`RADIXLM_DATA`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One choice put together from an answer or from the chunks of a stream, chat's and text's alike.
+"""Assemble one choice from a response or from the chunks of a stream, of chats and of texts.
 
 Knows OpenAI's shapes; nothing of sockets.
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 
 class ReplyError(Exception):
-    """The answer is not what it should be."""
+    """The response is not as it should be."""
 
 
 @dataclass
 class Reply:
-    """What a client has of a choice so far."""
+    """The part of a choice that a client has received so far."""
 
     index: int = 0
     text: str = ""
@@ -28,10 +28,10 @@ class Reply:
     is_done: bool = False  # the stream said [DONE]
 
     def take(self, body: dict[str, Any]) -> bool:
-        """Add what an answer or a chunk has of this choice; whether that is text or tokens.
+        """Append a response's or chunk's part of this choice; return whether it has text or tokens.
 
         Raises:
-            ReplyError: it is an error, or comes after the end.
+            ReplyError: `body` is an error, or comes after the end.
         """
         if "error" in body:
             raise ReplyError(f"an error instead: {body['error']}")
@@ -57,7 +57,7 @@ class Reply:
         return is_news
 
     def check(self, *, is_stream: bool) -> None:
-        """Raise ReplyError unless it is whole."""
+        """Raise ReplyError unless the reply is complete."""
         if is_stream and not self.is_done:
             raise ReplyError("the stream ended without [DONE]")
         if self.finish_reason not in ("stop", "length"):
@@ -65,7 +65,7 @@ class Reply:
 
 
 def check_usage(replies: Sequence[Reply]) -> None:
-    """Raise ReplyError unless the counts of all choices are those of the usage."""
+    """Raise ReplyError unless the counts of all choices equal those of the usage."""
     usage = replies[0].usage
     counts = len(replies[0].prompt_token_ids), sum(len(reply.token_ids) for reply in replies)
     if usage is None or counts != (usage["prompt_tokens"], usage["completion_tokens"]):

@@ -1,6 +1,6 @@
-"""What a stream of the load test asks for: random prompts, lengths, sampling, endings, and bad requests.
+"""Make the requests of a stream of the load test: random prompts, lengths, sampling, endings, and bad requests.
 
-Everything comes from the seed and from the replies. Knows OpenAI's bodies; not sockets, nor what a model would say.
+Everything depends only on the seed and on the replies. Knows OpenAI's bodies; not sockets, nor what a model generates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SYSTEM_WORDS = (12, 40, 80, 160)  # at most, of the prefixes that many requests
 
 @dataclass(frozen=True)
 class Facts:
-    """What clients know of the server."""
+    """The facts that clients know of the server."""
 
     model_id: str
     context_length: int  # tokens
@@ -41,10 +41,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request, what becomes of it, and the answer that it must get.
+    """One request, how the client ends it, and the response that it must get.
 
-    `params` are the fields of `SamplingParams` that it sets; with them and the ids that were used, an engine can do
-    the same again, unless `is_repeatable` is False.
+    `params` are the fields of `SamplingParams` that it sets; with them and the ids that were used, an engine can
+    compute the same again, unless `is_repeatable` is False.
     """
 
     kind: str
@@ -53,20 +53,20 @@ class Ask:
     ending: Ending = "read"
     is_stream: bool = False
     is_repeatable: bool = False
-    is_json: bool = False  # whether the reply must be a JSON object, if it comes to its end
+    is_json: bool = False  # whether the reply must be a JSON object, if it is complete
     num_choices: int = 1
-    num_events: int = 0  # to be read before a client leaves in mid-stream
+    num_events: int = 0  # to be read before a client disconnects in mid-stream
     params: Mapping[str, Any] = field(default_factory=dict)
-    messages: Sequence[Mapping[str, str]] = ()  # of a chat, to be gone on with
+    messages: Sequence[Mapping[str, str]] = ()  # of a chat, to be continued
 
     @property
     def is_good(self) -> bool:
-        """Whether it is to be answered."""
+        """Return whether the request should succeed."""
         return 200 in self.statuses
 
 
 class Stream:
-    """One of many clients: says what it asks next, and is told what came of it."""
+    """One of many clients: makes its next request, and is given the reply to the last."""
 
     def __init__(self, number: int, seed: int, facts: Facts, bad_share: float = 0.15) -> None:
         self._random = random.Random(f"{seed}/{number}")
@@ -79,7 +79,7 @@ class Stream:
         self._num_tokens = 0  # of the conversation so far
 
     def next(self) -> Ask:
-        """The next request."""
+        """Return the next request."""
         if self._random.random() < self._bad_share:
             return self._bad()
         if self._random.random() < 0.01:
@@ -89,13 +89,13 @@ class Stream:
         return self._chat()
 
     def heard(self, ask: Ask, text: str, num_tokens: int) -> None:
-        """The reply to a chat, which has so many tokens with it: the conversation goes on while there is room."""
+        """Continue the conversation with this reply to a chat, while there is room; it has `num_tokens` with it."""
         if ask.messages:
             self._messages = [*ask.messages, {"role": "assistant", "content": text}]
             self._num_tokens = num_tokens
 
     def think_s(self) -> float:
-        """How long until the next request: mostly nothing."""
+        """Return the seconds until the next request, mostly zero."""
         return self._random.choice((0.0, 0.0, 0.0, self._random.random()))
 
     def _chat(self) -> Ask:
@@ -119,11 +119,11 @@ class Stream:
             prompt: str | list[int] = self._ids(count)
         else:
             prompt = (rng.choice(self._systems) + " " if "shared" in kind else "") + self._text(rng, 100)
-        # Survivors are computed again from ids alone, without what binds the first token behind a stripped space.
+        # Survivors are computed again from ids alone, without what constrains the first token after a stripped space.
         return self._ask(kind, "/v1/completions", {"prompt": prompt, "strip_suffix": False})
 
     def _fills_context(self) -> Ask:
-        """A prompt that leaves room for a few tokens only, and asks for more."""
+        """Make a prompt that leaves room for a few tokens only, and requests more."""
         room = self._random.randrange(1, 8)
         body = {"prompt": self._ids(self._facts.context_length - room), "max_tokens": room + 40}
         return self._ask("fills the context", "/v1/completions", body)
@@ -221,7 +221,7 @@ class Stream:
         return {"authorization": f"Bearer {self._key}"}
 
     def _text(self, rng: random.Random, most_words: int) -> str:
-        """Some words, in a quarter of the context at most: a token has a byte or more."""
+        """Return some words, of a quarter of the context at most: a token has a byte or more."""
         text = " ".join(rng.choices(_WORDS, k=rng.randrange(1, most_words + 1)))
         return text.encode()[: self._facts.context_length // 4].decode(errors="ignore")
 

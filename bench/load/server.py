@@ -1,8 +1,8 @@
-"""The server under load, in a process of its own: the product's application and engine, and a door to look inside.
+"""Run the server under load in a separate process: the product's application and engine, and a way to inspect them.
 
     python -m bench.load.server ARTIFACT PAGES
 
-The door is this process's standard input, which clients cannot reach; the product has none.
+Inspection uses this process's standard input, which clients cannot reach; the product has none.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from radixlm.runtime.server.http.uvicorn_server import server
 from ..worker import serve
 from .requests import API_KEYS, MAX_BODY_BYTES, Facts
 
-NUM_STATES = 24  # of a model that keeps them: fewer than its requests write and read
+NUM_STATES = 24  # for a model that has states: fewer than its requests write and read
 MAX_NUM_SEQS, MAX_QUEUE = 32, 128  # so that fifty clients find room, and two hundred are refused now and then
 
 
 class LoadedServer:
-    """A server of `engine` on real sockets, its event loop in a thread of its own."""
+    """A server of `engine` on real sockets, with its event loop in a separate thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,19 +49,19 @@ class LoadedServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which it listens."""
         port: int = self._listener.getsockname()[1]
         return port
 
     @property
     def facts(self) -> Facts:
-        """What clients may know."""
+        """The facts that clients may know."""
         engine, manifest = self._engine, self._engine.manifest
         vocab_size = min(manifest.model.vocab_size, engine.tokenizer.vocab_size)
         return Facts(manifest.name, engine.context_length, vocab_size, engine.prompts.chat_template is not None)
 
     def books(self) -> dict[str, int | float]:
-        """The engine's counters, and those of its cache."""
+        """Return the engine's counters, and those of its cache."""
         evicted = self._engine._loop.call(lambda core: core.cache.stats().num_evicted_pages)
         return asdict(self._engine.stats()) | {"num_evicted_pages": evicted}
 
@@ -95,7 +95,7 @@ class LoadedServer:
 
 
 def methods(loaded: LoadedServer) -> Mapping[str, Any]:
-    """What can be called."""
+    """Return the methods that can be called."""
     return {
         "open": lambda: {"port": loaded.port, "facts": asdict(loaded.facts)},
         "books": loaded.books,
@@ -104,10 +104,10 @@ def methods(loaded: LoadedServer) -> Mapping[str, Any]:
 
 
 def compute_widest_step(core: EngineCore, module: ModuleInfo) -> None:
-    """Compute as many tokens and logits as a step may have, of no request, and keep nothing of it.
+    """Compute as many tokens and logits as a step may have, of no request, and discard the results.
 
-    What a step works in takes memory where it is first touched: that is no growth, and with few states it may be long
-    until a step of requests is as wide.
+    A step's work buffers take memory on the first access: that is no growth, and with few states it may be long until a
+    step of requests is as wide.
     """
     pool, states = core.cache.pool, core.cache.states
     num_tokens = min(module.max_num_tokens, pool.num_free * PAGE_SIZE, core.limits.context_length)
@@ -125,7 +125,7 @@ def compute_widest_step(core: EngineCore, module: ModuleInfo) -> None:
 
 
 def kv_cache_bytes(artifact: Artifact, num_pages: int) -> int:
-    """What `num_pages` pages take."""
+    """Return the bytes of `num_pages` pages."""
     return num_pages * artifact.manifest.kv.page_bytes
 
 

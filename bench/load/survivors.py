@@ -1,6 +1,6 @@
-"""Replies that came through the load, held against an engine that has nothing else to do.
+"""Compare replies that were computed under load with those of an engine that has nothing else to do.
 
-Knows what is compared: ids, text, logprobs and how a reply ended, all to the last bit.
+Compares ids, text, logprobs and finish reasons, all to the last bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .requests import Ask
 
 @dataclass(frozen=True)
 class Survivor:
-    """A reply, the ids that it was made from, and the fields of `SamplingParams` that were asked for."""
+    """A reply, the ids that it was computed from, and the requested fields of `SamplingParams`."""
 
     kind: str
     params: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Survivor:
 
     @classmethod
     def of(cls, ask: Ask, reply: Reply) -> Survivor:
-        """A whole reply; each choice has a seed of its own."""
+        """Return the survivor of a complete reply; each choice has a separate seed."""
         assert reply.finish_reason is not None
         ids = reply.prompt_token_ids, reply.token_ids
         params = dict(ask.params)
@@ -41,7 +41,7 @@ class Survivor:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Survivor:
-        """One that was JSON in between, where keys are always strings."""
+        """Return a survivor from JSON, where keys are always strings."""
         params = dict(fields["params"])
         if "logit_bias" in params:
             params["logit_bias"] = {int(key): value for key, value in params["logit_bias"].items()}
@@ -49,7 +49,7 @@ class Survivor:
 
 
 def differences(survivor: Survivor, engine: Engine) -> list[str]:
-    """Run the ids alone, with nothing cached; what is not the same."""
+    """Compute the ids alone, with nothing cached; return the differences."""
     params = dataclasses.replace(engine.default_params, **survivor.params)
     namespace = engine.namespaces.of(CacheScope(cache_salt="alone"))
     alone = engine.generate(survivor.prompt_token_ids, params, cache_match="exact", namespace=namespace)

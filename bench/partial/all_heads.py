@@ -2,9 +2,9 @@
 
     python -m bench.partial.all_heads MODEL.gguf NEW.gguf
 
-The new model computes what the old one does, from the same quantized rows, and has more keys and values. So a method
-that chooses rows for each KV head is seen on the heads of a trained model. Heads that shared a KV head have equal keys
-and different queries, so they agree more often than heads that were trained apart. Knows Llama and Qwen2 in GGUF.
+The new model computes the same as the old one, from the same quantized rows, and has more keys and values. So a method
+that selects rows by KV head is measured on the heads of a trained model. Heads that shared a KV head have equal keys
+and different queries, so they agree more often than heads that were trained separately. Knows Llama and Qwen2 in GGUF.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write(source: Path, target: Path) -> None:
 
 
 def repeated(rows: NDArray[np.generic], num_heads: int, times: int) -> NDArray[np.generic]:
-    """The rows of each head `times` times, head by head.
+    """Return the rows of each head `times` times, head by head.
 
     >>> repeated(np.array([1, 2, 3, 4]), num_heads=2, times=2).tolist()
     [1, 2, 1, 2, 3, 4, 3, 4]
@@ -54,7 +54,7 @@ def repeated(rows: NDArray[np.generic], num_heads: int, times: int) -> NDArray[n
 
 
 def main() -> None:
-    """Write it."""
+    """Write the model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -1,18 +1,18 @@
-"""How many bytes a disk is asked for, for each byte that attention reads, and what a prefix takes on disk.
+"""Count the bytes that are read from a disk for each byte that attention reads, and a prefix's size on disk.
 
     python -m bench.partial.amplification ARTIFACT
 
-Real KV of real prefixes (`bench/partial/texts.py`) is written as pages and as the ordered run beside them, and read
-back as a query would, in whole units of 4 KiB; bytes and reads are what the store's reader counts. Of each query half
-of the rows come by stored order, as many in each layer and head, and half in the pages that a look through the keys of
-one KV head finds; the order is by the attention of the prefix itself and of its other queries.
+Real KV of real prefixes (`bench/partial/texts.py`) is written as pages and as the ordered run, and read back as a query
+would, in whole units of 4 KiB; bytes and reads are counted by the store's reader. For each query half of the rows are
+chosen by stored order, as many in each layer and head, and half in the pages that probing the keys of one KV head
+finds; the order follows the attention of the prefix itself and of its other queries.
 
-first    a request that finds nothing in memory: header, probe keys, ranked rows, parts of pages
+first    a request with nothing in memory: header, probe keys, ranked rows, parts of pages
 later    with probe keys and checksums in memory
-pages    the same rows from pages alone, of which each layer's part is read that has one of them
+pages    the same rows from pages alone: each layer's part is read if it has one of them
 
-On disk are pages, the run, and the scores that order it. Files lie where TMPDIR says, for instance in memory: nothing
-here is a time.
+On disk are pages, the run, and the scores that order it. Files are in TMPDIR, which may be in memory: nothing here is a
+time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """What the disk was asked for."""
+    """The bytes and reads that the disk was asked for."""
 
     num_bytes: int
     num_reads: int
@@ -72,7 +72,7 @@ class Stored:
         self.num_page_bytes = self._store.stats().num_bytes
 
     def write(self, scores: Scores) -> float:
-        """Put the run in the order of `scores`, and these beside it; all bytes on disk over those of pages."""
+        """Put the run in the order of `scores`, and store these; return all bytes on disk divided by those of pages."""
         num_tokens = scores.shape[-1]
         assert (
             RowRecords.of(self._store)
@@ -94,7 +94,7 @@ class Stored:
         return self._store.stats().num_bytes / self.num_page_bytes
 
     def read(self, num_first: int, parts: NDArray[np.bool_], tables: RunTables | None) -> tuple[Asked, RunTables]:
-        """Read the first ranks, and parts of pages, `[layers, pages]`; what to read with the next time."""
+        """Read the first ranks, and parts of pages, `[layers, pages]`; return the counts and the tables."""
         run = self._open(tables)
         assert tables is not None or run.probe_keys() is not None
         assert not num_first or run.first(num_first) is not None
@@ -113,7 +113,7 @@ class Stored:
 
 
 def parts_of(chosen: Order, there: Order, num_tokens: int) -> NDArray[np.bool_]:
-    """The parts of pages that have chosen rows which are not there, `[layers, pages]`."""
+    """Return the parts of pages that have chosen rows which are not `there`, `[layers, pages]`."""
     is_wanted = np.zeros((*chosen.shape[:2], num_tokens), np.bool_)
     np.put_along_axis(is_wanted, chosen, True, axis=-1)
     np.put_along_axis(is_wanted, there, False, axis=-1)
@@ -121,7 +121,7 @@ def parts_of(chosen: Order, there: Order, num_tokens: int) -> NDArray[np.bool_]:
 
 
 def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path, *, max_queries: int) -> Iterator[Json]:
-    """The first queries of a case, at all budgets; the others are history."""
+    """Yield the first queries of a case, at all budgets; the others are history."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix = Prefix(model, case.prefix[:num_tokens])
     masses = [prefix.exact(query.ids, 0).learned for query in case.queries]
@@ -145,7 +145,7 @@ def measure(case: Case, artifact: Artifact, model: PrefixModel, directory: Path,
 
 
 def summary(measured: list[Json]) -> list[Json]:
-    """A row for each budget: ratios of sums over queries."""
+    """Return a row for each budget: ratios of sums over queries."""
     groups: dict[float, list[Json]] = defaultdict(list)
     for one in measured:
         groups[one["budget"]].append(one)

@@ -1,18 +1,18 @@
-"""Whether questions are still answered when a part of their prefix is read, by how the rows are chosen.
+"""Measure whether questions are still answered when a part of their prefix is read, by how the rows are selected.
 
     python -m bench.partial.answers ARTIFACT nq|booleans|brackets|calls|needles [--seconds 480] [--again] [--ours]
 
-At least 200 questions of a set (`judged/questions.py`), many behind one prefix. Each is answered, with the most
-likely tokens, over the whole prefix and over 10, 25 and 50 % of its rows, chosen by `bench/partial/policies.py` or by
-IMPRESS's voting; `hybrid`, what ships, also has 75 %. The hybrid knows of a prefix the pass that computed it and the
-questions before, which were asked of the whole; the first of a prefix has none. Voting has more than it could have: its
-probed heads see the queries of a full run. Replies are kept in `.cache/answers`, and a call that ran out of `--seconds`
-goes on where it stopped; the last one judges them. `--again` asks the hybrid anew, and keeps the other replies.
-`--ours` asks the whole prefix and the hybrid alone: of the other ways the results stay that were published before, and
-say their commit.
+At least 200 questions of a set (`judged/questions.py`), many after one prefix. Each is answered, with the most likely
+tokens, over the whole prefix and over 10, 25 and 50 % of its rows, selected by `bench/partial/policies.py` or by
+IMPRESS's voting; `hybrid`, the shipped method, also has 75 %. The hybrid knows the pass that computed a prefix and the
+questions before, which were answered over the whole prefix; the first one has none. Voting has more than it could have:
+its probed heads use the queries of a full run. Replies are kept in `.cache/answers`, and a call that ran out of
+`--seconds` is continued by the next; the last one judges them. `--again` repeats the hybrid, and keeps the other
+replies. `--ours` measures the whole prefix and the hybrid alone: the published results of the other ways stay, with
+their commit.
 
-The bar: the 95 % interval of the ratio of two mean scores, by a bootstrap over questions, both scores of a question
-together, has its lower end at 0.92 or above. It is asked where the full prefix does better than chance.
+The requirement: the 95 % interval of the ratio of two mean scores, by a bootstrap over questions, both scores of a
+question together, has its lower end at 0.92 or above. It applies where the full prefix does better than chance.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Asker:
     def replies(
         self, asked: Asked, ways: Sequence[tuple[str, float]] = WAYS, *, asks_whole: bool = True
     ) -> Iterator[Json]:
-        """A row for each question: what is right, the reply of each way, and the share of layers where votes differ."""
+        """Yield a row by question: the right answer, each way's reply, and the share of layers where votes differ."""
         prefix = Prefix(self.model, self._ids(asked.prefix))
         parts = Parts(self.model, prefix)
         history, weight = np.zeros_like(prefix.mass), 0.0
@@ -100,12 +100,12 @@ class Asker:
 
 
 def name_of(way: str, budget: float) -> str:
-    """Of a column of replies."""
+    """Return the name of a column of replies."""
     return f"{way} {budget:.0%}"
 
 
 def summary(rows: Sequence[Json], questions: QuestionSet) -> list[Json]:
-    """A row for each way and share: mean scores, and the interval of the first score's ratio to the full prefix's."""
+    """Return a row by way and share: mean scores, and the interval of the first score's ratio to the full prefix's."""
     scores = {way: [questions.judge(row["said"][way], row["right"]) for row in rows] for way in rows[0]["said"]}
     main = next(iter(scores[FULL][0]))
     full = np.array([one[main] for one in scores[FULL]])
@@ -125,7 +125,7 @@ def summary(rows: Sequence[Json], questions: QuestionSet) -> list[Json]:
 
 
 def verdict(rows: Sequence[Json], found: Sequence[Json], questions: QuestionSet) -> Json:
-    """Whether the full prefix does better than chance, and the least share at which each way holds the bar."""
+    """Return whether the full prefix does better than chance, and the least share at which each way suffices."""
     main = next(name for name in found[0] if name not in ("way", "budget"))
     full = np.array([questions.judge(row["said"][FULL], row["right"])[main] for row in rows])
     low = float(np.quantile(resampled(full), 0.025))
@@ -140,20 +140,20 @@ def verdict(rows: Sequence[Json], found: Sequence[Json], questions: QuestionSet)
 
 
 def interval(values: Scores, full: Scores) -> tuple[float, float]:
-    """The 95 % interval of `values.mean() / full.mean()`; both are resampled together."""
+    """Return the 95 % interval of `values.mean() / full.mean()`; both are resampled together."""
     ratios = [ratio(mine, whole) for mine, whole in zip(resampled(values), resampled(full), strict=True)]
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(low), float(high)
 
 
 def resampled(values: Scores) -> npt.NDArray[np.float64]:
-    """Means of `NUM_SAMPLES` draws of as many questions, which are the same for every set of as many values."""
+    """Return means of `NUM_SAMPLES` draws of as many questions, the same draws for every set of as many values."""
     chance = np.random.default_rng(0)
     return np.array([values[chance.integers(0, len(values), len(values))].mean() for _ in range(NUM_SAMPLES)])
 
 
 def ratio(mine: float, full: float) -> float:
-    """`mine / full`, and 0 where nothing was right over the full prefix."""
+    """Return `mine / full`, or 0 where nothing was right over the full prefix."""
     return float(mine / full) if full > 0 else 0.0
 
 
@@ -165,7 +165,7 @@ def gather(
     seconds: float,
     ways: Sequence[tuple[str, float]] = WAYS,
 ) -> list[Json] | None:
-    """All rows, of which those that are missing in `path` are asked for, prefix by prefix; None: no time is left."""
+    """Return all rows, after measuring those that are missing in `path`, prefix by prefix; None if no time is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     asked, begun, asker = list(questions.asked(wheel)), time.monotonic(), None
@@ -181,7 +181,7 @@ def gather(
 
 
 def ask_again(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Path) -> None:
-    """Put the hybrid's replies of today in the place of those that are kept."""
+    """Replace the kept replies of the hybrid by new ones."""
     asker, unfinished = Asker(artifact, questions), path.with_suffix(".again")
     kept = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     with unfinished.open("w", encoding="utf-8") as file:
@@ -193,7 +193,7 @@ def ask_again(path: Path, artifact: Artifact, questions: QuestionSet, wheel: Pat
 
 
 def published(run: str) -> Iterator[Json]:
-    """What was published of a run's other ways, with the commit that it is of."""
+    """Yield the published results of a run's other ways, each with its commit."""
     before = (read_results("partial_answers") or {"runs": {}})["runs"].get(run)
     for row in () if before is None else before["rows"]:
         if row["way"] not in (FULL, OURS):
@@ -201,7 +201,7 @@ def published(run: str) -> Iterator[Json]:
 
 
 def main() -> None:
-    """Ask, and if all is answered judge, print and write `results/partial_answers.json`."""
+    """Answer all questions, and when all are answered judge, print and write `results/partial_answers.json`."""
     flags = {"again": False, "ours": False}
     options = read_options(__doc__, "artifact", "set", seconds=480.0, wheel=f".cache/bfcl/{WHEEL}", **flags)
     name, questions = str(options.set), SETS[str(options.set)]

@@ -1,18 +1,18 @@
-"""Parts of prefixes beside what others do: quality, bytes, hits of a cache in memory, and the first token.
+"""Compare parts of prefixes with published methods: quality, bytes, hits of a cache in memory, and the first token.
 
     python -m bench.partial.baselines ARTIFACT [--source MODEL.gguf] [--seconds 480]
 
-Every way answers the same trace: Zipf over 32 prefixes of NQ-open, BFCL and BBH, 400 requests, of which the first
-quarter fills a cache and is not counted. A way is a selection of a quarter of the rows (`contestants.py`), an order in
-which chunks of 16 rows lie on disk, and a policy of the cache, which is the store's own and has a share of all keys and
-values. What else a way keeps in memory is taken off that. Only chunks are counted as read: IMPRESS's probed keys are
-free, and so are headers. KL is of a prefix's own queries, whatever is in memory. A pass takes as many rows in each
-layer, so what is lost when layers fall back and are loaded whole is that of the model in plain NumPy, and is measured
-where the artifact's source is given.
+Every way serves the same trace: Zipf over 32 prefixes of NQ-open, BFCL and BBH, 400 requests, of which the first
+quarter fills a cache and is not counted. A way is a selection of a quarter of the rows (`contestants.py`), an order of
+chunks of 16 rows on disk, and a policy of the cache, which is the store's own and has a share of all keys and values.
+Whatever else a way keeps in memory is subtracted from that. Only chunks are counted as read: IMPRESS's probed keys are
+free, and so are headers. KL is measured on a prefix's own queries, whatever is in memory. A pass uses as many rows in
+each layer, so the loss when layers fall back and are loaded whole is that of the model in plain NumPy, and is measured
+if the artifact's source is given.
 
-The first token is estimated, for a quiet machine: the disk's time for what is read, and `PREFILL_TOKENS_PER_S` for
-what is computed, or `PASS_S` for each pass of a query over rows that are there. Prefixes' figures are kept in
-`.cache/baselines`, by commit; a call that ran out of `--seconds` goes on.
+The first token is estimated, for a quiet machine: the disk's time for the bytes read, and `PREFILL_TOKENS_PER_S` for
+computed tokens, or `PASS_S` for each pass of a query over loaded rows. Prefixes' figures are kept in
+`.cache/baselines`, by commit; a call that ran out of `--seconds` is continued by the next.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is chosen, how it lies, and what of it stays in memory.
+    """The selection of rows, their order on disk, and the policy of the cache in memory.
 
     Attributes:
-        num_passes: of a query before its first token.
-        known_share: of keys and values, what memory holds beside chunks.
+        num_passes: passes of a query before its first token.
+        known_share: the share of keys and values that memory holds in addition to chunks.
     """
 
     selection: str
@@ -87,7 +87,7 @@ ABLATION: Mapping[str, Baseline] = {
 
 
 def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) -> Iterator[Json]:
-    """A row for each baseline, trace and size of the cache."""
+    """Yield a row for each baseline, trace and cache size."""
     for change_after in (None, CHANGE_AFTER):
         shapes = [_asked(prefix, BASELINES["full load, LRU"]) for prefix in prefixes]
         trace = zipf_trace(shapes, NUM_REQUESTS, change_after=change_after)
@@ -114,7 +114,7 @@ def rows_of(prefixes: Sequence[Contested], baselines: Mapping[str, Baseline]) ->
 
 
 def first_tokens(seconds: Mapping[int, Any]) -> Json:
-    """Of each disk the median and the slowest of a hundred."""
+    """Return the median and the 99th percentile for each disk."""
     found: Json = {}
     for speed, some in seconds.items():
         found[f"p50_s_{speed}"], found[f"p99_s_{speed}"] = (float(one) for one in np.quantile(some, [0.5, 0.99]))
@@ -122,7 +122,7 @@ def first_tokens(seconds: Mapping[int, Any]) -> Json:
 
 
 def losses(prefixes: Sequence[Contested]) -> Json:
-    """By selection, KL with twice its standard error, and the share of chunks that a query reads."""
+    """Return, by selection, KL with twice its standard error, and the share of chunks that a query reads."""
     own = [request for prefix in prefixes for request in prefix.requests if request.kl]
     found: Json = {}
     for name in own[0].kl:
@@ -132,7 +132,7 @@ def losses(prefixes: Sequence[Contested]) -> Json:
 
 
 def read_shares(prefixes: Sequence[Contested]) -> Json:
-    """By selection and order, of the bytes of a prefix those in chunks that a query reads: the mean."""
+    """Return, by selection and order, the mean share of a prefix's bytes that are in chunks that a query reads."""
     found: Json = {}
     for name, order in prefixes[0].requests[0].chunks:
         shares = [
@@ -145,7 +145,7 @@ def read_shares(prefixes: Sequence[Contested]) -> Json:
 
 
 def gather(directory: Path, artifact: Artifact, source: Path | None, seconds: float) -> list[Contested] | None:
-    """All prefixes, of which those that are not in `directory` are asked; None: no time is left."""
+    """Return all prefixes, after measuring those that are not in `directory`; None if no time is left."""
     directory.mkdir(parents=True, exist_ok=True)
     texts, begun, model = Texts(Tokenizer.from_str(artifact.tokenizer_json)), time.monotonic(), None
     by_layer = None if source is None else RowsByLayer(artifact, source)
@@ -163,7 +163,7 @@ def gather(directory: Path, artifact: Artifact, source: Path | None, seconds: fl
 
 
 def main() -> None:
-    """Ask, replay, print and write `results/partial_baselines.json`."""
+    """Measure, replay, print and write `results/partial_baselines.json`."""
     options = read_options(__doc__, "artifact", source=Path, seconds=480.0)
     artifact = Artifact.open(options.artifact)
     name = artifact.manifest.name
@@ -194,7 +194,7 @@ def main() -> None:
 
 
 def _asked(prefix: Contested, baseline: Baseline) -> Asked:
-    """A prefix as a way asks for it."""
+    """Return a prefix as a way requests it."""
     nothing = np.zeros(0, np.int64)
     key = (baseline.selection, baseline.order)
     reads = [(request.chunks[key].astype(np.int64), nothing) for request in prefix.requests]

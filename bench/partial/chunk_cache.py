@@ -1,13 +1,13 @@
-"""What a cache should keep of ordered runs and their pages: LRU, LFU, and both with importance, beside the optimum.
+"""Compare cache policies for ordered runs and their pages: LRU, LFU, and both with importance, and the optimum.
 
     python -m bench.partial.chunk_cache ARTIFACT
 
 Requests load a quarter of the prefix that they share with others, through a cache that holds 5 to 50 % of all keys and
-values; the first quarter of a trace fills it and is not counted. What they read is that of real queries
-(`bench/partial/chunk_traces.py`); which of them comes when is drawn. The caches are the store's own, without their
-bytes: disk bytes are of chunks, and parts of pages, that were not there, and of the run's header; what fills up units
-of 4 KiB is not counted. Checksums and probe keys are in memory. The time to the first token is estimated: the disk's,
-and 20 ms for two forwards.
+values; the first quarter of a trace fills it and is not counted. Their reads are those of real queries
+(`bench/partial/chunk_traces.py`); the sequence of queries is drawn. The caches are the store's own, without their
+bytes: disk bytes are of missing chunks and parts of pages, and of the run's header; the rest of units of 4 KiB is not
+counted. Checksums and probe keys are in memory. The time to the first token is estimated: the disk's, and 20 ms for two
+forwards.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .texts import Texts
 
 SHARES = (0.05, 0.1, 0.25, 0.5)  # of all keys and values
 NUM_REQUESTS, CHANGE_AFTER = 400, 100
-DISKS = (50e6, 100e6)  # bytes a second
+DISKS = (50e6, 100e6)  # bytes per second
 PASSES_S = 0.02  # of a request: two forwards of 20 tokens over 256 rows take 10 ms each (bench/LOG.md)
 NEVER = 1 << 30
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A policy, and whether the importance that it weighs is the share of attention; else it is by rank."""
+    """A policy, and whether the importance that it uses is the share of attention; else it is the rank."""
 
     policy: Policy
     by_attention: bool = False
@@ -57,21 +57,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Found:
-    """Of the counted requests."""
+    """Results for the counted requests."""
 
-    hit_ratio: float  # of the bytes that are wanted
+    hit_ratio: float  # of the requested bytes
     disk_bytes: float  # a request
 
 
 def replay(prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant) -> Found:
-    """Let the store's cache serve a trace."""
+    """Serve a trace from the store's cache."""
     return _found(prefixes, trace, *served(prefixes, trace, max_bytes, contestant))
 
 
 def served(
     prefixes: Sequence[Asked], trace: Trace, max_bytes: int, contestant: Contestant
 ) -> tuple[list[int], list[int]]:
-    """How many bytes each request wants of the store's cache, and how many of them are not there."""
+    """Return, by request, the bytes that it requests from the store's cache, and the bytes that are missing there."""
     cache, nothing = ChunkCache(max_bytes, policy=contestant.policy), np.zeros(0, np.uint8)
     wanted, missed = [], []
     for number, request in trace:
@@ -90,7 +90,7 @@ def served(
 
 
 def replay_optimum(prefixes: Sequence[Asked], trace: Trace, max_bytes: int) -> Found:
-    """The same if those make room that are wanted last (Belady)."""
+    """Do the same if those are evicted that are needed last (Belady)."""
     starts = np.cumsum([0, *(len(prefix.attention) for prefix in prefixes)])
     needs = [np.concatenate(prefixes[number].requests[request]) + starts[number] for number, request in trace]
     sizes = np.concatenate([one.layout.piece_bytes(np.arange(len(one.attention))) for one in prefixes])
@@ -117,7 +117,7 @@ def _found(prefixes: Sequence[Asked], trace: Trace, wanted: Sequence[int], misse
 
 
 def measure(prefixes: Sequence[Asked]) -> list[Json]:
-    """A row for each trace, share and contestant."""
+    """Return a row for each trace, share and contestant."""
     all_bytes = sum(map(kv_bytes, prefixes))
     rows: list[Json] = []
     for name, change_after in (("steady", None), ("changing", CHANGE_AFTER)):
@@ -135,7 +135,7 @@ def measure(prefixes: Sequence[Asked]) -> list[Json]:
 
 
 def kv_bytes(prefix: Asked) -> int:
-    """Of the keys and values of a prefix."""
+    """Return the bytes of the keys and values of a prefix."""
     return prefix.layout.num_pages * prefix.layout.kv.page_bytes
 
 

@@ -1,10 +1,9 @@
-"""What real queries read of ordered runs and their pages when a quarter of a prefix is loaded, and traces of many
-requests.
+"""Record what real queries read of ordered runs and their pages when a quarter of a prefix is loaded; make traces.
 
 Prefixes are passages of NQ-open, schemas of functions and few-shot examples of BBH, of the folder of real inputs
-(`RADIXLM_DATA`). Each is asked its own questions and those of others. Some of them are its history, which its tokens
-are ranked by. What the others read is kept: half of the rows by stored order, half in pages where a look through the
-keys of one KV head points to. Knows reads, no caches.
+(`RADIXLM_DATA`). Each has its own questions and those of others. Some of them are its history, which its tokens are
+ranked by. The reads of the others are kept: half of the rows by stored order, half in pages that probing the keys of
+one KV head finds. Knows reads, no caches.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from .texts import Case, Query, Texts
 
 BUDGET = 0.25
 NUM_PREFIXES = {"nq": 12, "tools": 6, "bbh": 6}
-NUM_FOREIGN = 7  # questions of other prefixes that each is asked
+NUM_FOREIGN = 7  # questions of other prefixes that each prefix gets
 NUM_HISTORY = 2  # of its own, and as many of others
-Trace = list[tuple[int, int]]  # prefix and which of its requests
+Trace = list[tuple[int, int]]  # prefix and the number of its request
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prefix as it is stored, and what its requests read, by the places of pieces in `layout`."""
+    """A prefix as it is stored, and the reads of its requests, by the indices of pieces in `layout`."""
 
     layout: OrderedLayout
     attention: NDArray[np.float64]  # [pieces], the share of its layer's (and head's) attention, by the history
@@ -39,7 +38,7 @@ class Asked:
 
 
 def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
-    """Those of all workloads."""
+    """Yield the prefixes of all workloads."""
     for workload, count in NUM_PREFIXES.items():
         cases = [case for case in texts.cases(workload) if len(case.prefix) <= MAX_PREFIX][:count]
         for number, case in enumerate(cases):
@@ -49,7 +48,7 @@ def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
 
 
 def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
-    """A case stored by the history of some of its queries and of `foreign` ones, and what the others read."""
+    """Return a case stored by the history of some of its queries and of `foreign` ones, and the reads of the others."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix, num_ranks = Prefix(model, case.prefix[:num_tokens]), ranks_to_store(num_tokens, is_start=True)
     layout = OrderedLayout(model.layout, num_tokens, num_ranks)
@@ -78,7 +77,7 @@ def _reads(
 
 
 def parts_of(layout: OrderedLayout, chosen: Order, there: Order) -> NDArray[np.int64]:
-    """The places of the parts of pages that have the `chosen` rows, `[layers, kv_heads, n]`, which are not `there`."""
+    """Return the indices of the page parts that have `chosen` rows, `[layers, kv_heads, n]`, which are not `there`."""
     is_wanted = np.zeros((*chosen.shape[:2], layout.num_tokens), np.bool_)
     np.put_along_axis(is_wanted, chosen, True, axis=-1)
     np.put_along_axis(is_wanted, there, False, axis=-1)
@@ -87,10 +86,10 @@ def parts_of(layout: OrderedLayout, chosen: Order, there: Order) -> NDArray[np.i
 
 
 def zipf_trace(prefixes: Sequence[Asked], num_requests: int, *, change_after: int | None, seed: int = 0) -> Trace:
-    """Requests for prefixes of which the `n`th most popular is wanted `1 / n` times as often as the first.
+    """Return requests for prefixes, of which the `n`th most popular is requested `1 / n` times as often as the first.
 
     Args:
-        change_after: so many requests the prefixes change places; None: never.
+        change_after: the number of requests after which the prefixes swap popularity; None for never.
     """
     chance = np.random.default_rng(seed)
     shares = 1 / np.arange(1, len(prefixes) + 1)

@@ -1,7 +1,8 @@
-"""What each way of choosing rows loses on real queries, and which chunks of a stored prefix it reads for them.
+"""Measure the loss of each selection of rows on real queries, and which chunks of a stored prefix it reads for them.
 
 Prefixes and their queries are those of `bench/partial/texts.py`. Two queries of each prefix, and two of others, are its
-history; for the others every selection takes a quarter of the rows. KL is of a prefix's own queries. Knows no caches.
+history; for the others every selection uses a quarter of the rows. KL is measured on a prefix's own queries. Knows no
+caches.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ LAYOUTS = {
     VOTING: (RANKED,),
     FALLING_BACK: (RANKED,),
 }
-"""Of a selection, the orders in which its chunks lie: as in the text; all ranked by what is known before a query; as it
-ships, a quarter ranked, and others in pages, of which a layer's part is read."""
+"""By selection, the orders of its chunks: as in the text; all ranked by what is known before a query; as shipped, a
+quarter ranked, and others in pages, of which a layer's part is read."""
 Chunks = NDArray[np.int32]
 
 
@@ -48,8 +49,8 @@ Chunks = NDArray[np.int32]
 class Request:
     """One query of a prefix."""
 
-    chunks: Mapping[tuple[str, str], Chunks]  # by selection and order; the places of pieces
-    kl: Mapping[str, float]  # by selection, nats a token; empty for the queries of other prefixes
+    chunks: Mapping[tuple[str, str], Chunks]  # by selection and order; the indices of pieces
+    kl: Mapping[str, float]  # by selection, nats per token; empty for the queries of other prefixes
     falls_back: float  # share of layers
 
 
@@ -63,7 +64,7 @@ class Contested:
 
 
 def cases(texts: Texts) -> Iterator[tuple[Case, list[Query]]]:
-    """Each prefix of all workloads, and queries of others that it is asked, too."""
+    """Yield each prefix of all workloads, and queries of others that it also gets."""
     for workload, count in NUM_PREFIXES.items():
         some = [case for case in texts.cases(workload) if len(case.prefix) <= MAX_PREFIX][:count]
         for number, case in enumerate(some):
@@ -74,7 +75,7 @@ def cases(texts: Texts) -> Iterator[tuple[Case, list[Query]]]:
 def contested(
     case: Case, foreign: Sequence[Query], model: PrefixModel, by_layer: RowsByLayer | None = None
 ) -> Contested:
-    """Ask a prefix all that it is asked; what is lost where layers fall back, `by_layer` tells."""
+    """Run all queries of a prefix; `by_layer` measures the loss where layers fall back."""
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     # all ranks have places: those of other ways lie in chunks, too
     prefix, layout = Prefix(model, case.prefix[:num_tokens]), OrderedLayout(model.layout, num_tokens, num_tokens)
@@ -135,7 +136,7 @@ def _request(
 
 
 def _kl_of_falling_back(prefix: Prefix, by_layer: RowsByLayer, votes: Vote, query: Query) -> float:
-    """If layers in which the probed heads disagree have all rows."""
+    """Return the KL if layers in which the probed heads disagree have all rows."""
     whole = np.broadcast_to(np.arange(prefix.num_tokens), (votes.choice.shape[1], prefix.num_tokens))
     choice = [whole if falls_back else mine for falls_back, mine in zip(votes.falls_back, votes.choice, strict=True)]
     some, everything = (
@@ -145,7 +146,7 @@ def _kl_of_falling_back(prefix: Prefix, by_layer: RowsByLayer, votes: Vote, quer
 
 
 def _shipped(layout: OrderedLayout, choice: Order, order: Order, num_first: int) -> Chunks:
-    """The pieces that have a choice, if tokens of the first ranks are read from the run, and others from pages."""
+    """Return the pieces of a choice, if tokens of the first ranks are read from the run, and others from pages."""
     ranks = np.take_along_axis(inverse_order(order).astype(np.int64), choice, axis=-1)
     chunks = _chunks(layout, ranks)
     num_chunks = num_first // layout.chunk_size * layout.num_groups
@@ -155,7 +156,7 @@ def _shipped(layout: OrderedLayout, choice: Order, order: Order, num_first: int)
 
 
 def _chunks(layout: OrderedLayout, ranks: Order) -> Chunks:
-    """The chunks in which some ranks, `[layers, kv_heads, n]`, lie."""
+    """Return the chunks that contain some ranks, `[layers, kv_heads, n]`."""
     groups = np.arange(layout.num_groups)[:, None]
     blocks = ranks.reshape(layout.num_groups, -1) // layout.chunk_size
     return np.unique(blocks * layout.num_groups + groups).astype(np.int32)

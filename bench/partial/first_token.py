@@ -1,17 +1,17 @@
-"""Time to the first token of requests whose prefix is on disk, with all or a part of its keys and values.
+"""Measure the time to the first token of requests whose prefix is on disk, with all or a part of its keys and values.
 
     python -m bench.partial.first_token ARTIFACT DIR [--workload nq] [--disks 25 50] [--ways full 25%] [--append]
 
 Prefixes of about 1,000 tokens, and longer ones of several of them joined, each with questions. Half of the questions
-are asked first, of one engine, which learns where they look and rewrites runs in that order; what is stored stays in
-DIR for the next call. The others are measured: a fresh engine for each disk and way (`bench/partial/ways.py`), which
+are first sent to one engine, which learns the rows that they attend to and rewrites runs in that order; the store stays
+in DIR for the next call. The others are measured: a fresh engine for each disk and way (`bench/partial/ways.py`), which
 saves and rewrites nothing; before each request its memory and the page cache are emptied, so that the prefix is on disk
 only. The first question of each prefix also reads probe keys and orders, which are in memory for the others: they are
-told apart.
+reported separately.
 
-Replies that are not of a part must be those of an engine without a store, to the last bit of their logprobs. `read` is
-what was asked of the store's files, `device` what the kernel says came from disks. With `--append` what is there of
-other disks and ways is kept.
+Replies that do not use a part must be those of an engine without a store, to the last bit of their logprobs. `read` is
+the bytes read from the store's files, `device` the bytes that the kernel read from disks. `--append` keeps the existing
+results of other disks and ways.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .ways import (
     settle,
 )
 
-# by workload: of so many cases one prefix, and how many of these
+# by workload: the number of cases in one prefix, and the number of such prefixes
 SHAPES: Mapping[str, Sequence[tuple[int, int]]] = {
     "nq": ((1, 4), (3, 2)),
     "text": ((1, 2), (2, 1)),
@@ -69,7 +69,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class FirstToken:
-    """One request."""
+    """Measurements of one request."""
 
     num_joined: int
     is_first: bool  # of its prefix, to this engine
@@ -78,12 +78,12 @@ class FirstToken:
     device_bytes: int
     disk_tokens: int
     loaded: float | None  # share of the prefix's keys and values; None: the reply is exact
-    dropped_mass: float | None
+    dropped_mass: float | None  # share of the prefix's keys and values; None: the reply is exact
     reply: str  # a digest of token and logprobs
 
 
 def main() -> None:
-    """Measure, print, write `results/store_partial.json` beside other models' runs."""
+    """Measure, print, write `results/store_partial.json`, which keeps other models' runs."""
     kinds = {"workload": "nq", "disks": tuple(DISKS_MB_PER_S), "ways": tuple(WAYS), "append": False}
     options = read_options(__doc__, "artifact", "directory", **kinds)
     artifact = Artifact.open(options.artifact)
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def asked_of(artifact: Artifact, workload: str) -> Iterator[Asked]:
-    """The prefixes of a workload; none of them begins as another does for more than a page."""
+    """Yield the prefixes of a workload; no two begin with the same page."""
     cases = Texts(Tokenizer.from_str(artifact.tokenizer_json)).cases(workload)
     for num_joined, num_prefixes in SHAPES[workload]:
         for _ in range(num_prefixes):
@@ -121,7 +121,7 @@ def asked_of(artifact: Artifact, workload: str) -> Iterator[Asked]:
 
 
 def joined(cases: Sequence[Case]) -> Asked:
-    """One prefix of them all; every other question is history, of the rest up to `MAX_ASKED` from everywhere."""
+    """Return one prefix of all cases; every other question is history, up to `MAX_ASKED` of the rest are measured."""
     prefix = [token for case in cases for token in case.prefix]
     prompts = [prefix + query.ids for case in cases for query in case.queries]
     others = prompts[1::2]
@@ -129,8 +129,8 @@ def joined(cases: Sequence[Case]) -> Asked:
 
 
 def prepare(artifact: Artifact, directory: Path, asked: Sequence[Asked]) -> list[list[str]]:
-    """Ask for the history and store what it leaves, in the order of importance; the exact replies to the measured
-    questions are kept beside it, and returned."""
+    """Run the history and store the results in the order of importance; return the exact replies to the measured
+    questions, which are also kept there."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     store = open_store(artifact, directory / "store")
@@ -154,7 +154,7 @@ def one_way(
     asked: Sequence[Asked],
     replies: Sequence[Sequence[str]],
 ) -> Json:
-    """Ask the measured questions, of one prefix after the other, a question each."""
+    """Measure the questions, one of each prefix in turn."""
     files = disk_files(disk if way.has_store else "real")
     found: list[FirstToken] = []
     drop_page_cache(directory)
@@ -199,7 +199,7 @@ def one_way(
 
 
 def groups(found: Sequence[FirstToken]) -> Iterator[Json]:
-    """First requests and others of prefixes of one shape, in the order in which they were asked."""
+    """Yield first requests and others of prefixes of one shape, in the order in which they were measured."""
     for num_joined, is_first in dict.fromkeys((one.num_joined, one.is_first) for one in found):
         mine = [one for one in found if (one.num_joined, one.is_first) == (num_joined, is_first)]
         yield {
@@ -213,7 +213,7 @@ def groups(found: Sequence[FirstToken]) -> Iterator[Json]:
 
 
 def digest(completion: Completion) -> str:
-    """Of tokens and logprobs, every bit of them."""
+    """Return a digest of tokens and logprobs, every bit of them."""
     return blake2b(repr((completion.token_ids, completion.logprobs)).encode(), digest_size=8).hexdigest()
 
 

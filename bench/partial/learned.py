@@ -1,12 +1,12 @@
-"""How much of the order in which a prefix is stored outlives a restart and the questions after it, and what that loses.
+"""Measure how much of a prefix's stored order survives a restart and later questions, and the loss from the rest.
 
     python -m bench.partial.learned ARTIFACT [--joined 4] [--cases 6]
 
-Engines are asked nine questions about one prefix, and nine others; what happens in between is the way. Of passages of
-NQ-open, `--joined` cases as one prefix, the questions are its own. Of BBH's examples, `--cases` prefixes, the questions
-are of other tasks than the prefix has examples of, and what is never asked is one more example of each of these: its
-KL over a quarter of the rows, chosen as they are served by the order on disk before and after, is what the order is
-worth. Nothing here is a time.
+Engines answer nine questions about one prefix, and nine others; the ways differ in what happens in between. With
+passages of NQ-open, `--joined` cases as one prefix, the questions are its own. With BBH's examples, `--cases` prefixes,
+the questions are of other tasks than the prefix has examples of, and one more example of each of these is never asked:
+its KL over a quarter of the rows, selected as they are served by the order on disk before and after, measures the
+order. Nothing here is a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stored:
-    """What a run on disk says of its prefix: which tokens have the first ranks."""
+    """The contents of a run on disk: which tokens of its prefix have the first ranks."""
 
     order: NDArray[np.int64]  # [layers, kv_heads, ranks]
     num_tokens: int
@@ -57,7 +57,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Questions:
-    """A prefix, prompts that begin with it, and what is asked of it in no prompt."""
+    """A prefix, prompts that begin with it, and questions that no prompt has."""
 
     prefix: list[int]
     first: list[list[int]]
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def of_passages(texts: Texts, num_joined: int) -> Questions:
-    """Passages of NQ-open, and a question about each."""
+    """Return passages of NQ-open, and a question about each."""
     cases = texts.cases("nq")
     some = joined([next(cases) for _ in range(num_joined)])
     prompts = [*some.history, *some.measured]
@@ -89,7 +89,7 @@ def of_passages(texts: Texts, num_joined: int) -> Questions:
 
 
 def of_other_tasks(texts: Texts) -> list[Questions]:
-    """BBH's examples of three tasks, and the questions of the other nine; one prefix of each three first."""
+    """Return BBH's examples of three tasks, and the questions of the other nine; one prefix of each three first."""
     cases = list(texts.cases("bbh"))
     groups = [cases[start : start + 3] for start in range(0, len(cases), 3)]  # the same tasks
     found = []
@@ -106,7 +106,7 @@ def of_other_tasks(texts: Texts) -> list[Questions]:
 
 
 def measure(artifact: Artifact, model: PrefixModel, asked: Questions) -> Json:
-    """The share of the order before that stays, by what happens in between, and what orders lose."""
+    """Return the share of the order before that stays, by what happens in between, and the loss with each order."""
     with tempfile.TemporaryDirectory() as temporary:
         orders = ask(artifact, Path(temporary), asked)
     stays = {way: kept(orders[BEFORE[way]], orders[way]) for way in WAYS}
@@ -115,10 +115,10 @@ def measure(artifact: Artifact, model: PrefixModel, asked: Questions) -> Json:
 
 
 def ask(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stored]:
-    """The order on disk before, and after the other questions by what happens in between.
+    """Return the order on disk before, and after the other questions by what happens in between.
 
-    Two engines do not end with the same order: how a prompt is cut into steps, and so which of its tokens are scored,
-    is a matter of time.
+    Two engines do not end with the same order: timing decides how a prompt is divided into steps, and so which of its
+    tokens are scored.
     """
     found: dict[str, Stored] = {}
     with opened(artifact, directory / "nothing") as engine:
@@ -136,13 +136,13 @@ def ask(artifact: Artifact, directory: Path, asked: Questions) -> dict[str, Stor
 
 
 def opened(artifact: Artifact, directory: Path) -> Engine:
-    """An engine that learns, and prunes nothing unasked."""
+    """Return an engine that learns, and does not prune by default."""
     directory.mkdir(exist_ok=True)
     return Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0)
 
 
 def answered(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> Stored:
-    """The order on disk once some prompts are answered, one after the other."""
+    """Return the order on disk once some prompts are answered, one after the other."""
     for prompt in prompts:
         engine.generate(prompt, PARAMS)
         settle(engine)
@@ -152,7 +152,7 @@ def answered(engine: Engine, asked: Questions, prompts: Sequence[list[int]]) -> 
 
 
 def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
-    """The order of the run of what all prompts share."""
+    """Return the order of the run of the prefix that all prompts share."""
     namespace = next(store.page_keys()).namespace
     heads = index.run(namespace, tuple(prefix), 0, len(index.keys(namespace, prefix)))
     run = None if heads is None else RowRecords.of(store).open_ordered(heads)
@@ -164,7 +164,7 @@ def stored(store: PageStore, index: DiskIndex, prefix: list[int]) -> Stored:
 
 
 def kept(before: Stored, after: Stored) -> float:
-    """The share of the first eighth of the tokens `before` that is in the first eighth `after`."""
+    """Return the share of the first eighth of the tokens `before` that is in the first eighth `after`."""
     count = before.num_tokens // 8
     assert before.num_tokens == after.num_tokens and count <= before.order.shape[-1]
     pairs = zip(*(one.order[..., :count].reshape(-1, count) for one in (before, after)), strict=True)
@@ -172,7 +172,7 @@ def kept(before: Stored, after: Stored) -> float:
 
 
 def losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -> dict[str, list[float]]:
-    """Nats a token of what follows each question that was never asked, by order, and over the first and recent rows."""
+    """Return nats per token of what follows each unasked question, by order, and over the first and recent rows."""
     [num_tokens] = {one.num_tokens for one in orders.values()}
     prefix, count = Prefix(model, asked.prefix[:num_tokens]), num_rows(num_tokens, BUDGET)
     halves = {way: stored_half(one.order, count, one.num_tokens) for way, one in orders.items()}
@@ -190,8 +190,8 @@ def losses(model: PrefixModel, asked: Questions, orders: Mapping[str, Stored]) -
 
 
 def summary(measured: Sequence[Json]) -> Iterator[Json]:
-    """A row for each order: what stays, and what is lost, also as the difference to the order before, query by
-    query."""
+    """Yield a row for each order: the share that stays, and the loss, also as the difference to the order before, query
+    by query."""
     names = ("before nothing", "nothing", "before", *WAYS[1:], "first+recent")
     kls = {way: np.array([kl for one in measured for kl in one["kl"].get(way, [])]) for way in names}
     for way, found in kls.items():

@@ -1,7 +1,7 @@
-"""Which KV rows of a prefix are loaded when not all are: the policies, and what each of them may know.
+"""Select the KV rows of a prefix that are loaded when not all are: the policies, and what each of them may know.
 
-Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order. `hybrid` is
-made of `runtime/extras/approximate/row_selection.py`, with which prefixes are read from disk.
+Knows arrays of scores, not models or texts. A choice is `[layers, kv_heads, n]`, rows in ascending order. `hybrid`
+uses `runtime/extras/approximate/row_selection.py`, with which prefixes are read from disk.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Order = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What can be known of a prefix when a query comes, and for `oracle` what only an exact run tells.
+    """The facts that can be known of a prefix when a query arrives, and for `oracle` the results of an exact run.
 
-    `probe(choice)` is how much the query's rows would look at each other token, by the keys of one KV head of each
-    layer, when the query has been run over the rows `choice`: `[layers, tokens]`.
+    `probe(choice)` is the attention of the query's rows to each other token, by the keys of one KV head of each layer,
+    when the query has been run over the rows `choice`: `[layers, tokens]`.
     """
 
     prefix: Scores  # attention mass while the prefix was computed, for each of its tokens
-    passed: Scores  # what of that is known of a served prefix, where later tokens count
+    passed: Scores  # the part of that which is known of a served prefix, where later tokens count
     history: Scores  # of other queries, for each of theirs
     oracle: Scores  # of this query and its continuation, over the full prefix
     probe: Callable[[Order], Scores]
@@ -44,12 +44,12 @@ class Evidence:
 
     @functools.cached_property
     def known(self) -> Scores:
-        """What a served prefix's rows are ranked by, by `attention_scores.py`."""
+        """The scores that rank a served prefix's rows, by `attention_scores.py`."""
         return np.asarray(self.history + self.passed)
 
     @functools.cached_property
     def order(self) -> Order:
-        """As rows are ranked, what matters most first: `[layers, kv_heads, tokens]`; a run has the first of them."""
+        """The ranked rows, most important first: `[layers, kv_heads, tokens]`; a run has the first of them."""
         return stored_order(self.known)
 
     @functools.cached_property
@@ -65,46 +65,46 @@ class Evidence:
 
 
 def random(evidence: Evidence, count: int) -> Order:
-    """Any."""
+    """Select at random."""
     return largest(np.random.default_rng(evidence.seed).random(evidence.shape), count)
 
 
 def first_and_recent(evidence: Evidence, count: int) -> Order:
-    """The first few, and the last."""
+    """Select the first few rows, and the last."""
     return first_and_recent_of(evidence.shape, count)
 
 
 def first_and_recent_of(shape: tuple[int, ...], count: int) -> Order:
-    """The same of so many layers, KV heads and tokens."""
+    """Select the same for a shape of layers, KV heads and tokens."""
     recent = np.arange(shape[-1], dtype=float)
     recent[:NUM_FIRST] = np.inf
     return largest(np.broadcast_to(recent, shape), count)
 
 
 def prefix_pass(evidence: Evidence, count: int) -> Order:
-    """Those that got most attention while the prefix was computed."""
+    """Select the rows that got most attention while the prefix was computed."""
     return largest(evidence.prefix, count)
 
 
 def heavy_hitters(evidence: Evidence, count: int) -> Order:
-    """H2O's, once the prefix is computed: half the most recent, and half those that got most attention till then."""
+    """Select as H2O does, once the prefix is computed: half the most recent, half those with most attention."""
     scores = evidence.prefix.astype(np.float64)
     scores[..., evidence.shape[-1] - count // 2 :] = np.inf
     return largest(scores, count)
 
 
 def known(evidence: Evidence, count: int) -> Order:
-    """Those that a served prefix's rows are ranked by, and nothing of the query."""
+    """Select by the scores that rank a served prefix's rows, and nothing of the query."""
     return largest(evidence.known, count)
 
 
 def history(evidence: Evidence, count: int) -> Order:
-    """Those that other queries looked at."""
+    """Select the rows that other queries attended to."""
     return largest(evidence.history, count)
 
 
 def probe(evidence: Evidence, count: int) -> Order:
-    """The first and recent ones, and those that this query looks at from there by one head's keys."""
+    """Select the first and recent rows, and those that this query attends to from there by one head's keys."""
     layers, heads, tokens = evidence.shape
     start = always(tokens)[:count]
     chosen = np.broadcast_to(start, (layers, heads, len(start)))
@@ -112,17 +112,17 @@ def probe(evidence: Evidence, count: int) -> Order:
 
 
 def hybrid(evidence: Evidence, count: int) -> Order:
-    """Half by the stored order, the first and recent ones among them; then half by the probe."""
+    """Select half by the stored order, including the first and recent ones; then half by the probe."""
     return _hybrid(evidence, evidence.order, count)
 
 
 def hybrid_of_queries(evidence: Evidence, count: int) -> Order:
-    """The same by the order of other queries alone."""
+    """Select the same by the order of other queries alone."""
     return _hybrid(evidence, evidence.order_of_queries, count)
 
 
 def oracle(evidence: Evidence, count: int) -> Order:
-    """Those that this query and its continuation do look at."""
+    """Select the rows that this query and its continuation do attend to."""
     return largest(evidence.oracle, count)
 
 
@@ -141,8 +141,8 @@ POLICIES: dict[str, Callable[[Evidence, int], Order]] = {
 
 
 def stored_half(order: Order, count: int, num_tokens: int | None = None) -> Order:
-    """Of `count` rows of each layer and head, those that are read by the order, which begins a prompt; `num_tokens`
-    where the order has no ranks but those that a run has."""
+    """Return, of `count` rows of each layer and head, those that are read by the order, which begins a prompt;
+    `num_tokens` where the order has only the ranks that a run has."""
     num_tokens = num_tokens or order.shape[-1]
     fixed, num_ranks = always(num_tokens), ranks_to_store(num_tokens, is_start=True)
     [share] = stored_shares([num_tokens], [len(fixed)], count, [num_ranks])
@@ -150,7 +150,7 @@ def stored_half(order: Order, count: int, num_tokens: int | None = None) -> Orde
 
 
 def stored_order(scores: Scores) -> Order:
-    """What a run of these scores, which begins a prompt, is ordered by, what matters most first."""
+    """Return the order of a run with these scores, which begins a prompt, most important first."""
     return np.argsort(-scores_to_store(scores, is_start=True), axis=-1, kind="stable")
 
 

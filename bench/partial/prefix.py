@@ -1,6 +1,6 @@
-"""A prefix whose KV is computed once, and then read by queries: all of it, or chosen rows in pages of their own.
+"""Compute the KV of a prefix once, and run queries over all of it, or over selected rows in separate pages.
 
-Knows a runner and pages, no policy. A query's own KV lies behind that of the prefix and is written over by the next.
+Knows a runner and pages, no policy. A query's own KV follows that of the prefix and is overwritten by the next.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ REGION = -(-(MAX_PREFIX + MAX_QUERY) // PAGE_SIZE)  # pages of a prefix, all or 
 
 @dataclass(frozen=True)
 class Exact:
-    """A query over the full prefix."""
+    """The results of a query over the full prefix."""
 
     logits: Float32Array  # [wanted, vocab]
-    mass: Scores  # [layers, kv_heads, prefix tokens], what its rows put on the prefix
+    mass: Scores  # [layers, kv_heads, prefix tokens], the attention of its rows to the prefix
     learned: Scores  # likewise, the mean over those of its rows that are scored when it is served
 
 
@@ -39,8 +39,8 @@ class Prefix:
     """`token_ids` of a prefix, computed; the model has room for one, so a new one ends those before.
 
     Attributes:
-        mass: `[layers, kv_heads, tokens]`, what its own tokens put on it.
-        passed: likewise, what is known of that when it is served (`attention_scores.py`).
+        mass: `[layers, kv_heads, tokens]`, the attention of its own tokens to it.
+        passed: likewise, the part of that which is known when it is served (`attention_scores.py`).
     """
 
     def __init__(self, model: PrefixModel, token_ids: Sequence[int]) -> None:
@@ -53,7 +53,7 @@ class Prefix:
         self._probe_keys = PackedKeys.of(self.rows.keys_of(model.probe_head), model.probe_dims)
 
     def exact(self, query: Sequence[int], num_logits: int) -> Exact:
-        """The last `num_logits` rows of logits over the whole prefix."""
+        """Return the last `num_logits` rows of logits over the whole prefix."""
         model, count, learned = self._model, self.num_tokens, None
         if (stride := stride_of(len(query), ends_prompt=True)) > 1:
             model.clear_mass()
@@ -65,22 +65,22 @@ class Prefix:
         return Exact(logits, mass, mass / len(query) if learned is None else learned)
 
     def partial(self, choice: Order, query: Sequence[int], num_logits: int) -> Float32Array:
-        """The same over the chosen rows only."""
+        """Return the same over the selected rows only."""
         self._model.write(REGION, self.rows.take(choice))
         return self._model.run(query, self.num_tokens, choice.shape[-1], REGION, num_logits).copy()
 
     def probe(self, choice: Order, query: Sequence[int]) -> Scores:
-        """How much the query's rows, run over the chosen rows, look at each token of the prefix by the keys of
-        the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over what is not chosen."""
+        """Return the attention of the query's rows, run over the selected rows, to each token of the prefix by the keys
+        of the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over unselected rows."""
         return self.look(choice, query).largest
 
     def look(self, choice: Order, query: Sequence[int]) -> Probe:
-        """All that this tells."""
+        """Return all results of that probe."""
         self.partial(choice, query, 0)
         return probe(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])
 
     def _computed(self, stride: int) -> Scores:
-        """Compute it, in steps like a prompt's; what its tokens put on it."""
+        """Compute the prefix, in steps like a prompt's; return the attention of its tokens to it."""
         step = self._model.max_num_tokens
         self._model.clear_mass()
         for start in range(0, self.num_tokens, step):
@@ -92,9 +92,9 @@ class PrefixModel:
     """A runner with pages for a full prefix, and as many for a pruned one, or for more of them.
 
     Attributes:
-        runner: whose pages these are.
-        probe_head: the KV head whose keys are looked at, by the artifact's calibration.
-        probe_dims: the numbers of its keys that memory keeps, `[layers, n]`.
+        runner: the runner with these pages.
+        probe_head: the KV head that is probed, by the artifact's calibration.
+        probe_dims: the dimensions of its keys that memory keeps, `[layers, n]`.
 
     Raises:
         InvalidParameter: the artifact has no calibration, or not its own; `radixlm calibrate` makes one.
@@ -118,8 +118,8 @@ class PrefixModel:
         *,
         stride: int = 1,
     ) -> Float32Array:
-        """Tokens from `position` on, behind `kv_length` rows of the pages from `first_page` on; one of `stride` of
-        them is scored."""
+        """Compute tokens from `position` on, after `kv_length` rows of the pages from `first_page` on; score one in
+        `stride`."""
         count = len(token_ids)
         offsets = np.arange(count, dtype=np.int32)
         rows = offsets + np.int32(kv_length)
@@ -137,43 +137,43 @@ class PrefixModel:
         return self.runner.forward_scored(batch, stride=stride)
 
     def write(self, first_page: int, rows: KVRows) -> None:
-        """Put rows into the pages from `first_page` on."""
+        """Write rows into the pages from `first_page` on."""
         pages = rows.to_pages()
         self.runner.write_pages(range(first_page, first_page + len(pages)), pages)
 
     def read(self, num_tokens: int) -> npt.NDArray[np.uint8]:
-        """The pages of the full prefix."""
+        """Return the pages of the full prefix."""
         pages = np.zeros((-(-num_tokens // PAGE_SIZE), self.layout.page_bytes), np.uint8)
         self.runner.read_pages(range(len(pages)), pages)
         return pages
 
     def clear_mass(self) -> None:
-        """Forget all attention."""
+        """Reset all attention."""
         assert self.runner.attention_sums is not None and self.runner.attention_counts is not None
         self.runner.attention_sums[...] = 0
         self.runner.attention_counts[...] = 0
 
     def mass(self, num_tokens: int) -> Scores:
-        """Of the full prefix, a copy."""
+        """Return a copy of the attention to the full prefix."""
         assert self.runner.attention_sums is not None
         mass = self.runner.attention_sums[:, :, :REGION].reshape(*self.runner.attention_sums.shape[:2], -1)
         return mass[..., :num_tokens].copy()
 
     def counts(self, num_tokens: int) -> npt.NDArray[np.int32]:
-        """Over how many tokens that is, by row."""
+        """Return the number of tokens that this covers, by row."""
         assert self.runner.attention_counts is not None
         return self.runner.attention_counts[:REGION].reshape(-1)[:num_tokens].copy()
 
     def queries(self, num_tokens: int) -> Float32Array:
-        """Of the last run, those of the heads that share the probe's."""
+        """Return the queries of the last run, of the heads that share the probe's."""
         first = self.probe_head * self._group
         return self.all_queries(num_tokens)[:, :, first : first + self._group]
 
     def all_queries(self, num_tokens: int) -> Float32Array:
-        """The same of all heads, `[layers, num_tokens, heads, head_dim]`."""
+        """Return the same for all heads, `[layers, num_tokens, heads, head_dim]`."""
         assert self.runner.queries is not None
         return self.runner.queries[:, :num_tokens]
 
     def close(self) -> None:
-        """Let go of the runner."""
+        """Release the runner."""
         self.runner.close()

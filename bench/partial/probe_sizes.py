@@ -1,10 +1,11 @@
-"""What is lost as memory keeps less of each probe key: a curve from all of it down to a hundredth of keys and values.
+"""Measure the loss as memory keeps less of each probe key, from all of it down to a hundredth of keys and values.
 
     python -m bench.partial.probe_sizes ARTIFACT [--head 2]
 
-Asked are the questions of `radixlm calibrate`, over a quarter of the rows: facts, and how a text goes on. A row of the
-table keeps so many numbers of a key, those that RoPE turns slowest, in four bits each; `keys` is their share of keys
-and values, `all` with orders and checksums. The head is that of the artifact's calibration unless it is given.
+The questions are those of `radixlm calibrate`, over a quarter of the rows: facts, and how a text continues. A row of
+the table keeps a number of a key's dimensions, those that RoPE rotates slowest, in four bits each; `keys` is their
+share of keys and values, `all` with orders and checksums. The head is that of the artifact's calibration unless it is
+given.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from radixlm.runtime.model.model_runner import ModelRunner
 
 from ..options import read_options
 
-SHARES = (1.0, 0.75, 0.5625, 0.5, 0.375, 0.25, 0.125)  # of the numbers of a key
+SHARES = (1.0, 0.75, 0.5625, 0.5, 0.375, 0.25, 0.125)  # of the dimensions of a key
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def summary(losses: Sequence[Loss]) -> str:
-    """The rest of a row; losses are of facts and of text in turns."""
+    """Return the rest of a row; losses alternate between facts and text."""
     facts, text = (float(np.mean([loss.kl for loss in some])) for some in (losses[::2], losses[1::2]))
     found = sum(loss.is_found and loss.is_found_whole for loss in losses)
     num_facts, estimate = sum(loss.is_found_whole for loss in losses), np.mean([loss.dropped for loss in losses])

@@ -1,14 +1,14 @@
-"""What a model loses when it reads a quarter of a prefix's KV rows, by how they are chosen.
+"""Measure a model's loss when it reads a quarter of a prefix's KV rows, by how they are selected.
 
     python -m bench.partial.quality ARTIFACT text|needle|calibration|nq|nq_calibration|tools|bbh
         [--policies hybrid voting ...] [--prefixes 10]
 
 Every query follows a prefix whose KV was computed once, over all of its rows and over 10, 25 and 50 % of them, as many
-in each layer and KV head: KL and top-1 over what truly follows (teacher-forced), its perplexity, and the share of the
-attention on the prefix that was dropped. `needle` asks for a fact that was not asked for before: the probability of the
-answer, and whether it is the model's first choice throughout. `oracle` knows what only an exact run tells, and
-`voting`, IMPRESS's choice, this query's own attention, in each layer. `nq`, `tools` and `bbh` need the folder of real
-inputs (`RADIXLM_DATA`). Minutes each on two cores.
+in each layer and KV head: KL and top-1 over the true continuation (teacher-forced), its perplexity, and the share of
+the attention on the prefix that was dropped. `needle` asks for a fact that was not asked for before: the probability of
+the answer, and whether it is the model's first choice throughout. `oracle` knows the results of an exact run, and
+`voting`, IMPRESS's selection, this query's own attention, in each layer. `nq`, `tools` and `bbh` need the folder of
+real inputs (`RADIXLM_DATA`). Minutes each on two cores.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Measured:
     prefix: int  # its number
     policy: str
     budget: float
-    kl: float  # KL(full || partial), nats a token
+    kl: float  # KL(full || partial), nats per token
     agreement: float  # share of tokens with the same most likely one
     log_prob: float  # of the true token, nats
     full_log_prob: float
-    dropped: float  # share of the attention on the prefix that the full run put on rows that were left out
+    dropped: float  # share of the attention on the prefix that the full run has on rows that were omitted
     answered: float  # probability of the whole continuation
     found: float  # 1 where each of its tokens is the most likely one
     full_answered: float
@@ -59,7 +59,7 @@ class Measured:
 
 
 def measure(case: Case, number: int, model: PrefixModel, policies: Sequence[str] = CHOICES) -> Iterator[Measured]:
-    """Policies and budgets on a case's queries, and that all rows in their pages are the prefix itself."""
+    """Yield policies and budgets on a case's queries; check that all rows in separate pages equal the prefix itself."""
     prefix = Prefix(model, case.prefix)
     runs, seen = [], []
     for query in case.queries:
@@ -86,12 +86,12 @@ def measure(case: Case, number: int, model: PrefixModel, policies: Sequence[str]
 
 
 def fed(query: Query) -> list[int]:
-    """What is computed for the logits of its continuation."""
+    """Return the tokens that are computed for the logits of a query's continuation."""
     return [*query.ids, *query.continuation[:-1]]
 
 
 def divergence(full: npt.NDArray[np.float32], partial: npt.NDArray[np.float32]) -> float:
-    """KL(full || partial) of logits, `[tokens, vocab]`, in nats: the mean over tokens."""
+    """Return KL(full || partial) of logits, `[tokens, vocab]`, in nats: the mean over tokens."""
     return _kl(_log_probs(full), _log_probs(partial))
 
 
@@ -140,8 +140,8 @@ def _measured(
 
 
 def summary(measured: Sequence[Measured]) -> list[Json]:
-    """A row for each budget and policy: means over queries, of KL also twice the standard error, and its ratio to that
-    of the first and recent rows with twice the standard error (the delta method, query by query)."""
+    """Return a row for each budget and policy: means over queries, of KL also twice the standard error, and its ratio
+    to that of the first and recent rows with twice the standard error (the delta method, query by query)."""
     rows: list[Json] = []
     for budget in BUDGETS:
         compared = np.array([one.kl for one in measured if (one.policy, one.budget) == (COMPARED, budget)])
@@ -165,7 +165,7 @@ def summary(measured: Sequence[Measured]) -> list[Json]:
 
 
 def twice_error(values: Scores) -> float:
-    """Of the mean of some values."""
+    """Return twice the standard error of the mean of some values."""
     return 2 * float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 

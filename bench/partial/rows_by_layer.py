@@ -1,7 +1,7 @@
-"""What a model says of a query over rows of its prefix, another number of them in each layer: in plain NumPy.
+"""Evaluate a model on a query over rows of its prefix, with another number of them in each layer, in plain NumPy.
 
-The compiled forward takes as many rows in each layer. Where layers fall back and are loaded whole, this says what is
-lost: as the compiler's own evaluation of the model, with keys and values of the prefix that the forward has computed.
+The compiled forward uses as many rows in each layer. Where layers fall back and are loaded whole, this measures the
+loss, with the compiler's own evaluation of the model, and keys and values of the prefix that the forward has computed.
 Activations are in float32, so that results are compared with this model's own over all rows, not with the forward's.
 """
 
@@ -36,8 +36,8 @@ class RowsByLayer:
         self._weight = functools.cache(weights.float32)
 
     def logits(self, prefix: KVRows, choice: Choice | None, query: Sequence[int], num_logits: int) -> Float32Array:
-        """The last `num_logits` rows of logits, `[num_logits, vocab]`, of a query behind the chosen rows of a prefix,
-        or behind all."""
+        """Return the last `num_logits` rows of logits, `[num_logits, vocab]`, of a query after the selected rows of a
+        prefix, or after all of them."""
         kv = self._artifact.manifest.kv
         op = _Behind(self._weight, query, kv_dtype=kv.dtype)
         op.start, op.choice, op.group = prefix.num_tokens, choice, self._artifact.manifest.model.num_attention_heads
@@ -48,7 +48,7 @@ class RowsByLayer:
 
 
 class _Behind(ReferenceOps):
-    """Evaluates tokens behind rows that are there."""
+    """Evaluates tokens that follow existing rows."""
 
     start: int
     choice: Choice | None

@@ -1,4 +1,4 @@
-"""What it costs to keep how much attention each KV row gets: `forward_scored` beside `forward`.
+"""Measure the cost of recording the attention to each KV row: `forward_scored` compared with `forward`.
 
     python -m bench.partial.scored ARTIFACT [--runs 30]
 
@@ -28,7 +28,7 @@ NUM_PAGES = -(-4012 // PAGE_SIZE)
 
 
 def main() -> None:
-    """Measure, print, write `results/scored.json` beside other models' runs."""
+    """Measure, print, write `results/scored.json`, which keeps other models' runs."""
     options = read_options(__doc__, "artifact", runs=30)
     artifact = Artifact.open(options.artifact)
     runner = ModelRunner(artifact, num_pages=NUM_PAGES, keep_scores=True)

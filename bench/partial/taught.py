@@ -1,9 +1,8 @@
-"""What requests that are served in part teach: how much of later questions' attention falls on the rows stored first.
+"""Measure what is learned from partly served requests: the attention of later questions to the rows stored first.
 
     python -m bench.partial.taught ARTIFACT [--workload nq] [--prefixes 2]
 
-Three engines are asked two questions of a prefix, and then others: one exactly, one with a quarter of the rows, one
-none.
+Three engines answer two questions of a prefix, and then others: one exactly, one with a quarter of the rows, one none.
 Printed is the share of the attention on the prefix of two held-out questions that falls on the first eighth of each
 order, as a mean over layers and heads.
 """
@@ -56,7 +55,7 @@ def main() -> None:
 
 
 def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], share: float | None) -> NDArray[np.int64]:
-    """The order of the rows of a prefix, `[layers, kv_heads, tokens]`, after questions with that share of them."""
+    """Return the order of a prefix's rows, `[layers, kv_heads, tokens]`, after questions with that share of them."""
     directory.mkdir()
     with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0) as engine:
         tier: Any = engine._core.tier
@@ -82,11 +81,11 @@ def taught(artifact: Artifact, directory: Path, prompts: Sequence[list[int]], sh
 
 
 def attention(artifact: Artifact, directory: Path, prompt: list[int], order: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Of a question that is answered exactly, to each row of its prefix."""
+    """Return the attention of an exactly answered question to each row of its prefix."""
     with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory / "store"), kv_budget=1.0) as engine:
         tier: Any = engine._core.tier
         tier.loader.plan = load_always
-        tier.extra.observer.keeper.look_up = lambda *_: None  # what it learns is of this question alone
+        tier.extra.observer.keeper.look_up = lambda *_: None  # so that it learns from this question alone
         engine.generate(prompt, PARAMS)
         namespace = next(tier.store.page_keys()).namespace
         pages = tier.cache.tree.find(namespace, prompt[: order.shape[-1]]).pages

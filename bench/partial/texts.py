@@ -1,8 +1,8 @@
-"""Prefixes that many queries share, and what truly follows each query.
+"""Make prefixes that many queries share, with the true continuation of each query.
 
-`text` and `needle` are made of text.txt, which is bench/LOG.md as it once was. `nq` (passages with questions),
-`tools` (schemas of functions with requests) and `bbh` (few-shot prompts) are of the folder of real inputs
-(`RADIXLM_DATA`). Knows texts and token ids, no model.
+`text` and `needle` use text.txt, a former bench/LOG.md. `nq` (passages with questions), `tools` (schemas of functions
+with requests) and `bbh` (few-shot prompts) use the folder of real inputs (`RADIXLM_DATA`). Knows texts and token ids,
+no model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..data import data_dir
 
 MAX_CONTINUATION = 48  # tokens
 PROSE = Path(__file__).resolve().parent / "text.txt"
-_PREFIX, _QUERY, _QUERIES = 900, 16, 6  # tokens, tokens, how many
+_PREFIX, _QUERY, _QUERIES = 900, 16, 6  # tokens, tokens, count
 
 
 @dataclass(frozen=True)
 class Query:
-    """Token ids of what is asked, and of what truly follows."""
+    """Token ids of a query, and of its true continuation."""
 
     ids: list[int]
     continuation: list[int]
@@ -34,8 +34,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Case:
-    """A prefix and what is asked of it. With a depth, the first query alone counts: it asks for a fact that lies at
-    that share of the prefix, and that no other query asks for."""
+    """A prefix and its queries. With a depth, the first query alone counts: it asks for a fact at that share of the
+    prefix, and no other query asks for it."""
 
     prefix: list[int]
     queries: list[Query]
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def num_counted(self) -> int:
-        """Queries that are measured; the others are history."""
+        """The number of queries that are measured; the others are history."""
         return len(self.queries) if self.depth is None else 1
 
 
@@ -54,34 +54,34 @@ class Texts:
         self._tokenizer = tokenizer
 
     def cases(self, workload: str) -> Iterator[Case]:
-        """Those of one of `WORKLOADS`."""
+        """Yield the cases of one of `WORKLOADS`."""
         return WORKLOADS[workload](self)
 
     def text(self) -> Iterator[Case]:
-        """A stretch of a text, and later stretches as if they followed."""
+        """Yield a part of a text, and later parts as if they followed."""
         for start in range(4):
             prefix, queries = self._stretch(start)
             yield Case(prefix, queries)
 
     def needle(self) -> Iterator[Case]:
-        """The same with a fact in it, at several depths. What is asked besides is what follows in the text."""
+        """Yield the same with a fact in it, at several depths. The other queries are later parts of the text."""
         placed = [(fact, depth) for i, fact in enumerate(FACTS) for depth in DEPTHS[i % 2 :: 2]]
         return self._needles(placed, range(4))
 
     def calibration(self) -> Iterator[Case]:
-        """Other facts in other stretches: what the probe's head and its window were chosen on."""
+        """Yield other facts in other parts: those on which the probe's head and its window were chosen."""
         return self._needles(list(itertools.product(CALIBRATION_FACTS, CALIBRATION_DEPTHS)), range(4, 6))
 
     def nq(self) -> Iterator[Case]:
-        """Seven passages and a question about each."""
+        """Yield seven passages and a question about each."""
         return self._passages(0, 140)
 
     def nq_calibration(self) -> Iterator[Case]:
-        """Other passages: what a policy's settings are chosen on."""
+        """Yield other passages, on which a policy's settings are chosen."""
         return self._passages(140, 280)
 
     def tools(self) -> Iterator[Case]:
-        """Eight functions and a request for each."""
+        """Yield eight functions and a request for each."""
         path = data_dir() / "prompts" / "bfcl" / "BFCL_v4_simple_python.json"
         items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:96]]
         for some in batched(items, 8):
@@ -93,7 +93,7 @@ class Texts:
             yield self._chat("Call one of these functions.\n\n" + "\n".join(schemas), asked)
 
     def bbh(self) -> Iterator[Case]:
-        """Two examples of each of three tasks, and the third one of each: which is the third goes round."""
+        """Yield two examples of each of three tasks, and the third one of each; every example is the third once."""
         paths = sorted((data_dir() / "prompts" / "bbh_cot").glob("*.txt"))
         for some, held_out in itertools.product(batched(paths[:12], 3), range(3)):
             prefix, queries = "", []

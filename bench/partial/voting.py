@@ -1,8 +1,8 @@
-"""IMPRESS's choice of rows: a few heads are probed, and if they agree on what matters, all heads of a layer take it.
+"""Select rows as IMPRESS does: a few heads are probed, and if they agree, all heads of a layer use their rows.
 
 After "IMPRESS: An Importance-Informed Multi-Tier Prefix KV Storage System" (FAST '25): a layer whose probed heads agree
 less than `MIN_AGREEMENT` is loaded whole. It probes three heads of models with as many KV heads as heads; with grouped
-heads a KV head's say is the sum over the heads that share it. Knows queries and keys, no texts.
+heads a KV head's vote is the sum over the heads that share it. Knows queries and keys, no texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_AGREEMENT = 0.6  # Jaccard index, the mean over pairs of probed heads
 
 @dataclass(frozen=True)
 class Vote:
-    """What the probed heads of each layer chose."""
+    """The rows that the probed heads of each layer select."""
 
     choice: Order  # [layers, kv_heads, count], the same rows for each head of a layer
     agreement: npt.NDArray[np.float64]  # [layers]
@@ -35,8 +35,8 @@ class Vote:
         return self.agreement < MIN_AGREEMENT
 
     def num_loaded(self, num_tokens: int) -> float:
-        """The share of the prefix's keys and values that is read if those layers are loaded whole: the chosen rows of
-        the others, and what of the probed heads' keys is not among them."""
+        """Return the share of the prefix's keys and values that is read if those layers are loaded whole: the selected
+        rows of the others, and the rest of the probed heads' keys."""
         heads, count = self.choice.shape[1:]
         share = count / num_tokens
         share += (1 - share) * min(MAX_PROBED, heads) / heads / 2  # keys are half of what a head has
@@ -44,7 +44,7 @@ class Vote:
 
 
 def probed_heads(num_kv_heads: int) -> list[int]:
-    """Up to `MAX_PROBED` KV heads, as far apart as can be.
+    """Return up to `MAX_PROBED` KV heads, as far apart as possible.
 
     >>> probed_heads(2), probed_heads(3), probed_heads(9)
     ([0, 1], [0, 1, 2], [0, 4, 8])
@@ -53,7 +53,7 @@ def probed_heads(num_kv_heads: int) -> list[int]:
 
 
 def seen_by_voters(model: PrefixModel, prefix: Prefix, num_tokens: int) -> Scores:
-    """What the probed heads see of a prefix by the first `num_tokens` queries of the last run: `[layers, probed,
+    """Return the attention of the first `num_tokens` queries of the last run in the probed heads: `[layers, probed,
     tokens]`."""
     queries, heads = model.all_queries(num_tokens), model.layout.num_kv_heads
     group = queries.shape[2] // heads
@@ -62,8 +62,8 @@ def seen_by_voters(model: PrefixModel, prefix: Prefix, num_tokens: int) -> Score
 
 
 def attention(queries: Float32Array, keys: Float32Array) -> Scores:
-    """The attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`, `[layers, tokens, head_dim]`, of one
-    KV head, summed over rows and the head's group: `[layers, tokens]`."""
+    """Return the attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`, `[layers, tokens, head_dim]`, of
+    one KV head, summed over rows and the head's group: `[layers, tokens]`."""
     found = np.empty(keys.shape[:2])
     scale = np.float32(keys.shape[-1] ** -0.5)
     for layer, (some, mine) in enumerate(zip(queries, keys, strict=True)):
@@ -74,8 +74,8 @@ def attention(queries: Float32Array, keys: Float32Array) -> Scores:
 
 
 def vote(seen: Scores, num_kv_heads: int, count: int) -> Vote:
-    """Choose `count` rows of each layer by what probed heads saw, `[layers, probed, tokens]`: those that most of them
-    have among their own `count` largest, of these the ones with most attention."""
+    """Select `count` rows of each layer by the attention of probed heads, `[layers, probed, tokens]`: those that most
+    of them have among their own `count` largest, of these the ones with most attention."""
     layers, probed, _ = seen.shape
     own = np.zeros(seen.shape, np.bool_)
     np.put_along_axis(own, largest(seen, count), True, axis=-1)

@@ -1,6 +1,6 @@
-"""Ways to have the keys and values of a prefix that is on disk: as engines that answer requests each in its own way.
+"""Ways to provide the KV of a prefix that is on disk: an engine for each way.
 
-Knows how an engine is put together, and takes what it decides out of its hands where a way says so; not what is asked.
+Knows how an engine is assembled, and overrides its decisions where a way says so; not what is requested.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True)
 class Way:
-    """How requests are answered whose prefix is on disk.
+    """A way to serve requests whose prefix is on disk.
 
     Attributes:
-        kv_budget: the share of keys and values that they ask for.
-        decides: the engine says what is worth it; else it does what is asked for, however long that takes.
+        kv_budget: the share of keys and values that they request.
+        decides: the engine chooses the fastest plan; else it loads what is requested, however long that takes.
         has_store: False: all is computed.
     """
 
@@ -51,20 +51,20 @@ WAYS: Mapping[str, Way] = {
 
 
 class PatientRates(Rates):
-    """Computing takes so long that every load is waited for."""
+    """Rates at which computing takes so long that every load is waited for."""
 
     def compute_s(self, start: int, stop: int) -> float | None:
-        """Longer than any part takes."""
+        """Return more seconds than any part takes."""
         return _FOREVER_S
 
 
 def choose_always(*_: object, **__: int) -> float:
-    """Read chosen rows whenever a request asks for them, and wait for them."""
+    """Read selected rows whenever a request asks for them, and wait for them."""
     return _FOREVER_S
 
 
 def read_parts_always(tier: Any) -> None:
-    """Have a tier read the share that a request asks for, whatever the calibration thinks, however long it takes."""
+    """Make a tier read the share that a request asks for, whatever its calibration allows, however long it takes."""
     tier.loader.plan, tier.extra.sources.plan = load_always, choose_always
     tier.extra.sources.least_share, tier.extra.sources.max_dropped_attention = 0.0, 1.0
     tier.extra.offers._rates = PatientRates()
@@ -73,7 +73,7 @@ def read_parts_always(tier: Any) -> None:
 
 @contextmanager
 def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFiles | None) -> Iterator[Engine]:
-    """An engine that answers that way from `directory/store` on the disk of `files`, and changes nothing there."""
+    """Yield an engine that serves that way from `directory/store` on the disk of `files`, and changes nothing there."""
     if not way.has_store:
         with Engine(artifact, max_num_seqs=2) as engine:
             yield engine
@@ -93,7 +93,7 @@ def engine_of(way: Way, artifact: Artifact, directory: Path, files: ThrottledFil
 
 
 def settle(engine: Engine) -> None:
-    """Wait until the disk has all that it is to have, rewritten runs with it, and what is read for later is there."""
+    """Wait until the disk has everything, including rewritten runs, and all read-ahead has finished."""
     tier = _tier(engine)
 
     def is_busy() -> bool:
@@ -111,12 +111,12 @@ def settle(engine: Engine) -> None:
 
 
 def forget_memory(engine: Engine) -> None:
-    """Have the next request find its prefix on disk only."""
+    """Forget all prefixes in memory, so that the next request finds its prefix on disk only."""
     engine._loop.call(lambda core: core.cache.clear())
 
 
 def known_bytes(engine: Engine) -> int:
-    """What is kept in memory of runs on disk: probe keys and orders."""
+    """Return the bytes in memory for runs on disk: probe keys and orders."""
     extra = _tier(engine).extra
     return 0 if extra is None else int(extra.sources.known.num_bytes)
 

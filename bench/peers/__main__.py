@@ -1,13 +1,13 @@
-"""radixlm beside other engines: the same weights, prompts and client, one after the other on all processors.
+"""Compare radixlm with other engines: the same weights, prompts and client, one after the other on all processors.
 
     python -m bench.peers [MODEL.gguf ...] [--rounds 3] [--add] [--peer ik_llama.cpp=DIR ...] [--only NAME ...]
                           [--target x86-64-v3]
 
-Without a model: SmolLM2-135M in Q4_1, and Qwen2.5-Coder-0.5B in Q4_K_M. radixlm compiles the file, its numbers kept.
-`make bench-peers` builds llama.cpp; `make peers` makes ik_llama.cpp, OpenVINO GenAI and vLLM. A peer that is not there,
-or fails, is named as not measured. All decode greedily and ignore the end of a reply; what each is asked says
-`scenarios.py`, and with which settings it runs `contestants.py`. With a target all are held to its instructions, as on
-machines that have no others; peers that cannot be are left out by name.
+Without a model: SmolLM2-135M in Q4_1, and Qwen2.5-Coder-0.5B in Q4_K_M. radixlm compiles the file, and keeps its
+codes. `make bench-peers` builds llama.cpp; `make peers` makes ik_llama.cpp, OpenVINO GenAI and vLLM. A peer that is
+missing or fails is reported as not measured. All decode greedily and ignore the end of a reply; the requests are in
+`scenarios.py`, the settings in `contestants.py`. With a target all are restricted to its instructions, as on machines
+that have no others; peers that cannot be are reported as not measured.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def compare(
     *,
     target: str = "native",
 ) -> dict[str, Any]:
-    """All engines on one file; the artifact that ours is compiled to is thrown away."""
+    """Measure all engines on one file; delete the artifact that ours is compiled to."""
     threads = default_num_threads()
     quantize = places["llama.cpp"] / "llama-quantize"
     q4_0 = q4_0_of(gguf, quantize, cache / "bench") if quantize.exists() else cache / "bench" / "nothing"

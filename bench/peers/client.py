@@ -1,6 +1,6 @@
 """One client for all engines: streamed requests of token ids over HTTP, and the time of each token of a reply.
 
-Knows the two dialects that servers speak, OpenAI's completions and llama.cpp's own; not what is measured.
+Knows two APIs, OpenAI's completions and llama.cpp's own; not what is measured.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True)
 class Reply:
-    """Times in seconds of `time.perf_counter`; ids where the server tells them."""
+    """Times in seconds of `time.perf_counter`; ids if the server reports them."""
 
     sent_at: float
     times: list[float]  # of each token
     token_ids: list[int]
     text: str
-    num_prompt_tokens: int | None = None  # where the server tells it
+    num_prompt_tokens: int | None = None  # if the server reports it
 
     @property
     def to_first_s(self) -> float:
-        """From sending the request to its first token."""
+        """The seconds from sending the request to its first token."""
         return self.times[0] - self.sent_at
 
 
 class EngineClient(ABC):
-    """Asks the server on `port`, one connection for each stream, kept from one request to the next."""
+    """Sends requests to the server on `port`, over one kept connection for each stream."""
 
     path: str
 
@@ -43,14 +43,14 @@ class EngineClient(ABC):
 
     @abstractmethod
     def body(self, prompt: Ids, num_tokens: int) -> Json:
-        """A streamed request for exactly so many tokens, greedily."""
+        """Return a streamed greedy request for exactly `num_tokens` tokens."""
 
     @abstractmethod
     def reply(self, sent_at: float, events: Sequence[Event]) -> Reply:
-        """What the events of a stream tell."""
+        """Return the reply in the events of a stream."""
 
     def ids_of(self, reply: Reply) -> list[int]:
-        """The tokens of a reply, as the next turn of a chat has them."""
+        """Return the tokens of a reply, as the next turn of a chat has them."""
         return reply.token_ids
 
     def ask(self, prompt: Ids, num_tokens: int) -> Reply:
@@ -58,10 +58,10 @@ class EngineClient(ABC):
         return self.ask_all([prompt], num_tokens)[0]
 
     def ask_all(self, prompts: Sequence[Ids], num_tokens: int) -> list[Reply]:
-        """The replies to prompts that are sent at once.
+        """Return the replies to prompts that are sent at once.
 
         Raises:
-            ValueError: a reply has not `num_tokens`, or its prompt has other tokens.
+            ValueError: a reply has another number of tokens than `num_tokens`, or its prompt has other tokens.
         """
         self._clients += [Client(self._port) for _ in range(len(prompts) - len(self._clients))]
         bodies = [self.body(prompt, num_tokens) for prompt in prompts]
@@ -81,7 +81,7 @@ class EngineClient(ABC):
 
 
 class CompletionsClient(EngineClient):
-    """`/v1/completions` with vLLM's `return_token_ids`: radixlm, vLLM, and the front of OpenVINO."""
+    """`/v1/completions` with vLLM's `return_token_ids`: radixlm, vLLM, and the HTTP server for OpenVINO."""
 
     path = "/v1/completions"
 
@@ -99,7 +99,7 @@ class CompletionsClient(EngineClient):
 
 
 class TextClient(EngineClient):
-    """`/v1/completions` of a server that takes no ids, dasLLAMA's: a prompt is as many words of a token each."""
+    """`/v1/completions` of a server that takes no ids, dasLLAMA's: a prompt is as many words of one token each."""
 
     path = "/v1/completions"
 
@@ -124,8 +124,8 @@ class TextClient(EngineClient):
 
 class LlamaCppClient(EngineClient):
     """`/completion` of llama.cpp and ik_llama.cpp. A token that ends within a character has no event of its own: it
-    counts with the next one. ik_llama.cpp tells no ids, and its `ignore_eos` knows one end of several, so that the
-    `banned` ids are what it may never say.
+    counts with the next one. ik_llama.cpp reports no ids, and its `ignore_eos` knows one end token of several, so the
+    `banned` ids are those that it may never generate.
     """
 
     path = "/completion"

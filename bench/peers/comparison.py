@@ -1,6 +1,6 @@
-"""Rounds of a plan: every engine in turn, what fails is named, and the rounds of several runs are joined.
+"""Run rounds of a plan: every engine in turn; report failures by name, and join the rounds of several runs.
 
-Knows contestants and scenarios by their interfaces; not what engines are started with, or what they are asked.
+Knows contestants and scenarios by their interfaces; not how engines are started, or what is requested.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from .scenarios import DECODE, DECODE_200, PEERS, START, Plan, Scenario, Values
 
 NO_TIME = "there was no time"
 _REST_S = 1.0  # between two runs: threads of the one before stop spinning
-READ_GB_PER_S = "read_gb_per_s"  # beside ours: what all threads read right before or after decode, whichever is more
+READ_GB_PER_S = "read_gb_per_s"  # for our decode: what all threads read right before or after it, whichever is more
 Rounds = dict[str, dict[str, list[float]]]  # contestant -> figure's name -> a value for each round
 
 
 class Measured(Protocol):
-    """A contestant, or what tests have in its place."""
+    """A contestant, or a fake one in tests."""
 
     name: str
 
     def start(self, prompts: Prompts) -> Values:
-        """Start it anew."""
+        """Restart it."""
         ...
 
     def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
-        """Ask it."""
+        """Run a scenario."""
         ...
 
     def close(self) -> None:
@@ -47,10 +47,15 @@ class Measured(Protocol):
         ...
 
 
+def is_of_machine(target: str) -> bool:
+    """Return whether a target has all that kernels use of this machine, so that no engine has to be held to it."""
+    return find_target(target) == find_target("native")
+
+
 def missing_of(peers: Sequence[Contestant], only: Sequence[str], target: str = "native") -> dict[str, str]:
-    """Why a peer cannot be measured, by name: `only` are words of which a name must have one, if there are any."""
+    """Return why a peer cannot be measured, by name; a name must have one of the words `only`, if there are any."""
     missing = {peer.name: peer.why_missing for peer in peers if peer.why_missing is not None}
-    if target != "native":
+    if not is_of_machine(target):
         missing |= {peer.name: f"it takes what the machine has, not {target}" for peer in peers if not peer.is_held}
     return missing | {peer.name: "not asked for" for peer in peers if only and not any(w in peer.name for w in only)}
 
@@ -64,7 +69,7 @@ def compared(
     plan: Plan = PEERS,
     target: str = "native",
 ) -> dict[str, Any]:
-    """The values of all contestants, what failed, and what part of the bandwidth our decode read; ends them."""
+    """Return all contestants' values, failures, and the share of the bandwidth that our decode read; close them."""
     try:
         meter = LimitsMeter(find_target(target), artifact)
         values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline, plan)
@@ -88,7 +93,7 @@ def measure(
     deadline: float = math.inf,
     plan: Plan = PEERS,
 ) -> tuple[Rounds, dict[str, str]]:
-    """Every figure of every contestant in turn, `rounds` times, after a start; and what failed, by name.
+    """Measure every figure of every contestant in turn, `rounds` times, after a start; return failures, too, by name.
 
     Nothing begins after `deadline`, in seconds of `time.monotonic`.
     """
@@ -111,7 +116,7 @@ def measure(
                 if contestant.name == OURS:
                     raise
                 failed[f"{contestant.name}: {what}"] = f"{type(error).__name__}: {error}"[:300]
-                contestant.close()  # what comes next gets a fresh server
+                contestant.close()  # so that the next scenario gets a fresh server
                 found = {}
             for name, value in found.items():
                 values[contestant.name][name].append(value)
@@ -121,7 +126,7 @@ def measure(
 
 
 def _round(contestants: Sequence[Measured], number: int, plan: Plan) -> Iterator[tuple[int, Scenario | None, Measured]]:
-    """Seeds of prompts, what is asked and whom, in order: all engines one scenario after the other, or by turns all."""
+    """Yield seeds of prompts, scenarios and engines, in order: all engines by scenario, or all scenarios by engine."""
     turn = number % len(contestants)
     turned = (*contestants[turn:], *contestants[:turn])
     steps = [
@@ -134,7 +139,7 @@ def _round(contestants: Sequence[Measured], number: int, plan: Plan) -> Iterator
 
 
 def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a run with the values of the one before in front of its own, and the origins of both."""
+    """Return the figures of a run with the values of the one before prepended, and the origins of both."""
     values: Rounds = {}
     for run in (before, figures):
         for contestant, found in run["values"].items():
@@ -148,14 +153,14 @@ def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _found(values: Rounds, name: str) -> bool:
-    """Whether there are values of a contestant, or of one of its scenarios, `NAME: SCENARIO`."""
+    """Return whether there are values of a contestant, or of one of its scenarios, `NAME: SCENARIO`."""
     contestant, _, scenario = name.partition(": ")
     found = values.get(contestant, {})
     return bool(found.get(scenario) if scenario else any(found.values()))
 
 
 def decode_share(values: Rounds, bytes_per_token: int) -> float | None:
-    """What decode read of what the machine could read in the same round, the median; None if there was none."""
+    """Return decode's bandwidth as a share of the machine's in the same round, the median; None without decode."""
     ours = values[OURS]
     decoded = ours.get(DECODE.name) or ours.get(DECODE_200.name) or ()
     rounds = list(zip(decoded, ours.get(READ_GB_PER_S, ()), strict=True))
@@ -179,6 +184,6 @@ def _tell(name: str, found: Values) -> None:
 
 
 def _vocab_size(artifact: Artifact) -> int:
-    """How many ids have a token: a model may have more rows than that."""
+    """Return how many ids have a token: a model may have more rows than that."""
     profile = TokenizerProfile.from_dict(artifact.manifest.tokenizer.profile)
     return min(artifact.manifest.model.vocab_size, profile.vocab_size)

@@ -1,7 +1,7 @@
-"""An engine that is compared, and ours: what is started for a scenario, and how it is asked. Knows no other engine.
+"""An engine that is compared, and ours: the server for a scenario, and its client. Knows no other engine.
 
-Every number of streams has a server of its own where an engine divides its context between them. Servers stay until
-the next round, when each engine is started anew.
+Where an engine divides its context between streams, every number of streams has a separate server. Servers stay until
+the next round, when each engine is restarted.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class Contestant(ABC):
 
     @abstractmethod
     def commands(self, scenario: Scenario) -> Sequence[Command]:
-        """Servers, less their `--port PORT`."""
+        """Return the commands of servers, without their `--port PORT`."""
 
     @property
     def why_missing(self) -> str | None:
-        """What it lacks; None: it can be measured."""
+        """Return what it lacks, or None if it can be measured."""
         missing = [path for path in self.needs if not path.exists()]
         return f"there is no {missing[0]}" if missing else None
 
     @property
     def needs(self) -> Sequence[Path]:
-        """Files and folders."""
+        """The files and folders that it needs."""
         return ()
 
     def start(self, prompts: Prompts) -> Values:
-        """Close its servers, and measure how the one for a single stream starts, which stays."""
+        """Close its servers, and measure the start of the one for a single stream, which stays."""
         if self.is_slow_to_start and self._servers:
             return {}
         self.close()
@@ -68,12 +68,12 @@ class Contestant(ABC):
         return values if self.one_server else values | when_warm(server, client, prompts)
 
     def first_start(self, model: Path, prompts: Prompts) -> Values:
-        """As `start`, with the model's file out of the page cache, and nothing that an earlier start has left."""
+        """Do the same with the model's file not in the page cache, and no files of an earlier start."""
         forget(model)
         return {FIRST_START.name: self.start(prompts)[START.name]}
 
     def measure(self, scenario: Scenario, prompts: Prompts) -> Values:
-        """The figures of a scenario; each command gets prompts of its own."""
+        """Return the figures of a scenario; each command gets separate prompts."""
         found: Values = {}
         for command in self.commands(scenario):
             client = self._client(command)
@@ -96,12 +96,12 @@ class Contestant(ABC):
             server = ServedProcess(command, ready_path=self.ready_path)
             client = self.client(server.port)
             self._servers[command] = server, client
-            client.ask(Prompts(len(self._servers), _ANY_VOCABULARY).ids(64), 8)  # `start` measures what comes first
+            client.ask(Prompts(len(self._servers), _ANY_VOCABULARY).ids(64), 8)  # `start` measures the first request
         return self._servers[command][1]
 
 
 class RadixLM(Contestant):
-    """`radixlm serve` without guesses: greedy replies to random prompts repeat themselves more than those of users."""
+    """`radixlm serve` without drafts: greedy replies to random prompts repeat themselves more than those of users."""
 
     client = CompletionsClient
 
@@ -115,10 +115,10 @@ class RadixLM(Contestant):
 
 
 class FreshRadixLM(RadixLM):
-    """`radixlm serve` of a model's file: its first start compiles it, with an empty cache folder, the others find that.
+    """`radixlm serve` of a model's file: the first start compiles it into an empty cache folder, which others use.
 
     Attributes:
-        artifact: what the first start has made.
+        artifact: the artifact that the first start has made.
     """
 
     def __init__(self, gguf: Path, cache: Path) -> None:
@@ -144,7 +144,7 @@ class TargetRadixLM(RadixLM):
     """`radixlm serve` of an artifact that is compiled for a target's instructions.
 
     Attributes:
-        artifact: what the first start has made.
+        artifact: the artifact that the first start has made.
     """
 
     def __init__(self, gguf: Path, folder: Path, target: str) -> None:
@@ -159,7 +159,7 @@ class TargetRadixLM(RadixLM):
 
 
 def closed(contestants: Sequence[Contestant]) -> None:
-    """End all processes."""
+    """Close all contestants."""
     for contestant in contestants:
         with suppress(OSError):
             contestant.close()

@@ -1,11 +1,11 @@
-"""Twenty first questions to SmolLM2 with all defaults: replies of radixlm and of llama.cpp's server, to be read.
+"""Write replies of radixlm and of llama.cpp's server to twenty questions, with all defaults, for a reader to judge.
 
     python -m bench.peers.first_reply [--artifact .cache/smollm2.radixlm] [--file .cache/bench/first_reply.txt]
     python -m bench.peers.first_reply --count    # once each reply in that file is marked
 
-A request has a question, a seed and a limit of the reply's length. All else is what the servers do by default, on the
-file that the artifact was compiled from. Both replies stand below their question in an order that does not tell whose
-they are. A person writes behind each whether it is sane: whole sentences, no invented words, no broken text.
+A request has a question, a seed and a limit of the reply's length. All else is default, on the file that the artifact
+was compiled from. Both replies follow their question in an order that does not tell whose they are. A person marks each
+as sane or not: whole sentences, no invented words, no broken text.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ exist, and no broken text. A reply may be wrong, or end where its length was lim
 
 
 def main() -> None:
-    """Ask, and write the file to read; or count its marks, print, and write `results/first_reply.json`."""
+    """Query the servers, and write the file to read; or count its marks, print, write `results/first_reply.json`."""
     options = read_options(
         __doc__,
         artifact=Path(".cache/smollm2.radixlm"),
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def asked_of(command: Sequence[str]) -> Iterator[str]:
-    """Yield a fresh server's reply to each question, by a connection of its own."""
+    """Yield a fresh server's reply to each question, each on a new connection."""
     with ServedProcess(command) as server:
         for seed, question in enumerate(QUESTIONS, 1):
             body = {
@@ -105,7 +105,7 @@ def asked_of(command: Sequence[str]) -> Iterator[str]:
 
 
 def to_read(rows: Sequence[Json]) -> str:
-    """Return the replies below their questions, without names."""
+    """Return the replies after their questions, without names."""
     parts = [_RULES]
     for number, row in enumerate(rows, 1):
         parts.append(_HEADING.format(number=number, question=row["question"]))
@@ -130,13 +130,13 @@ def marked(rows: Sequence[Json], text: str) -> list[Json]:
 
 
 def _section(text: str, heading: str) -> str:
-    """What stands below a heading, up to the next."""
+    """Return the text after a heading, up to the next."""
     _, _, rest = text.partition(heading)
     return rest.partition("\n=== ")[0]
 
 
 def _names(replies: Mapping[str, str]) -> dict[str, str]:
-    """Whose reply each letter is: in an order that the replies alone decide, and no reader guesses."""
+    """Return whose reply each letter is, in an order that depends only on the replies, so that no reader guesses."""
     names = list(replies)
     random.Random("".join(replies.values())).shuffle(names)
     return dict(zip(_LABELS, names, strict=True))

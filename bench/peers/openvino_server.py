@@ -1,9 +1,9 @@
-"""OpenVINO GenAI behind HTTP: its package has continuous batching, and no server.
+"""Serve OpenVINO GenAI over HTTP: its package has continuous batching, and no server.
 
     .venv-openvino/bin/python -m bench.peers.openvino_server --model DIRECTORY|FILE.gguf --threads 2 --port 8001
 
-Answers `/health`, and streamed `/v1/completions` of token ids. Imports nothing of ours. The library holds the
-interpreter's lock while it steps, so it has a process of its own, and HTTP has another that starts with it.
+Implements `/health`, and streamed `/v1/completions` of token ids. Imports nothing of ours. The library holds the
+interpreter's lock while it steps, so it has a separate process, which the HTTP process starts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run_pipeline(model: str, num_threads: int, kv_gb: int, pipe: Connection) -> 
 
 
 def send(pipe: Connection, message: Any) -> None:
-    """One message, which `json.loads(pipe.recv_bytes())` reads."""
+    """Send one message, for `json.loads(pipe.recv_bytes())`."""
     pipe.send_bytes(json.dumps(message).encode())
 
 
@@ -71,7 +71,7 @@ def _new_ids(handle: Any) -> Iterator[list[int]]:
 
 
 class Pipeline:
-    """`run_pipeline` in its process, for the threads that answer requests."""
+    """`run_pipeline` in its process, for the threads that serve requests."""
 
     def __init__(self, model: str, num_threads: int, kv_gb: int) -> None:
         fork = get_context("fork")
@@ -84,7 +84,7 @@ class Pipeline:
         threading.Thread(target=self._hear, daemon=True).start()
 
     def reply(self, prompt: list[int], num_tokens: int) -> Iterator[list[int]]:
-        """The ids of a reply, as they come."""
+        """Yield the ids of a reply, as they are generated."""
         with self._lock:
             number = len(self._replies)
             replies: queue.Queue[list[int]] = queue.Queue()
@@ -102,7 +102,7 @@ class Pipeline:
 
 
 def handler(pipeline: Pipeline) -> type[BaseHTTPRequestHandler]:
-    """Answers requests by a pipeline."""
+    """Return a handler class that serves requests with a pipeline."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -132,7 +132,7 @@ def handler(pipeline: Pipeline) -> type[BaseHTTPRequestHandler]:
             self.wfile.flush()
 
         def log_message(self, *arguments: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     return Handler
 
@@ -144,7 +144,7 @@ class Server(ThreadingHTTPServer):
 
 
 def main() -> None:
-    """Serve until it is killed."""
+    """Serve until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, required=True)

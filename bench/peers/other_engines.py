@@ -1,6 +1,6 @@
-"""The engines that ours is compared with, one class each: what is started for a scenario, with its best known settings.
+"""The engines that ours is compared with, one class each: the server for a scenario, with its best known settings.
 
-Knows files, folders and command lines; not what is asked.
+Knows files, folders and command lines; not what is requested.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from radixlm.compile.sources.gguf_tokenizer import TokenType
 
 from ..prompts import Prompts
 from .client import CompletionsClient, LlamaCppClient, TextClient
+from .comparison import is_of_machine
 from .contestants import Command, Contestant
 from .scenarios import Scenario, Values
 from .shapes import SHAPES
@@ -49,13 +50,13 @@ class LlamaCpp(Contestant):
         return [(*command, *settings) for settings in self.settings(is_single_decode=is_single)]
 
     def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
-        """Options that differ between scenarios."""
+        """Return options that differ between scenarios."""
         on, off = ("--flash-attn", "on"), ("--flash-attn", "off")
         return [on, off] if is_single_decode else [on]
 
 
 class Wheel(LlamaCpp):
-    """llama.cpp as pip gives it, in the wheel `xllamacpp`, which is built for AVX2."""
+    """llama.cpp as pip installs it, in the wheel `xllamacpp`, which is built for AVX2."""
 
     def __init__(self, name: str, gguf: Path, num_threads: int) -> None:
         super().__init__(name, (sys.executable, "-m", "bench.peers.wheel_server"), gguf, num_threads)
@@ -67,7 +68,7 @@ class Wheel(LlamaCpp):
 
 
 class IkLlamaCpp(LlamaCpp):
-    """ik_llama.cpp. Weights that it repacks at load decode faster, and prompts slower."""
+    """ik_llama.cpp. Weights that it repacks at load decode faster, and prefill slower."""
 
     def start(self, prompts: Prompts) -> Values:
         """See `Contestant`."""
@@ -76,13 +77,13 @@ class IkLlamaCpp(LlamaCpp):
 
     def settings(self, *, is_single_decode: bool) -> Sequence[Command]:
         """See `LlamaCpp`."""
-        on = ("-fa", "on", "--log-disable")  # else it leaves a llama.log in this folder
+        on = ("-fa", "on", "--log-disable")  # else it writes a llama.log in this folder
         repacked = (*on, "-rtr")
         return [repacked] if self.one_server else [on, repacked] if is_single_decode else [on]
 
 
 class DasLLAMA(Contestant):
-    """dasLLAMA's server out of its wheel, with its defaults."""
+    """dasLLAMA's server from its wheel, with its defaults."""
 
     ready_path = "/v1/models"
 
@@ -101,7 +102,7 @@ class DasLLAMA(Contestant):
         return super().start(prompts)
 
     def first_start(self, model: Path, prompts: Prompts) -> Values:
-        """See `Contestant`. It writes what it has made of a file beside it, for the starts behind the first."""
+        """See `Contestant`. It writes its converted file next to the original, for the later starts."""
         for made in model.parent.glob(f"{model.name}.*.dlim"):
             made.unlink()
         return super().first_start(model, prompts)
@@ -113,7 +114,7 @@ class DasLLAMA(Contestant):
 
 
 class OpenVINO(Contestant):
-    """OpenVINO GenAI behind our front, which imports nothing of ours."""
+    """OpenVINO GenAI with our HTTP server, which imports nothing of ours."""
 
     client = CompletionsClient
 
@@ -156,7 +157,7 @@ class VLLM(Contestant):
 
 
 def control_ids(gguf: Path) -> list[int]:
-    """The tokens of a file that are no text, ends of replies among them."""
+    """Return the tokens of a file that are no text, including ends of replies."""
     file = GGUFFile(gguf)
     kinds = file.metadata["tokenizer.ggml.token_type"]
     file.close()
@@ -164,7 +165,7 @@ def control_ids(gguf: Path) -> list[int]:
 
 
 def words_of(gguf: Path) -> list[str]:
-    """Tokens of a file that are a space and a word: a text of them is as many tokens."""
+    """Return tokens of a file that are a space and a word: a text of them is as many tokens."""
     file = GGUFFile(gguf)
     words = [" " + token[1:] for token in file.metadata["tokenizer.ggml.tokens"] if _WORD.fullmatch(token)]
     file.close()
@@ -172,7 +173,7 @@ def words_of(gguf: Path) -> list[str]:
 
 
 def peers_of(gguf: Path, q4_0: Path, places: dict[str, Path], cache: Path, num_threads: int) -> list[Contestant]:
-    """All that a file can be compared with; `places` are the folders of `PLACES`."""
+    """Return all that a file can be compared with; `places` are the folders of `PLACES`."""
     made, native, ik = cache / "peers" / gguf.stem, places["llama.cpp"], places["ik_llama.cpp"] / "llama-server"
     openvino, server = places["openvino"], native / "llama-server"
     peers: list[Contestant] = [
@@ -197,12 +198,12 @@ PLACES = {
     "openvino": Path(".venv-openvino"),
     "vllm": Path(".venv-vllm"),
 }
-"""Where `make peers` leaves them; `--peer NAME=DIR` names other places."""
+"""The folders in which `make peers` puts them; `--peer NAME=DIR` names other places."""
 
 
 def places_for(target: str) -> dict[str, Path]:
-    """Where the peers are that were built for a target, `native` or one of `radixlm compile`."""
-    if target == "native":
+    """Return the folders of the peers that were built for a target, `native` or one of `radixlm compile`."""
+    if is_of_machine(target):
         return dict(PLACES)
     built = {name: PLACES[name].with_name(f"{PLACES[name].name}-{target}") for name in ("llama.cpp", "ik_llama.cpp")}
     return PLACES | built

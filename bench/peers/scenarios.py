@@ -1,6 +1,6 @@
-"""What engines are asked, and how the answers become numbers: one table, the same for all of them.
+"""The requests to engines, and the figures from their replies: one table, the same for all of them.
 
-Knows requests of token ids and the times at which tokens come; not which engine answers.
+Knows requests of token ids and the times of tokens; not which engine replies.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ MEMORY_TOKENS, MEMORY_REPLY = 2000, 48
 class Scenario:
     """Requests to a server that can compute `num_streams` at once, each of `context` tokens at most.
 
-    `decodes` says that replies take the time, rather than prompts: some engines have settings for that. What takes a
-    second at most is asked `repeats` times a round, and the median counts; what takes minutes `is_once`, in the first
-    round alone. Another process loops on one of the processors while a scenario with `takes_core` is measured. The
-    server's memory is a figure of one with `weighs`.
+    `decodes` says that replies take the time, rather than prompts: some engines have settings for that. A request of a
+    second at most is repeated `repeats` times a round, and the median counts; with `is_once` it is sent in the first
+    round alone. Another process loops on one of the processors while a scenario with `takes_core` is measured. With
+    `weighs`, the server's memory is a figure, too.
     """
 
     name: str
@@ -81,10 +81,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison asks, and the figures that its table has.
+    """The scenarios of a comparison, and the figures in its table.
 
-    With `one_server` no two servers live at a time, as models demand that fill the memory: each engine has its turn at
-    all scenarios, and one best known setting for all of them.
+    With `one_server` no two servers are alive at a time, which models that fill the memory need: each engine runs all
+    scenarios in turn, with one best known setting for all of them.
     """
 
     scenarios: Sequence[Scenario]
@@ -107,7 +107,7 @@ def _decode(figure: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scen
 
 
 def _both(prefill: Figure, decode: Figure, num_tokens: int, num_reply: int, **how: Any) -> Scenario:
-    """A prompt and its reply, of which each has a figure."""
+    """Make a scenario of a prompt and its reply, each with a figure."""
 
     def measure(client: EngineClient, prompts: Prompts) -> Values:
         reply = client.ask(prompts.ids(num_tokens), num_reply)
@@ -170,7 +170,7 @@ SIZE_SCENARIOS: Sequence[Scenario] = (
     _streams(REQUESTS_8, REQUESTS_8_STEADY, 8, 128, 48),
     _both(PREFILL_32000, DECODE_32000, 32_000, 16, context=32_256, is_once=True),
 )
-"""Of models with billions of parameters, which take seconds for what others do at once."""
+"""For models with billions of parameters, which take seconds where others take milliseconds."""
 
 PEERS = Plan(SCENARIOS, FIGURES)
 SIZES = Plan(SIZE_SCENARIOS, SIZE_FIGURES, one_server=True)

@@ -1,11 +1,11 @@
-"""GGUF files of the shapes of models that people run, with random weights, for sizes that no package ships.
+"""Write GGUF files of the shapes of popular models, with random weights, for sizes that no package ships.
 
     python -m bench.peers.shapes qwen3-4b FILE.gguf [--layers 2]
 
 Sizes and types are those of the published files: Q4_K_M as llama.cpp's tool mixes it, gpt-oss in MXFP4 and Q8_0,
-embedding models and rerankers in Q8_0.
-Weights have the spread of trained ones, so that no sum overflows; what such a model says has no sense. The tokenizer is
-Qwen2's, which the repository carries, with unused tokens up to the vocabulary's size.
+embedding models and rerankers in Q8_0. Weights have the deviation of trained ones, so that no sum overflows; the
+replies of such a model are meaningless. The tokenizer is Qwen2's, which is in the repository, with unused tokens up to
+the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..replay.weightless import add_tokenizer
 _TALKER = MODELS["Qwen3, which thinks"]
 _END_ID = 151_645  # `<|im_end|>`
 _EMBEDDING_DEVIATION = 0.03
-_PART = 1 << 18  # blocks that are made at once
+_PART = 1 << 18  # blocks that are generated at once
 _LAST, _RANK = 3, 4  # llama.cpp's poolings: the last token's hidden state, and scores of documents
 _RERANK = (  # as llama.cpp's converter writes Qwen3-Reranker's
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
@@ -38,7 +38,7 @@ _RERANK = (  # as llama.cpp's converter writes Qwen3-Reranker's
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as the file has it: rows come last but one. `share` of its bytes is read for one token."""
+    """A tensor as in the file: rows are the dimension before the last. `share` of its bytes is read for one token."""
 
     name: str
     dimensions: tuple[int, ...]
@@ -48,14 +48,14 @@ class Tensor:
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
+        """The bytes in the file."""
         block, size = gguf.GGML_QUANT_SIZES[self.type]
         return math.prod(self.dimensions) // block * size
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model of Qwen3's family, or of gpt-oss, which has biases and attends with sinks and a window.
+    """The sizes of a model of Qwen3's family, or of gpt-oss, which has biases, attention sinks and a window.
 
     `pooling` is that of an embedding model or a reranker, by llama.cpp's number.
     """
@@ -76,25 +76,25 @@ class Shape:
 
     @property
     def is_gpt_oss(self) -> bool:
-        """Whether it is no Qwen3."""
+        """True for gpt-oss, False for a Qwen3."""
         return self.architecture == "gpt-oss"
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """The bytes of all tensors."""
         return sum(tensor.num_bytes for tensor in self.tensors())
 
     @property
     def bytes_per_token(self) -> float:
-        """Weights that decode reads for a token."""
+        """The bytes of weights that decode reads for a token."""
         return sum(tensor.num_bytes * tensor.share for tensor in self.tensors())
 
     def with_layers(self, num_layers: int) -> Shape:
-        """The same with so many layers."""
+        """Return the same shape with `num_layers` layers."""
         return replace(self, num_layers=num_layers)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All of them, in the file's order."""
+        """Yield all tensors, in the file's order."""
         outer = Type.Q8_0 if self.is_gpt_oss or self.pooling else Type.Q6_K
         table = (self.vocab_size, self.hidden_size)
         yield Tensor("token_embd.weight", table, outer, _EMBEDDING_DEVIATION, float(self.is_tied))
@@ -108,7 +108,7 @@ class Shape:
                 yield replace(tensor, name=f"blk.{layer}.{tensor.name}")
 
     def _wider_type(self, layer: int) -> Type:
-        """The type of values and last matrices: wider in the first and last eighth of layers, each third between."""
+        """Return the type of values and last matrices: wider in the first and last eighth, and each third between."""
         if self.is_gpt_oss or self.pooling:
             return Type.Q8_0
         eighth = self.num_layers // 8
@@ -155,7 +155,7 @@ class Shape:
             yield Tensor("ffn_down_exps.bias", outwards[:2], deviation=0.02)
 
     def metadata(self) -> Iterator[tuple[str, int | float | str]]:
-        """Keys of the architecture, as llama.cpp reads them."""
+        """Yield the keys of the architecture, as llama.cpp reads them."""
         yield "context_length", 131_072 if self.is_gpt_oss else 40_960
         yield "embedding_length", self.hidden_size
         yield "block_count", self.num_layers
@@ -199,7 +199,7 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def _q4_k(random: np.random.Generator, count: int, deviation: float) -> np.ndarray:
-    """Codes of 4 bits times scales of 6 bits near their largest, less as much as makes the mean zero."""
+    """Return codes of 4 bits, scales of 6 bits near their maximum, and minima that make the mean zero."""
     scales = random.integers(36, 64, (count, 8), dtype=np.uint8)
     low, high = scales[:, :4], scales[:, 4:]  # scales and minima alike
     packed = np.concatenate([low | (high >> 4 << 6), low | (high >> 4 << 6), (high & 15) * np.uint8(17)], axis=1)
@@ -239,7 +239,7 @@ BLOCKS: Mapping[Type, Callable[[np.random.Generator, int, float], np.ndarray]] =
     Type.MXFP4: _mxfp4,
     Type.F32: _f32,
 }
-"""Random blocks of each type: of a generator, so many, with a deviation. A row of bytes each."""
+"""Makes random blocks of each type from a generator, a count and a deviation; a row of bytes each."""
 _KINDS = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
 
 
@@ -268,7 +268,7 @@ def write_shape(shape: Shape, path: Path) -> None:
 
 
 def _stored(tensor: Tensor) -> tuple[int, ...]:
-    """The dimensions, the last one in bytes where a type has blocks."""
+    """Return the dimensions, the last one in bytes if the type has blocks."""
     if tensor.type is Type.F32:
         return tensor.dimensions
     block, size = gguf.GGML_QUANT_SIZES[tensor.type]
@@ -280,7 +280,7 @@ def _dtype(tensor: Tensor) -> np.dtype[np.generic]:
 
 
 def _data(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
-    """In parts: random numbers take several times the memory of what is made of them."""
+    """Make the data in parts: random numbers take several times the memory of the blocks."""
     _, size = gguf.GGML_QUANT_SIZES[tensor.type]
     made = np.empty((tensor.num_bytes // size, size), np.uint8)
     for start in range(0, len(made), _PART):

@@ -1,13 +1,14 @@
-"""Models of the sizes that people run, beside other engines: real shapes with random weights, as each serves them.
+"""Compare models of popular sizes with other engines: real shapes with random weights, as each engine serves them.
 
     python -m bench.peers.sizes [SHAPE[:LAYERS] ...] [--rounds 3] [--long] [--rows NAME ...] [--only NAME ...] [--add]
                                 [--target x86-64-v3]
 
-Without a shape: Qwen3-4B, Qwen3-30B-A3B and gpt-oss-20b, whole where that fits the memory twice, else as many layers as
-do; figures of the whole model are then scaled, and marked. Each engine has the machine to itself for a turn: it is
-started, asked all there is to ask, and ended. `--long` asks for prompts of 32,000 tokens, too, and `--rows` for some of
-the scenarios alone. Peers are those of `make peers` that read the file; `make bench-sizes` builds llama.cpp. Files are
-written to `.cache/sizes` and kept. With `--target` ours is compiled for it, and peers are those that were built for it.
+Without a shape: Qwen3-4B, Qwen3-30B-A3B and gpt-oss-20b, whole if memory holds that twice, else as many layers as fit;
+figures of the whole model are then scaled, and marked. Each engine has the machine to itself for a turn: it is started,
+runs all scenarios, and is ended. `--long` adds prompts of 32,000 tokens, and `--rows` selects scenarios. Peers are
+those of `make peers` that read the file; `make bench-sizes` builds llama.cpp. Files are written to `.cache/sizes` and
+kept. With `--target` ours is compiled for it, and peers are those that were built for it, or those of `make peers` if
+it is the target of this machine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .scenarios import PREFILL_32000, SIZES, Plan
 from .shapes import SHAPES, Shape, write_shape
 
 DEFAULT_SHAPES = ("qwen3-4b", "qwen3-30b-a3b", "gpt-oss-20b")
-_COPIES = 2.5  # of the weights that live at once: a file's pages, what an engine makes of them, and room for KV
+_COPIES = 2.5  # of the weights that exist at once: a file's pages, an engine's copy, and room for KV
 _ANY_VOCABULARY = 150_000
 
 
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def fitting_layers(whole: Shape, memory_bytes: int) -> int:
-    """As many layers as memory holds with what engines make of them.
+    """Return as many layers as fit into memory, including the copies that engines make of them.
 
     >>> fitting_layers(SHAPES["qwen3-4b"], 24 << 30), fitting_layers(SHAPES["qwen3-4b"], 3 << 30)
     (36, 14)
@@ -80,7 +81,7 @@ def fitting_layers(whole: Shape, memory_bytes: int) -> int:
 
 
 def chosen(rows: Sequence[str], *, is_long: bool) -> Plan:
-    """The plan with the scenarios of these names, or with all but the longest."""
+    """Return the plan with the scenarios of these names, or with all but the longest."""
     names = set(rows) or {each.name for each in SIZES.scenarios if is_long or each.name != PREFILL_32000.name}
     return replace(SIZES, scenarios=[each for each in SIZES.scenarios if each.name in names])
 
@@ -95,7 +96,7 @@ def compare(
     plan: Plan = SIZES,
     target: str = "native",
 ) -> dict[str, Any]:
-    """All engines on one shape, of which first starts come first; what ours makes of the file is thrown away."""
+    """Measure all engines on one shape, first starts first; delete the artifact that ours makes of the file."""
     gguf = shape_file(shape, cache)
     threads = default_num_threads()
     peers = [
@@ -122,7 +123,7 @@ def compare(
 
 
 def shape_file(shape: Shape, cache: Path) -> Path:
-    """Its file, which is written once."""
+    """Return the shape's file, which is written once."""
     path = cache / "sizes" / f"{shape.name}-{shape.num_layers}l.gguf"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def shape_file(shape: Shape, cache: Path) -> Path:
 
 
 def _first_starts(contestants: Sequence[Contestant], gguf: Path) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Of each, and why one could not start; from then on no two live at a time."""
+    """Return the first start of each, and why one could not start; from then on no two are alive at a time."""
     first: dict[str, dict[str, float]] = {}
     failed: dict[str, str] = {}
     for contestant in contestants:

@@ -1,4 +1,4 @@
-"""How a server starts: when it is ready, its first prompt, the same when warm, and the memory of a full context."""
+"""Measure a server's start: when it is ready, its first prompt, the same when warm, the memory of a full context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .client import EngineClient
 from .scenarios import FIRST, MEMORY, MEMORY_REPLY, MEMORY_TOKENS, PEAK, READY, RESIDENT, START, WARM, Values
 
 _NUM_TOKENS = 180
-_REST_S = 3.0  # what a server does when nobody asks, it has done then
+_REST_S = 3.0  # by then a server has finished its work in idle time
 _NUM_WARM = 2
 _STARTS_WITHIN_S = 1800.0  # a first start compiles, and vLLM takes minutes
 _MIB = 1 << 20
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 def start(
     command: tuple[str, ...], client_of: Callable[[int], EngineClient], prompts: Prompts, ready_path: str = "/health"
 ) -> tuple[ServedProcess, EngineClient, Values]:
-    """A server, which the caller closes, its client, and how long it and a first prompt took."""
+    """Start a server, which the caller closes; return it, its client, and the times of start and first prompt."""
     server = ServedProcess(command, starts_within_s=_STARTS_WITHIN_S, ready_path=ready_path)
     try:
         client = client_of(server.port)
@@ -41,7 +41,7 @@ def start(
 
 
 def when_warm(server: ServedProcess, client: EngineClient, prompts: Prompts) -> Values:
-    """The same prompt once a server has rested, and the memory of a full context."""
+    """Return the time of the same prompt once a server has rested, and the memory of a full context."""
     time.sleep(_REST_S)
     warm = min(client.ask(prompts.ids(_NUM_TOKENS), 1).to_first_s for _ in range(_NUM_WARM))
     with MemoryOfTree(server.pid) as memory:
@@ -50,6 +50,6 @@ def when_warm(server: ServedProcess, client: EngineClient, prompts: Prompts) -> 
 
 
 def weight(server: ServedProcess) -> Values:
-    """What is resident now, and the most that ever was of its largest process, mapped files included."""
+    """Return the resident memory now, and the peak of its largest process, including mapped files."""
     peak = max(memory_of(pid).resident for pid in tree(server.pid))
     return {RESIDENT.name: bytes_of_tree(server.pid) / _MIB, PEAK.name: peak / _MIB}

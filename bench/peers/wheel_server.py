@@ -1,8 +1,8 @@
-"""The server of llama.cpp as pip gives it, in the wheel `xllamacpp`.
+"""Serve llama.cpp as pip installs it, in the wheel `xllamacpp`.
 
     python -m bench.peers.wheel_server --model GGUF --parallel 8 --ctx-size 1024 --threads 2 --flash-attn on ...
 
-Takes those options of `llama-server` that `contestants.py` gives it. Imports nothing of ours.
+Accepts those options of `llama-server` that `contestants.py` uses. Imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import xllamacpp
 
 
 def main() -> None:
-    """Serve until it is killed."""
+    """Serve until the process is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     for name in ("--parallel", "--ctx-size", "--threads", "--port"):

@@ -1,11 +1,11 @@
-"""How much of conversations is computed again, counted at the model's door: the ids that are passed to `forward`.
+"""Count how much of conversations is computed again: the ids that are passed to `forward`.
 
     python -m bench.replay [--conversations N]
 
 OASST conversations from the folder of real inputs (`RADIXLM_DATA`), each with the tokenizers and templates of five
-models, replies that begin and are split in different ways, and each policy of the cache; five minutes on two cores. The
-ideal is all after the last token whose KV can exist. `others` feeds and matches the ids of the rendered text, as
-engines do that key their cache by token ids.
+models, replies that begin and are divided in different ways, and each policy of the cache; five minutes on two cores.
+The ideal is all tokens after the last one whose KV can exist. `others` computes and matches the ids of the rendered
+text, as engines do that key their cache by token ids.
 """
 
 from __future__ import annotations

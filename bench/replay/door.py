@@ -1,7 +1,7 @@
-"""Stand at the model's door: note which ids are passed to `forward`, and which ids made the KV that they see.
+"""Record which ids are passed to `forward`, and which ids the KV that they attend to was computed from.
 
-Nothing here is told by the cache. Each row of each page remembers the id that it was computed from, and a number that
-stands for all ids before it; rows are copied when the engine has them copied.
+Uses no information from the cache. For each row of each page it keeps the id that it was computed from, and a hash of
+all ids before it; rows are copied when the engine has them copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Passed:
 
 
 class Door:
-    """A runner in front of `inside`, for one request at a time; `take` gives what passed since it was last called.
+    """A runner that wraps `inside`, for one request at a time; `take` returns what was passed since its last call.
 
     Attributes:
         ids: the token whose KV each row holds, -1 if none; int64[num_pages * PAGE_SIZE].
@@ -48,7 +48,7 @@ class Door:
         self._forwarded: list[int] = []
 
     def take(self) -> Passed:
-        """What passed for the request that has just ended."""
+        """Return what was passed for the request that has just ended."""
         passed = Passed(self._reused or (), tuple(self._forwarded))
         self._reused, self._forwarded = None, []
         return passed
@@ -84,7 +84,7 @@ class Door:
         self._inside.close()
 
     def _check_histories(self, rows: list[int]) -> None:
-        """Each reused row was computed behind the very rows that are before it now."""
+        """Check that each reused row was computed after the very rows that are before it now."""
         history = _START
         for token_id, row in zip(self._reused or (), rows, strict=True):
             history = _after(history, token_id)

@@ -1,4 +1,4 @@
-"""The real engine over a model that says what it is told, asked for one turn at a time and watched at its door.
+"""Run the real engine with a model whose replies are given, one turn at a time, and record the ids passed to it.
 
 Knows messages, ids and policies; not where conversations come from, nor what would have been ideal.
 """
@@ -23,12 +23,12 @@ Message = Mapping[str, str]
 Policy = Literal["text", "seam", "exact", "others"]
 POLICIES: tuple[Policy, ...] = ("text", "seam", "exact", "others")
 KV_BYTES = 1 << 25  # of a fake cache whose row is 32 bytes: a million tokens
-STATE_BYTES = 1 << 30  # of a model that keeps states
+STATE_BYTES = 1 << 30  # of a model that has states
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn as the door saw it; `prompt_ids` are the used ones, as a client gets them with `return_token_ids`."""
+    """A recorded turn; `prompt_ids` are the used ones, as a client gets them with `return_token_ids`."""
 
     text: str
     prompt_ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class Turn:
 
 
 class ReplayEngine(Closable):
-    """An engine of its own; close it, or use it as a context manager."""
+    """An engine for replays; close it, or use it as a context manager."""
 
     def __init__(self, artifact: TalkingArtifact) -> None:
         self._script = ScriptedRunner(artifact.manifest.model.vocab_size)
@@ -56,9 +56,9 @@ class ReplayEngine(Closable):
     def ask(
         self, messages: Sequence[Message], reply: Sequence[int], policy: Policy = "text", namespace: bytes = b""
     ) -> Turn:
-        """Have the model answer `messages` with the ids `reply`.
+        """Make the model reply to `messages` with the ids `reply`.
 
-        `others` is what engines do that feed the rendered text as it is and match its ids.
+        `others` does what engines do that compute the rendered text as it is and match its ids.
         """
         if policy == "others":
             return self.ask_raw(self.engine.render(messages), reply, namespace)
@@ -66,13 +66,13 @@ class ReplayEngine(Closable):
         return self._turn(self.engine.chat(messages, params, namespace=namespace, cache_match=policy))
 
     def ask_raw(self, prompt: str | Sequence[int], reply: Sequence[int], namespace: bytes = b"") -> Turn:
-        """The same for a prompt that is fed as it is, matched by its ids alone."""
+        """Do the same for a prompt that is computed as it is, matched by its ids alone."""
         params = self._say(reply)
         completion = self.engine.generate(prompt, params, namespace=namespace, cache_match="exact", strip_suffix=False)
         return self._turn(completion)
 
     def spelled(self, messages: Sequence[Message]) -> SpelledPrompt:
-        """The encoding of a conversation."""
+        """Return the encoding of a conversation."""
         tokenizer = self.engine.tokenizer
         return tokenizer.spelled(tokenizer.prepare_chat(self.engine.render(messages)).ids)
 
@@ -94,7 +94,7 @@ class ReplayEngine(Closable):
 
 
 def turn_of(completion: Completion, passed: Passed) -> Turn:
-    """A turn whose forwarded ids are divided into the prompt's and the reply's, whose last one is never computed."""
+    """Return a turn with the forwarded ids of prompt and reply separated; the reply's last one is never computed."""
     prompt_ids, reply_ids = completion.prompt_token_ids, completion.token_ids
     num_prefilled = len(passed.forwarded_ids) - (len(reply_ids) - 1)
     prefilled, decoded = passed.forwarded_ids[:num_prefilled], passed.forwarded_ids[num_prefilled:]
@@ -104,6 +104,6 @@ def turn_of(completion: Completion, passed: Passed) -> Turn:
 
 
 def with_reply(messages: Sequence[Message], text: str, *asked: str) -> list[Message]:
-    """The conversation after a reply and, perhaps, what the user says next."""
+    """Return the conversation after a reply and, if given, the next message of the user."""
     told: list[Message] = [*messages, {"role": "assistant", "content": text}]
     return [*told, *({"role": "user", "content": words} for words in asked)]

@@ -1,10 +1,11 @@
-"""Talk with a real model, and count at its door how much of its own replies it is made to compute again.
+"""Converse with a real model, and count how much of its own replies it computes again.
 
     python -m bench.replay.live ARTIFACT [--conversations N]
 
 SmolLM2 at temperature 1, 30 conversations of 6 turns; five minutes on two cores. The first questions are those of
-MT-Bench (`RADIXLM_DATA`) and a few of ours, in Chinese and Japanese, so that replies end within characters. Of a reply
-whose text came whole to the client, no token may be prefilled again but the last sampled one, which was never computed.
+MT-Bench (`RADIXLM_DATA`) and a few of ours, in Chinese and Japanese, so that replies end within characters. If the
+client got a reply's whole text, no token of it may be prefilled again but the last sampled one, which was never
+computed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from .engine import Message, turn_of, with_reply
 
 Reply = Literal["whole", "stop string", "mid-character", "no text"]
 REPLIES: tuple[Reply, ...] = ("whole", "stop string", "mid-character", "no text")
-"""Whether the client has the reply as it was sampled. `no text`: there are control tokens in it, or bytes that are no
-UTF-8, which no text can say."""
+"""Whether the client has the reply as it was sampled. `no text`: it has control tokens, or bytes that are no UTF-8,
+which no text can represent."""
 
 NUM_TURNS = 6
 OURS = (
@@ -46,7 +47,7 @@ STOPS = (None, None, ". ", None, "\n\n")  # of one conversation after the other
 
 @dataclass(frozen=True)
 class LiveTurn:
-    """What a turn computed again of the conversation before it; `reply` is how the last reply had ended."""
+    """The tokens of the conversation before that a turn computed again; `reply` is how the last reply had ended."""
 
     reply: Reply
     is_other: bool  # the last reply's ids are not the encoding of its text
@@ -57,7 +58,7 @@ class LiveTurn:
 
 
 class LiveReplay(Closable):
-    """A model that is asked one turn at a time; a context manager."""
+    """A model for one turn at a time; a context manager."""
 
     def __init__(self, artifact: Path, *, max_tokens: int = 64, seed: int = 0) -> None:
         self._engine = Engine(
@@ -66,7 +67,7 @@ class LiveReplay(Closable):
         self._max_tokens, self._seed = max_tokens, seed
 
     def talk(self, opening: str, questions: Iterable[str], stop: str | None = None) -> list[LiveTurn]:
-        """A conversation; its turns after the first."""
+        """Run a conversation; return its turns after the first."""
         messages: list[Message] = [{"role": "user", "content": opening}]
         completion = self._ask(messages, stop)
         self._door.take()
@@ -125,7 +126,7 @@ class LiveReplay(Closable):
 
 
 def summary(turns: Sequence[LiveTurn]) -> dict[str, dict[str, int]]:
-    """Sums by how the replies ended."""
+    """Return sums by how the replies ended."""
     found: dict[str, dict[str, int]] = {}
     for reply in REPLIES:
         mine = [turn for turn in turns if turn.reply == reply]
@@ -147,7 +148,7 @@ def _openings(data: Path) -> list[str]:
 
 
 def main() -> None:
-    """Talk, print and write `bench/results/replay_live.json`."""
+    """Converse, print and write `bench/results/replay_live.json`."""
     options = read_options(__doc__, "artifact", conversations=30)
     openings = _openings(data_dir())[: options.conversations]
     turns: list[LiveTurn] = []

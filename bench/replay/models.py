@@ -1,4 +1,4 @@
-"""The models whose tokenizers and chat templates are replayed: nothing of their weights is needed.
+"""The models whose tokenizers and chat templates are replayed: their weights are not needed.
 
 Knows files, templates and end tokens; `llama2-spaced` is Llama-2 with a generation prompt that ends in a space, as
 MLC-LLM and FastChat write it, the others are as their makers publish them.
@@ -65,7 +65,7 @@ _LLAMA3 = (
 
 @dataclass(frozen=True)
 class ReplayModel:
-    """What is known of a model; `bos` and `end` are texts of special tokens, `end` ends a reply."""
+    """The facts about a model; `bos` and `end` are texts of special tokens, `end` ends a reply."""
 
     tokenizer: str  # name of its folder in the real inputs
     template: str
@@ -86,7 +86,7 @@ MODELS: Mapping[str, ReplayModel] = {
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Layers that keep states, beside one of attention; `state_bytes` are those of all of them."""
+    """Layers that have states, with one of attention; `state_bytes` are those of all of them."""
 
     mixer: ShortConvolution | GatedDelta
     num_layers: int
@@ -107,7 +107,7 @@ HYBRIDS: Mapping[str, Hybrid] = {
 
 @dataclass(frozen=True)
 class TalkingArtifact(Artifact):
-    """A model without weights, for an engine that is told what to say."""
+    """A model without weights, for an engine whose replies are given."""
 
     tokenizer_text: str
     template: str
@@ -126,13 +126,13 @@ class TalkingArtifact(Artifact):
 
 
 def artifact(model: ReplayModel, tokenizer_json: str, hybrid: Hybrid | None = None) -> TalkingArtifact:
-    """The model with its tokenizer; of a `hybrid`, with its states."""
+    """Return the model with its tokenizer; with states if it is `hybrid`."""
     name = Path(f"{model.tokenizer}.radixlm")
     return TalkingArtifact(name, _manifest(model, tokenizer_json, hybrid), tokenizer_json, model.template)
 
 
 def read_tokenizer(model: ReplayModel, data: Path) -> str:
-    """The model's tokenizer out of the folder of real inputs."""
+    """Return the model's tokenizer from the folder of real inputs."""
     return (data / "tokenizers" / model.tokenizer / "tokenizer.json").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Replies as a model may sample them: ids that spell a text, and often are not its encoding.
+"""Make replies as a model may sample them: ids that spell a text, and often are not its encoding.
 
 Knows a tokenizer's vocabulary; not prompts or caches.
 """
@@ -28,13 +28,13 @@ class Replies:
         self._longest = max(map(len, pieces))
 
     def usual(self, text: str) -> list[int]:
-        """The encoding of a text that goes on inside a prompt."""
+        """Return the encoding of a text that continues inside a prompt."""
         return self._tokenizer.encode_inside(text)
 
     def split(self, text: str) -> list[int]:
-        """Any ids of the vocabulary that spell it, drawn piece by piece: within words, over words, within characters.
+        """Return ids that spell the text, drawn piece by piece: within words, over words, within characters.
 
-        Half of all pieces are the longest there is, so that not all of a text falls to letters.
+        Half of all pieces are the longest there are, so that not all of a text is spelled in letters.
         """
         data, ids = text.encode(), list[int]()
         while data:
@@ -45,11 +45,11 @@ class Replies:
         return ids
 
     def cut(self, ids: Sequence[int]) -> list[int]:
-        """Its first ids, two at least: a reply that ended where it had no room for more."""
+        """Return the first ids, at least two: a reply that ended at its limit."""
         return list(ids[: self._random.randint(2, max(2, len(ids) - 1))])
 
     def either(self, text: str) -> str:
-        """With a space before it, or without."""
+        """Return the text with a space before it, or without."""
         return self._random.choice(["", " "]) + text
 
 

@@ -1,10 +1,10 @@
-"""How much of conversations and tool loops is computed again by models that keep states, beside pure attention's least.
+"""Count how much of conversations and tool loops models with states compute again, and the minimum of pure attention.
 
     python -m bench.replay.states [--conversations N] [--turns N] [--llama-cpp .cache/llama.cpp]
 
 As `bench.replay` and `bench.agents`, with states as large as the keys and values of a few tokens (LFM2), and of
-thousands (Qwen3.5), in a pool of `STATE_BYTES`. llama.cpp's server is sent the same requests, where replies are the
-encoding of their text: it has such small states that all of them have room. Eight minutes on two cores.
+thousands (Qwen3.5), in a pool of `STATE_BYTES`. llama.cpp's server gets the same requests, where replies are the
+encoding of their text: its states are so small that all of them have room. Eight minutes on two cores.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from .replies import KINDS
 from .talks import Replay
 
 BARS = {"LFM2": 1.10, "Qwen3.5": 1.25}
-TALKING = ("qwen2", "smollm2")  # whose templates render a talk as the beginning of a longer one
+TALKING = ("qwen2", "smollm2")  # whose templates render a conversation as the beginning of a longer one
 NUM_TURNS = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One talk; tokens of all prompts but the first."""
+    """One conversation; tokens of all prompts but the first."""
 
     states: str
     talk: str
     num_computed: int
     num_least: int
-    num_peer: int | None = None  # by llama.cpp, of the same requests
+    num_peer: int | None = None  # by llama.cpp, for the same requests
 
     @property
     def ratio(self) -> float:
-        """Computed tokens, to pure attention's least."""
+        """Computed tokens, divided by pure attention's minimum."""
         return self.num_computed / self.num_least
 
     @property
     def peer_ratio(self) -> float | None:
-        """llama.cpp's computed tokens, to the same least."""
+        """llama.cpp's computed tokens, divided by the same minimum."""
         return None if self.num_peer is None else self.num_peer / self.num_least
 
 
@@ -87,7 +87,7 @@ def main() -> None:
 def _peer(
     program: Path, talking: TalkingArtifact, talks: Sequence[Conversation], told: Sequence[Sequence[Turn]]
 ) -> int | None:
-    """What llama.cpp computes of the same talks."""
+    """Return the tokens that llama.cpp computes for the same conversations."""
     if not program.exists():
         return None
     loops = [_asked(talk, turns) for talk, turns in zip(talks, told, strict=True)]

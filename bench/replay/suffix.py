@@ -1,11 +1,11 @@
-"""What Llama-2's appended token costs in time and memory: one talk over raw completions, asked in three ways.
+"""Measure the cost of Llama-2's appended token, time and memory: one conversation over completions, in three ways.
 
     python -m bench.replay.suffix ARTIFACT [--turns 8] [--rounds 3]
 
-The talk strings questions and replies of OASST together, with the real tokenizer (`RADIXLM_DATA`) and prompts that end
-in `[/INST] `, as MLC-LLM writes them. The model has two of Llama-2-7B's 32 layers and random weights, and is made first
-where ARTIFACT is not there. It computes all that it is asked to and says what the talk has; the client takes the white
-space around a reply off, as MLC's does. Each round asks in all ways, each in an engine of its own.
+The conversation joins questions and replies of OASST, with the real tokenizer (`RADIXLM_DATA`) and prompts that end in
+`[/INST] `, as MLC-LLM writes them. The model has two of Llama-2-7B's 32 layers and random weights, and is made first if
+ARTIFACT is missing. It computes all prompts and replies as given; the client trims the white space around a reply, as
+MLC's does. Each round runs all ways, each in a separate engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KV_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Way:
-    """How an engine matches a prompt, and whether it feeds the token of its last space."""
+    """A policy of matching a prompt, and whether the engine computes the token of its last space."""
 
     match: MatchPolicy
     strips: bool
@@ -50,12 +50,12 @@ WAYS: Mapping[str, Way] = {
     "text": Way("text", strips=True),
 }
 BEGINNINGS: Mapping[str, str] = {"▁The": " ", "The": ""}
-"""How replies begin, and what is before their text for that."""
+"""How replies begin, and the text that precedes them for that."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one prompt took, and how many pages the cache held after its reply."""
+    """The measurements of one prompt, and the number of pages in the cache after its reply."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -64,7 +64,7 @@ class Turn:
 
 
 class Talk(Closable):
-    """An engine whose model says what it is told; a context manager."""
+    """An engine whose model's replies are given; a context manager."""
 
     def __init__(self, artifact: Path, way: Way) -> None:
         self._way = way
@@ -80,7 +80,7 @@ class Talk(Closable):
         self._end_id = self._engine.manifest.tokenizer.eos_token_ids[0]
 
     def run(self, exchanges: Iterable[tuple[str, str]], before_reply: str) -> Iterator[Turn]:
-        """Questions and the replies to them, asked of a model that is warm."""
+        """Yield the turns of questions and their replies, with a warm model."""
         self._engine.generate([*range(1000, 1064)], SamplingParams(max_tokens=1), namespace=b"warm-up")
         self._engine.clear_cache(b"warm-up")
         prompt = "<s>"
@@ -121,7 +121,7 @@ def make_artifact(path: Path) -> None:
 
 
 def _exchanges(num_turns: int) -> list[tuple[str, str]]:
-    """The first question of each of the first conversations, and the reply to it."""
+    """Return the first question of each of the first conversations, and the reply to it."""
     talks = oasst(data_dir())
     replies = {talk.texts[0]: talk.texts[1] for talk in talks}
     return list(replies.items())[:num_turns]

@@ -1,8 +1,8 @@
-"""Replay conversations with a model that is told what to say, beside how few tokens could be computed.
+"""Replay conversations with a model whose replies are given, and count the minimum of computed tokens.
 
 The ideal is all tokens of a prompt after the last one whose KV can exist. A reply's last sampled token has no KV: it
 was never passed to the model. The ideal is counted in the encoding of the whole prompt by the offsets of the
-`tokenizers` library, which are of whole characters. Ids that go on within a character may be reused up to there,
+`tokenizers` library, which are of whole characters. Ids that continue within a character may be reused up to there,
 and are a token fewer than this ideal then.
 """
 
@@ -37,12 +37,12 @@ class Replayed:
 
     @property
     def ratio(self) -> float:
-        """Tokens prefilled, to the ideal."""
+        """The prefilled tokens, divided by the ideal."""
         return self.num_prefilled / self.num_ideal
 
 
 class Replay:
-    """One model, told what to say."""
+    """One model, whose replies are given."""
 
     def __init__(self, name: str, artifact: TalkingArtifact) -> None:
         self._name = name
@@ -55,7 +55,7 @@ class Replay:
         policy: Policy,
         told: list[list[Turn]] | None = None,
     ) -> Replayed:
-        """Replay them one after the other, each in a namespace of its own, on an empty cache; `told` gets the turns."""
+        """Replay each in turn, each in its own namespace, on an empty cache; append the turns to `told`."""
         with ReplayEngine(self._artifact) as engine:
             replies = Replies(engine.engine.tokenizer)
             ideal = Ideal(engine.engine, self._artifact.tokenizer_json)
@@ -81,7 +81,7 @@ def _turns(
     namespace: bytes,
     told: list[list[Turn]] | None,
 ) -> Iterator[tuple[int, int, int]]:
-    """Prompt tokens, prefilled and ideal ones of each turn after the first."""
+    """Yield the numbers of prompt tokens, prefilled and ideal ones of each turn after the first."""
     messages: list[Message] = []
     last: Turn | None = None
     turns: list[Turn] = []
@@ -99,21 +99,21 @@ def _turns(
 
 
 def replay_model(name: str, data: Path, most: int | None) -> list[Replayed]:
-    """All kinds of replies and policies with one of `MODELS`, over the first conversations."""
+    """Replay all kinds of replies and policies with one of `MODELS`, over the first conversations."""
     replay = Replay(name, artifact(MODELS[name], read_tokenizer(MODELS[name], data)))
     conversations = oasst(data, most)
     return [replay.run(conversations, kind, policy) for kind in KINDS for policy in POLICIES]
 
 
 class Ideal:
-    """For one model, whose templates render a conversation as the beginning of a longer one."""
+    """The ideal for one model, whose templates render a conversation as the beginning of a longer one."""
 
     def __init__(self, engine: Engine, tokenizer_json: str) -> None:
         self._engine = engine
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
 
     def num_tokens(self, last: Turn, messages: Sequence[Message]) -> int:
-        """Of the prompt of `messages`, which end in the reply of the turn `last` and in what the user says then."""
+        """Return the ideal of `messages`, which end in the reply of the turn `last` and the user's next message."""
         rendered = self._engine.render(messages)
         place = rendered.rindex(last.text.strip(), 0, rendered.rindex(messages[-1]["content"].strip()))
         computed = self._engine.tokenizer.decode(last.reply_ids[:-1]).lstrip()

@@ -1,6 +1,6 @@
-"""Models of zeros as GGUF files, so that llama.cpp's server can be asked what a replayed model is asked.
+"""Write models of zeros as GGUF files, so that llama.cpp's server can get the requests of a replayed model.
 
-They have its tokenizer, its template and its kinds of layers, and few and small ones: which tokens are computed does
+They have its tokenizer, its template and its kinds of layers, but few and small ones: which tokens are computed does
 not depend on weights.
 """
 
@@ -91,7 +91,7 @@ _QWEN35 = _Kind(
 
 
 def write_weightless(path: Path, artifact: TalkingArtifact) -> None:
-    """A model of zeros with the layers that `artifact` has, as a GGUF file."""
+    """Write a model of zeros with the kinds of layers of `artifact`, as a GGUF file."""
     kind, vocab_size = _kind(artifact), artifact.manifest.model.vocab_size
     writer = gguf.GGUFWriter(path, kind.architecture)
     writer.add_block_count(len(kind.layers))
@@ -116,14 +116,14 @@ def write_weightless(path: Path, artifact: TalkingArtifact) -> None:
 
 
 def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """Sizes are unsigned in such files."""
+    """Add a value; sizes are unsigned in such files."""
     type_ = gguf.GGUFValueType.get_type(value)
     is_size = type_ is gguf.GGUFValueType.INT32
     writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if is_size else type_)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer_json: str, end_id: int, template: str, vocab_size: int) -> None:
-    """A byte-pair tokenizer, its template, and as many unused tokens as the vocabulary has room for."""
+    """Add a byte-pair tokenizer, its template, and as many unused tokens as the vocabulary has room for."""
     spec = json.loads(tokenizer_json)
     tokens = {id: (text, gguf.TokenType.NORMAL) for text, id in spec["model"]["vocab"].items()}
     for added in spec["added_tokens"]:

@@ -1,8 +1,8 @@
-"""`bench/RESULTS.md` from `bench/results/*.json`: tables, each with machine, commit and command.
+"""Write `bench/RESULTS.md` from `bench/results/*.json`: tables, each with machine, commit and command.
 
     python -m bench.report
 
-What was not measured is left out.
+Omits what was not measured.
 """
 
 from __future__ import annotations

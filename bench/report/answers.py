@@ -1,4 +1,4 @@
-"""Sections on questions that are answered over parts of prefixes. Knows what the JSON files hold."""
+"""Sections on questions that are answered over parts of prefixes. Knows the contents of the JSON files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUDGETS = (0.1, 0.25, 0.5, 0.75)
 
 
 def answers(results: Json) -> Iterator[str]:
-    """A table for each model and set: a line for each way, a column for each share of the rows."""
+    """Yield a table for each model and set: a line for each way, a column for each share of the rows."""
     yield "## Answers over a part of a prefix"
     yield (
         "Replies of the most likely tokens over a share of the prefix's rows, judged by a program: the mean score, and "
@@ -31,7 +31,7 @@ def answers(results: Json) -> Iterator[str]:
 
 
 def lm_eval(results: Json) -> Iterator[str]:
-    """A table for each model: a line for each way in which numbers are stored, and for each share of prefixes."""
+    """Yield a table for each model: a line for each format of numbers, and for each share of prefixes."""
     yield "## What lm-evaluation-harness scores"
     yield (
         "The harness as it is, by the server's URL. Perplexity a word of passages of Shakespeare; exact match of "
@@ -65,12 +65,12 @@ def _in_part(row: Json) -> str:
 
 
 def _is_no_share(row: Json) -> bool:
-    """Whether a share below 100 % was allowed and never read: its scores are those of whole prefixes."""
+    """Return whether a share below 100 % was allowed and never read: its scores are those of whole prefixes."""
     return row.get("in_part") == 0 and not row["way"].startswith("100%")
 
 
 def baselines(results: Json) -> Iterator[str]:
-    """A table of all ways, one of what each step adds, and what heads agree on."""
+    """Yield a table of all ways, one of what each step adds, and the agreement of heads."""
     yield "## A quarter of a prefix beside what others do"
     for run in results["runs"].values():
         yield f"### {run['model']}: {run['num_heads']} heads, {run['num_kv_heads']} KV heads"
@@ -109,7 +109,7 @@ _SELECTED = {
 
 
 def _baseline_rows(run: Json, title: str) -> Iterator[Json]:
-    """With a cache of a quarter; the changing trace beside the steady one."""
+    """Yield rows with a cache of a quarter, of the steady trace and the changing one."""
     steady, other = (
         {row["way"]: row for row in run[title] if row["cache"] == 0.25 and row["changes"] == changes}
         for changes in (False, True)

@@ -1,4 +1,4 @@
-"""Sections on the prefix cache: what it costs, what it finds, and what is computed again. Knows what the JSON holds."""
+"""Sections on the prefix cache: its cost, its hits, and what is computed again. Knows the contents of the JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .tables import Cell, Json, each, met, table
 
 
 def match_cost(results: Json) -> Iterator[str]:
-    """Microseconds by length of the prompt and size of the index, beside the bar; memory of the index."""
+    """Yield microseconds by prompt length and index size, with the requirement; and the memory of the index."""
     yield "## What the prefix cache costs"
     yield (
         "Microseconds to match a prompt that is cached, plus those to insert a new one, which is all that the cache "
@@ -19,7 +19,7 @@ def match_cost(results: Json) -> Iterator[str]:
     sizes, bar = results["sizes"], results["bar"]
     rows = [
         {
-            **found[-1],  # of the largest index, which the bar is for
+            **found[-1],  # of the largest index, which the requirement is for
             "found": [f"{one['match_s'] * 1e6:,.0f} + {one['insert_s'] * 1e6:,.0f}" for one in found],
             "bar": bar["s"] + bar["s_per_token"] * found[-1]["tokens"],
         }
@@ -36,7 +36,7 @@ def match_cost(results: Json) -> Iterator[str]:
 
 
 def mooncake(results: Json) -> Iterator[str]:
-    """Hit rates by order of eviction and size of the pool."""
+    """Yield hit rates by order of eviction and size of the pool."""
     yield "## Mooncake's conversation trace"
     yield (
         f"{results['requests']:,} requests with {results['hash_ids']:,} hash ids, {results['distinct']:,} distinct, "
@@ -51,7 +51,7 @@ def mooncake(results: Json) -> Iterator[str]:
 
 
 def replay(results: Json) -> Iterator[str]:
-    """Tokens prefilled to the ideal, by model, kind of replies and policy."""
+    """Yield prefilled tokens divided by the ideal, by model, kind of replies and policy."""
     yield "## Conversations replayed"
     yield (
         "Prompt tokens passed to the model in every turn but the first, over the ideal: all after the last token whose "
@@ -71,7 +71,7 @@ def replay(results: Json) -> Iterator[str]:
 
 
 def replay_states(results: Json) -> Iterator[str]:
-    """Tokens computed to pure attention's least, by what is replayed and the size of states."""
+    """Yield computed tokens divided by pure attention's minimum, by kind of conversation and size of states."""
     sizes, bars = results["sizes"], results["bars"]
     yield "## Conversations and tool loops, replayed by models that keep states"
     shapes = ", ".join(f"{name} {size / 1e6:.2f} MB (bar {bars[name]})" for name, size in sizes.items())
@@ -101,7 +101,7 @@ def _peer_ratio(key: str) -> Cell:
 
 
 def agents(results: Json) -> Iterator[str]:
-    """Tokens computed to the least possible, by model and what the client changes, in each dialect."""
+    """Yield computed tokens divided by the minimum, by model and the client's changes, in each API."""
     yield "## Tool loops of coding agents"
     yield (
         f"Loops of {results['num_turns']} turns over HTTP; the model is told what to say. Prompt tokens computed while "
@@ -129,7 +129,7 @@ def agents(results: Json) -> Iterator[str]:
 
 
 def replay_live(results: Json) -> Iterator[str]:
-    """What a real model computed again, by how the reply before had ended."""
+    """Yield the tokens that a real model computed again, by how the reply before had ended."""
     yield "## A real model's own replies"
     yield (
         f"{results['num_conversations']} conversations of {results['num_turns']} turns at temperature 1, counted at "
@@ -151,7 +151,7 @@ def replay_live(results: Json) -> Iterator[str]:
 
 
 def suffix(results: Json) -> Iterator[str]:
-    """A row for each way to ask and each beginning of replies: tokens, seconds as medians of the rounds, and pages."""
+    """Yield a row for each way and each beginning of replies: tokens, median seconds of the rounds, and pages."""
     yield "## What Llama-2's appended token costs"
     num_turns, num_layers = len(results["rows"][0]["turns"]), results["num_layers"]
     yield (

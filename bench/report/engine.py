@@ -1,4 +1,4 @@
-"""Sections on kernels, the engine and what a request costs. Knows what the JSON files hold."""
+"""Sections on kernels, the engine and the cost of a request. Knows the contents of the JSON files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CURVES = {
 
 
 def engine(results: Json) -> Iterator[str]:
-    """The engine's figures with their shares of the limits."""
+    """Yield the engine's figures with their shares of the limits."""
     yield "## The engine"
     yield _limits(results)
     shares = results["shares"]
@@ -41,7 +41,7 @@ def engine(results: Json) -> Iterator[str]:
 
 
 def kernels(results: Json) -> Iterator[str]:
-    """Kernels by size: speed in what limits them, and the share of the limit."""
+    """Yield kernels by size: speed in the unit that limits them, and the share of the limit."""
     yield "## Kernels"
     yield (
         f"Target {results['target']}. The share is the least time at the limits over the time taken; rows that come "
@@ -59,7 +59,7 @@ def kernels(results: Json) -> Iterator[str]:
 
 
 def experts(results: Json) -> Iterator[str]:
-    """A step through experts: bytes a second beside memory's, and what chooses and adds up experts."""
+    """Yield a step through experts: its bandwidth and memory's, and the time of choosing and summing experts."""
     yield "## Experts of gpt-oss's shapes"
     yield f"A token reads {results['active_bytes'] / 1e6:.0f} of {results['all_bytes'] / 1e6:.0f} MB."
     yield table(
@@ -75,14 +75,14 @@ def experts(results: Json) -> Iterator[str]:
 
 
 def _routing(kernels: Sequence[Json]) -> float:
-    """The share of the router's matrix, the choice, the sorting of rows and the sum of experts' outputs."""
+    """Return the share of the router's matrix, the choice, the sorting of rows and the sum of experts' outputs."""
     lists = ("find_units", "find_slabs", "spread_rows", "starts", "gather_rows")
     names = ("RouterSpec", "CombineSpec", *lists, "linear bf16 32x")
     return sum(float(kernel["share"]) for kernel in kernels if kernel["kernel"].startswith(names))
 
 
 def growth(results: Json) -> Iterator[str]:
-    """Decode against the context, prefill against the prompt, a step against the streams."""
+    """Yield decode by context, prefill by prompt, a step by streams."""
     yield "## How cost grows"
     for name, title in _CURVES.items():
         yield table(
@@ -97,7 +97,7 @@ def growth(results: Json) -> Iterator[str]:
 
 
 def long_context(results: Json) -> Iterator[str]:
-    """Parts and decode steps behind long contexts, and the first tokens of conversations that come back."""
+    """Yield parts and decode steps after long contexts, and the first tokens of returning conversations."""
     yield "## Long contexts"
     yield "`q4b-2l` is two layers of Qwen3-4B's shape in Q4_K_M, of random codes: layers cost the same, one by one."
     for name, run in results["runs"].items():
@@ -134,7 +134,7 @@ def long_context(results: Json) -> Iterator[str]:
 
 
 def scaling(results: Json) -> Iterator[str]:
-    """Steps cut for more threads than the machine has: what limits them, and how fast they would be."""
+    """Yield steps divided for more threads than the machine has: their limits, and an estimate of their speed."""
     yield "## An estimate for more threads"
     yield (
         "Each kernel is cut for so many threads, and its parts are timed one after another on one thread. Balance is "
@@ -155,7 +155,7 @@ def scaling(results: Json) -> Iterator[str]:
 
 
 def _scaled(row: Json, alone: Json, run: Json) -> Json:
-    """A row with its balance, and how many times as fast as one thread it is by what launches cost."""
+    """Return a row with its balance, and its speedup over one thread by the cost of launches."""
     launches_s = row["num_launches"] * run["launch_us"] / 1e6
     least_s = row["serial_s"] + row["longest_s"]
     one_s = alone["serial_s"] + alone["parts_s"]
@@ -170,7 +170,7 @@ def _scaled(row: Json, alone: Json, run: Json) -> Json:
 
 
 def quality(results: Json) -> Iterator[str]:
-    """Distance to transformers by how keys and values are stored."""
+    """Yield the distance to transformers by the format of keys and values."""
     yield "## Distributions beside transformers'"
     yield (
         "KL(transformers || ours) in nats, transformers running the file's weights in float32, and the share of "
@@ -185,7 +185,7 @@ def quality(results: Json) -> Iterator[str]:
 
 
 def request_cost(results: Json) -> Iterator[str]:
-    """Milliseconds of each way to ask, and how much longer that is than the engine alone takes."""
+    """Yield milliseconds of each way, and how much longer that is than the engine alone takes."""
     yield "## What a request costs beyond the engine"
     yield (
         f"One token of a prompt that is cached, medians of {results['requests']} requests each way (8 at once: of each "
@@ -204,7 +204,7 @@ def request_cost(results: Json) -> Iterator[str]:
 
 
 def speculation(results: Json) -> Iterator[str]:
-    """Tokens a second with guesses over those without, task by task."""
+    """Yield tokens per second with drafts divided by those without, task by task."""
     yield "## What guessing brings"
     yield (
         "Tokens a second of replies after the first token, with guesses (`--speculate auto`) and without, one "
@@ -237,7 +237,7 @@ def speculation(results: Json) -> Iterator[str]:
 
 
 def lower_bound(ratios: Sequence[float]) -> float:
-    """Of their mean, with 95 %, by ten thousand samples of themselves."""
+    """Return the lower 95 % bound of their mean, by ten thousand samples of themselves."""
     chance = random.Random(1)
     means = sorted(fmean(chance.choices(ratios, k=len(ratios))) for _ in range(10_000))
     return means[500]
@@ -254,7 +254,7 @@ def _limits(results: Json) -> str:
 
 
 def hybrid(results: Json) -> Iterator[str]:
-    """Decode and prompts of a model that keeps states."""
+    """Yield decode and prompts of a model that has states."""
     yield "## A model that keeps states"
     yield (
         f"{results['model']}'s shape with random weights in 4 bits, medians of {results['num_rounds']} rounds: decode "

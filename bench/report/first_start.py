@@ -1,4 +1,4 @@
-"""The section on compiling and first starts. Knows what the JSON file holds, not how it was measured."""
+"""The section on compiling and first starts. Knows the contents of the JSON file, not how it was measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SERVE = {
 
 
 def first_start(results: Json) -> Iterator[str]:
-    """Of each model the seconds of compiling, and those to a first token beside llama.cpp's."""
+    """Yield, for each model, the seconds of compiling, and those to a first token, also of llama.cpp."""
     yield "## Compiling, and the first start of a server"
     for name, run in results["runs"].items():
         values = {figure: median(found) for figure, found in run["values"].items()}

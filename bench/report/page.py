@@ -1,4 +1,4 @@
-"""Which section shows which file of results, and the page that they make. What was not measured is left out."""
+"""The section for each file of results, and the page of all sections. Omits what was not measured."""
 
 from __future__ import annotations
 
@@ -60,18 +60,18 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
 
 
 def publish(name: str, figures: Json, run: str | None = None) -> None:
-    """Write results, or the results of one run beside those of others, and print their section."""
+    """Write results, or the results of one run, keeping those of others, and print their section."""
     path = write_results(name, figures) if run is None else add_run(name, run, figures)
     print(*SECTIONS[name](read_results(name) or {}), path, sep="\n\n")
 
 
 def render(directory: Path) -> str:
-    """The page of the results in `directory`."""
+    """Return the page of the results in `directory`."""
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         results = read_results(name, directory)
         if results is not None:
             parts += section(results)
-            if "runs" not in results:  # each of which has its own
+            if "runs" not in results:  # each of which has an origin
                 parts.append(origin(results))
     return "\n\n".join(part.strip() for part in parts) + "\n"

@@ -1,4 +1,4 @@
-"""Sections on parts of prefixes: what replies lose, and what the disk is asked for. Knows what the JSON files hold."""
+"""Sections on parts of prefixes: the loss of replies, and the reads from disk. Knows the contents of the JSON files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKLOADS = {
 
 
 def quality(results: Json) -> Iterator[str]:
-    """A table for each model: a row for each policy and share of rows."""
+    """Yield a table for each model: a row for each policy and share of rows."""
     runs = list(results["runs"].values())
     yield f"## A part of a prefix's KV: {WORKLOADS[runs[0]['workload']]}"
     yield (
@@ -36,7 +36,7 @@ def quality(results: Json) -> Iterator[str]:
 
 
 def needle(results: Json) -> Iterator[str]:
-    """The same for answers to what was not asked before."""
+    """Yield the same for answers to a new question."""
     yield "## A part of a prefix's KV: a fact that was not asked for before"
     yield "A fact lies at some depth of a prefix; found is where every token of the answer is the most likely one."
     for run in results["runs"].values():
@@ -59,7 +59,7 @@ def _heading(run: Json) -> str:
 
 
 def scored(results: Json) -> Iterator[str]:
-    """Milliseconds of steps, a table for each model."""
+    """Yield milliseconds of steps, a table for each model."""
     yield "## What scores of KV rows cost"
     yield (
         "`forward_scored`, which adds up how much attention each KV row gets from the tokens that are scored when they "
@@ -75,7 +75,7 @@ def scored(results: Json) -> Iterator[str]:
 
 
 def learned(results: Json) -> Iterator[str]:
-    """What stays of an order, and what a quarter of the rows loses by it."""
+    """Yield the share of an order that stays, and the loss of a quarter of the rows by it."""
     passages, tasks = results["nq"], results["bbh"]
     yield "## What of a stored order outlives a restart"
     yield (
@@ -109,7 +109,7 @@ _ORDERS = {
 
 
 def amplification(results: Json) -> Iterator[str]:
-    """Bytes read by share of the rows and text, and bytes on disk."""
+    """Yield bytes read by share of the rows and text, and bytes on disk."""
     yield "## Bytes read for each byte attended to"
     yield (
         f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
@@ -131,7 +131,7 @@ def amplification(results: Json) -> Iterator[str]:
 
 
 def chunk_cache(results: Json) -> Iterator[str]:
-    """Hit ratios by trace, size of the cache and policy; what is read and how long that takes."""
+    """Yield hit ratios by trace, size of the cache and policy; the bytes read and the time for that."""
     yield "## What of ordered runs and their pages stays in memory"
     yield (
         f"The share of bytes that a cache of 5 to 50 % of {results['kv_bytes'] / 1e6:,.0f} MB of keys and values has "
@@ -161,7 +161,7 @@ def chunk_cache(results: Json) -> Iterator[str]:
 
 
 def _ratio(row: Json) -> str:
-    """Empty in results of before ratios were kept."""
+    """Return the ratio, or an empty string in results from before ratios were kept."""
     return f"{row['kl_ratio']:.2f} ± {row['kl_ratio_error']:.2f}" if "kl_ratio" in row else ""
 
 

@@ -13,7 +13,7 @@ from .tables import Cell, Json, auto, each, origin, spread, table
 
 OURS = "radixlm"
 STEADY = (STREAMS_8_STEADY, STREAMS_50_STEADY, REQUESTS_8_STEADY)
-PREFILL, DECODE = "prefill", "decode"  # what names of figures begin with that depend on layers, and on bytes
+PREFILL, DECODE = "prefill", "decode"  # prefixes of the names of figures that depend on layers, and on bytes
 
 
 class Best(NamedTuple):
@@ -25,7 +25,7 @@ class Best(NamedTuple):
 
 
 def best_of(values: Mapping[str, Mapping[str, Sequence[float]]], figure: Figure) -> Best | None:
-    """The best peer in a figure, by medians; None if none or ours was not measured."""
+    """Return the best peer in a figure, by medians; None if none or ours was not measured."""
     medians = {name: median(found[figure.name]) for name, found in values.items() if found.get(figure.name)}
     ours = medians.pop(OURS, None)
     if ours is None or not medians:
@@ -35,7 +35,7 @@ def best_of(values: Mapping[str, Mapping[str, Sequence[float]]], figure: Figure)
 
 
 def sizes(results: Json) -> Iterator[str]:
-    """All figures, shape by shape; of models that are cut, also those of the whole."""
+    """Yield all figures, shape by shape; for models with fewer layers, also those of the whole."""
     yield "## Sizes that people run"
     yield (
         "The shapes and types of published models, with random weights (`bench/peers/shapes.py`). One client asks all "
@@ -55,7 +55,7 @@ def sizes(results: Json) -> Iterator[str]:
 
 
 def _scaled(run: Json, figure: Figure, value: float | None) -> str:
-    """A figure of the whole model by that of some layers; empty for those that do not follow from layers or bytes."""
+    """Return the whole model's figure from that of some layers, or an empty string if it does not scale with them."""
     have, whole = run["layers"]
     scale = {PREFILL: whole / have, DECODE: run["decode_scale"]}.get(
         figure.name.removeprefix("busy_").partition("_")[0]
@@ -64,7 +64,7 @@ def _scaled(run: Json, figure: Figure, value: float | None) -> str:
 
 
 def peers(results: Json) -> Iterator[str]:
-    """All figures, model by model."""
+    """Yield all figures, model by model."""
     yield "## Beside other engines"
     yield (
         "One client asks all: streamed requests over HTTP, random prompts that share nothing unless the row says "
@@ -125,12 +125,12 @@ def _run(run: Json, figures: Sequence[Figure], title: str) -> Iterator[str]:
 
 
 def _never_together(found: Mapping[str, Sequence[float]], steady: Figure) -> bool:
-    """Whether streams have a total in some round, and in none a steady speed."""
+    """Return whether streams have a total in some round, and in none a steady speed."""
     return bool(found.get(steady.name.removesuffix("_steady"))) and not found.get(steady.name)
 
 
 def _rounds(found: Mapping[str, Sequence[float]], figures: Sequence[Figure]) -> str:
-    """In how many rounds figures were measured: of some in fewer than of others."""
+    """Return in how many rounds figures were measured, as a range."""
     counts = {len(found[figure.name]) for figure in figures if found.get(figure.name)}
     return "-".join(str(count) for count in sorted({min(counts), max(counts)}))
 

@@ -1,4 +1,4 @@
-"""Sections on servers under load. Knows what the JSON files hold, not how it was measured."""
+"""Sections on servers under load. Knows the contents of the JSON files, not how they were measured."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from .tables import Cell, Json, auto, each, format_cell, met, origin, spread, table
 
-SANE = "yes"  # what a reader writes of a reply that has no fault
+SANE = "yes"  # a reader's mark of a reply that has no fault
 
 
 def ladder(results: Json) -> Iterator[str]:
-    """A row for each number of streams: how fast, how soon, and at what cost."""
+    """Yield a row for each number of streams: throughput, latency, and cost."""
     yield "## More and more streams against a small pool"
     yield (
         "`radixlm serve` with its defaults and a small KV pool; each stream sends its next chat when its last reply "
@@ -36,7 +36,7 @@ def ladder(results: Json) -> Iterator[str]:
 
 
 def load(results: Json) -> Iterator[str]:
-    """A column for each run: what became of the requests, how fast, and what was wrong afterwards."""
+    """Yield a column for each run: the outcomes of requests, the speed, and the faults afterwards."""
     yield "## Impatient clients"
     yield (
         "A real server with a KV pool far too small for its clients, which ask for random prompts with random "
@@ -60,7 +60,7 @@ def load(results: Json) -> Iterator[str]:
 
 
 def first_reply(results: Json) -> Iterator[str]:
-    """A row for each question with what a reader wrote of both replies, and how many were sane."""
+    """Yield a row for each question with a reader's marks of both replies, and how many were sane."""
     yield "## The first reply of a small model"
     yield (
         "Twenty questions to SmolLM2-135M in Q4_1, each once with a seed of its own. All but the limit of "
@@ -77,7 +77,7 @@ def first_reply(results: Json) -> Iterator[str]:
 
 
 def questions(results: Json) -> Iterator[str]:
-    """A row for each question: seconds of both, and how many times faster."""
+    """Yield a row for each question: seconds of both, and how many times faster."""
     yield "## A coding agent's first and second question"
     yield (
         "The requests that opencode sends, to Qwen2.5-Coder-0.5B in Q4_K_M: for a title, with its instructions and "
@@ -102,7 +102,7 @@ def questions(results: Json) -> Iterator[str]:
 
 
 def long_prompt(results: Json) -> Iterator[str]:
-    """For each artifact a row for each bar, and what the rounds saw."""
+    """Yield for each artifact a row for each requirement, and the measurements of the rounds."""
     yield "## A prompt of 16,000 tokens"
     yield (
         "Qwen2.5-Coder-0.5B in Q4_K_M. A fresh server with its defaults gets a long prompt of random ids alone, and "

@@ -1,4 +1,4 @@
-"""The section on a whole coding session, and its picture. Knows what the JSON file holds, not how it was measured."""
+"""The section on a whole coding session, and its picture. Knows the contents of the JSON file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 400, 60, 150, 40, 50
 
 
 def session(results: Json) -> Iterator[str]:
-    """A row for each server and way."""
+    """Yield a row for each server and way."""
     have, whole = results["layers"]
     ways = results["ways"]
     some = next(iter(next(iter(ways.values())).values()))
@@ -74,7 +74,7 @@ def _figures(answers: Sequence[Json], results: Json) -> Json:
 
 
 def picture(results: Json) -> str:
-    """Seconds to the first token of each request of the main conversation, as an SVG; the scale is logarithmic."""
+    """Return the seconds to the first token of each request of the main conversation, as an SVG with a log scale."""
     way = next(way for way in ("killed", "unloaded", "whole") if way in results["ways"])
     lines = {
         name: [answer["to_first_s"] for answer in answers if answer["agent"] == 0]

@@ -1,4 +1,4 @@
-"""Sections on first tokens of prompts that are on disk. Knows what the JSON files hold, not how it was measured."""
+"""Sections on first tokens of prompts that are on disk. Knows the contents of the JSON files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from radixlm.runtime.artifact.manifest import PAGE_SIZE
 from .partial import WORKLOADS
 from .tables import Cell, Json, each, met, origin, table
 
-MIN_GAIN = 2.5  # that a quarter is wanted to be quicker than all, where the disk is the bottleneck
-BOTTLENECK = 0.75  # of a full load is the time that the disk takes for its bytes: then it is
-MAX_LOSS = 1.05  # that a request may take over the best exact way
+MIN_GAIN = 2.5  # a quarter should be so many times faster than all, where the disk is the bottleneck
+BOTTLENECK = 0.75  # the disk is the bottleneck if its bytes take this share of a full load
+MAX_LOSS = 1.05  # a request's time may be this multiple of the best exact way
 _RECOMPUTE, _FULL, _QUARTER = "recompute", "full", "25%"
 _WAYS = {
     _FULL: "all loaded",
@@ -25,7 +25,7 @@ _DISKS = {"25": "25 MB/s", "50": "50 MB/s", "100": "100 MB/s", "500": "500 MB/s"
 
 
 def restart(results: Json) -> Iterator[str]:
-    """Seconds by disk, and what the planner's choice is to the better of loading and computing."""
+    """Yield seconds by disk, and the ratio of the planner's choice to the better of loading and computing."""
     rounds = results["rounds"]
     yield "## The first token after a restart"
     yield (
@@ -61,7 +61,7 @@ def restart(results: Json) -> Iterator[str]:
 
 
 def first_token(results: Json) -> Iterator[str]:
-    """Of each model seconds by disk and way, what a quarter gains, and the bytes that are read."""
+    """Yield for each model seconds by disk and way, the gain of a quarter, and the bytes that are read."""
     for run in results["runs"].values():
         yield from _first_token(run)
         yield origin(run)
@@ -98,7 +98,7 @@ def _first_token(results: Json) -> Iterator[str]:
 
 
 class _Measured:
-    """What `store_partial.json` holds: by disk and way, requests for prefixes of one shape, first ones and others."""
+    """Contents of `store_partial.json`: by disk and way, requests for prefixes of one shape, first ones and others."""
 
     def __init__(self, results: Json) -> None:
         self._results, self._measured = results, results["measured"]
@@ -107,12 +107,12 @@ class _Measured:
         self._disks = [disk for disk in _DISKS if f"{disk} {_FULL}" in self._measured]
 
     def lengths(self, num_joined: int, between: str) -> str:
-        """Tokens of the prefixes of a shape."""
+        """Return the lengths of the prefixes of a shape, in tokens."""
         found = [length for joined, length in self._results["num_tokens"] if joined == num_joined]
         return f"{min(found):,}{between}{max(found):,}"
 
     def seconds_table(self, num_joined: int, *, is_first: bool) -> str:
-        """A row a disk: medians."""
+        """Return a table with a row for each disk: medians."""
         names = {"computed": _RECOMPUTE, **{_WAYS[way]: f"{{disk}} {way}" for way in self._ways}}
         rows = []
         for disk in self._disks:
@@ -121,7 +121,7 @@ class _Measured:
         return table({"disk": "{disk}"} | each(names, "seconds"), rows)
 
     def gains_table(self) -> str:
-        """A row a disk, shape and whether memory knew of the prefix; over all requests, also those answered exactly."""
+        """Return a table by disk, shape and whether memory knew of the prefix; over all requests, also exact ones."""
         has_computed = _RECOMPUTE in self._measured
         disks = [disk for disk in self._disks if has_computed and f"{disk} {_QUARTER}" in self._measured]
         rows = [
@@ -139,7 +139,7 @@ class _Measured:
         return table(columns, rows)
 
     def bytes_table(self) -> str:
-        """A row a way: MB asked of the store's files for a request, of the real disk also what the kernel read."""
+        """Return a table by way: MB read from the store's files per request, for the real disk also by the kernel."""
         names = [
             f"{self.lengths(num_joined, '-')}, {what}"
             for num_joined in self.shapes
@@ -157,7 +157,7 @@ class _Measured:
         return table({"MB read": "{way}"} | each(names, "mb"), rows)
 
     def known_mib(self) -> float:
-        """What is kept in memory of runs, for each token that is stored."""
+        """Return the memory for runs, for each token that is stored."""
         known = max(one["known_bytes"] for one in self._measured.values())
         num_tokens = sum(length // PAGE_SIZE * PAGE_SIZE for _, length in self._results["num_tokens"])
         return float(known / num_tokens / 2**20)
@@ -188,7 +188,7 @@ class _Measured:
         }
 
     def _all(self, field: str, name: str, num_joined: int, is_first: bool) -> list[float]:
-        """Of the first requests of each prefix, or of the others, for which probe keys are in memory."""
+        """Return values of the first requests of each prefix, or of the others, for which probe keys are in memory."""
         groups = self._measured.get(name, {"groups": []})["groups"]
         mine = [one for one in groups if (one["num_joined"], one["is_first"]) == (num_joined, is_first)]
         return [value for group in mine for value in group[field]]

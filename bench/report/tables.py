@@ -1,4 +1,4 @@
-"""Markdown tables of results: the only place that lays out a table or formats a number.
+"""Markdown tables of results: the only module that lays out a table or formats a number.
 
 Knows rows, columns and units; not what the figures mean.
 """
@@ -19,9 +19,9 @@ UNITS = {"ms": 1e3, "us": 1e6, "MB": 1e-6, "M": 1e-6, "MiB": 2.0**-20}
 
 
 def table(columns: Mapping[str, Cell], rows: Iterable[Json]) -> str:
-    """A row of cells for each of `rows`, under the names of `columns`; all columns but the first are numbers.
+    """Return a line of cells for each of `rows`, under the names of `columns`; all columns but the first are numbers.
 
-    A format may begin with one of `UNITS`, into which the number is turned; `auto` keeps three or four digits.
+    A format may begin with one of `UNITS`, to which the number is converted; `auto` keeps three or four digits.
 
     >>> print(table({"what": "{name}", "ms": "{seconds:ms .1f}"}, [{"name": "a", "seconds": 0.25}]))
     | what | ms |
@@ -34,23 +34,23 @@ def table(columns: Mapping[str, Cell], rows: Iterable[Json]) -> str:
 
 
 def format_cell(cell: Cell, row: Json) -> str:
-    """One cell of a row."""
+    """Return one cell of a row."""
     return _FORMATTER.vformat(cell, (), row) if isinstance(cell, str) else cell(row)
 
 
 def each(names: Iterable[str], field: str, spec: str = "") -> dict[str, Cell]:
-    """A column for each name, of the list `field` that a row has."""
+    """Return a column for each name, from the list `field` of a row."""
     return {name: f"{{{field}[{number}]{spec}}}" for number, name in enumerate(names)}
 
 
 def spread(values: Iterable[float]) -> str:
-    """The median, the least and the largest."""
+    """Return the median, the minimum and the maximum."""
     found = Spread.of(values)
     return f"{auto(found.median)} ({auto(found.minimum)}-{auto(found.maximum)})"
 
 
 def auto(value: float) -> str:
-    """Three or four digits.
+    """Format with three or four digits.
 
     >>> auto(1234.5), auto(12.34), auto(1.234)
     ('1,234', '12.3', '1.23')
@@ -59,12 +59,12 @@ def auto(value: float) -> str:
 
 
 def met(is_met: bool) -> str:
-    """Whether a bar is met; one that is missed stands out."""
+    """Return whether a requirement is met; a missed one is bold."""
     return "met" if is_met else "**missed**"
 
 
 def origin(results: Json) -> str:
-    """The command, commit and day of results, and the machine."""
+    """Return the command, commit and date of results, and the machine."""
     made = results["origin"]
     tvm = f"apache-tvm {made['apache_tvm']}"
     return f"`{made['command']}`, commit {made['commit']}, {made['date']}; {made['machine']}; {tvm}."
@@ -78,7 +78,7 @@ class _Formatter(string.Formatter):
         return auto(value) if format_spec == "auto" else str(super().format_field(value, format_spec))
 
     def check_unused_args(self, used_args: set[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """A row has more fields than a cell shows."""
+        """Accept unused fields: a row has more of them than a cell shows."""
 
 
 _FORMATTER = _Formatter()

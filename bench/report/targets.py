@@ -1,4 +1,4 @@
-"""The section on digests of logits. Knows what the JSON file holds, not how it was computed."""
+"""The section on digests of logits. Knows the contents of the JSON file, not how it was computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 16  # of a digest's 64
 
 
 def digests(results: Json) -> Iterator[str]:
-    """Of each model and number of tokens a row; one that has several digests has several rows."""
+    """Yield for each model and number of tokens a row; one that has several digests has several rows."""
     yield "## The same bits on every target"
     yield (
         "SHA-256 of the logits after each token, as `radixlm verify-bits` prints it: the first 16 of 64 digits. "
@@ -37,7 +37,7 @@ def digests(results: Json) -> Iterator[str]:
 
 
 def by_digest(runs: Iterable[Json]) -> dict[tuple[str, str, int, int], dict[str, list[str]]]:
-    """By model, KV type, tokens and vocabulary: of each digest the targets that computed it."""
+    """Return, by model, KV type, tokens and vocabulary, the targets that computed each digest."""
     found: defaultdict[tuple[str, str, int, int], defaultdict[str, list[str]]]
     found = defaultdict(lambda: defaultdict(list))
     for run in runs:

@@ -1,13 +1,14 @@
-"""What guessing brings: tokens a second of the same replies with and without, in turns, and whether a byte changed.
+"""Measure speculation: tokens per second of the same replies with and without drafts, in turns; compare all bytes.
 
     python -m bench.speculation QWEN_ARTIFACT [--rounds 2] [--pairs 10] [--parts tasks open streams draft mtp llama.cpp]
         [--target SMOLLM2_F32_ARTIFACT --draft SMOLLM2_ARTIFACT] [--llama-cpp DIRECTORY] [--right 0.8]
 
 tasks: one request at a time, of which some are edits, JSON and quotes; open: pairs of open text; streams: eight files
-at once; draft: open text of the target with a draft model; mtp: random models with an MTP head that is right as often
-as is said, kept in .cache/mtp; llama.cpp: its n-gram kinds on the same model and prompts.
-Each part is a run of its own in the results, which a run of another leaves as it was. What a part needs and is not
-there, is said, and the part is left out.
+at once; draft: open text of the target with a draft model; mtp: random models with an MTP head that is right with the
+given probability, kept in .cache/mtp; llama.cpp: its n-gram kinds on the same model and prompts.
+
+Each part is a separate run in the results, which a run of another does not change. If something that a part needs is
+missing, that is printed, and the part is skipped.
 """
 
 from __future__ import annotations

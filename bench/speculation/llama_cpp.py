@@ -1,4 +1,4 @@
-"""Ask llama.cpp's server the same with each of its kinds of n-grams: how fast it is, and whether its text changes.
+"""Send the same requests to llama.cpp's server with each of its kinds of n-grams: its speed, and whether text changes.
 
 Knows its HTTP and its flags.
 """
@@ -19,7 +19,7 @@ ASKED = {"a file with one change": (EDIT, 500), "open text, greedily": (STORY, 2
 
 
 def measure(program: Path, gguf: Path) -> Figures:
-    """A row for each kind and task, over the same without."""
+    """Return a row for each kind and task, compared with no drafts."""
     plain = _replies(program, gguf, "none")
     figures: Figures = {}
     for kind in KINDS:
@@ -39,7 +39,7 @@ def measure(program: Path, gguf: Path) -> Figures:
 
 
 def _replies(program: Path, gguf: Path, kind: str) -> dict[str, dict[str, Any]]:
-    """By task, what a fresh server answers."""
+    """Return a fresh server's replies, by task."""
     threads = str(len(os.sched_getaffinity(0)))
     options = ("--parallel", "1", "--ctx-size", "4096", "--threads", threads, "--jinja", "--spec-type", kind)
     with (

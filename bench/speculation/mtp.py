@@ -1,9 +1,9 @@
-"""An MTP head that is right as often as is said, and models that have one.
+"""Simulate an MTP head that is right with a given probability, and make models that have one.
 
-Models have random weights in 4 bits, in Qwen3.5-0.8B's shape, which keeps states, and in a GLM of half a billion
-parameters, which keeps none. A random head is never right. So each reply is computed without drafts at first, and then
-the head's logits are replaced by the reply's next token, for as many drafts as are to be right: what the head costs is
-computed all the same.
+Models have random weights in 4 bits, in Qwen3.5-0.8B's shape, which has states, and in a GLM of half a billion
+parameters, which has none. A random head is never right. So each reply is computed without drafts at first, and then
+the head's logits are replaced by the reply's next token, for as many drafts as are to be right: the head is computed
+all the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..random_models import write_random_model
 from .ours import Figures, Pair
 
 NUM_TOKENS = 200  # of a reply
-_SURE = 50.0  # the logit of what the head is to say, where all others are 0
+_SURE = 50.0  # the logit of the head's replaced token; all others are 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class QwenShape(Qwen35Shape):
     name: str = "qwen3.5-0.8b-mtp"
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Those of the model, and those of the head: what it has of the last layer, and around that."""
+        """Yield those of the model, and those of the head: its parts of the last layer, and around that."""
         last, hidden = f"model.layers.{self.num_hidden_layers - 1}.", self.hidden_size
         for name, shape in super().tensors():
             yield name, shape
@@ -60,7 +60,7 @@ class GlmShape:
     is_qwen2: bool = True  # a last norm of both signs
 
     def config(self) -> dict[str, object]:
-        """What config.json says of it."""
+        """Return the contents of config.json."""
         return {
             "architectures": ["Glm4MoeForCausalLM"],
             "model_type": "glm4_moe",
@@ -81,7 +81,7 @@ class GlmShape:
         }
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes, as a checkpoint has them."""
+        """Yield names and shapes, as in a checkpoint."""
         hidden, inner, last = self.hidden_size, self.intermediate_size, f"model.layers.{self.num_hidden_layers}."
         yield "model.embed_tokens.weight", (self.vocab_size, hidden)
         for layer in range(self.num_hidden_layers + 1):
@@ -112,7 +112,7 @@ class Told:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Replace what heads compute, meanwhile."""
+        """Replace the logits of heads within the block."""
         chance, draft = random.Random(0), ModelRunner.draft
 
         def told(runner: ModelRunner, batch: Batch) -> Float32Array:
@@ -130,7 +130,7 @@ class Told:
 
 
 def figures(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterator[tuple[str, Figures]]:
-    """Of each shape, its name and a row for each round. The models have the vocabulary of the artifact `tokenizer`."""
+    """Yield each shape's name and a row for each round. The models have the vocabulary of the artifact `tokenizer`."""
     size = read_manifest(tokenizer).model.vocab_size
     for shape in (GlmShape(size), QwenShape(vocab_size=size)):
         artifact = folder / f"{shape.name}.radixlm"
@@ -143,7 +143,7 @@ def figures(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterato
 
 
 def measured(path: Path, right: float, rounds: int) -> Figures:
-    """A row for each round, after one that is not counted."""
+    """Return a row for each round, after one that is not counted."""
     told, artifact = Told(right), Artifact.open(path)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     options: dict[str, Any] = {"idle_work": False, "kv_cache_bytes": 256 << 20, "max_num_seqs": 4}

@@ -1,6 +1,6 @@
-"""Measure our engine with and without guesses, in turns.
+"""Measure our engine with and without drafts, in turns.
 
-Two engines of one process answer the same requests one after the other; every reply must have the same tokens.
+Two engines of one process serve the same requests one after the other; every reply must have the same tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Figures = dict[str, list[dict[str, object]]]
 
 @dataclass(frozen=True)
 class Pair:
-    """An engine that does not guess, and one that does."""
+    """An engine without drafts, and one with drafts."""
 
     plain: Engine
     guesses: Engine
 
     def measure(self, reply: Callable[[Engine], list[Completion]], *, guesses_first: bool) -> dict[str, object]:
-        """One row: the same replies of both."""
+        """Return one row: the same replies of both."""
         engines = (self.guesses, self.plain) if guesses_first else (self.plain, self.guesses)
         replies = {engine is self.guesses: reply(engine) for engine in engines}
         before, after = replies[False], replies[True]
@@ -45,7 +45,7 @@ class Pair:
 
 @contextmanager
 def pair(artifact: Path, draft: Path | None = None) -> Iterator[Pair]:
-    """Both engines over an artifact."""
+    """Yield both engines over an artifact."""
     opened = Artifact.open(artifact)
     with (
         Engine(opened, speculate="off", idle_work=False) as plain,
@@ -55,7 +55,7 @@ def pair(artifact: Path, draft: Path | None = None) -> Iterator[Pair]:
 
 
 def speed_of(replies: Sequence[Completion]) -> float:
-    """Tokens a second of replies that ran beside one another, from the first token of all to the last."""
+    """Return tokens per second of concurrent replies, from the first token of all to the last."""
     if len(replies) == 1:
         return replies[0].timings.decode_tokens_per_s or 0.0
     begins = [each.timings.time_to_first_token_s or 0.0 for each in replies]
@@ -65,7 +65,7 @@ def speed_of(replies: Sequence[Completion]) -> float:
 
 
 def by_task(engines: Pair, tasks: Sequence[Task], rounds: int) -> Figures:
-    """Each task in each round, after one round that is not counted."""
+    """Measure each task in each round, after one round that is not counted."""
     figures: Figures = defaultdict(list)
     for number in range(-1, rounds):
         for task in tasks:
@@ -76,7 +76,7 @@ def by_task(engines: Pair, tasks: Sequence[Task], rounds: int) -> Figures:
 
 
 def open_text(engines: Pair, num_pairs: int) -> Figures:
-    """Open text, greedily and sampled in turns, each reply once without and once with guesses."""
+    """Measure open text, greedily and sampled in turns, each reply once without and once with drafts."""
     rows: list[dict[str, object]] = []
     for number in range(-2, num_pairs):
         task = OPEN[number % 2]
@@ -87,7 +87,7 @@ def open_text(engines: Pair, num_pairs: int) -> Figures:
 
 
 def streams(engines: Pair, rounds: int) -> Figures:
-    """Eight files are repeated at once; their prompts are cached."""
+    """Repeat eight files at once; their prompts are cached."""
     rows: list[dict[str, object]] = []
     conversations = editing(NUM_LINES)
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""What is asked for, to see what guessing brings.
+"""Requests that measure drafts.
 
 Knows requests, not how they are measured.
 """
@@ -45,7 +45,7 @@ class Task:
     max_tokens: int
     is_sampled: bool = False
     schema: str | None = None
-    is_again: bool = False  # it is asked for a second time, and that is measured
+    is_again: bool = False  # it is sent a second time, and that is measured
 
 
 EDIT = f"```python\n{CODE}\n```\nRepeat the whole file; rename the class KVTransaction to KVStep. Only code."
@@ -63,13 +63,13 @@ OPEN = TASKS[-2:]
 
 
 def params_of(task: Task, number: int) -> SamplingParams:
-    """How a task's tokens are chosen in a round."""
+    """Return how a task's tokens are sampled in a round."""
     temperature, seed = (0.8, number + 1) if task.is_sampled else (0.0, None)
     return SamplingParams(max_tokens=task.max_tokens, temperature=temperature, seed=seed)
 
 
 def ask(engine: Engine, task: Task, number: int) -> Completion:
-    """The reply to a task in a round, which has a namespace of its own."""
+    """Return the reply to a task in a round, which has its own namespace."""
     params = params_of(task, number)
     constraint = None if task.schema is None else engine.grammars.compile(Grammar.json_schema(json.loads(task.schema)))
     messages = [{"role": "user", "content": task.prompt}]
@@ -81,7 +81,7 @@ def ask(engine: Engine, task: Task, number: int) -> Completion:
 
 
 def editing(num_lines: int) -> list[list[dict[str, Any]]]:
-    """A conversation for each of eight files, of which the first lines are to be repeated with one change."""
+    """Make a conversation for each of eight files, of which the first lines are to be repeated with one change."""
     asked = "Repeat the whole file; the first line becomes # changed. Only code."
     texts = ["\n".join(path.read_text(encoding="utf-8").splitlines()[:num_lines]) for path in FILES]
     return [[{"role": "user", "content": f"```python\n{text}\n```\n{asked}"}] for text in texts]

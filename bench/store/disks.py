@@ -1,4 +1,4 @@
-"""Disks of declared speed below a store, and what was really read from one. Knows files, not what is measured."""
+"""Simulate disks of declared speed under a store, and count what was really read. Knows files, not what is measured."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ STORE_BYTES = 1 << 30
 
 
 def load_always(num_in_memory: int, num_on_disk: int, rates: Rates, budget: LoadBudget) -> PrefixPlan:
-    """Load whatever there is, however long it takes, and compute nothing meanwhile."""
+    """Load whatever is stored, however long it takes, and compute nothing meanwhile."""
     return PrefixPlan.of((0, num_in_memory, "memory"), (num_in_memory, num_on_disk, "front"), deadline_s=3600.0)
 
 
 def disk_files(disk: str) -> ThrottledFiles:
-    """Files on one of `DISKS_MB_PER_S`."""
+    """Return files on one of `DISKS_MB_PER_S`."""
     mb_per_s = DISKS_MB_PER_S[disk]
     return ThrottledFiles(OSFiles(), None if mb_per_s is None else mb_per_s * 1e6)
 
 
 def open_store(artifact: Artifact, directory: Path, files: ThrottledFiles | None = None) -> PageStore:
-    """A store of the artifact's pages; without `files` as fast as the disk is."""
+    """Open a store of the artifact's pages; without `files` as fast as the disk is."""
     return PageStore.open(directory, StoreIdentity.of(artifact.manifest), max_bytes=STORE_BYTES, files=files)
 
 
 def drop_page_cache(directory: Path) -> None:
-    """Have all files read from the disk next time."""
+    """Drop all files from the page cache, so that they are read from the disk next time."""
     for path in directory.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -45,6 +45,6 @@ def drop_page_cache(directory: Path) -> None:
 
 
 def device_bytes() -> int:
-    """What the kernel read from disks for this process."""
+    """Return the bytes that the kernel read from disks for this process."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["read_bytes"])

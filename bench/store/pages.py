@@ -1,10 +1,10 @@
-"""How fast stored pages are written and read, beside what the disk does without any of it.
+"""Measure how fast stored pages are written and read, compared with the disk alone.
 
     python -m bench.store.pages --directory .cache
 
 A prompt of 64 pages of SmolLM2's size (360 KiB each) is put and read as the engine does, once from the disk (its bytes
-leave the page cache after each read) and once from the page cache; beside it one `preadv` of as many bytes of the same
-file. Prints; what was measured is in LOG.md.
+leave the page cache after each read) and once from the page cache; for comparison one `preadv` of as many bytes of the
+same file. Prints; results are in LOG.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IDENTITY = StoreIdentity("model", "tokenizer", "q4", "f16", PAGE_BYTES)
 
 
 class CachedFiles(OSFiles):
-    """Leaves what was read in the page cache."""
+    """Leaves the bytes that were read in the page cache."""
 
     def drop_cache(self, fd: int, offset: int, num_bytes: int) -> None:
         pass
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def prompt(num_pages: int, seed: int) -> list[PageKey]:
-    """Pages of random tokens, one behind the other."""
+    """Return pages of random tokens, one after the other."""
     chance, heads, parent_key = random.Random(seed), list[PageKey](), NO_PARENT
     for _ in range(num_pages):
         tokens = [chance.randrange(50_000) for _ in range(16)]

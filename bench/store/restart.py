@@ -1,12 +1,12 @@
-"""Time to the first token of a long prompt after a restart: computed, loaded from disk, and as the planner decides.
+"""Measure the time to the first token of a long prompt after a restart: computed, loaded, and as the planner decides.
 
     python -m bench.store.restart ARTIFACT DIR [--tokens 8000] [--disks 25 50] [--append]
 
-DIR is where the store goes meanwhile; its disk is the real one, the others are the same, throttled by a token bucket.
-A round computes the prompt in an engine without a store, has another engine save it, and then asks a fresh engine for
-each disk and way. What was read is dropped from the page cache before each; `device` is what the kernel says came from
-disk. All replies must be the same, to the last bit of their logprobs. A round takes a minute; `--append` adds one to
-those that are there.
+DIR holds the store meanwhile; its disk is the real one, the others are the same, throttled by a token bucket. A round
+computes the prompt in an engine without a store, has another engine save it, and then sends it to a fresh engine for
+each disk and way. Files that were read are dropped from the page cache before each; `device` is what the kernel read
+from disk. All replies must be the same, to the last bit of their logprobs. A round takes a minute; `--append` adds one
+to the existing ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FirstToken:
 
     seconds: float
     disk_tokens: int
-    read_bytes: int  # asked of the store's files
+    read_bytes: int  # from the store's files
     device_bytes: int  # that the kernel read from disks meanwhile
 
 
@@ -66,7 +66,7 @@ def main() -> None:
 def one_round(
     artifact: Artifact, directory: Path, num_tokens: int, disks: Sequence[str], *, seed: int
 ) -> dict[str, FirstToken]:
-    """Seconds to the first token by `disk way`; `recompute` is without a disk. The directory is empty."""
+    """Return seconds to the first token by `disk way`; `recompute` is without a disk. The directory is empty."""
     prompts = Prompts(seed, artifact.manifest.model.vocab_size)
     ids, warm_up = prompts.ids(num_tokens), prompts.ids(256)
     with Engine(artifact, max_num_seqs=2) as engine:
@@ -75,7 +75,7 @@ def one_round(
         expected = engine.generate(ids, PARAMS, namespace=b"cold")
     with Engine(artifact, max_num_seqs=2, store=open_store(artifact, directory)) as engine:
         engine.generate(ids, PARAMS)
-        while not (directory / PREFILL).exists():  # what computing costs is measured when nothing else is to be done
+        while not (directory / PREFILL).exists():  # the cost of computing is measured in idle time
             sleep(0.1)
     for disk in disks:
         for way in ("load", "planner"):

@@ -1,4 +1,4 @@
-"""A slower disk: so many bytes a second, for reads and writes together, by a token bucket. And how many there were."""
+"""Simulate a slower disk with a token bucket for reads and writes together, and count their bytes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class ThrottledFiles:
     Every method may be called by any thread; they share the disk.
 
     Args:
-        bytes_per_s: what the disk moves; None: as fast as `files`.
-        burst_bytes: what it moves at once after a rest.
+        bytes_per_s: the disk's bandwidth; None: as fast as `files`.
+        burst_bytes: the bytes that it transfers at once after a rest.
         clock, sleep: seconds.
 
     Attributes:
-        read_bytes: asked for and given so far.
-        written_bytes: taken so far.
+        read_bytes: requested and returned so far.
+        written_bytes: written so far.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ThrottledFiles:
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._done_at = clock()  # when the disk has moved all that it was given
+        self._done_at = clock()  # when the disk has transferred all bytes so far
         self.read_bytes = 0
         self.written_bytes = 0
 

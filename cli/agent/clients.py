@@ -1,7 +1,7 @@
-"""What a coding agent must be told to ask this server: a file of its own, its text, and how the agent is run with it.
+"""The table of coding agents: the settings file that each needs to use this server, and how it is run with that file.
 
-A table; knows neither the file system nor how a model is served. The text holds no setting of the user's: each of these
-agents reads such a file beside the user's own.
+Knows neither servers nor commands. The files have none of the user's settings: each agent reads such a file in addition
+to the user's own.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-NO_KEY = "none"  # sent where the server asks for no key, for agents that refuse to send none
-_COMPACT_SHARE = 0.85  # of the context, behind which Codex shortens a conversation
-_NAME = re.compile(r"(?<!\$)\$[a-z_]+")  # of a value in a template
-_VALUE = r'(?:"(?:[^"\\]|\\.)*"|\d+)'  # of a string or a number in JSON
-_WAIT_S = 3600  # for an answer: 20,000 tokens may take minutes
+NO_KEY = "none"  # sent to a server without keys, because agents refuse to send none
+_COMPACT_SHARE = 0.85  # share of the context at which Codex compacts a conversation
+_NAME = re.compile(r"(?<!\$)\$[a-z_]+")  # a value's name in a template
+_VALUE = r'(?:"(?:[^"\\]|\\.)*"|\d+)'  # a string or a number in JSON
+_WAIT_S = 3600  # for a reply: 20,000 tokens may take minutes
 
 
 @dataclass(frozen=True)
 class Served:
-    """The server as an agent sees it.
+    """A model of a server, with everything that agents need to use it.
 
     Args:
-        url: without a path, `http://127.0.0.1:8000`.
-        model: its name for clients.
-        context_length: tokens of prompt and reply together.
+        url: URL without a path, `http://127.0.0.1:8000`.
+        model: the model's name for clients.
+        context_length: maximum tokens of prompt and reply together.
     """
 
     url: str
@@ -38,7 +38,7 @@ class Served:
     api_key: str | None = None
 
     def values(self) -> dict[str, str]:
-        """What templates name, as JSON, which TOML and YAML read likewise."""
+        """Return the values for templates, as JSON, which is also valid in TOML and YAML."""
         values: dict[str, object] = {
             "url": self.url,
             "openai_url": f"{self.url}/v1",
@@ -59,16 +59,16 @@ class Served:
 
 @dataclass(frozen=True)
 class Client:
-    """One agent.
+    """One coding agent.
 
     Args:
-        home_variable: names the folder of the agent's files in the environment, if it is set.
-        home: that folder otherwise, below the user's.
-        file: the file's path in there.
-        template: the file's text, whose names are those of `Served.values`.
-        run: what is typed; `{file}` is the file's path.
-        min_context: tokens of context that it needs to work at all.
-        note: what it says of this server that need not alarm its user; empty: nothing.
+        home_variable: environment variable with the folder of the agent's files.
+        home: that folder if the variable is not set, relative to the user's home.
+        file: path of the settings file in that folder.
+        template: text of the file, with the names of `Served.values`.
+        run: command line that starts the agent; `{file}` is the file's path.
+        min_context: minimum context in tokens.
+        note: explanation of a harmless warning that the agent prints; may be empty.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Client:
     note: str = ""
 
     def path(self, environment: Mapping[str, str], user_home: Path) -> Path:
-        """Where the file belongs.
+        """Return the path of the settings file.
 
         >>> CLIENTS["codex"].path({"CODEX_HOME": "/codex"}, Path("/home/me"))
         PosixPath('/codex/radixlm.config.toml')
@@ -90,11 +90,11 @@ class Client:
         return (Path(home) if home else user_home / self.home) / self.file
 
     def text(self, served: Served) -> str:
-        """The whole file."""
+        """Return the text of the settings file."""
         return Template(self.template).substitute(served.values())
 
     def has_written(self, text: str) -> bool:
-        """Whether `text` is the whole file for some server, so that its user has added nothing.
+        """Return whether `text` is an unchanged settings file, for this or another server.
 
         >>> CLIENTS["aider"].has_written(CLIENTS["aider"].text(Served("http://other:1", "other", 4096, "sk-other")))
         True
@@ -210,18 +210,18 @@ CLIENTS = {
 
 
 def write_file(path: Path, text: str, is_replaceable: Callable[[str], bool]) -> Path | None:
-    """Let `path` hold `text`, readable by its owner alone, for an API key may be in it.
+    """Write `text` to a file that only its owner can read, because it may contain an API key.
 
-    A file with another text is renamed to the first free one of `NAME.bak`, `NAME.bak.1` and so on.
+    A file with another text is renamed to the first free name of `NAME.bak`, `NAME.bak.1` and so on.
 
     Args:
-        is_replaceable: whether a text may be lost.
+        is_replaceable: tells if a text can be overwritten without a backup.
 
     Returns:
-        The backup; None if there is none, because there was no file, or nothing that must be kept.
+        The backup, or None if none was needed.
 
     Raises:
-        OSError: it cannot be written; nothing was changed then.
+        OSError: the file cannot be written. Nothing was changed.
     """
     before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
     if before == text:
@@ -232,7 +232,7 @@ def write_file(path: Path, text: str, is_replaceable: Callable[[str], bool]) -> 
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         is_kept = path.exists() and not (before is not None and is_replaceable(before))
-        backup = _kept(path) if is_kept else None
+        backup = _backup(path) if is_kept else None
         os.replace(written, path)
     except BaseException:
         Path(written).unlink(missing_ok=True)
@@ -240,8 +240,8 @@ def write_file(path: Path, text: str, is_replaceable: Callable[[str], bool]) -> 
     return backup
 
 
-def _kept(path: Path) -> Path:
-    """A second name of what `path` holds."""
+def _backup(path: Path) -> Path:
+    """Link a file to the first free backup name, and return that."""
     number = 0
     while True:
         backup = path.with_name(f"{path.name}.bak.{number}" if number else f"{path.name}.bak")

@@ -1,4 +1,4 @@
-"""`radixlm agent`: serve a model, or find a server that runs, and tell coding agents how to ask it."""
+"""`radixlm agent`: serve a model, or find a running server, and configure coding agents for it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class ClientList(click.ParamType[tuple[Client, ...]]):
-    """Names of agents, joined by commas."""
+    """A command-line parameter: names of agents, separated by commas."""
 
     name = "client"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Client, ...]:
-        """The agents, each once.
+        """Return the agents, each once.
 
         Raises:
-            BadParameter: one is unknown.
+            BadParameter: a name is unknown.
         """
         if isinstance(value, tuple):
             return value
@@ -43,11 +43,13 @@ class ClientList(click.ParamType[tuple[Client, ...]]):
 
 
 @click.command("agent", cls=SectionedCommand, context_settings={"ignore_unknown_options": True})
-@click.option("--write", is_flag=True, help="Write the agent's file. What you changed in it is kept as FILE.bak.")
-@click.option("--print", "prints", is_flag=True, help="Print the agent's file, and write nothing.  [default]")
-@click.option("--launch", is_flag=True, help="Write the file, and start the agent once the model is ready.")
-@click.option("--url", help="Use the server that runs at this address; MODEL is the name of one of its models then.")
-@click.option("--no-store", is_flag=True, help="Keep no prefixes on disk.")
+@click.option(
+    "--write", is_flag=True, help="Write the agent's settings file. If you changed it, it is renamed to FILE.bak."
+)
+@click.option("--print", "prints", is_flag=True, help="Print the agent's settings file, and write nothing.  [default]")
+@click.option("--launch", is_flag=True, help="Write the file, and start the agent when the model is ready.")
+@click.option("--url", help="Use the server running at this address; MODEL is then one of its models.")
+@click.option("--no-store", is_flag=True, help="Save no prefixes to disk.")
 @click.argument("clients", type=ClientList(), metavar="CLIENT[,CLIENT...]")
 @click.argument("model", required=False)
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
@@ -61,14 +63,14 @@ def command(
     model: str | None,
     serve_options: tuple[str, ...],
 ) -> None:
-    """Serve MODEL to a coding agent, and print, write or use the agent's configuration.
+    """Serve MODEL to a coding agent, and print or write the agent's settings, or start the agent.
 
-    CLIENT is codex, opencode, claude or aider; several, joined by commas, share the server.
+    CLIENT is codex, opencode, claude or aider. Several, separated by commas, share the server.
 
-    All options of serve may be given, too. The model answers to any name, because agents ask for others beside the one
-    they are told. Without a --store, prefixes are kept in the cache folder, so that an agent's first prompt, which has
-    8,000 tokens and more, is computed once. With an --api-key the first key is in the file. The file is one more beside
-    the agent's own settings, which are not touched.
+    All options of serve can be added. The model accepts any name, because agents also request other models than the
+    configured one. Without --store, prefixes are saved in the cache folder, so that an agent's first prompt, which has
+    8,000 tokens or more, is prefilled only once. With --api-key, the first key is in the file. The file is separate
+    from the agent's own settings, which are not changed.
 
     \b
     radixlm agent codex model.gguf --launch
@@ -77,28 +79,28 @@ def command(
     radixlm agent opencode qwen --url http://127.0.0.1:8000 --write
     """
     if prints and (write or launch):
-        raise ValueError("--print is given with --write or --launch; choose one")
+        raise ValueError("--print cannot be combined with --write or --launch; choose one")
     if launch and len(clients) > 1:
         raise ValueError("--launch starts one agent; name one, and start the others with --url")
     if url is not None:
         _configure(clients, url, model, serve_options, write=write, launch=launch)
         return
     if model is None:
-        raise ValueError("give a MODEL to serve, or the --url of a server that runs")
+        raise ValueError("give a MODEL to serve, or the --url of a running server")
     _serve(clients, model, serve_options, write=write, launch=launch, no_store=no_store)
 
 
 def _configure(
     clients: Sequence[Client], url: str, model: str | None, options: Sequence[str], *, write: bool, launch: bool
 ) -> None:
-    """Tell agents of a server that runs."""
+    """Configure agents for a running server."""
     given = [*([] if model is None else [model]), *options]
     parsed = serve.command.make_context("serve", ["none", *given], parent=click.get_current_context())
     sources = {name: parsed.get_parameter_source(name) for name in parsed.params}
     others = {name for name, source in sources.items() if source is ParameterSource.COMMANDLINE}
     names = parsed.params["more"]
     if others - {"api_keys", "api_key_files", "model", "more"} or len(names) > 1:
-        raise ValueError("--url is of a server that runs already: of serve's options only --api-key goes with it")
+        raise ValueError("--url is for a running server; of serve's options only --api-key can be added")
     key = _first_key(parsed.params["api_keys"], parsed.params["api_key_files"])
     served = ask_server(url, key, names[0] if names else None)
     for client in clients:
@@ -115,14 +117,16 @@ def _serve(
     serving = serve.command.make_context("serve", [model, *serve_options], parent=click.get_current_context())
     options = serving.params
     if options["models"] or options["more"]:
-        raise ValueError("an agent has one model; start several with radixlm serve --models, and name one before --url")
+        raise ValueError(
+            "an agent uses one model; serve several with radixlm serve --models, and name one before --url"
+        )
     if options["port"] == 0:
-        raise ValueError("--port is 0, and the agent must be told a port; choose one")
+        raise ValueError("--port is 0, but the agent's settings need a port; choose one")
     if no_store and options["store"] is not None:
         raise ValueError("--no-store and --store are given; choose one")
     if serving.get_parameter_source("ignores_prompt_cache_key") is ParameterSource.DEFAULT:
-        options["ignores_prompt_cache_key"] = True  # Codex has one for each conversation, and all begin alike
-    options["model_ids"] = (*options["model_ids"], ANY)  # subagents ask for models of their maker's
+        options["ignores_prompt_cache_key"] = True  # Codex sends one for each conversation, although all begin alike
+    options["model_ids"] = (*options["model_ids"], ANY)  # subagents request models of their vendor
     if options["store"] is None and not no_store:
         options["store"] = str(default_store(options["model"]))
 
@@ -144,7 +148,7 @@ def _serve(
 
 
 def default_store(model: str) -> Path:
-    """Where a model's prefixes are kept: a folder for each, for one process at a time can use it.
+    """Return the folder of a model's prefixes. Each model has its own, because only one process can use a store.
 
     >>> default_store("models/Qwen2.5 Coder.gguf").name
     'Qwen2.5_Coder'
@@ -156,7 +160,7 @@ def default_store(model: str) -> Path:
 
 
 def url_of(host: str, port: int) -> str:
-    """Where clients on this machine reach what listens on `host`.
+    """Return the URL at which clients on this machine reach a server that listens on `host`.
 
     >>> url_of("0.0.0.0", 8000), url_of("::1", 80)
     ('http://127.0.0.1:8000', 'http://[::1]:80')
@@ -176,15 +180,15 @@ def _run_line(client: Client) -> str:
 
 
 def _tell(client: Client, served: Served, *, write: bool) -> None:
-    """Print the agent's file, and nothing else on standard output; or write it."""
+    """Write the agent's settings file, or print it, with nothing else on standard output."""
     if served.context_length < client.min_context:
-        needed = f"{client.name} needs {client.min_context:,}; its first prompts do not fit"
+        needed = f"{client.name} needs {client.min_context:,}: its first prompts do not fit"
         click.secho(f"warning: the context is {served.context_length:,} tokens, and {needed}", err=True)
     path, text = client.path(os.environ, Path.home()), client.text(served)
     if write:
         backup = write_file(path, text, client.has_written)
-        kept = f"; what it held is in {backup}" if backup else ""
-        click.echo(f"{path} tells {client.name} where this server is{kept}; run: {_run_line(client)}", err=True)
+        kept = f"; the previous file is {backup}" if backup else ""
+        click.echo(f"{path} configures {client.name} for this server{kept}; run: {_run_line(client)}", err=True)
     else:
         click.echo(text, nl=False)
         click.echo(f"save this as {path}, or use --write; then run: {_run_line(client)}", err=True)

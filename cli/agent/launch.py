@@ -1,4 +1,4 @@
-"""Start an agent in this terminal: in place of this process, or beside the server that runs in it."""
+"""Start an agent in this terminal: in place of this process, or while this process serves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 
 import click
 
-# In a group of its own in the foreground, so that Ctrl-C reaches the agent alone.
+# In a foreground process group of its own, so that Ctrl-C reaches only the agent.
 _IN_FOREGROUND = """
 import os, signal, sys
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -24,14 +24,14 @@ os.execvp("sh", ["sh", "-c", sys.argv[1]])
 
 
 def replace_process(command: str) -> None:
-    """Run `command` in a shell that takes this process's place."""
+    """Replace this process by a shell that runs `command`."""
     os.execvp("sh", ["sh", "-c", f"exec env {command}"])
 
 
 def launch_beside_server(command: str) -> None:
-    """Run `command` in a shell of its own; once it ends, so does this server.
+    """Run `command` in a shell while this process serves, and stop the server when it ends.
 
-    The terminal belongs to the agent meanwhile: the server's log goes to a file, and Ctrl-C to the agent alone.
+    Until then the terminal belongs to the agent: the server's log goes to a file, and Ctrl-C only to the agent.
     """
     log = tempfile.NamedTemporaryFile(prefix="radixlm-agent-", suffix=".log", delete=False)  # noqa: SIM115
     click.echo(f"the server's log is in {log.name}", err=True)

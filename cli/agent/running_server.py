@@ -1,4 +1,4 @@
-"""Ask a server that runs for the name and the context length of a model."""
+"""Request the name and context length of a model from a running server."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ _LOADS_WITHIN_S = 3600.0  # a model may be compiled first
 
 
 def ask_server(url: str, api_key: str | None, model: str | None = None) -> Served:
-    """Return a model of the server at `url`, which may end in `/v1`. Of several models the others are listed.
+    """Return a model of the server at `url`, which may end in `/v1`. Prints the names of the server's other models.
 
     Args:
-        model: its name; None: the server's first model. If its context length is unknown, it is loaded.
+        model: the model's name; None: the server's first model. It is loaded if its context length is unknown.
 
     Raises:
-        ValueError: there is no server that tells the context length of its models, it has no such model, or it refuses
-            the key.
+        ValueError: the server does not respond, has no such model, refuses the key, or is not radixlm's.
     """
     base = url.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
         raise ValueError(f"--url is {url!r:.80}; it must begin with http:// or https://")
     try:
-        listed = _asked(f"{base}/v1/models", api_key)["data"]
+        listed = _response(f"{base}/v1/models", api_key)["data"]
         names = {each["id"]: each for each in listed}
         chosen = names.get(listed[0]["id"] if model is None else model)
         if chosen is None:
@@ -41,27 +40,27 @@ def ask_server(url: str, api_key: str | None, model: str | None = None) -> Serve
                 f"using {chosen['id']}; this server also has {', '.join(others)}: name one before --url", err=True
             )
         if "max_model_len" not in chosen:
-            chosen = _asked(f"{base}/models/load", api_key, {"model": chosen["id"]})
+            chosen = _response(f"{base}/models/load", api_key, {"model": chosen["id"]})
         return Served(base, chosen["id"], chosen["max_model_len"], api_key)
     except HTTPError as error:
         if error.code == 401:
-            raise ValueError(f"the server at {base} asks for a key; give --api-key") from error
-        raise ValueError(f"the server at {base} answers {error.code}; wait until it is ready") from error
+            raise ValueError(f"the server at {base} requires a key; add --api-key") from error
+        raise ValueError(f"the server at {base} responded with status {error.code}; wait until it is ready") from error
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error or type(error).__name__
-        raise ValueError(f"no server answers at {base} ({reason}); start one with radixlm serve") from error
+        raise ValueError(f"no server responds at {base} ({reason}); start one with radixlm serve") from error
     except _NoModel:
         raise
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{base} is no server of radixlm: it does not tell its model's context length") from error
+        raise ValueError(f"{base} is not a radixlm server: it does not return its model's context length") from error
 
 
 class _NoModel(ValueError):
-    """The server does not have the model that was named."""
+    """The server does not have the named model."""
 
 
-def _asked(url: str, api_key: str | None, body: object = None) -> Any:
-    """What the server answers, parsed."""
+def _response(url: str, api_key: str | None, body: object = None) -> Any:
+    """Send a GET, or a POST if there is a body, and return the decoded response."""
     headers = {"Content-Type": "application/json"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"

@@ -1,4 +1,4 @@
-"""`radixlm bench`: how fast a model is here, beside what the machine can do at most."""
+"""`radixlm bench`: measure the speed of a model, compared with the limits of this machine."""
 
 from __future__ import annotations
 

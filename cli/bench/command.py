@@ -1,4 +1,4 @@
-"""`radixlm bench`: how fast a model is here, beside what the machine can do at most."""
+"""`radixlm bench`: measure the speed of a model, compared with the limits of this machine."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ _LEAST_READ_BYTES = 512 << 20
     flags=("num_threads", "kv_cache_bytes", "state_cache_bytes", "context_length", "prefill_ms"),
 )
 @click.argument("model")
-@click.option("--seconds", type=click.IntRange(0, 86400), default=50, show_default=True, help="Time for the rounds.")
+@click.option(
+    "--seconds", type=click.IntRange(0, 86400), default=50, show_default=True, help="Maximum time of the measurement."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all rounds as JSON.")
 @compile_options
 def command(model: str, seconds: int, as_json: bool, **options: Any) -> None:
-    """Measure how fast MODEL is on this machine, and what the machine can do at most.
+    """Measure the speed of MODEL on this machine, compared with the machine's limits.
 
-    Prompts of 512 and 2,048 tokens, decode after a short and a long one, and 8 requests at once are measured in
-    turns, in up to five rounds; the table has medians. Beside them are the rate at which this machine reads memory and
-    multiplies integers, by loops of the same compiler, and the share of it that the model's weights take. Large models
-    get fewer rounds: each figure is measured once, unless it alone takes longer than --seconds.
+    Measures prefill of 512 and 2,048 tokens, decode after a short and a long prompt, and decode of 8 concurrent
+    requests, in up to five rounds. The table has medians, the rates at which this machine reads memory and multiplies
+    integers (measured with loops of the same compiler), and the share of these limits that the model reaches. Large
+    models get fewer rounds: each figure is measured once, unless it alone takes longer than --seconds.
 
-    Nothing is speculated: replies of random tokens say nothing about drafts. Have nothing else run meanwhile.
+    Speculative decoding is off, because replies of random tokens say nothing about draft tokens. Run nothing else on
+    the machine at the same time.
 
     \b
     radixlm bench smollm2.radixlm
@@ -85,34 +88,34 @@ def command(model: str, seconds: int, as_json: bool, **options: Any) -> None:
 
 
 def machine_rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What was measured, and where."""
+    """Yield the rows that describe the model and the machine."""
     from radixlm.runtime.artifact.cpu import cache_bytes, cpu_name, default_num_threads
     from radixlm.runtime.system import num_numa_nodes, total_memory_bytes
 
     kinds = ", ".join(f"{name} {size(kind.bytes)}" for name, kind in manifest.quantization.kinds.items())
     yield "model", f"{manifest.name}: {kinds}"
-    yield "keys and values", manifest.kv.dtype
+    yield "KV cache", manifest.kv.dtype
     yield "target", f"{manifest.target.name}, radixlm {VERSION}"
-    yield "processor", f"{cpu_name()}, {default_num_threads()} of {os.cpu_count()} processors may be used"
+    yield "CPU", f"{cpu_name()}, {default_num_threads()} of {os.cpu_count()} cores can be used"
     nodes = f" on {num_nodes} NUMA nodes" if (num_nodes := num_numa_nodes()) > 1 else ""
     yield "memory", f"{size(total_memory_bytes())}{nodes}, {size(cache_bytes())} of caches"
 
 
 def limit_rows(limits: MachineLimits) -> Iterator[tuple[str, str]]:
-    """What the machine can do at most."""
+    """Yield the rows of the machine's limits."""
     reads = (f"{rate:.1f} with {count}" for count, rate in limits.read_gb_per_s.items())
     yield "threads", str(limits.num_threads)
     yield "memory read, GB/s", f"{', '.join(reads)} threads; the weights {limits.weights_gb_per_s:.1f}"
     rates = (f"{rate:,.0f} with {count}" for count, rate in limits.integer_gop_per_s.items())
     yield "integers, GOP/s", f"{', '.join(rates)} threads"
-    yield "starting threads", f"{limits.launch_us:.1f} µs for all, and until the last has ended"
+    yield "starting threads", f"{limits.launch_us:.1f} µs to start all threads and wait for their end"
 
 
 _COLUMNS = ("", "tokens/s", "min-max", "GB/s", "of memory", "GOP/s", "of integers", "rounds")
 
 
 def table(figures: Sequence[Measured]) -> Iterator[str]:
-    """Lines of a table with a row for each figure."""
+    """Yield the lines of the table, one for each figure."""
     rows = [_COLUMNS, *map(_row, figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *cells in rows:

@@ -1,4 +1,4 @@
-"""How long an engine takes, as a caller of `Engine` sees it: from the call until a token is delivered.
+"""Measure the speed of an engine as a caller of `Engine` sees it: from the call until a token is delivered.
 
 Prompts are token ids. Knows streams and clocks, not what is measured with them.
 """
@@ -15,27 +15,27 @@ from radixlm.runtime import SamplingParams
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
 
-_LOWEST = 1000  # special tokens and single bytes lie below
+_LOWEST = 1000  # special tokens and single bytes have lower ids
 
 
 class EngineTimer:
-    """Times requests to one engine, which nothing else asks meanwhile."""
+    """Measures requests to one engine, which has no other requests at the same time."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def prefill(self, prompt: Sequence[int]) -> float:
-        """Seconds to the first token of a prompt that shares nothing with an earlier one."""
+        """Return the seconds to the first token of a prompt that shares no prefix with earlier ones."""
         return self.first_token_s(prompt, num_cached=0)
 
     def decode(self, prompt: Sequence[int], num_tokens: int) -> float:
-        """Tokens a second after the first."""
+        """Return the decode rate in tokens per second, without the first token."""
         speed = self.engine.generate(prompt, greedy(num_tokens)).timings.decode_tokens_per_s
         assert speed is not None
         return speed
 
     def streams(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
-        """Tokens a second of all prompts together, while all decode."""
+        """Return the decode rate of all prompts together in tokens per second, while all decode."""
         times: list[list[float]] = [[] for _ in prompts]
 
         def note(mine: list[float]) -> Callable[[], None]:
@@ -46,13 +46,13 @@ class EngineTimer:
             for prompt, mine in zip(prompts, times, strict=True)
         ]
         for stream in streams:
-            for _ in stream:  # `result` would have the engine tell of the last token only
+            for _ in stream:  # with `result`, the engine would report the last token only
                 pass
             assert len(stream.result().token_ids) == num_tokens
         return steady_tokens_per_s([mine.copy() for mine in times])  # the last `note` may come after the last delta
 
     def first_token_s(self, prompt: Sequence[int], num_cached: int) -> float:
-        """Seconds to the first token. Raises ValueError if not `num_cached` tokens came from the cache."""
+        """Return the seconds to the first token. Raises ValueError unless `num_cached` tokens came from the cache."""
         start = time.perf_counter()
         stream = self.engine.stream(prompt, greedy(1))
         next(stream)
@@ -64,25 +64,26 @@ class EngineTimer:
 
 
 def greedy(num_tokens: int) -> SamplingParams:
-    """Parameters of a reply of exactly `num_tokens`."""
+    """Return parameters for a greedy reply of exactly `num_tokens`."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
 def random_ids(chance: random.Random, count: int, vocab_size: int) -> list[int]:
-    """A prompt that shares nothing with others: speed depends on its length alone."""
+    """Return a random prompt, which shares no prefix with others. Speed depends only on its length."""
     return [chance.randrange(min(_LOWEST, vocab_size // 2), vocab_size) for _ in range(count)]
 
 
 def steady_tokens_per_s(streams: Sequence[Sequence[float]]) -> float:
-    """Tokens of all streams a second, from when the last has its first token until the first has its last.
+    """Return the rate of all streams in tokens per second, while all of them decode.
 
-    `streams` are the times of each stream's tokens, in order, in seconds.
+    That is from the latest first token to the earliest last token. `streams` has the times of each stream's tokens, in
+    order, in seconds.
 
     >>> steady_tokens_per_s([[0.0, 1.0, 2.0], [1.0, 1.5, 2.0, 2.5]])
     3.0
 
     Raises:
-        ValueError: there is no moment at which all decode.
+        ValueError: at no time do all streams decode.
     """
     start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
     if start >= end:

@@ -1,6 +1,6 @@
-"""What `radixlm bench` measures, in rounds until its time is used up, and the work that each figure needs at least.
+"""The figures that `radixlm bench` measures, in rounds until the time is up, and the minimum work of each.
 
-Knows prompts and replies by their lengths, and the manifest; not how a table looks.
+Knows prompts and replies by their lengths, and the manifest, not the format of a table.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _MAX_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Figure:
-    """`num_requests` at once, each a prompt and a reply of so many tokens. A reply of one token measures the prompt.
+    """A measurement: `num_requests` at once, with prompts and replies of given lengths in tokens.
 
-    A longer reply to a single prompt follows the last prompt of its length, which is cached then.
+    A reply of one token measures prefill. A longer reply to a single prompt measures decode after the last measured
+    prompt of this length, which is then cached.
     """
 
     name: str
@@ -34,11 +35,11 @@ class Figure:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether prompt tokens are counted; else those of the reply after the first."""
+        """Return whether the figure counts prompt tokens, rather than the reply's tokens after the first."""
         return self.num_reply == 1
 
     def expected_s(self, prefill_per_s: float, decode_per_s: float) -> float:
-        """How long it takes at these rates of one request; replies at once count as half of one after another."""
+        """Estimate the seconds from the rates of a single request. Concurrent replies take half of their total time."""
         together = (1 + self.num_requests) / 2
         return self.num_prompt * self.num_requests / prefill_per_s + self.num_reply / decode_per_s * together
 
@@ -54,14 +55,14 @@ FIGURES = (
 
 @dataclass
 class Measured:
-    """A figure's values by round.
+    """The values of a figure, one for each round.
 
     Attributes:
-        tokens_per_s: of all requests together.
-        gb_per_s: of weights, keys and values that they read; empty where that depends on how steps are cut.
-        memory_share: of the bandwidth that was measured in the same round.
-        gop_per_s: of products with weights, two operations each; empty for artifacts that do not know their number.
-        integer_share: of the integer rate of all threads.
+        tokens_per_s: rate of all requests together.
+        gb_per_s: rate at which weights and KV are read; empty if it depends on the size of the steps.
+        memory_share: share of the memory bandwidth measured in the same round.
+        gop_per_s: rate of products with weights, two operations each; empty if the artifact does not have their number.
+        integer_share: share of the integer rate of all threads.
     """
 
     name: str
@@ -72,14 +73,14 @@ class Measured:
     integer_share: list[float] = field(default_factory=list)
 
     def add(self, figure: Figure, speed: float, manifest: Manifest, read_gb_per_s: float, gop_per_s: float) -> None:
-        """Take the value of a round, and the machine's limits then."""
+        """Add the value of a round, given the machine's limits in that round."""
         self.tokens_per_s.append(speed)
         if figure.num_requests == 1 and not figure.is_prefill:
             self.gb_per_s.append(speed * decode_bytes(manifest, figure.num_prompt + figure.num_reply // 2) / 1e9)
             self.memory_share.append(self.gb_per_s[-1] / read_gb_per_s)
         if manifest.quantization.token_weights is not None:
             products: float = manifest.quantization.token_weights
-            if figure.is_prefill:  # logits are computed of the last token alone
+            if figure.is_prefill:  # logits are computed for the last token only
                 head = manifest.model.vocab_size * manifest.model.hidden_size
                 products -= head * (figure.num_prompt - 1) / figure.num_prompt
             self.gop_per_s.append(speed * 2 * products / 1e9)
@@ -87,13 +88,13 @@ class Measured:
 
     @property
     def median(self) -> dict[str, float]:
-        """The median of each list that has values."""
+        """The median of each list that is not empty."""
         lists = {name: values for name, values in vars(self).items() if isinstance(values, list)}
         return {name: median(values) for name, values in lists.items() if values}
 
 
 def decode_bytes(manifest: Manifest, context: int) -> int:
-    """Bytes of weights, keys, values and states that a decoded token reads after `context` others."""
+    """Return the bytes of weights, KV and states read to decode one token after `context` tokens."""
     kv = manifest.kv
     num_bytes = (manifest.quantization.token_bytes or manifest.module.weights_bytes) + manifest.model.state_bytes
     for layer, attention in enumerate(manifest.model.kv_attentions):
@@ -103,14 +104,14 @@ def decode_bytes(manifest: Manifest, context: int) -> int:
 
 
 class Rounds:
-    """Measures figures in turns, so that a machine whose speed changes is as fast for one as for the other.
+    """Measures all figures in turns, so that changes of the machine's speed affect all of them.
 
     Args:
-        meter: the machine's bandwidth is measured again around each figure; the better of two counts.
-        integer_gop_per_s: the integer rate of all threads.
-        context_length: figures that need more tokens are left out.
-        seconds: after which no further round begins; a figure that alone would take longer is left out.
-        tell: called with a line about each figure that is left out, and each round.
+        meter: measures the memory bandwidth before and after each figure; the better one counts.
+        integer_gop_per_s: integer rate of all threads.
+        context_length: figures that need more tokens are skipped.
+        seconds: time after which no round starts. A figure that alone would take longer is skipped.
+        tell: called with a line about each skipped figure and each round.
     """
 
     def __init__(
@@ -130,10 +131,10 @@ class Rounds:
         self._integer_gop_per_s = integer_gop_per_s
         self._context_length, self._seconds, self._tell = context_length, seconds, tell
         self._random = random.Random(0)
-        self._prompts: dict[int, list[int]] = {}  # the last that was computed of each length
+        self._prompts: dict[int, list[int]] = {}  # the last computed prompt of each length
 
     def measure(self) -> list[Measured]:
-        """Measure for `seconds`, in five rounds at most, and in one at least."""
+        """Measure for `seconds`, in one to five rounds."""
         started = self._clock()
         cost = self._chosen()
         found = {figure: Measured(figure.name) for figure in cost}
@@ -152,7 +153,7 @@ class Rounds:
         return list(found.values())
 
     def _chosen(self) -> dict[Figure, float]:
-        """The figures that fit, and how long each is expected to take."""
+        """Return the figures that fit into context and time, with the expected seconds of each."""
         prompt = self._ids(_WARM_UP_PROMPT)
         prefill_per_s = _WARM_UP_PROMPT / self._timer.prefill(prompt)
         decode_per_s = self._timer.decode(prompt, _WARM_UP_REPLY)
@@ -160,15 +161,15 @@ class Rounds:
         for figure in FIGURES:
             expected_s = figure.expected_s(prefill_per_s, decode_per_s)
             if figure.num_prompt + figure.num_reply > self._context_length:
-                self._tell(f"{figure.name} is left out: the context is {self._context_length:,} tokens")
+                self._tell(f"{figure.name} is skipped: the context is {self._context_length:,} tokens")
             elif expected_s > self._seconds:
-                self._tell(f"{figure.name} is left out: it would take {expected_s:.0f} s; raise --seconds")
+                self._tell(f"{figure.name} is skipped: it would take {expected_s:.0f} s; raise --seconds")
             else:
                 chosen[figure] = expected_s
         return chosen
 
     def _speed(self, figure: Figure) -> float:
-        """Tokens a second."""
+        """Measure a figure once, in tokens per second."""
         if figure.is_prefill:
             self._prompts[figure.num_prompt] = prompt = self._ids(figure.num_prompt)
             return figure.num_prompt / self._timer.prefill(prompt)

@@ -1,4 +1,4 @@
-"""`radixlm explain-cache`: what each turn of a conversation finds cached, and why not more."""
+"""`radixlm explain-cache`: show how much of each turn's prompt is cached, and why the cached prefix ends."""
 
 from __future__ import annotations
 

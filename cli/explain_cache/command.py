@@ -1,4 +1,4 @@
-"""`radixlm explain-cache`: how much of each prompt of a conversation came from the cache, and why not more."""
+"""`radixlm explain-cache`: show how much of each turn's prompt is cached, and why the cached prefix ends."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, allow_dash=True),
     required=True,
     metavar="FILE.json",
-    help="The turns; - is standard input.",
+    help="A file with the turns; - is standard input.",
 )
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=16,
     show_default=True,
-    help="Most tokens of a reply that the model generates.",
+    help="Maximum tokens of a generated reply.",
 )
-@click.option("--no-generate", is_flag=True, help="Run no model: replies that FILE lacks are empty.")
+@click.option("--no-generate", is_flag=True, help="Run no model; replies that FILE lacks are empty.")
 @click.option("--json", "as_json", is_flag=True, help="Print the turns as JSON.")
 @compile_options
 def command(model: str, file: Path, max_tokens: int, no_generate: bool, as_json: bool, **options: Any) -> None:
-    """Say, turn by turn, what was reused of each prompt and why not more.
+    """Show, turn by turn, how much of each prompt is cached, and why the cached prefix ends.
 
-    FILE is a conversation, a list of messages; or a list of the requests' bodies as a server got them, with
-    cache_match, cache_salt and the like. Replies that it has are taken as the model's, in the usual ids of their text,
-    or in those that the message has as token_ids. Those that it lacks are generated.
+    FILE is a conversation (a list of messages), or a list of request bodies, with cache_match, cache_salt and so on.
+    Replies in the file count as the model's own, with the usual token ids of their text, or with the message's
+    token_ids. Missing replies are generated.
 
     \b
     radixlm explain-cache smollm2.radixlm --turns conversation.json

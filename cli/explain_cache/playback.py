@@ -1,7 +1,7 @@
-"""Play the turns of a file on an engine whose replies are known, and see how much of each prompt the cache has.
+"""Run the turns of a file on an engine with known replies, and measure how much of each prompt is cached.
 
-A file has a conversation, or the bodies of a server's requests. Knows turns, known replies and the engine;
-`command.py` prints what it finds.
+A file has a conversation, or the bodies of requests. Knows turns, known replies and the engine. `command.py` prints the
+results.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _NOTHING: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class ReplyTo:
-    """Stands for the reply to an earlier turn, by its place among the turns."""
+    """A placeholder for the reply to an earlier turn, by its index."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A request, and what the model said to it: its text, its ids, or None where it is still to be asked.
+    """A request, and the model's reply to it: its text, its token ids, or None if it is to be generated.
 
-    Among the messages of `body` there may be a `ReplyTo`.
+    The messages of `body` may include a `ReplyTo`.
     """
 
     body: Mapping[str, Any]
     reply: Reply | None
 
     def request(self, replies: Sequence[str]) -> ChatRequest | CompletionRequest:
-        """The request, with the replies to the turns before.
+        """Return the decoded request, with the replies to earlier turns inserted.
 
         Raises:
-            msgspec.ValidationError: it is none.
+            msgspec.ValidationError: the body is not a request.
         """
         from radixlm.runtime.server.openai.chat_request import ChatRequest
         from radixlm.runtime.server.openai.requests import CompletionRequest
@@ -67,10 +67,10 @@ class Turn:
 
 
 def read_turns(data: bytes) -> list[Turn]:
-    """The turns of a file. What the model really said is a message's `token_ids`, or the `reply` beside a body.
+    """Return the turns of a file. Known token ids are a message's `token_ids`, or a request's `reply`.
 
     Raises:
-        ValueError: it is something else; the message says what is wrong.
+        ValueError: the file is not valid; the message says why.
     """
     try:
         items = msgspec.json.decode(data, type=list[dict[str, Any]])
@@ -80,12 +80,12 @@ def read_turns(data: bytes) -> list[Turn]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"the turns must be {EXPECTED}: {error}") from error
     if not turns:
-        raise ValueError(f"there are no turns; give {EXPECTED}")
+        raise ValueError(f"the file has no turns; it must be {EXPECTED}")
     return turns
 
 
 def _conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
-    """A turn before each reply, and after each question that has none."""
+    """Return the turns of a conversation: one for each reply, and one for each question without a reply."""
     from radixlm.runtime.server.openai.messages import ChatMessage
 
     turns: list[Turn] = []
@@ -102,7 +102,7 @@ def _conversation(items: Sequence[dict[str, Any]]) -> list[Turn]:
 
 
 def _requests(items: Sequence[dict[str, Any]]) -> list[Turn]:
-    """What is no `reply` to a request is what a later one has as such behind the same messages."""
+    """Return the turns of request bodies. A missing `reply` is taken from a later request that continues this one."""
     turns = []
     for number, item in enumerate(items, 1):
         body = {name: value for name, value in item.items() if name != "reply"}
@@ -117,7 +117,7 @@ def _requests(items: Sequence[dict[str, Any]]) -> list[Turn]:
 
 
 def _found_reply(messages: list[Any], later: Sequence[object]) -> Reply | None:
-    """The assistant's message that some later messages have behind these."""
+    """Return the assistant message that follows these messages in a later request, or None."""
     for others in later:
         if isinstance(others, list) and others[: len(messages)] == messages and len(others) > len(messages):
             answer = others[len(messages)]
@@ -141,7 +141,7 @@ def _without_ids(message: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """What was reused in a turn."""
+    """The result of a turn: how much of its prompt was cached, and why the cached prefix ends."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -150,12 +150,12 @@ class Played:
 
 
 class Playback:
-    """One engine for all turns; a context manager.
+    """An engine that runs all turns. A context manager.
 
     Args:
-        options: of the engine.
-        max_tokens: of a reply that the model generates.
-        generates: whether there is a model; without one the replies that turns lack are empty.
+        options: the engine's options.
+        max_tokens: maximum length of a generated reply.
+        generates: generate missing replies with the model; otherwise they are empty.
 
     Raises:
         ArtifactError: the artifact cannot be used.
@@ -171,10 +171,10 @@ class Playback:
         self._end = eos_ids[:1] or (0,)
 
     def play(self, turn: Turn) -> Played:
-        """Ask the turn's request, and have the model say what it is known to have said.
+        """Run the turn's request, with the known reply as the model's output.
 
         Raises:
-            ValueError: the request is refused, or the reply has ids that the model does not.
+            ValueError: the request is refused, or the reply has ids outside the vocabulary.
         """
         from radixlm.runtime.cache.cache_namespace import CacheScope
 
@@ -225,7 +225,7 @@ class Playback:
         return self._engine.generate(request.one_prompt, params, options=options)
 
     def _params(self, request: ChatRequest | CompletionRequest, reply: Reply | None) -> SamplingParams:
-        """As the request wishes; for a known reply, what lets the script through."""
+        """Return the request's sampling parameters; for a known reply, greedy ones that reproduce it."""
         defaults = dataclasses.replace(self._engine.default_params, temperature=0.0, max_tokens=self._max_tokens)
         if reply is None and self._generates:
             return request.sampling_params(defaults)
@@ -246,7 +246,7 @@ class Playback:
             return reply if isinstance(reply, tuple) else (*tokenizer.encode(reply or "", add_bos=False), *self._end)
         prompt = self._engine.prompts.completion(request.one_prompt, strip_suffix=request.strip_suffix)
         if not isinstance(reply, tuple):
-            sent = reply or ""  # and said with the prompt's space, if that is not fed
+            sent = reply or ""  # with the prompt's final space, if that was stripped
             said = f" {sent}" if sent and prompt.space_id is not None and not sent.startswith(" ") else sent
             reply = (*tokenizer.encode_inside(said), *self._end)
         return given_reply(prompt, reply, tokenizer, self._end)

@@ -1,4 +1,4 @@
-"""`radixlm models`, and the commands that get, list and remove models: `pull`, `run`, `list` and `rm`."""
+"""`radixlm models`, and the commands that download, list and remove models: `pull`, `run`, `list` and `rm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`radixlm models`: which families and formats are read, and what each was verified against."""
+"""`radixlm models`: list the supported model families and formats, with their verification."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 @click.command("models")
 @click.option("--json", "as_json", is_flag=True, help="Print the lists as JSON.")
 def command(as_json: bool) -> None:
-    """List the model families and file formats that compile takes, and what each was verified against.
+    """List the model families and file formats that compile supports, and what each was verified against.
 
-    A golden is a tiny random checkpoint with all features of its family, whose logits transformers has computed; tests
-    compare a compiled model with it. llama.cpp, given the same weights, is the second witness. What is kept of a format
-    is what compile does unless --quantize says otherwise.
+    A golden is a tiny random checkpoint with all features of its family, with logits computed by transformers. Tests
+    compare a compiled model with it, and also with llama.cpp on the same weights. "keeps" is the quantization that
+    compile uses without --quantize.
 
     \b
     radixlm models
@@ -51,9 +51,9 @@ def command(as_json: bool) -> None:
 
 def _verified(family: FamilyEvidence) -> str:
     if not family.goldens:
-        return "by no golden"
-    told = f"transformers ({', '.join(golden.name for golden in family.goldens)})"
+        return "no golden"
+    text = f"transformers ({', '.join(golden.name for golden in family.goldens)})"
     if family.llama_cpp is not None:
         without = " and ".join(family.without_llama_cpp)
-        told += f", llama.cpp within {family.llama_cpp:.0e}{f' (not asked about {without})' if without else ''}"
-    return told if family.real is None else f"{told}, {family.real}"
+        text += f", llama.cpp within {family.llama_cpp:.0e}{f' (without {without})' if without else ''}"
+    return text if family.real is None else f"{text}, {family.real}"

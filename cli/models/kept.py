@@ -1,6 +1,6 @@
-"""What is kept on this disk: compiled models, downloads and stores of prefixes, with size and last use.
+"""List what commands have saved on this disk: compiled models, downloads and stores, with size and last use.
 
-`KINDS` is the table of them. Knows folders and locks; not how any of it is made.
+`KINDS` is the table of their kinds. Knows folders and locks, not how any of them is made.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from ..cached_artifact import artifacts_dir
 
 @dataclass(frozen=True)
 class Kept:
-    """Something on the disk that can be removed.
+    """A compiled model, download or store on this disk.
 
     Attributes:
-        name: what it is called alone.
-        model: what it and others of the same model are called.
+        name: its unique name.
+        model: name of its model, which several may share.
         last_used: seconds since 1970.
+        is_open: a process uses it.
+        remove: deletes it.
     """
 
     kind: str
@@ -39,7 +41,7 @@ class Kept:
     remove: Callable[[], None]
 
     def is_called(self, name: str) -> bool:
-        """Return whether `name` means it: its own name, its model's, or what the user calls the model.
+        """Return whether `name` means it: its own name, its model's name, or the model's source.
 
         >>> about = {"path": Path(), "num_bytes": 0, "last_used": 0.0, "is_open": False, "remove": lambda: None}
         >>> kept = Kept("compiled", "tiny-Q8_0-0123456789abcdef", "tiny-Q8_0", **about)
@@ -48,12 +50,12 @@ class Kept:
         """
         try:
             return name in (self.name, self.model) or (not is_hub(self.model) and short_name(name) == self.model)
-        except SourceError:  # no name of the hub
+        except SourceError:  # not a name of the hub
             return False
 
 
 def compiled() -> Iterator[Kept]:
-    """Yield the artifacts that commands have compiled."""
+    """Yield the compiled models in the cache folder."""
     for path in sorted(artifacts_dir().glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
         use = last_used(path)
@@ -62,10 +64,10 @@ def compiled() -> Iterator[Kept]:
 
 
 def downloads() -> Iterator[Kept]:
-    """Yield the models of the hub, which other tools may use, too, and the one behind the alias."""
+    """Yield the downloads: models in the hub's cache, which other tools may share, and that of the alias."""
     try:
         from radixlm.compile.sources import downloads
-    except ModuleNotFoundError:  # an installation that compiles nothing
+    except ModuleNotFoundError:  # an installation without the compiler
         return
     for name, path in downloads():
         remove = partial(shutil.rmtree, path) if path.is_dir() else path.unlink
@@ -73,7 +75,7 @@ def downloads() -> Iterator[Kept]:
 
 
 def stores() -> Iterator[Kept]:
-    """Yield the stores that `radixlm agent` makes."""
+    """Yield the stores that `radixlm agent` has made."""
     for path in sorted((cache_dir() / "stores").glob("*/")):
         remove = partial(_remove_store, path)
         yield Kept("store", path.name, path.name, path, _bytes(path), _last_changed(path), _is_open(path), remove)
@@ -83,12 +85,12 @@ KINDS: Mapping[str, Callable[[], Iterable[Kept]]] = {"compiled": compiled, "down
 
 
 def all_kept(kinds: Iterable[str] = KINDS) -> list[Kept]:
-    """Return what there is of some kinds."""
+    """Return everything of the given kinds."""
     return [kept for kind in kinds for kept in KINDS[kind]()]
 
 
 def beyond(kept: Sequence[Kept], limit_bytes: int) -> list[Kept]:
-    """Return what to remove so that the rest takes `limit_bytes` at most: the least recently used that is not open."""
+    """Return what to remove so that the rest takes at most `limit_bytes`: the least recently used ones, unless open."""
     excess = sum(each.num_bytes for each in kept) - limit_bytes
     chosen = []
     for each in sorted(kept, key=lambda each: each.last_used):
@@ -101,7 +103,7 @@ def beyond(kept: Sequence[Kept], limit_bytes: int) -> list[Kept]:
 
 
 def _bytes(path: Path) -> int:
-    """Bytes of a file, or of those in a directory; a link counts as nothing."""
+    """Return the size of a file, or of all files in a directory. Links count as nothing."""
     return sum(file.lstat().st_size for file in _files(path) if not file.is_symlink())
 
 

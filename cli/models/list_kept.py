@@ -1,4 +1,4 @@
-"""`radixlm list`: what is downloaded, compiled and stored on this machine."""
+"""`radixlm list`: list downloads, compiled models and stores on this machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 @click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def command(as_json: bool) -> None:
-    """List models that are compiled or downloaded, and stores of prefixes, with their sizes and last use.
+    """List compiled models, downloads and prefix stores, with their sizes and last use.
 
-    Downloads of the Hugging Face hub are in the cache of its library, which other tools share. A model that was used
-    from a path of yours is listed only once it is compiled.
+    Downloads from the Hugging Face hub are in the cache of its library, which other tools share. Model files in your
+    own folders are not listed, but their compiled models are.
 
     \b
     radixlm list --json
@@ -46,7 +46,7 @@ def command(as_json: bool) -> None:
 
 
 def used(kept: Kept, now: float) -> str:
-    """Return when something was used, as people say it."""
+    """Return the time of the last use in words."""
     if kept.is_open:
         return "open now"
     passed = now - kept.last_used

@@ -1,4 +1,4 @@
-"""`radixlm pull`: download a model and compile it, so that it runs at once, and without a network."""
+"""`radixlm pull`: download a model and compile it, so that it starts quickly and without a network."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..field_flags import CompileOptions, compile_options, take
 
 @click.command("pull")
 @click.argument("model")
-@click.option("--download-only", is_flag=True, help="Download MODEL, and compile it when it is used.")
+@click.option("--download-only", is_flag=True, help="Download MODEL, but compile it only when it is used.")
 @compile_options
 def command(model: str, download_only: bool, **options: Any) -> None:
-    """Download MODEL, compile it, and print where it is.
+    """Download MODEL, compile it, and print the artifact's path.
 
-    A model of the Hugging Face hub is hf:ORG/NAME, followed by the quantization or the file of a repository of GGUF
-    files. A download that was interrupted goes on where it ended, and is compared with the hub's sha256. HF_TOKEN,
-    HF_ENDPOINT and HF_HUB_OFFLINE are respected.
+    A model of the Hugging Face hub is hf:ORG/NAME; for a repository of GGUF files, add the quantization or the file. An
+    interrupted download is resumed, and its sha256 is compared with the hub's. HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE
+    are respected.
 
     \b
     radixlm pull hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:Q4_K_M

@@ -1,4 +1,4 @@
-"""`radixlm rm`: remove models that are kept, by name or the oldest ones."""
+"""`radixlm rm`: remove compiled models, downloads or stores, by name or the least recently used ones."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .kept import KINDS, Kept, all_kept, beyond
     "kinds",
     type=click.Choice([*KINDS]),
     multiple=True,
-    help="What to remove; repeatable.  [default: compiled]",
+    help="Kind to remove; repeatable.  [default: compiled]",
 )
 @click.option(
     "--keep-gb",
     type=click.FloatRange(min=0),
     metavar="GB",
-    help="Instead of NAME: remove the least recently used until the rest takes so much.",
+    help="Instead of NAME: remove the least recently used until the rest takes at most this much.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
 def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | None, dry_run: bool) -> None:
-    """Remove compiled models, or downloads and stores of prefixes.
+    """Remove compiled models, downloads or prefix stores.
 
-    NAME is one that `radixlm list` shows, or what a model was compiled from, which means all that was compiled from
-    it. What a process has open is never removed. A compiled model that is removed is compiled again when it is used.
+    NAME is a name in `radixlm list`, or a model's source, which means everything compiled from it. Nothing that a
+    process uses is removed. A removed compiled model is compiled again when it is used.
 
     \b
     radixlm rm smollm2
@@ -39,9 +39,9 @@ def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | Non
     radixlm rm --kind download hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF
     """
     if bool(names) == (keep_gb is not None):
-        raise ValueError("give NAME, or --keep-gb, and not both; radixlm list shows what there is")
-    if "" in names:  # as a path it is the current directory, which may be called like a model
-        raise ValueError("NAME is empty; radixlm list shows what there is")
+        raise ValueError("give either NAME or --keep-gb; radixlm list shows the names")
+    if "" in names:  # as a path it is the current directory, which may be named like a model
+        raise ValueError("NAME is empty; radixlm list shows the names")
     if keep_gb is not None and not math.isfinite(keep_gb):
         raise ValueError(f"--keep-gb is {keep_gb}; it must be a number of GB")
     kept = all_kept(kinds or ("compiled",))
@@ -55,20 +55,20 @@ def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | Non
 
 
 def _called(kept: Sequence[Kept], names: Sequence[str]) -> list[Kept]:
-    """Return what the names mean, each once.
+    """Return everything with the given names, each once.
 
     Raises:
-        ValueError: one means nothing, or something that is open; nothing is to be removed then.
+        ValueError: a name is unknown, or means something that a process uses.
     """
     chosen: dict[tuple[str, str], Kept] = {}
     for name in names:
         found = [each for each in kept if each.is_called(name)]
         if not found:
             others = [each.kind for each in all_kept() if each.is_called(name)]
-            hint = f"add --kind {others[0]}" if others else "radixlm list shows what there is"
+            hint = f"add --kind {others[0]}" if others else "radixlm list shows the names"
             raise ValueError(f"there is no {name} of this kind; {hint}")
         chosen |= {(each.kind, each.name): each for each in found}
     for each in chosen.values():
         if each.is_open:
-            raise ValueError(f"{each.name} is open in another process; end that one first, nothing was removed")
+            raise ValueError(f"{each.name} is in use by another process; end that first. Nothing was removed")
     return list(chosen.values())

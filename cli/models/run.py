@@ -1,4 +1,4 @@
-"""`radixlm run`: `radixlm chat` by the name that users of other tools know."""
+"""`radixlm run`: another name of `radixlm chat`, which users of other tools expect."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ _BELOW_SUMMARY = cleandoc(chat.help or "").partition("\n\n")[2].replace("radixlm
 
 command = copy(chat)
 command.name = "run"
-command.help = f"""Download and compile MODEL if need be, then chat with it: `radixlm chat` by another name.
+command.help = f"""Download and compile MODEL if needed, then chat with it. Another name of `radixlm chat`.
 
 {_BELOW_SUMMARY}"""

@@ -1,1 +1,1 @@
-"""`radixlm serve` of several models: which there are, and the process of each."""
+"""`radixlm serve` with several models: their list, and a process for each."""

@@ -1,6 +1,6 @@
-"""The models that `radixlm serve --models` is given: names, folders, and TOML files with options of each.
+"""Read the models of `radixlm serve --models`: names, folders, and TOML files with options for each model.
 
-Knows files and names; which flags there are, `worker_flags.py` knows.
+Knows files and names. `worker_flags.py` knows flags.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from radixlm.runtime.artifact import MANIFEST
 from radixlm.runtime.artifact.model_names import SUFFIX, is_artifact, part_names, short_name, whole_stem
 from radixlm.runtime.errors import InvalidParameter
 
-_MODEL = "model"  # the tables of a TOML file
+_MODEL = "model"  # name of the tables in a TOML file
 _OWN = ("source", "name", "aliases", "pinned")
 _CONFIG = "config.json"  # of a model directory
-_PROJECTOR = "mmproj"  # begins the name of a GGUF file that is a part of another model
+_PROJECTOR = "mmproj"  # prefix of GGUF files that belong to another model
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model as it was given.
+    """A model to serve, as named on the command line or in a TOML file.
 
     Attributes:
-        name: for clients; None: what it is called anyway.
-        options: of `radixlm serve`, by flags without their dashes.
-        place: where it was given, for errors.
+        name: name for clients; None: derived from the source.
+        options: options of `radixlm serve`, by flags without dashes.
+        place: where the model was named, for errors.
     """
 
     source: str
@@ -42,23 +42,23 @@ class ModelEntry:
 
     @property
     def called(self) -> str:
-        """The name for clients: a file's or a folder's own, whatever it links to."""
+        """The name for clients: by default that of the file or folder, also of a link."""
         path = os.path.abspath(self.source)  # not resolved
         own = whole_stem(path) if os.path.exists(path) else short_name(self.source)
         return self.name or own.removesuffix(SUFFIX)
 
     @property
     def flags(self) -> list[str]:
-        """The options as arguments."""
+        """The options as command-line arguments."""
         return [argument for name, value in (self.options or {}).items() for argument in _arguments(name, value)]
 
 
 def read_models(given: Sequence[str]) -> list[ModelEntry]:
-    """Return the models, in order.
+    """Return the models in order.
 
     Raises:
-        ArtifactNotFound: there is nothing at a path.
-        InvalidParameter: a folder has no model, or a TOML file is wrong.
+        ArtifactNotFound: a path does not exist.
+        InvalidParameter: a folder has no model, or a TOML file is invalid.
     """
     return [entry for each in given for entry in _read(each)]
 
@@ -75,7 +75,7 @@ def _read(given: str) -> Iterator[ModelEntry]:
             )
         yield from found
     else:
-        is_artifact(given)  # says what is wrong with the name
+        is_artifact(given)  # raises if the name is invalid
         yield ModelEntry(given)
 
 
@@ -117,8 +117,8 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
     ):
         raise InvalidParameter(f"{place}: give a source, and names that are not empty")
     source = table["source"]
-    beside = folder / source
-    source = str(beside) if beside.exists() else source
+    relative = folder / source
+    source = str(relative) if relative.exists() else source
     try:
         is_artifact(source)
     except InvalidParameter:

@@ -1,4 +1,4 @@
-"""Serve several models, each in a process of its own that is started when a request names it.
+"""Serve several models, each in a process of its own that starts when a request names the model.
 
 Knows how models, flags and the router fit together, and when serving ends.
 """
@@ -38,7 +38,7 @@ from . import worker_flags
 from .model_list import ModelEntry, read_models
 from .worker_flags import WorkerFlags, parsed_flags, shared_flags, worker_environment
 
-SHARE_OF_MEMORY = 0.9  # of what is free when the server starts, for models; each process takes 60 MB beside
+SHARE_OF_MEMORY = 0.9  # of the free memory at start, for models; each process takes another 60 MB
 _log = logging.getLogger("radixlm.serve")
 
 
@@ -57,16 +57,17 @@ def serve_models(
     memory_bytes: int | None,
     hides_cached_text: bool,
 ) -> None:
-    """Serve models until told to stop. The router knows none of their endpoints: each process is a whole server.
+    """Serve models until a signal stops the server. Each model's process is a complete server.
 
     Args:
-        given: the arguments of the command line.
-        store: the folder in which each model has a store.
-        memory_bytes: for all models that are loaded; None: what is free now, less a tenth.
+        named: models, folders and TOML files.
+        given: arguments of the command line.
+        store: folder in which each model has a store.
+        memory_bytes: memory for all loaded models; None: 90 % of the free memory.
 
     Raises:
-        ArtifactError: there is no model at a path.
-        InvalidParameter: an option is wrong, or the address cannot be listened on.
+        ArtifactError: a path has no model.
+        InvalidParameter: an option is invalid, or listening on the address failed.
     """
     if tls is not None:
         tls.check()
@@ -114,10 +115,10 @@ def serve_models(
 def _spec(
     command: click.Command, entry: ModelEntry, shared: Sequence[str], store: str | None, budget: int
 ) -> ModelSpec:
-    """A model with what is known of it before it is loaded.
+    """Return the spec of a model, with the facts that are known before it is loaded.
 
     Raises:
-        InvalidParameter: its options are wrong.
+        InvalidParameter: its options are invalid.
     """
     name, own_store = entry.called, (entry.options or {}).get("store")
     if own_store is None and store is not None:
@@ -144,10 +145,10 @@ def _spec(
 
 
 def _needed_bytes(manifest: Manifest, options: EngineOptions, budget: int) -> int:
-    """What the engine will take, if that much of the memory is free.
+    """Return the bytes of memory that the engine will need.
 
     Raises:
-        InvalidParameter: it does not fit.
+        InvalidParameter: it does not fit into the budget.
     """
     size = KVCacheSize.choose(
         manifest,
@@ -161,13 +162,13 @@ def _needed_bytes(manifest: Manifest, options: EngineOptions, budget: int) -> in
     needed = size.memory_bytes(manifest)
     if options.draft is not None:
         draft = read_manifest(Path(str(options.draft)))
-        pages = KVCacheSize.of_draft(draft, beside=manifest, size=size, available_bytes=budget)
+        pages = KVCacheSize.of_draft(draft, model=manifest, size=size, available_bytes=budget)
         needed += pages.memory_bytes(draft)
     return needed
 
 
 def _source_bytes(source: str) -> int | None:
-    """What the files of a model take, which its weights will take at least; None if they are not here."""
+    """Return the size of a model's files, the minimum size of its weights; None if it is not on this machine."""
     if is_hub(source) or not (path := Path(source)).exists():
         return None
     files = path.glob("*.safetensors") if path.is_dir() else part_paths(path)
@@ -175,7 +176,7 @@ def _source_bytes(source: str) -> int | None:
 
 
 def _key_file(keys: Sequence[str], until: ExitStack) -> Path | None:
-    """A file with the keys, for this user alone, where no list of processes shows them."""
+    """Write the keys to a file for this user only, so that lists of processes do not show them; None without keys."""
     if not keys:
         return None
     descriptor, name = tempfile.mkstemp(prefix="radixlm-keys-")
@@ -197,7 +198,7 @@ def _say_text(name: str, line: str) -> None:
 
 
 def _say_json(name: str, line: str) -> None:
-    """Write what a model's process has logged, with the model's name."""
+    """Write a JSON line of a model's process to stderr, with the model's name."""
     try:
         said: Mapping[str, object] = json.loads(line)
         click.echo(json.dumps({"model": name, **said}, ensure_ascii=False), err=True)

@@ -1,6 +1,6 @@
-"""The process of one model: it loads what serving needs, is told which model, and then is `radixlm serve`.
+"""The process of one model: imports everything that serving needs, waits for arguments, and runs `radixlm serve`.
 
-It reads its arguments as a line of JSON from its standard input, and stops when that ends: with whoever started it.
+It reads its arguments as a line of JSON from standard input, and stops when that closes, that is, with its parent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STDIN = 0
 
 
 def main(run: Callable[[], None] | None = None) -> None:
-    """Be the process; `run` is the `radixlm` command in place of its own."""
+    """Run the process. `run` replaces the `radixlm` command in tests."""
     from radixlm.runtime.malloc_arenas import share_one_arena
 
     share_one_arena()
@@ -33,8 +33,8 @@ def main(run: Callable[[], None] | None = None) -> None:
 
 
 def load() -> None:
-    """Load what serving a model needs, so that it begins at once."""
-    gc.disable()  # as `serve` does
+    """Import everything that serving needs, so that a model starts quickly."""
+    gc.disable()  # as in `serve`
     from radixlm.runtime.engine.engine import Engine  # noqa: F401
     from radixlm.runtime.model.model_runner import ModelRunner  # noqa: F401
 
@@ -45,7 +45,7 @@ def load() -> None:
 
 
 def _read_line() -> bytes:
-    """The first line of the standard input, and not a byte more; empty if it ends before."""
+    """Read the first line of standard input and nothing beyond it; empty if it closes before."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(_STDIN, 1)

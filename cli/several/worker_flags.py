@@ -1,6 +1,6 @@
-"""The arguments of a model's process: the flags that all models share, and its own.
+"""The arguments of a model's process: flags shared by all models, and the model's own.
 
-Knows the flags of `radixlm serve`, and which of them are the router's, or one model's.
+Knows the flags of `radixlm serve`, and which of them belong to the router or to one model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from radixlm.runtime.router.model_row import ModelSpec
 from ..help_sections import flag_of, variable_of
 
 WORKER = (sys.executable, "-P", "-c", "from radixlm.cli.several.worker import main; main()")
-"""The command of a process that is told its arguments later: `worker.py`."""
+"""The command of a process that gets its arguments later: `worker.py`."""
 OF_ROUTER = frozenset(
     {
         *("--models", "--unload-after", "--memory-gb", "--host", "--port", "--uds", "--root-path"),
@@ -28,20 +28,20 @@ OF_ROUTER = frozenset(
         *("--cors-origin", "--log-format", "--shutdown-timeout", "--hide-cached-text", "--store"),
     }
 )
-"""Flags that the router has for all models, or hands on in its own way."""
+"""Flags that the router applies to all models, or passes on in another form."""
 OF_ONE_MODEL = ("--model-id", "--draft", "--record", "--log-kv")
-"""Flags that name a file or a model, and so are given for each model."""
-_GIVEN_ANYWAY = ("--model-id", "--memory-gb", "--uds", "--log-format")  # to each process, by the router
+"""Flags that name a file or a model, and so must be set for each model."""
+_GIVEN_ANYWAY = ("--model-id", "--memory-gb", "--uds", "--log-format")  # set by the router for each process
 
 
 @dataclass(frozen=True)
 class WorkerFlags:
-    """What all models' processes are started with.
+    """The arguments shared by the processes of all models.
 
     Attributes:
-        shared: flags that were given for all models.
-        store: the folder in which each model has a store of its own; None: no prefixes are kept on disk.
-        key_file: a file with the API keys; None: there are none.
+        shared: flags for all models.
+        store: folder in which each model has a store; None: no prefixes are saved to disk.
+        key_file: file with the API keys; None if there are none.
     """
 
     shared: Sequence[str]
@@ -52,7 +52,7 @@ class WorkerFlags:
     hides_cached_text: bool = False
 
     def arguments(self, spec: ModelSpec, socket: Path) -> list[str]:
-        """Return the arguments of `radixlm` for a model and its socket."""
+        """Return the arguments of `radixlm` for one model and its socket."""
         names = [argument for name in (spec.name, *spec.aliases) for argument in ("--model-id", name)]
         return [
             *("serve", "--uds", str(socket), "--log-format", self.log_format, "--shutdown-timeout", "0"),
@@ -68,17 +68,17 @@ class WorkerFlags:
 
 
 def shared_flags(ctx: click.Context, given: Sequence[str]) -> list[str]:
-    """Return the arguments of the command line that are for every model.
+    """Return the arguments of the command line that apply to every model.
 
     Raises:
-        InvalidParameter: one is for one model.
+        InvalidParameter: a flag can only be set for one model.
     """
     params = [param for param in ctx.command.get_params(ctx) if isinstance(param, click.Option)]
     for param in params:
         source = ctx.get_parameter_source(param.name or "")
         if flag_of(param) in OF_ONE_MODEL and source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
             raise InvalidParameter(
-                f"{flag_of(param)} is of one model; give it as {flag_of(param)[2:]} = ... in a TOML file of --models"
+                f"{flag_of(param)} is for one model; set {flag_of(param)[2:]} = ... in a TOML file for --models"
             )
     said, _, _ = ctx.command.make_parser(ctx).parse_args([*given])
     chosen = [param for param in params if param.name in said and flag_of(param) not in OF_ROUTER]
@@ -86,22 +86,22 @@ def shared_flags(ctx: click.Context, given: Sequence[str]) -> list[str]:
 
 
 def worker_environment(ctx: click.Context) -> Mapping[str, str]:
-    """Return this process's environment without the variables that are the router's."""
+    """Return this process's environment without the variables of the router's flags."""
     flags = {flag_of(param) for param in ctx.command.get_params(ctx) if isinstance(param, click.Option)}
     left_out = {variable_of(flag) for flag in flags & OF_ROUTER}
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 def parsed_flags(command: click.Command, source: str, flags: Sequence[str], place: str) -> Mapping[str, Any]:
-    """Return the keyword arguments of `radixlm serve` for a model's own flags.
+    """Parse a model's own flags, and return the keyword arguments of `radixlm serve`.
 
     Raises:
-        InvalidParameter: a flag is unknown or wrong, or it is not one model's.
+        InvalidParameter: a flag is unknown, invalid, or not for one model.
     """
     own = OF_ROUTER - {"--store", "--hide-cached-text"} | {*_GIVEN_ANYWAY}
     for flag in flags:
         if flag in own:
-            raise InvalidParameter(f"{place}: {flag[2:]} is of the whole server; give {flag} on the command line")
+            raise InvalidParameter(f"{place}: {flag[2:]} is for the whole server; give {flag} on the command line")
     try:
         return command.make_context("serve", [*flags, "--", source]).params
     except (click.ClickException, ArtifactError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`radixlm warm`: what agents ask first, computed before they ask."""
+"""`radixlm warm`: prefill prompts into a store, so that first requests are cache hits."""
 
 from __future__ import annotations
 

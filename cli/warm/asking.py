@@ -1,6 +1,6 @@
-"""Ask a server of this process what is in a file of JSON lines: bodies lead to the same prompts as over HTTP.
+"""Send the bodies in a file of JSON lines to a server in this process, so that prompts are the same as over HTTP.
 
-Knows ASGI, events, and which endpoint each body is for; not what a body says: the server reads the bodies.
+Knows ASGI, events and the endpoint of each body. The server reads the bodies.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
 Told = Callable[[int, int], None]
-"""Called with the tokens of a prompt that are there, and with all that it has, whenever more are there."""
+"""Called with the number of prefilled tokens of a prompt, and its total, whenever the former grows."""
 
 
 @dataclass(frozen=True)
 class Warmed:
-    """A prompt whose keys and values are there now."""
+    """A prompt that has been prefilled."""
 
     num_prompt: int
-    num_found: int  # of these, that were there before
+    num_found: int  # tokens that were cached before
 
 
 async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | None, told: Told) -> Warmed:
-    """Have a prompt computed. `body` asks for a stream with progress.
+    """Send a request that prefills a prompt. `body` must ask for a stream with progress.
 
     Raises:
-        ValueError: it is refused, or fails; the message is the server's.
+        ValueError: the request is refused or fails; the message is the server's.
     """
     answer = _Answer(told)
     sent = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 
     async def receive() -> Message:
         if not sent:
-            await asyncio.Event().wait()  # the client stays
+            await asyncio.Event().wait()  # the client stays connected
         return sent.pop()
 
     await app(_scope(path, api_key), receive, answer.take)
@@ -45,7 +45,7 @@ async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | N
 
 
 class _Answer:
-    """What has come of an answer."""
+    """Parses a streamed response as it arrives."""
 
     def __init__(self, told: Told) -> None:
         self._told = told
@@ -55,7 +55,7 @@ class _Answer:
         self._error: str | None = None
 
     async def take(self, message: Message) -> None:
-        """The next message of ASGI."""
+        """Take the next ASGI message of the response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             return
@@ -66,7 +66,7 @@ class _Answer:
                 self._read(event)
 
     def warmed(self) -> Warmed:
-        """The prompt, when all has come."""
+        """Return the prefilled prompt, after the end of the response."""
         if self._status != 200:
             raise ValueError(_message(msgspec.json.decode(self._rest)))
         if self._error is not None or self._progress is None:
@@ -78,7 +78,7 @@ class _Answer:
             if not line.startswith(b"data: {"):
                 continue
             value = msgspec.json.decode(line.removeprefix(b"data: "))
-            inner = value.get("response") or value  # an event of /v1/responses has it there
+            inner = value.get("response") or value  # in events of /v1/responses
             if inner.get("error"):
                 self._error = _message(inner)
             progress = inner.get("prompt_progress")
@@ -113,7 +113,7 @@ def _scope(path: str, api_key: str | None) -> Scope:
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-_ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {  # a reply as short as there is
+_ONE_TOKEN: Mapping[str, Mapping[str, Any]] = {  # fields for the shortest reply
     CHAT: {"max_tokens": 1},
     COMPLETIONS: {"max_tokens": 1},
     RESPONSES: {"max_output_tokens": 1},
@@ -125,27 +125,25 @@ _OF_MESSAGES = frozenset({"tool_use", "tool_result", "thinking", "redacted_think
 
 @dataclass(frozen=True)
 class Body:
-    """A request for an endpoint; `where` says where it stands, for errors."""
+    """A request for an endpoint. `where` names its position in the file, for errors."""
 
     where: str
     path: str
     fields: Mapping[str, Any]
 
     def warming(self, model_id: str, scope: Mapping[str, str]) -> dict[str, Any]:
-        """The fields that have the prompt computed, and one token: of this server's model, in a part of the cache that
-        `scope` sets apart.
-        """
+        """Return the body that prefills the prompt and generates one token, in the cache namespace of `scope`."""
         kept = {name: value for name, value in self.fields.items() if name not in _OF_THE_REPLY}
         return {**kept, **_ONE_TOKEN[self.path], **scope, "model": model_id, "stream": True, "return_progress": True}
 
 
 def read_bodies(path: Path) -> Iterator[Body]:
-    """The bodies of a file, an object a line; empty lines are left out.
+    """Yield the bodies of a file, one JSON object per line. Empty lines are skipped.
 
-    A body may have a `path` among its fields, or be the `body` beside one; else it is known by its fields.
+    The endpoint is the field `path`, next to the body's fields or to a field `body`. Without it, the fields decide.
 
     Raises:
-        ValueError: a line is none.
+        ValueError: a line is not a body.
         OSError: the file cannot be read.
     """
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -155,13 +153,14 @@ def read_bodies(path: Path) -> Iterator[Body]:
                 fields = msgspec.json.decode(line, type=dict[str, Any])
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise ValueError(
-                    f"{where} is no JSON object: {error}; give the body of a request in each line"
+                    f"{where} is not a JSON object: {error}; each line must be the body of a request"
                 ) from error
             yield _body(where, fields)
 
 
 def _body(where: str, fields: dict[str, Any]) -> Body:
-    """
+    """Return the body of a line.
+
     >>> _body("", {"path": "/v1/responses", "body": {"input": "Hi"}})
     Body(where='', path='/v1/responses', fields={'input': 'Hi'})
     """
@@ -177,7 +176,7 @@ def _body(where: str, fields: dict[str, Any]) -> Body:
 
 
 def path_of(fields: Mapping[str, Any]) -> str | None:
-    """The endpoint that a body is for, by its fields; None if it is for none.
+    """Return the endpoint of a body, by its fields; None if there is none.
 
     >>> path_of({"messages": [], "system": "Be brief."}), path_of({"messages": [], "tools": []}), path_of({"input": ""})
     ('/v1/messages', '/v1/chat/completions', '/v1/responses')
@@ -188,7 +187,7 @@ def path_of(fields: Mapping[str, Any]) -> str | None:
 
 
 def _is_of_messages(fields: Mapping[str, Any]) -> bool:
-    """Whether what has `messages` is Anthropic's: it has a field that chats do not, or a block."""
+    """Return whether a body with `messages` is Anthropic's, by its fields and blocks."""
     if "system" in fields or any("input_schema" in tool for tool in _objects(fields.get("tools"))):
         return True
     contents = [message.get("content") for message in _objects(fields["messages"])]

@@ -1,4 +1,4 @@
-"""`radixlm warm`: computes what agents ask first, and keeps it on disk before they ask."""
+"""`radixlm warm`: prefill prompts into a store, so that first requests are cache hits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .asking import Body, Warmed, ask, read_bodies
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
 
-_SETTLED_S = 0.2  # nothing was written for so long
+_SETTLED_S = 0.2  # the store is complete if nothing was written for this long
 
 
 @click.command(
@@ -39,7 +39,7 @@ _SETTLED_S = 0.2  # nothing was written for so long
     metavar="KEY",
     envvar="RADIXLM_API_KEY",
     show_envvar=True,
-    help="Of those who will ask; repeatable, for each has a cache of its own.  [default: requests have none]",
+    help="API key of later requests; repeatable, because each has its own cache.  [default: requests without a key]",
 )
 @click.option(
     "--api-key-file",
@@ -47,10 +47,10 @@ _SETTLED_S = 0.2  # nothing was written for so long
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The same with the keys in a file, one a line; repeatable.",
+    help="File with API keys, one per line; repeatable.",
 )
-@click.option("--cache-salt", help="The cache_salt of those who will ask.  [default: what the bodies say]")
-@click.option("--prompt-cache-key", help="Their prompt_cache_key.  [default: what the bodies say]")
+@click.option("--cache-salt", help="The cache_salt of later requests.  [default: that of each body]")
+@click.option("--prompt-cache-key", help="The prompt_cache_key of later requests.  [default: that of each body]")
 @compile_options
 def command(
     model: str,
@@ -64,13 +64,13 @@ def command(
 ) -> None:
     """Prefill an agent's system prompt and tools into a store, where serve --store DIR finds them.
 
-    A BUNDLE is what `store export` wrote: its pages are taken in, and nothing is computed. REQUESTS is a file of JSON
-    lines, each the body of a request for /v1/chat/completions, /v1/responses, /v1/messages or /v1/completions, known by
-    its fields, or by a "path" among them. Whole prompts are kept: those that differ later begin alike.
+    A BUNDLE, written by `store export`, is imported, and nothing is computed. REQUESTS is a file of JSON lines, each
+    the body of a request for /v1/chat/completions, /v1/responses, /v1/messages or /v1/completions, recognized by its
+    fields, or by a field "path". Whole prompts are saved: later prompts can share any beginning of them.
 
-    Only requests with the same API key, cache_salt and prompt_cache_key will find it, and only of the same artifact,
-    with the same --chat-template-kwargs. For radixlm agent, which ignores prompt_cache_key, say so here, too. A store
-    that a server uses is refused.
+    Only requests with the same API key, cache_salt and prompt_cache_key find the prefixes, and only with the same
+    artifact and --chat-template-kwargs. For radixlm agent, add --ignore-prompt-cache-key, because it ignores that key,
+    too. A store in use by a server is refused.
 
     \b
     radixlm warm smollm2.radixlm --store cache requests.jsonl
@@ -83,7 +83,7 @@ def command(
     bundles = [path for path in sources if is_bundle(path)]
     bodies = [body for path in sources if path not in bundles for body in read_bodies(path)]
     if ignores_prompt_cache_key and prompt_cache_key is not None:
-        raise ValueError("--prompt-cache-key and --ignore-prompt-cache-key are given; choose one")
+        raise ValueError("--prompt-cache-key and --ignore-prompt-cache-key are both given; choose one")
     given = {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}
     scope = {name: value for name, value in given.items() if value is not None}
     compiling = take(CompileOptions, options)
@@ -111,7 +111,7 @@ def _take_in(
         for key in keys:
             report = import_bundle(store, bundle, namespaces.of(CacheScope(key, **scope)), evicts=True)
             tokens = report.num_stored * PAGE_SIZE
-            click.echo(f"{bundle}: {report.num_stored:,} of {report.num_pages:,} pages are kept, {tokens:,} tokens")
+            click.echo(f"{bundle}: {report.num_stored:,} of {report.num_pages:,} pages are saved, {tokens:,} tokens")
 
 
 def _compute(
@@ -127,16 +127,16 @@ def _compute(
 
     with Engine(artifact, **options, idle_work=False, prefill_ms=0) as engine:
         before = _num_stored_pages(engine)
-        warmed = [each for key in keys for each in _asked(engine, bodies, key, scope, ignores_prompt_cache_key)]
+        warmed = [each for key in keys for each in _warmed(engine, bodies, key, scope, ignores_prompt_cache_key)]
         kept = _num_stored_pages(engine, waits=True)
     num_prompt, num_found = sum(each.num_prompt for each in warmed), sum(each.num_found for each in warmed)
     click.echo(
         f"{len(warmed):,} prompts of {num_prompt:,} tokens: {num_prompt - num_found:,} computed, {num_found:,} found; "
-        f"{options['store']} keeps {kept * PAGE_SIZE:,} tokens, {(kept - before) * PAGE_SIZE:,} more than before"
+        f"{options['store']} has {kept * PAGE_SIZE:,} tokens, {(kept - before) * PAGE_SIZE:,} more than before"
     )
 
 
-def _asked(
+def _warmed(
     engine: Engine, bodies: Sequence[Body], key: str | None, scope: dict[str, str], ignores_prompt_cache_key: bool
 ) -> list[Warmed]:
     from radixlm.runtime.progress import Progress, Stage
@@ -162,10 +162,10 @@ def _asked(
 
 
 def _num_stored_pages(engine: Engine, *, waits: bool = False) -> int:
-    """How many pages the store keeps; `waits` until all that was computed is written.
+    """Return the number of pages in the store; with `waits`, after everything computed is written.
 
     Raises:
-        StoreError: the store has turned itself off.
+        StoreError: the store is off after an error.
     """
     from radixlm.runtime.errors import StoreError
 
@@ -175,7 +175,7 @@ def _num_stored_pages(engine: Engine, *, waits: bool = False) -> int:
         stats = found.tier
         off_because = found.store_off_because if stats is None else stats.off_because
         if stats is None or off_because is not None:
-            raise StoreError(f"the store is off: {off_because}; nothing more was kept")
+            raise StoreError(f"the store is off: {off_because}; nothing more was saved")
         if not waits or (stats.num_saved_pages == last and not stats.num_queued_bytes):
             return stats.num_pages
         last = stats.num_saved_pages

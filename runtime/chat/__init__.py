@@ -1,1 +1,1 @@
-"""From a conversation to a prompt and back: templates, tools, and grammars that a reply keeps to."""
+"""From a conversation to a prompt and back: templates, tools, and grammars that a reply follows."""

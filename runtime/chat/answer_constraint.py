@@ -1,6 +1,6 @@
-"""A reply that may think before it keeps to a constraint.
+"""Apply a constraint to a reply that may begin with reasoning.
 
-Knows the tokens of a format's tags, not what the constraint is.
+Knows the tokens of a format's tags, not the constraint.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from .token_constraint import (
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """A format in a model's tokens.
+    """A reasoning format in a model's tokens.
 
     Args:
-        begin_ids: the tokens that begin reasoning; none where each part of a reply has a header.
-        first_ids: the tokens that begin the first header; none where parts have none.
+        begin_ids: the tokens that begin reasoning; empty if each part of a reply has a header.
+        first_ids: the tokens that begin the first header; empty if parts have none.
         gap: the white space between reasoning and its answer, as the template writes it.
-        white_ids: the tokens of all pieces of it that are one.
-        last_tag: what stands right before the answer, but for white space.
-        spilling: the tokens that write what is left of `last_tag`, and words behind it; by what is left.
-        decoder: makes what spells a reply token by token.
+        white_ids: pieces of that white space that are one token, and their ids.
+        last_tag: the text right before the answer, apart from white space.
+        spilling: the tokens that write the rest of `last_tag`, and text after it; by that rest.
+        decoder: makes a decoder of a reply's tokens.
     """
 
     format: ReasoningFormat
@@ -54,14 +54,14 @@ class ReasoningTokens:
 
 
 class AnswerConstraint:
-    """Lets reasoning be as it is, and holds what follows to a constraint. A reply may end inside its reasoning.
+    """Allows any reasoning, and applies a constraint to the answer. A reply may end inside its reasoning.
 
-    Where tags are ordinary text, a token may have a tag's end and the answer's beginning, which no constraint could be
-    held to: it may not come.
+    If tags are ordinary text, a token can contain the end of a tag and the beginning of the answer. No constraint could
+    apply to that part, so such tokens are forbidden.
 
     Args:
-        prompt: which may have begun the reasoning.
-        source: of the reply behind the reasoning, or of all of it if there is none.
+        prompt: can already have begun the reasoning.
+        source: the constraint of the reply after the reasoning, or of all of it if there is none.
     """
 
     def __init__(self, tokens: ReasoningTokens, prompt: str, source: ConstraintSource) -> None:
@@ -71,19 +71,19 @@ class AnswerConstraint:
         self._inner: TokenConstraint | None = source.start()  # None: the reply can only be reasoning
         self._is_inside = self._splitter.may_think
         self._is_first = True
-        self._begin = [] if self._is_inside else list(tokens.begin_ids)  # what is left of them, while they come
-        self._gap = ""  # likewise, of the white space
-        self._written = ""  # of the reasoning, the end: as much of it as may begin a tag
-        self._thinking_masks: dict[tuple[str, ...], Int32Array] = {}  # by what may be left of the last tag
+        self._begin = [] if self._is_inside else list(tokens.begin_ids)  # rest of the begin tag, while it comes
+        self._gap = ""  # remaining white space
+        self._written = ""  # end of the reasoning: as much of it as can begin a tag
+        self._thinking_masks: dict[tuple[str, ...], Int32Array] = {}  # by the possible rests of the last tag
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reply is complete."""
+        """Return whether the reply is complete."""
         is_answer = not self._is_inside and not self._gap
         return is_answer and self._inner is not None and self._inner.is_finished
 
     def mask(self) -> Int32Array | None:
-        """Which tokens may come next; see `TokenConstraint`."""
+        """Return the mask of tokens that may come next; see `TokenConstraint`."""
         size = self._tokens.vocab_size
         if self._is_inside:
             if self._is_first and self._tokens.first_ids:
@@ -100,7 +100,7 @@ class AnswerConstraint:
         return mask_of(allowed)
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token of the reply; see `TokenConstraint`."""
+        """Advance by a token of the reply; see `TokenConstraint`."""
         self._is_first = False
         if self._is_inside:
             self._think(token_id)
@@ -114,15 +114,15 @@ class AnswerConstraint:
             self._inner.accept(token_id)
 
     def forced(self) -> tuple[int, ...]:
-        """As the constraint of the answer says, once that has begun; see `Foresight`."""
+        """Return what the answer's constraint returns, once the answer has begun; see `Foresight`."""
         return self._answers.forced() if isinstance(self._answers, Foresight) else ()
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """As the constraint of the answer says, once that has begun; see `Foresight`."""
+        """Return what the answer's constraint returns, once the answer has begun; see `Foresight`."""
         return self._answers.num_allowed(token_ids) if isinstance(self._answers, Foresight) else len(token_ids)
 
     def fork(self) -> TokenConstraint:
-        """What goes on by itself from here: the constraint of the answer, and before it one that allows all."""
+        """Return an independent copy of the answer's constraint; before the answer, one that allows everything."""
         return self._answers.fork() if isinstance(self._answers, Foresight) else MinTokens(0, frozenset(), 0)
 
     def state(self) -> Any:
@@ -141,11 +141,11 @@ class AnswerConstraint:
 
     @property
     def _answers(self) -> TokenConstraint | None:
-        """The constraint of the answer, once nothing but that can come."""
+        """The constraint of the answer, once nothing else can come."""
         return None if self._is_inside or self._gap or self._begin else self._inner
 
     def _thinking_mask(self) -> Int32Array:
-        """Any token but those that spill from reasoning into the answer."""
+        """Return a mask of all tokens except those that reach from reasoning into the answer."""
         tag = self._tokens.last_tag
         lefts = (tag[size:] for size in range(len(tag)) if self._written.endswith(tag[:size]))
         key = tuple(left for left in lefts if left in self._tokens.spilling)
@@ -155,7 +155,7 @@ class AnswerConstraint:
         return self._thinking_masks[key]
 
     def _begin_reasoning(self, token_id: int) -> None:
-        """Go on by a token that may begin reasoning, or what the constraint allows."""
+        """Advance by a token that may begin reasoning, or be one that the constraint allows."""
         self._begin.pop(0)
         if not self._begin:
             self._inner, self._is_inside = self._source.start(), True
@@ -177,7 +177,7 @@ class AnswerConstraint:
         white = text[len(text.rstrip()) :]
         self._gap = self._tokens.gap.removeprefix(white) if self._tokens.gap.startswith(white) else ""
         answer = (said.answer + self._splitter.finish().answer).strip()
-        if answer:  # of tokens that spell a part of a character, which are not looked through
+        if answer:  # from tokens with a part of a character, which `spilling` cannot include
             raise ConstraintFailed(
                 f"a token ends the thought and begins the answer with {answer!r:.40}, which its grammar cannot be held "
                 "to; ask again, or switch thoughts off"
@@ -185,7 +185,7 @@ class AnswerConstraint:
 
 
 def spilling_ids(tag: str, pieces: Iterable[bytes]) -> dict[str, list[int]]:
-    """The tokens that write what is left of a tag, and words behind it; by what is left, of which one is all of it.
+    """Return the tokens that write the rest of a tag and text after it, by that rest; the whole tag is one rest, too.
 
     >>> spilling_ids("</t>", [b"</t>", b">", b">\\n", b'>"', b"a</t>b"])
     {'>': [3], '</t>': [4]}

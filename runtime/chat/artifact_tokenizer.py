@@ -1,4 +1,4 @@
-"""Make the tokenizer and the chat template that an artifact describes, and check what clients feed it.
+"""Make the tokenizer and the chat template that an artifact describes, and check token ids from clients.
 
 Knows no requests.
 """
@@ -17,7 +17,7 @@ from .chat_template import ChatTemplate
 
 
 def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Callable[[], float]) -> Tokenizer:
-    """The tokenizer; what the template writes itself is told from what clients type.
+    """Return the tokenizer, which distinguishes what the template writes from what clients type.
 
     Args:
         clock: seconds; only differences count.
@@ -39,14 +39,14 @@ def open_tokenizer(artifact: Artifact, template: ChatTemplate | None, clock: Cal
             sought_texts=() if template is None else template.sought_texts,
             clock=clock,
         )
-        trim_heap()  # what was parsed is gone by now, and is four times the text
+        trim_heap()  # the parsed text is gone by now: four times its size
         return tokenizer
     except TokenizerError as error:
         raise CorruptArtifact(f"{artifact.path}: {error}; compile the model again") from error
 
 
 def with_ends(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template with the texts of the tokens that begin and end."""
+    """Return the template with the texts of the beginning and end tokens."""
     info = artifact.manifest.tokenizer
     bos, eos = [info.bos_token_id] if info.bos_token_id is not None else [], list(info.eos_token_ids[:1])
     return template.of_model(
@@ -56,7 +56,7 @@ def with_ends(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) 
 
 @contextmanager
 def refusing(*, has_reply: bool = True) -> Iterator[None]:
-    """What the tokenizer refuses is the client's mistake; `has_reply` says that a prompt leaves room for one.
+    """Raise errors of the tokenizer as errors of the request; `has_reply` says that a prompt leaves room for a reply.
 
     Raises:
         ContextLengthExceeded: a text has too many tokens.
@@ -73,12 +73,12 @@ def refusing(*, has_reply: bool = True) -> Iterator[None]:
 
 
 def checked_ids(prompt: object, max_tokens: int | None, *, has_reply: bool = True) -> list[int]:
-    """The ids of a prompt that is no text; `has_reply` says that it leaves room for a reply.
+    """Return the ids of a prompt that is a list of token ids; `has_reply` says that it leaves room for a reply.
 
     Raises:
         ContextLengthExceeded: there are more than `max_tokens`.
         EmptyPrompt: there are none.
-        InvalidParameter: they are none.
+        InvalidParameter: they are no token ids.
     """
     if not isinstance(prompt, Sequence):
         raise InvalidParameter(f"a prompt is {prompt!r:.60}; it must be text or a list of token ids")

@@ -1,8 +1,8 @@
-"""Render a conversation with the template that the model came with.
+"""Render a conversation with the model's own chat template.
 
-A template is a foreign program. It runs in Jinja's immutable sandbox with what `transformers` gives templates (loop
-controls, `generation`, `tojson`, `raise_exception`, `strftime_now`), and with limits on its size, its output, its time
-and what it makes on the way. Knows text, not tokens: `tokenizer_fix` encodes the text.
+A template is untrusted code. It runs in Jinja's immutable sandbox with the functions that `transformers` provides
+(loop controls, `generation`, `tojson`, `raise_exception`, `strftime_now`), and with limits on its size, its output,
+its time and its intermediate values. Knows text, not tokens: `tokenizer_fix` encodes the text.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ChatTemplate:
 
     Args:
         source: the Jinja template.
-        bos_token: text of the beginning-of-sequence token, which many templates begin with.
+        bos_token: text of the beginning-of-sequence token; many templates begin with it.
         eos_token: text of the end-of-sequence token.
 
     Attributes:
-        sought_texts: what the template compares texts with, or looks for in them.
+        sought_texts: texts that the template compares with others, or searches for in them.
 
     Raises:
         InvalidRequest: the template is too long or is not valid Jinja.
@@ -55,25 +55,25 @@ class ChatTemplate:
         self._sandbox = _sandbox()
         try:
             self._template, self._literals, self.sought_texts = self._sandbox.compiled(source)
-        except Exception as error:  # Python's own, too: too deep for its parser, say
+        except Exception as error:  # Python's own errors, too, such as an expression too deep for its parser
             raise InvalidRequest(f"the model's chat template is not valid Jinja: {_reason(error)}") from error
 
     def of_model(self, *, bos_token: str, eos_token: str) -> ChatTemplate:
-        """The same template for a model with these tokens."""
+        """Return the same template for a model with these tokens."""
         template = copy.copy(self)
         template._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         return template
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """What the template itself writes: the texts that stand in it, and short conversations that it renders.
+        """The texts that the template itself writes: its literals, and short conversations that it renders.
 
         >>> ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}").own_texts[:3]
         ('<|', '|>', '<|user|>a')
         """
         rendered = []
         for messages in _EXAMPLES:
-            with suppress(InvalidRequest):  # it may want other conversations
+            with suppress(InvalidRequest):  # it may require other conversations
                 rendered.append(self.render(messages))
         return (*self._literals, *rendered)
 
@@ -84,24 +84,23 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
+        """Return the text of `messages`, ready to be continued by the assistant if `add_generation_prompt`.
 
-        The template gets `messages` and `tools` as they are, and cannot change them. Many templates know no tools.
-        `kwargs` are more variables, which a template may know (`enable_thinking`, `reasoning_effort`) or not.
+        The template gets `messages` and `tools` unchanged, and cannot change them. Many templates ignore tools.
+        `kwargs` are more variables, which a template may use (`enable_thinking`, `reasoning_effort`) or not.
 
         >>> template = ChatTemplate("{% if enable_thinking is false %}/no_think{% endif %}")
         >>> template.render([], kwargs={"enable_thinking": False})
         '/no_think'
 
         Raises:
-            InvalidRequest: the template refuses the messages or fails on them, or the text is too long or too much
-                work.
+            InvalidRequest: the template refuses the messages or fails on them, or the text is too long or too costly.
         """
         pieces: list[str] = []
         length = 0
         try:
             variables = {
-                "xml_tools": list(tools) or None,  # SmolLM3's name for them, which clients may set themselves
+                "xml_tools": list(tools) or None,  # SmolLM3's name for them; clients can override it
                 **(kwargs or {}),
                 "messages": [dict(message) for message in messages],
                 "tools": list(tools) or None,
@@ -122,16 +121,15 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template does too much with these messages: {error}") from error
         except InvalidRequest:
             raise
-        # A template computes with what clients send, so that every exception in it is the request's fault.
+        # A template computes with client input, so every exception in it is the request's fault.
         except Exception as error:
             raise InvalidRequest(f"the chat template fails on these messages: {_reason(error)}") from error
         return "".join(pieces)
 
     def reply_renderer(self) -> Callable[[str], str] | None:
-        """A function that writes a reply as later prompts have it: behind the prompt that it answered, with the white
-        space that the template puts around it.
+        """Return a function that writes a reply as later prompts have it: after its prompt, with the same white space.
 
-        Found by rendering a short conversation; None if the template does not put the reply right behind the prompt.
+        Found by rendering a short conversation; None if the template does not put the reply right after the prompt.
 
         >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}</s>{% endfor %}"
         ...                         "{% if add_generation_prompt %}[assistant]{% endif %}")
@@ -144,7 +142,7 @@ class ChatTemplate:
             later = self.render([*asked, {"role": "assistant", "content": _PROBE}], add_generation_prompt=False)
         except InvalidRequest:
             return None
-        prompt = prompt.removesuffix(" ")  # of which a lone space is stripped
+        prompt = prompt.removesuffix(" ")  # a lone space at its end is stripped
         lead, found, rest = later[len(prompt) :].partition(_PROBE.strip())
         if not later.startswith(prompt) or not found or lead.strip():
             return None
@@ -161,10 +159,10 @@ class ChatTemplate:
 
 
 def checked_kwargs(kwargs: Mapping[str, object]) -> Mapping[str, object]:
-    """`kwargs`, if a template can get them beside its own variables.
+    """Return `kwargs` if a template can get them together with its own variables.
 
     Raises:
-        InvalidParameter: one has the name of the template's own, Llama's built-in tools are asked for, they are no
+        InvalidParameter: one has the name of the template's own, Llama's built-in tools are requested, they are no
             JSON, or more than 4 KiB of it.
     """
     if kwargs.get("builtin_tools"):
@@ -195,7 +193,7 @@ def checked_kwargs(kwargs: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def fault_of(source: str) -> str | None:
-    """Why a template cannot be used; None if it can. It may still refuse messages.
+    """Return why a template cannot be used; None if it can. It may still refuse messages.
 
     >>> fault_of("{% for m in messages %}{{ m.content }}{% endfor %}") is None
     True
@@ -217,11 +215,11 @@ _PROBE = "\t\nxyzzy\n\t"  # a reply with white space on both sides that no templ
 
 
 class _Refused(Exception):
-    """The template called `raise_exception`."""
+    """An error of a template that called `raise_exception`."""
 
 
 def _sandbox() -> TemplateSandbox:
-    """The environment that `transformers` renders chat templates in."""
+    """Return the environment that `transformers` renders chat templates in."""
     sandbox = TemplateSandbox()
     sandbox.globals["raise_exception"] = _raise_exception
     sandbox.globals["strftime_now"] = _strftime_now
@@ -237,5 +235,5 @@ def _strftime_now(format: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """One line, however many the error has."""
+    """Return the error's message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,6 +1,6 @@
-"""Render conversations as a model's template wants them: tools, reasoning and turns each in their place.
+"""Render conversations for a model's template: tools, reasoning and turns, each in the form that it expects.
 
-What a template knows is found by rendering short conversations. Knows messages and a template, not tokens.
+What a template supports is found by rendering short conversations. Knows messages and a template, not tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ASKED: Final = ({"role": "user", "content": "c"},)
 
 
 class Conversations:
-    """The conversations of one model.
+    """Renders the conversations of one model.
 
     Args:
-        name: the model's, for errors.
+        name: name of the model, for errors.
         template: None if the model has none that can be used; `fault` says why.
-        tool_format: how the model writes that it calls a tool.
-        template_kwargs: variables of the template, where a conversation brings no others.
+        tool_format: returns the format in which the model writes tool calls.
+        template_kwargs: default variables of the template; a conversation can override them.
     """
 
     def __init__(
@@ -53,12 +53,11 @@ class Conversations:
     def values(
         self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, object] | None
     ) -> tuple[Sequence[Message], Sequence[Message], Mapping[str, object]]:
-        """Messages, tools and further variables as the template wants them: the arguments of calls are no JSON any
-        more.
+        """Return messages, tools and variables in the form that the template expects; arguments of calls are objects.
 
         Raises:
             EmptyPrompt: there are no messages.
-            InvalidRequest: a message is none, its role is none, or the template has no place for it.
+            InvalidRequest: a message is invalid, its role is unknown, or the template has no place for it.
         """
         if not messages:
             raise EmptyPrompt("the conversation has no messages; send at least one")
@@ -75,10 +74,10 @@ class Conversations:
         return self._reasoning.for_template(turns), known, kwargs
 
     def rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
-        """The text of `values`, and the generation prompt.
+        """Return the text of `values`, and the generation prompt.
 
         Raises:
-            InvalidRequest: there is no template that can be used, or it refuses the messages.
+            InvalidRequest: there is no usable template, or it refuses the messages.
         """
         if self._fault is not None:
             raise InvalidRequest(f"model {self._name} answers completions, and no conversations: {self._fault}")
@@ -91,8 +90,7 @@ class Conversations:
 
 
 def _is_plain(messages: Sequence[Message]) -> bool:
-    """Whether the user and the assistant take turns, and messages have texts and nothing else: no template is in the
-    way of these.
+    """Return whether user and assistant alternate, and messages have only texts: every template renders these.
 
     >>> _is_plain([{"role": "user", "content": "Hi"}]), _is_plain([{"role": "system", "content": "Be brief."}])
     (True, False)
@@ -107,12 +105,12 @@ def _is_plain(messages: Sequence[Message]) -> bool:
 
 
 class ToolDefinitions:
-    """Tools as a chat template is told of them: with what it reads of each, though a client may leave it out.
+    """Prepares tool definitions for a chat template: with the fields that it reads, though a client may leave them out.
 
-    A description and a schema's properties are optional, and some published templates fail where they are missing:
+    A description and a schema's properties are optional, and some published templates fail without them:
     gpt-oss's, Hermes' and Muse Glimmer's without a description, Seed-OSS's without properties. These get empty ones.
-    Null is told as nothing, and so are properties that are a list, which languages write that have one word for both
-    when empty. Else templates get the tools as they came. Any thread may ask; the template is tried when that is first
+    Null is left out, and so are properties that are a list, which languages write that do not distinguish empty lists
+    and mappings. Other templates get the tools unchanged. For any thread; the template is tried when that is first
     needed.
 
     Args:
@@ -123,7 +121,7 @@ class ToolDefinitions:
         self._template = template
 
     def for_template(self, tools: Sequence[Tool]) -> list[Mapping[str, object]]:
-        """The tools, with what the template cannot do without.
+        """Return the tools, with the fields that the template requires.
 
         >>> template = ChatTemplate("{% for tool in tools %}{{ '// ' + tool.function.description }}{% endfor %}")
         >>> ToolDefinitions(template).for_template([Tool("now", {"type": "object"})])[0]["function"]

@@ -1,6 +1,6 @@
 """A lock that clients get in turn: a hundred requests of one client delay another client by one request, not by all.
 
-Knows threads, event loops and names of clients, not what the lock is for.
+Knows threads, event loops and names of clients, not the purpose of the lock.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..system import give_way
 
 T = TypeVar("T")
 Refusal = Callable[[int], EngineOverloaded]
-"""Makes the error for a caller that is refused, from the number of those that wait. It must not wait for a lock."""
+"""Make the error for a refused caller, from the number of waiting ones. It must not wait for a lock."""
 
 
 @dataclass(eq=False)
 class _Waiter:
-    """A thread or a task in the queue. Once it is woken it has its turn, or was refused one."""
+    """A thread or a task in the queue. Once woken, it has its turn, or was refused one."""
 
     wake: Callable[[], object]
     has_turn: bool = False
@@ -40,11 +40,11 @@ class FairLock:
     0
 
     Args:
-        num_turns: how many callers may hold the lock at a time.
-        max_waiting: returns how many may wait now. When one too many arrives, the client that has most in the queue
+        num_turns: how many callers can hold the lock at a time.
+        max_waiting: returns how many can wait now. When one too many arrives, the client with the most in the queue
             loses its latest request.
-        beside: another lock; the callers that wait there and here are counted together.
-        niceness: by how much the threads that work in turns give way to others; 0 to 19, of Linux alone.
+        beside: another lock; callers that wait for either are counted together.
+        niceness: priority of the threads that work in turns, 0 to 19 for the lowest; Linux only.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class FairLock:
 
     @property
     def num_waiting(self) -> int:
-        """How many threads and tasks wait for their turn."""
+        """Number of threads and tasks that wait for their turn."""
         return self._num_waiting
 
     def num_waiting_of(self, client: str) -> int:
-        """How many threads and tasks of one client are in the queue."""
+        """Return how many threads and tasks of one client are in the queue."""
         return len(self._waiting.get(client, ()))
 
     @contextmanager
@@ -80,7 +80,7 @@ class FairLock:
         """Hold the lock; wait for it at most until `deadline`, in seconds of `time.monotonic()`.
 
         Raises:
-            EngineOverloaded: made by `refusal`. The turn did not come in time, or too many wait.
+            EngineOverloaded: made by `refusal`. The turn did not come in time, or too many are waiting.
         """
         called = threading.Event()
         waiter = self._enter(client, called.set)
@@ -94,9 +94,9 @@ class FairLock:
 
     @asynccontextmanager
     async def turn_of_task(self, client: str, *, deadline: float | None = None) -> AsyncIterator[None]:
-        """As `turn`, for a task; no thread waits. Without a `deadline` the task waits as long as it takes.
+        """Like `turn`, for a task; no thread waits. Without a `deadline` the task waits as long as it takes.
 
-        A task that is cancelled leaves the queue at once.
+        A cancelled task leaves the queue at once.
 
         Raises:
             EngineOverloaded: as `turn`.
@@ -115,10 +115,10 @@ class FairLock:
             self._leave(client, waiter)
 
     async def run_in_thread(self, client: str, work: Callable[[], T], *, deadline: float | None = None) -> T:
-        """What `work` returns or raises, done in a thread once the client has its turn.
+        """Run `work` in a thread once the client has its turn; return or raise what it does.
 
         A task that is cancelled while it waits for its turn leaves the queue at once. One that is cancelled while
-        `work` runs, once or more often, waits for its end, as the turn lasts as long as the work.
+        `work` runs, once or more often, waits for its end, because the turn lasts as long as the work.
 
         Raises:
             EngineOverloaded: as `turn`.
@@ -132,7 +132,7 @@ class FairLock:
                     with suppress(asyncio.CancelledError):
                         await asyncio.wait([working])
                 if not working.cancelled():
-                    working.exception()  # looked at, or asyncio would complain that it never was
+                    working.exception()  # retrieved, or asyncio would log that it never was
                 raise
 
     def check(self) -> None:
@@ -192,7 +192,7 @@ class FairLock:
         waiter.wake()
 
     def _remove(self, client: str, waiter: _Waiter) -> None:
-        """Take a caller out of the queue, if it is still there."""
+        """Remove a caller from the queue, if it is still there."""
         waiters = self._waiting.get(client, deque())
         if waiter in waiters:
             waiters.remove(waiter)

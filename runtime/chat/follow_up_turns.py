@@ -1,6 +1,6 @@
-"""How a reply stands in the prompts of later turns, and what the next of them begins with.
+"""Find how later prompts render a reply, and the beginning of the next prompt.
 
-Found by rendering conversations that go on from the reply. Knows the texts of one model, not requests or pages.
+Found by rendering conversations that continue after the reply. Knows the texts of one model, not requests or pages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .tools.tool_format import Tool, ToolFormat
 
 Message = Mapping[str, object]
 
-_ANYTHING = ("A", "b")  # that may be said: what prompts with one and the other begin with, all begin with
+_ANYTHING = ("A", "b")  # two replies: what prompts with one and the other share, all prompts share
 
 
-class Texts(Protocol):
-    """What makes prompts of one model's conversations; `engine/prompts.py` is the real one.
+class ModelPrompts(Protocol):
+    """Makes the prompts of one model's conversations, as `engine/prompts.py` does.
 
     Attributes:
         turn_ends: the texts of the tokens that end a reply.
@@ -51,19 +51,19 @@ class Texts(Protocol):
 
 
 class FollowUpTurns:
-    """The prompts that come after replies to one model's conversations; any thread may ask."""
+    """Predicts the prompts after replies to one model's conversations, in any thread."""
 
-    def __init__(self, prompts: Texts) -> None:
+    def __init__(self, prompts: ModelPrompts) -> None:
         self._prompts = prompts
         template = prompts.chat_template
         self._render_words = None if template is None else template.reply_renderer()
 
     def renderings(self, reply: str, reasoning: str, tools: Sequence[Tool]) -> list[str]:
-        """A reply and its reasoning as later prompts may have them, up to the end of its turn: the words as they are,
-        and as clients trim them. None where that is not known.
+        """Return the ways in which later prompts may render a reply and its reasoning, up to the end of its turn: the
+        text as it is, and as clients trim it. Empty if unknown.
 
         Args:
-            tools: that it may call.
+            tools: tools that it may call.
         """
         read = self._read(reply, tools)
         words = read.content if read.calls else reply
@@ -84,11 +84,11 @@ class FollowUpTurns:
         *,
         seam_of: bytes | None = None,
     ) -> tuple[int, ...]:
-        """The ids that a conversation begins with which goes on from a reply, whatever is said next: by the user, or by
-        the tools that the reply calls.
+        """Return the ids that begin any conversation after this reply, whatever follows: from the user, or from tools
+        that the reply calls.
 
-        The reasoning is said again if earlier reasoning is. None of it where the reply stands in the next prompt as it
-        was generated: it calls tools, and has no reasoning that is dropped.
+        The reasoning is repeated if earlier reasoning is. Empty if the next prompt has the reply as generated: it
+        calls tools, and has no reasoning that is dropped.
 
         Raises:
             InvalidRequest: the template refuses the conversation.
@@ -115,19 +115,19 @@ class FollowUpTurns:
         return None if self._render_words is None else self._render_words(words)
 
     def _rendered(self, reply: ReadReply, reasoning: str) -> str | None:
-        """A reply with calls or reasoning behind a short prompt, up to the token that ends its turn."""
+        """Return a reply with calls or reasoning as written after a short prompt, up to the end of its turn."""
         asked: list[Message] = [{"role": "user", "content": _ANYTHING[0]}]
         try:
             prompt = self._prompts.render(asked)
             later = self._prompts.render([*asked, _message_of(reply, reasoning)])
-        except InvalidRequest:  # the call was cut, for one
+        except InvalidRequest:  # the call is incomplete, for instance
             return None
         places = [place for end in self._prompts.turn_ends if (place := later.find(end, len(prompt))) >= 0]
         return later[len(prompt) : min(places)] if later.startswith(prompt) and places else None
 
 
 def _message_of(reply: ReadReply, reasoning: str) -> Message:
-    """A reply as a message; the arguments of its calls are the model's."""
+    """Return a reply as a message; the arguments of its calls are the model's."""
     said: dict[str, object] = {"role": "assistant", "content": reply.content}
     if reasoning:
         said[REASONING_FIELD] = reasoning
@@ -138,7 +138,7 @@ def _message_of(reply: ReadReply, reasoning: str) -> Message:
 
 
 def _answers(reply: ReadReply, text: str) -> list[Message]:
-    """What may be said to a reply: by the tools that it calls, else by the user."""
+    """Return possible answers to a reply: from the tools that it calls, else from the user."""
     if not reply.calls:
         return [{"role": "user", "content": text}]
     return [{"role": "tool", "tool_call_id": call.call_id, "content": text} for call in reply.calls]

@@ -1,4 +1,4 @@
-"""What a client may ask replies to follow: JSON, a schema, a regular expression, choices or a grammar.
+"""Grammars that clients can request replies to follow: JSON, a schema, a regular expression, choices or a grammar.
 
 Knows kinds and sizes; `grammars.py` finds out whether a grammar can be followed.
 """
@@ -13,12 +13,12 @@ from typing import Any, Literal, get_args
 from ..errors import InvalidGrammar
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "lark"]
-"""`grammar` is GBNF as llama.cpp has it, or Lark; `lark` is ours around the JSON schemas of tools and replies."""
+"""`grammar` is llama.cpp's GBNF, or Lark; `lark` is our grammar around the JSON schemas of tools and replies."""
 
 MAX_GRAMMAR_LENGTH = 1 << 17  # characters; OpenAI's schemas may have 120,000
 MAX_CHOICES = 1000
 OVER = "over"
-"""The rule of a grammar that a reply has followed where it is over: what comes is no part of it, and is dropped."""
+"""The rule of a grammar at whose match a reply ends: the text after it is no part of the reply, and is dropped."""
 _NOUNS: dict[GrammarKind, str] = {
     "json_schema": "JSON schema",
     "regex": "regular expression",
@@ -30,13 +30,13 @@ _NOUNS: dict[GrammarKind, str] = {
 
 @dataclass(frozen=True)
 class Grammar:
-    """A language as a client sent it, not checked yet. Equal ones are compiled once.
+    """A grammar as a client sent it, not validated yet. Equal ones are compiled once.
 
     Args:
         text: the schema or the list of choices as JSON, the expression, or the grammar.
         is_strict: a schema with a keyword that cannot be enforced is refused; else the keyword is ignored, and
             `oneOf` means `anyOf`.
-        holds_reasoning: it is of all of a reply, and says how the reply thinks; else it is of what is no reasoning.
+        holds_reasoning: it applies to the whole reply, reasoning included; else only to what follows the reasoning.
 
     Raises:
         InvalidGrammar: it is longer than `MAX_GRAMMAR_LENGTH`.
@@ -59,20 +59,20 @@ class Grammar:
 
     @property
     def noun(self) -> str:
-        """What clients call it."""
+        """The client's word for this kind of grammar."""
         return _NOUNS[self.kind]
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Any JSON object."""
+        """Return the grammar of any JSON object."""
         return cls("json_schema", '{"type":"object"}')
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, object], *, is_strict: bool = True) -> Grammar:
-        """JSON that a schema describes.
+        """Return the grammar of the JSON that a schema describes.
 
         Raises:
-            InvalidGrammar: it is too long, or too deep to be written as JSON.
+            InvalidGrammar: it is too long, or nested too deeply to be written as JSON.
         """
         try:
             return cls("json_schema", json.dumps(schema, separators=(",", ":")), is_strict)
@@ -80,7 +80,7 @@ class Grammar:
             raise InvalidGrammar(f"the JSON schema cannot be written as JSON: {error}; simplify it") from error
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema, of a grammar that is one.
+        """Return the JSON schema of a grammar of that kind.
 
         Raises:
             InvalidGrammar: its text is not JSON, or not an object.
@@ -96,7 +96,7 @@ class Grammar:
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Grammar:
-        """One of some texts.
+        """Return the grammar that allows one of some texts.
 
         Raises:
             InvalidGrammar: there are none, or more than `MAX_CHOICES`, or one is empty.

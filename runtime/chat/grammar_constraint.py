@@ -1,7 +1,7 @@
-"""A reply that follows a grammar, token by token.
+"""Constrain a reply to a grammar, token by token.
 
 The work for a mask is limited in steps, not in seconds: a grammar that is too much work fails on the same token on
-every machine, however busy. A grammar may end a reply by what comes behind it: see `grammar.OVER`. Knows the library's
+every machine, however busy. A grammar can end a reply by the text after it: see `grammar.OVER`. Knows the library's
 matcher, not where its grammar comes from.
 """
 
@@ -20,10 +20,10 @@ from .grammar import OVER
 
 @dataclass
 class MatcherWork:
-    """What the replies of one grammar have made its matcher remember: states of its lexer, which are never dropped.
+    """The work that replies of one grammar caused in its matcher, as states of its lexer, which are never dropped.
 
     Attributes:
-        num_masks: that were computed, each of which may have added states.
+        num_masks: number of masks computed, each of which may have added states.
         on_failed: called when a reply becomes too much work.
     """
 
@@ -32,12 +32,12 @@ class MatcherWork:
 
 
 class GrammarConstraint:
-    """The state of one reply, as `TokenConstraint` describes it.
+    """The constraint of one reply; see `TokenConstraint`.
 
     Args:
-        matcher: a matcher of this reply's own, at its beginning.
-        vocab_size: that of the tokenizer which the matcher was made for.
-        work: that of all matchers that share states with this one.
+        matcher: this reply's own matcher, at its beginning.
+        vocab_size: vocabulary of the tokenizer that the matcher was made for.
+        work: the work of all matchers that share states with this one.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int, work: MatcherWork | None = None) -> None:
@@ -51,14 +51,14 @@ class GrammarConstraint:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing can follow, or what does is no part of the reply."""
+        """Return whether nothing can follow, or only text that is no part of the reply."""
         return self._is_over or self._matcher.is_stopped()
 
     def mask(self) -> Int32Array:
-        """Which tokens may come next, `[ceil(vocab / 32)]`.
+        """Return the mask of tokens that may come next, `[ceil(vocab / 32)]`.
 
         Raises:
-            ConstraintFailed: finding out is too much work, or no token may come.
+            ConstraintFailed: the mask is too much work, or no token may come.
         """
         if not self._is_filled:
             self._work.num_masks += 1
@@ -71,10 +71,10 @@ class GrammarConstraint:
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token.
+        """Advance by a token.
 
         Raises:
-            ConstraintFailed: it may not come here.
+            ConstraintFailed: it is not allowed here.
         """
         self._is_filled = False
         if not self._matcher.consume_token(token_id):
@@ -93,7 +93,7 @@ class GrammarConstraint:
             ConstraintFailed: the library cannot.
         """
         self._is_filled = False
-        if self._is_over:  # the library would remember
+        if self._is_over:  # the library would remember the match of `OVER`
             self._matcher, self._is_over = self._begun.deep_copy(), False
             is_back = not state or self._matcher.consume_tokens(self._token_ids[:state])
         else:
@@ -103,19 +103,19 @@ class GrammarConstraint:
         del self._token_ids[state:]
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens of the only text that may come next; see `Foresight`. What is too much work is not known."""
-        ahead = self._matcher.deep_copy()  # 4 us, and what goes wrong there harms no reply
+        """Return the tokens of the only text that may come next; see `Foresight`. Empty if it is too much work."""
+        ahead = self._matcher.deep_copy()  # 4 us; an error there harms no reply
         token_ids = ahead.compute_ff_tokens()
         return () if ahead.is_error() else tuple(token_ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these may come, one after the other."""
+        """Return how many of these may come, one after the other."""
         ahead = self._matcher.deep_copy()
         number = ahead.validate_tokens(list(token_ids))
         return 0 if ahead.is_error() else number
 
     def fork(self) -> GrammarConstraint:
-        """A constraint that goes on from here by itself."""
+        """Return an independent copy at this state."""
         forked = GrammarConstraint(self._matcher.deep_copy(), 32 * len(self._mask), self._work)
         forked._is_over = self._is_over
         return forked

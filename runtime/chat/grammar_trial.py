@@ -1,6 +1,6 @@
 """Find out whether a grammar can be followed, at no risk to this process.
 
-Starts the program that `grammar_trial_process.py` is, when first needed, and asks it. Knows pipes, not grammars.
+Starts `grammar_trial_process.py` when first needed, and sends it grammars. Knows pipes, not grammars.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .grammar import Grammar
 from .grammar_trial_process import LOWEST, TokenBytes
 
 _PROGRAM = TokenBytes.__module__
-_PATIENCE_S = 30.0  # beyond the limit, for a machine that is very busy; then the program is started anew
+_PATIENCE_S = 30.0  # beyond the limit, on a very busy machine; then the program is restarted
 _LEAST_S = 0.001  # 0 would be no limit
 _MAX_MESSAGE = 500  # characters: the library prints a part of the grammar
 
 
 class OutOfTime(Exception):
-    """A trial took too long. `is_busy`: the machine is busy, and the grammar may be good."""
+    """A trial took too long. `is_busy`: the machine is busy, and the grammar may be fine."""
 
     def __init__(self, *, is_busy: bool) -> None:
         super().__init__("the machine is busy" if is_busy else "the grammar is slow")
@@ -37,13 +37,13 @@ class OutOfTime(Exception):
 
 
 class GrammarTrial:
-    """One process that tries one grammar after the other. Any thread may ask; it waits for the trials before its own.
+    """Runs a process that tries grammars one after the other. Any thread can call; it waits for earlier trials.
 
     Args:
         vocabulary: the tokens of replies.
         eos_token_ids: tokens that end a reply.
-        limits: how much work a grammar may be; see `limits_of`.
-        time_limit_s: seconds of processor time for each grammar.
+        limits: the most work that a grammar may be; see `limits_of`.
+        time_limit_s: seconds of CPU time for each grammar.
         niceness: of the process, 0 to 19 for the lowest priority.
     """
 
@@ -61,14 +61,14 @@ class GrammarTrial:
         self._lock = threading.Lock()
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_starting_aside = False  # with the lowest priority
+        self._is_starting_aside = False  # a start that no request waits for, with the lowest priority
         self._stop: Callable[[], object] = lambda: None
 
     def start(self, *, is_awaited: bool = True) -> None:
         """Start the process now rather than with the first grammar, and wait until it is ready.
 
-        Unless this `is_awaited`, the process takes only time that nothing else wants. A caller that awaits it does not
-        wait for that: it ends such a start, and makes its own.
+        Unless `is_awaited`, the process gets only idle CPU time. A caller that awaits it does not
+        wait for such a start: it ends that one, and makes its own.
 
         Raises:
             EngineError: it does not start, or another caller ended this start.
@@ -80,11 +80,11 @@ class GrammarTrial:
 
     @property
     def process_id(self) -> int | None:
-        """The process that tries grammars now; None if it is not started."""
+        """The id of the process that tries grammars now; None if it is not started."""
         return None if self._process is None else self._process.pid
 
     def compiled(self, grammar: Grammar, *, real_limit_s: float) -> str:
-        """The grammar in the library's form. The trial itself takes at most `real_limit_s`.
+        """Return the grammar in the library's form. The trial itself takes at most `real_limit_s`.
 
         Raises:
             InvalidGrammar: it is wrong, describes no text that the model can write, or takes too much memory.
@@ -102,7 +102,7 @@ class GrammarTrial:
         return answer["grammar"]
 
     def close(self) -> None:
-        """End the process, even in the middle of a trial. Callers that wait, and later ones, get EngineClosed."""
+        """End the process, even during a trial. Callers that wait, and later ones, get EngineClosed."""
         self._is_closed = True
         process = self._process
         if process is not None:
@@ -149,7 +149,7 @@ class GrammarTrial:
 
 
 def _refusal(grammar: Grammar, error: str) -> InvalidGrammar:
-    """The library's message in one line. It quotes nothing of grammars that are ours: clients do not know them."""
+    """Return the library's message in one line. It does not quote our own grammars, which clients do not know."""
     line = None
     if grammar.kind == "lark":
         where = re.match(r"at (\d+)\(\d+\): (failed to compile JSON schema: )?", error)
@@ -165,14 +165,14 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -
 
     Raises:
         OSError, ValueError: the process ended.
-        TimeoutError: it does not answer.
+        TimeoutError: it does not answer in time.
     """
     assert process.stdin is not None and process.stdout is not None
     written = 0
     while written < len(line):
         written += process.stdin.write(line[written:])
     deadline, answer = time.monotonic() + timeout_s, b""
-    poll = select.poll()  # `select` takes no descriptor above 1,023, and a server may have more connections
+    poll = select.poll()  # `select` takes no descriptor above 1,023, and a server can have more connections
     poll.register(process.stdout, select.POLLIN)
     while not answer.endswith(b"\n"):
         if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
@@ -186,9 +186,9 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the process and the fork that tries a grammar: a fork alone would keep callers waiting for its answer."""
-    if process.poll() is None:  # else its number may be another's by now
-        with suppress(ProcessLookupError, PermissionError):  # it ends just now; macOS says the latter of a zombie
+    """End the process and the fork that tries a grammar, because a fork alone would keep callers waiting."""
+    if process.poll() is None:  # else the process id may have been reused
+        with suppress(ProcessLookupError, PermissionError):  # it is ending; macOS raises the latter for a zombie
             os.killpg(process.pid, signal.SIGKILL)
 
 

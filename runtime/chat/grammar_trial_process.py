@@ -5,7 +5,7 @@ process. So each grammar is tried in a fork that is limited in all three. A fork
 vocabulary costs milliseconds. Imports nothing of ours but `system`, so that it starts at once.
 
 Reads a line of JSON with the vocabulary, then a line for each grammar; answers each with a line. Its argument is the
-niceness with which it reads the first, 0 where a request waits for that.
+niceness with which it reads the first line, 0 if a request waits for it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ import llguidance
 from ..system import give_way, limit_address_space, process_memory_bytes, trim_heap
 
 LOWEST = 19  # priority, as a niceness
-MAX_MEMORY_BYTES = 512 << 20  # beyond what the vocabulary takes
-_MEMORY_LOOK_MS = 20  # between two looks at what a trial takes, for systems that limit no memory
-# The rest of the program runs with the usual 8 MiB or, without a limit on stacks, 2: what passes here has room there.
+MAX_MEMORY_BYTES = 512 << 20  # beyond the memory of the vocabulary
+_MEMORY_LOOK_MS = 20  # between two checks of a trial's memory, on systems without a memory limit
+# The main program has stacks of 8 MiB or, without a limit on stacks, 2: what passes here fits there.
 STACK_BYTES = 1 << 20
 _EMPTY = 'start: ""'
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JSON, and small models love it
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JSON, and small models write it
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     threading.stack_size(STACK_BYTES)
     opened: list[tuple[dict[str, Any], Any, Any]] = []
-    # a thread has a priority of its own, and a process that has lowered its priority may not raise it again
+    # a thread has its own priority, and a process cannot raise its priority again
     thread = threading.Thread(target=lambda: opened.append(_open(niceness=int(sys.argv[1]))))
     thread.start()
     thread.join()
@@ -56,11 +56,11 @@ def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
     hello = json.loads(sys.stdin.buffer.readline())
     vocabulary = TokenBytes.unpacked(hello)
     wrapper = cast(llguidance.TokenizerWrapper, vocabulary)
-    # without slices: they take 30 MB of 150,000 tokens, and the one mask of a trial is as quick
+    # without slices: they take 30 MB for 150,000 tokens, and the one mask of a trial is as fast
     tokenizer = llguidance.LLTokenizer(wrapper, eos_token=hello["eos_token_ids"], slices=[])
     limits = limits_of(hello["limits"])
-    _try(tokenizer, limits, {"kind": "regex", "text": "(.|\\n)*", "is_strict": True})  # builds what all share
-    vocabulary.let_go()
+    _try(tokenizer, limits, {"kind": "regex", "text": "(.|\\n)*", "is_strict": True})  # builds what all trials share
+    vocabulary.drop_bytes()
     kept = {"time_limit_s": hello["time_limit_s"], "niceness": hello["niceness"]}
     hello.clear()
     trim_heap()
@@ -68,7 +68,7 @@ def _open(*, niceness: int) -> tuple[dict[str, Any], Any, Any]:
 
 
 def limits_of(limits: dict[str, int]) -> llguidance.LLParserLimits:
-    """How much work a grammar may be, in its trial and where replies follow it."""
+    """Return the library's limits on the work of a grammar, in its trial and in replies."""
     return llguidance.LLParserLimits(
         step_lexer_fuel=limits["step_lexer_fuel"], max_lexer_states=limits["max_lexer_states"], verbose_errors=False
     )
@@ -88,7 +88,7 @@ class TokenBytes:
 
     @classmethod
     def unpacked(cls, packed: dict[str, Any]) -> TokenBytes:
-        """The vocabulary that `packed` packed."""
+        """Return the vocabulary from its packed form."""
         text, at, tokens = base64.b64decode(packed["bytes"]), 0, []
         for length in packed["lengths"]:
             tokens.append(text[at : at + length])
@@ -96,16 +96,16 @@ class TokenBytes:
         return cls(tokens, packed["special_token_ids"], packed["eos_token_ids"][0])
 
     def packed(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return the vocabulary in a form for JSON."""
         text = base64.b64encode(b"".join(self.tokens)).decode()
         return {"bytes": text, "lengths": [*map(len, self.tokens)], "special_token_ids": self.special_token_ids}
 
-    def let_go(self) -> None:
-        """Forget the bytes of tokens, which a `LLTokenizer` that was made of them has, too: 14 MB of 150,000."""
+    def drop_bytes(self) -> None:
+        """Drop the bytes of tokens, because the `LLTokenizer` made from them has a copy: 14 MB for 150,000."""
         self.tokens = []
 
     def __call__(self, text: str) -> list[int]:
-        """Some ids of a text, byte by byte."""
+        """Return ids that spell a text, byte by byte."""
         return [self._id_of_byte[byte] for byte in text.encode() if byte in self._id_of_byte]
 
 
@@ -113,8 +113,8 @@ def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: fl
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.setitimer(signal.ITIMER_PROF, time_limit_s)  # both kill; this one is the grammar's fault,
-        signal.setitimer(signal.ITIMER_REAL, wish["real_limit_s"])  # and this one that of a busy machine
+        signal.setitimer(signal.ITIMER_PROF, time_limit_s)  # both signals kill: this one blames the grammar,
+        signal.setitimer(signal.ITIMER_REAL, wish["real_limit_s"])  # and this one a busy machine
         limit_address_space(MAX_MEMORY_BYTES)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         answers: list[dict[str, str]] = []
@@ -138,7 +138,7 @@ def _in_fork(tokenizer: Any, limits: Any, wish: dict[str, Any], time_limit_s: fl
 
 
 def _watch_memory(child: int, reading: int, limit_bytes: int) -> None:
-    """Wait until the child answers into the pipe or ends, and kill it if it takes more memory than that."""
+    """Wait until the child answers into the pipe or ends; kill it if it takes more than `limit_bytes`."""
     poll = select.poll()
     poll.register(reading, select.POLLIN)
     while not poll.poll(_MEMORY_LOOK_MS):
@@ -148,7 +148,7 @@ def _watch_memory(child: int, reading: int, limit_bytes: int) -> None:
 
 
 def _try(tokenizer: Any, limits: Any, wish: dict[str, Any]) -> dict[str, str]:
-    """The grammar as the library has it, or what is wrong with it."""
+    """Return the grammar in the library's form, or the error."""
     try:
         grammar = _grammar(wish["kind"], wish["text"], is_strict=wish["is_strict"])
     except Exception as error:
@@ -169,7 +169,7 @@ def _grammar(kind: str, text: str, *, is_strict: bool) -> str:
             options = {"lenient": not is_strict, "coerce_one_of": not is_strict, "whitespace_pattern": WHITESPACE}
             return matcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
         case "regex":
-            # digits are those of JSON and of vLLM, not of all scripts
+            # digits are ASCII, as in JSON and vLLM, not those of all scripts
             return matcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/") if text else _EMPTY
         case "choice":
             return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, json.loads(text))))

@@ -1,6 +1,6 @@
 """A model's tokenizer in the form that the grammar library expects.
 
-Knows bytes and ids: which tokens are text, which end a reply, and how a forced text is cut in tokens.
+Knows bytes and ids: which tokens are text, which end a reply, and how a forced text is tokenized.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class GrammarVocabulary(TokenBytes):
     """The tokens that a model may write. A grammar never allows special tokens, except those that end a reply.
 
     Args:
-        vocab_size: number of tokens that are sampled from, at most the tokenizer's.
+        vocab_size: number of tokens that can be sampled, at most the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ class GrammarVocabulary(TokenBytes):
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
     def __call__(self, text: str) -> list[int]:
-        """The tokenizer's ids for a text that is the only one which may follow.
+        """Return the tokenizer's ids of a text that is the only possible continuation.
 
         They spell exactly this text. Some tokenizers normalize it; then the ids are those of its bytes.
         """
@@ -44,7 +44,7 @@ class GrammarVocabulary(TokenBytes):
 
 
 def open_grammars(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
-    """The grammars of a model of which `vocab_size` tokens are sampled from; its vocabulary is read with the first."""
+    """Return the grammars of a model that samples from `vocab_size` tokens; loads its vocabulary with the first one."""
     return Grammars(
         lambda: GrammarVocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids), eos_token_ids
     )

@@ -1,14 +1,15 @@
-"""Compile the grammars that clients want replies to follow, and keep them for the next request with the same one.
+"""Compile the grammars that clients request, and cache them for later requests with the same one.
 
-The library is llguidance. xgrammar was looked at first: its wheel (0.2.8) requires torch, triton and transformers,
-and its package imports torch even where masks are NumPy's, so that an install of radixlm would grow by gigabytes.
+The library is llguidance. xgrammar was considered first: its wheel (0.2.8) requires torch, triton and transformers,
+and its package imports torch even if masks are NumPy's, so that an install of radixlm would grow by gigabytes.
 llguidance requires nothing, compiles lazily in about a millisecond, and limits its work. The limits do not cover all of
 it: a chain of 5,000 `$ref`s overflows its stack and kills the process, and `"multipleOf": 1000003` takes seven seconds.
+
 So `grammar_trial.py` tries each new grammar first, for a short time. The few that need longer are tried once more, in
 another process and queue, so that a quick grammar never waits for a slow one. (One process and queue with half a second
-for each grammar were worse: behind 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
+for each grammar were worse: after 70 hostile schemas a good one waited 32 s; bench/LOG.md has more.)
 
-Knows nothing of requests and HTTP. `compile` waits: call it neither on an event loop nor on the engine's thread.
+Knows nothing of requests and HTTP. `compile` blocks: call it neither on an event loop nor on the engine's thread.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from .grammar_constraint import GrammarConstraint, MatcherWork
 from .grammar_trial import GrammarTrial, OutOfTime
 from .grammar_trial_process import TokenBytes, limits_of
 
-MAX_GRAMMARS = 128  # kept, shorter ones than MAX_CHARACTERS / 128 each
-MAX_CHARACTERS = 1 << 20  # of kept grammars together: compiled, each takes up to 150 bytes
-MAX_MASKS = 8192  # of kept grammars together: states that they remember take up to 30 KB a mask
-MAX_REFUSED = 128  # kept with the reason
-MAX_WAITING = 64  # callers that wait in one lane
-ANSWER_LIMIT_S = 1.0  # half of it may be spent waiting for trials of other grammars
-QUICK_LIMIT_S = 0.05  # of the processor; most grammars take 1 to 10 ms, the largest that OpenAI takes up to 60
+MAX_GRAMMARS = 128  # cached, shorter ones than MAX_CHARACTERS / 128 each
+MAX_CHARACTERS = 1 << 20  # of all cached grammars: compiled, each character takes up to 150 bytes
+MAX_MASKS = 8192  # of all cached grammars: their states take up to 30 KB a mask
+MAX_REFUSED = 128  # remembered with the reason
+MAX_WAITING = 64  # callers waiting in one lane
+ANSWER_LIMIT_S = 1.0  # half of it can be spent waiting for trials of other grammars
+QUICK_LIMIT_S = 0.05  # of CPU time; most grammars take 1 to 10 ms, the largest that OpenAI accepts up to 60
 TIME_LIMIT_S = 0.25
 LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}  # 7 ms a mask, 100 MB
 _RETRY_AFTER_S = 1
-_STARTS_PER_MATCHER = 64  # copies share the states that they met; a new matcher now and then drops these
+_STARTS_PER_MATCHER = 64  # copies share the states that they visited; a new matcher now and then drops these
 
 
 class CompiledGrammar:
     """A grammar that any number of replies can follow at a time; `Grammars.compile` makes it.
 
     Attributes:
-        grammar: what it was compiled from.
+        grammar: the grammar that it was compiled from.
         holds_reasoning: as in `Grammar`.
-        work: what its matcher remembers.
+        work: the work that replies caused in its matcher.
 
     Args:
         on_failed: called when a reply becomes too much work.
@@ -74,7 +75,7 @@ class CompiledGrammar:
         self._num_starts = 0
 
     def start(self) -> GrammarConstraint:
-        """A constraint at the beginning of a reply."""
+        """Return a constraint at the beginning of a reply."""
         with self._lock:
             self._num_starts += 1
             if self._num_starts % _STARTS_PER_MATCHER == 0 or self.work.num_masks > MAX_MASKS // 4:
@@ -85,7 +86,7 @@ class CompiledGrammar:
 
 @dataclass(frozen=True)
 class Lane:
-    """A process that tries grammars, and the lock that its callers take turns with."""
+    """A process that tries grammars, and the lock by which its callers take turns."""
 
     trial: GrammarTrial
     lock: FairLock
@@ -93,25 +94,25 @@ class Lane:
 
 @dataclass
 class _Attempt:
-    """One grammar on its way through the lanes."""
+    """The trial of one grammar in one lane after the other."""
 
     grammar: Grammar
     began_at: float  # seconds of `time.monotonic()`
-    met_busy_machine: bool = False  # when it ran out of time last
+    met_busy_machine: bool = False  # when it last ran out of time
 
 
 class Grammars:
-    """The grammars of one model; those used last stay compiled. Any thread may use it.
+    """The grammars of one model; the most recently used stay compiled. For any thread.
 
     Args:
         open_vocabulary: returns the model's vocabulary; called for the first grammar.
         eos_token_ids: tokens that end a reply, at least one.
-        time_limit_s: seconds of processor time; a grammar that takes longer is refused.
+        time_limit_s: seconds of CPU time; a grammar that takes longer is refused.
         answer_limit_s: seconds of real time. A caller gets GrammarsOverloaded if the trial has not ended by then, or
             has not begun after half of it.
 
     Attributes:
-        answer_limit_s: as above; it may be changed, for instance where the machine is busy with tests.
+        answer_limit_s: as above; can be changed, for instance if tests keep the machine busy.
     """
 
     def __init__(
@@ -132,20 +133,20 @@ class Grammars:
         self._compiled: LRUCache[Grammar, CompiledGrammar] = LRUCache(
             least * max_grammars, getsizeof=lambda compiled: max(len(compiled.grammar.text), least)
         )
-        self._refused: LRUCache[Grammar, InvalidGrammar] = LRUCache(MAX_REFUSED)  # apart: they drive out no good ones
-        self._lock = threading.Lock()  # guards the grammars,
-        self._opening = threading.Lock()  # and this the first use of the tokenizer
+        self._refused: LRUCache[Grammar, InvalidGrammar] = LRUCache(MAX_REFUSED)  # apart: they evict no good ones
+        self._lock = threading.Lock()  # guards the grammars
+        self._opening = threading.Lock()  # guards the first use of the tokenizer
         self._is_open = self._is_closed = False
 
     def warm_up(self) -> None:
-        """Make ready what the first grammar would wait for; done once. The process of the thorough lane is started by
-        the first grammar that is slow.
+        """Prepare what the first grammar would wait for; later calls do nothing. The process of the slow lane starts
+        with the first grammar that needs it.
 
         Raises:
             EngineError: a process that tries grammars does not start.
         """
         if "lanes" in vars(self) and not self._is_open:
-            self.lanes[0].trial.start()  # ends one that has the lowest priority
+            self.lanes[0].trial.start()  # ends a start with the lowest priority
         with self._opening:
             if self._is_open:
                 return
@@ -155,12 +156,12 @@ class Grammars:
             self._is_open = True
 
     def pieces_of_warm_up(self) -> Iterator[None]:
-        """What `warm_up` does, a piece for each `next`, and the process with the lowest priority.
+        """Do the work of `warm_up`, a piece for each `next`, starting the process with the lowest priority.
 
-        The last piece holds up every thread of this process, for half a second where there are 150,000 tokens.
+        The last piece blocks every thread of this process, for half a second with 150,000 tokens.
 
         Raises:
-            EngineError: as `warm_up`, or a request that came meanwhile does it.
+            EngineError: as `warm_up`, or a request came meanwhile and made its own start.
         """
         with self._opening:
             self._require_open()
@@ -169,7 +170,7 @@ class Grammars:
         self.warm_up()
 
     def compile(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
-        """A grammar that replies can follow. A known one is there at once; clients take turns to have others tried.
+        """Return a grammar that replies can follow, at once if it is cached; clients take turns to have others tried.
 
         Raises:
             InvalidGrammar: it is wrong, or too much work.
@@ -190,7 +191,7 @@ class Grammars:
         raise self._failure(attempt)
 
     async def compile_on_loop(self, grammar: Grammar, *, client: str = "") -> CompiledGrammar:
-        """As `compile`, for an event loop. A task that is cancelled leaves the queue at once."""
+        """Like `compile`, for an event loop. A cancelled task leaves the queue at once."""
         found = self._find(grammar)
         if found is not None:
             return found
@@ -208,7 +209,7 @@ class Grammars:
     def close(self) -> None:
         """End the processes that try grammars. New grammars raise EngineClosed from now on."""
         self._is_closed = True
-        self._close_lanes()  # one that is being started is not waited for
+        self._close_lanes()  # without waiting for one that is being started
         with self._opening:
             self._close_lanes()
 
@@ -224,8 +225,8 @@ class Grammars:
             raise EngineClosed("the engine was closed; open it again")
 
     def _try(self, attempt: _Attempt, lane: Lane) -> CompiledGrammar | None:
-        """Try a grammar in a lane whose turn the caller has; None if there was too little time."""
-        found = self._find(attempt.grammar)  # a request before this one may have asked for the same
+        """Try a grammar in a lane while the caller has its turn; return None if there was too little time."""
+        found = self._find(attempt.grammar)  # an earlier request may have had the same grammar
         if found is not None:
             return found
         left_s = attempt.began_at + self.answer_limit_s - time.monotonic()
@@ -239,7 +240,7 @@ class Grammars:
             raise
 
     def _failure(self, attempt: _Attempt) -> GrammarsOverloaded | InvalidGrammar:
-        """The error for a grammar that no lane had enough time for."""
+        """Return the error for a grammar that no lane had enough time for."""
         if attempt.met_busy_machine:
             return _refusal(self.lanes[-1].lock.num_waiting)
         reason = f"the {attempt.grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"
@@ -247,18 +248,18 @@ class Grammars:
         return InvalidGrammar(reason)
 
     def _find(self, grammar: Grammar) -> CompiledGrammar | None:
-        """A grammar that is known to be good, or None. Raises InvalidGrammar for one that is known to be wrong."""
+        """Return a cached grammar, or None. Raises InvalidGrammar for one that is known to be wrong."""
         with self._lock:
             refused = self._refused.get(grammar)
             if refused is not None:
-                raise InvalidGrammar(str(refused), line=refused.line)  # a new one each time: a traceback grows
+                raise InvalidGrammar(str(refused), line=refused.line)  # new each time: its traceback grows
             found = self._compiled.get(grammar)
             while self._num_masks() > MAX_MASKS and len(self._compiled) > 1:
-                self._compiled.popitem()  # the one used longest ago
+                self._compiled.popitem()  # the least recently used
             return found
 
     def _num_masks(self) -> int:
-        """Masks that the kept grammars remember; to ask for one by `[]` would count as its use."""
+        """Return the masks that the cached grammars have computed, without counting as a use of them."""
         return sum(Cache.__getitem__(self._compiled, grammar).work.num_masks for grammar in self._compiled)
 
     def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
@@ -292,16 +293,16 @@ class Grammars:
         wrapper = cast(llguidance.TokenizerWrapper, self._vocabulary)
         tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
         assert self.lanes, "they have packed it"
-        self._vocabulary.let_go()
+        self._vocabulary.drop_bytes()
         trim_heap()
         return tokenizer
 
     @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
-        """The quick lane and the thorough one.
+        """The quick lane and the slow lane.
 
-        The thorough one has the lowest priority. With the priority of the threads that compute replies, a flood of slow
-        grammars made a reply of two tokens take 1.2 s instead of 0.05; so it takes 0.2.
+        The slow one has the lowest priority. With the priority of the kernels' threads, a flood of slow
+        grammars made a reply of two tokens take 1.2 s instead of 0.05; with the lowest one it takes 0.2.
         """
         quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
         return self._lane(quick_limit_s, niceness=0), self._lane(self._time_limit_s, niceness=19)

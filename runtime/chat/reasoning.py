@@ -1,4 +1,4 @@
-"""What one model's template says of reasoning, for prompts and for replies.
+"""The reasoning of one model, as its chat template defines it, for prompts and for replies.
 
 Knows a template's format and a tokenizer; not requests.
 """
@@ -19,11 +19,11 @@ from .token_constraint import ConstraintSource, TokenConstraint
 
 
 class Reasoning:
-    """How a model thinks in conversations; any thread may ask. The template is looked at when this is first used.
+    """Handles the reasoning of one model, in any thread. The template is inspected at the first use.
 
     Args:
-        template: None: the model has none.
-        vocab_size: tokens that a reply may have.
+        template: None if the model has none.
+        vocab_size: number of tokens that can be sampled.
     """
 
     def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -31,23 +31,23 @@ class Reasoning:
 
     @cached_property
     def format(self) -> ReasoningFormat | None:
-        """How reasoning is written; None: the model is not known to think."""
+        """The format of reasoning; None if the model is not known to reason."""
         return None if self._template is None else reasoning_format_of(self._template)
 
     @cached_property
     def shown_ids(self) -> frozenset[int]:
-        """The special tokens that a decoder of replies spells, so that they can be taken apart."""
+        """Ids of special tokens that a decoder of replies spells out, so that the reply is split at them."""
         return frozenset() if self.format is None else self._tokenizer.special_ids_in(self.format.texts)
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Messages in which earlier reasoning, `reasoning_content`, has the name that the template reads."""
+        """Return the messages, with earlier reasoning (`reasoning_content`) in the field that the template reads."""
         return without_reasoning(messages) if self.format is None else self.format.for_template(messages)
 
     def splitter(self, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter | None:
-        """Takes the reply to a rendered prompt apart; None: all of it is the answer.
+        """Return a splitter for the reply to a rendered prompt; None if all of it is the answer.
 
         Args:
-            head_in: what the answer has instead of the header of a part.
+            head_in: returns the text that replaces a part's header in the answer.
         """
         return None if self.format is None else splitter_of(self.format, prompt, head_in)
 
@@ -58,12 +58,12 @@ class Reasoning:
         *,
         decoder: Callable[[], RewindableScan[int, str]],
     ) -> TokenConstraint:
-        """A constraint that holds the reply to a prompt behind its reasoning.
+        """Return a constraint that applies to the reply to a prompt after its reasoning.
 
-        Where each part of a reply has a header, it holds the first part that is no reasoning.
+        If each part of a reply has a header, it applies to the first part that is no reasoning.
 
         Args:
-            decoder: makes what spells a reply token by token.
+            decoder: makes a decoder of a reply's tokens.
         """
         if self.format is None:
             return constraint.start()
@@ -88,7 +88,7 @@ class Reasoning:
 
     @property
     def _last_tag(self) -> str:
-        """What stands right before an answer behind reasoning, but for white space."""
+        """The text right before an answer after reasoning, apart from white space."""
         assert self.format is not None
         return self.format.header_end or self.format.end.strip()
 
@@ -98,11 +98,11 @@ class Reasoning:
         return spilling_ids(self._last_tag, map(self._tokenizer.token_bytes, range(self._vocab_size)))
 
     def _ids(self, text: str) -> list[int]:
-        """The ids of a text that the format writes."""
+        """Return the ids of a text that the format writes."""
         return self._tokenizer.encode(text, add_bos=False, parse_special=True)
 
     def _white_ids(self, gap: str) -> dict[str, int]:
-        """The tokens that a text of white space may be cut in."""
+        """Return the pieces of a white-space text that are one token, and their ids."""
         pieces = {gap[start:end] for start in range(len(gap)) for end in range(start + 1, len(gap) + 1)}
         ids = {piece: self._tokenizer.encode_inside(piece) for piece in pieces}
         return {piece: found[0] for piece, found in ids.items() if len(found) == 1}

@@ -1,7 +1,7 @@
-"""How a model writes what it thinks before it answers, recognised by its chat template.
+"""Recognize how a model writes reasoning before its answer, from its chat template.
 
 A format is a few literal texts around the reasoning. Knows texts and messages, not replies;
-`reasoning_splitter.py` takes replies apart.
+`reasoning_splitter.py` splits replies.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .chat_template import ChatTemplate
 
 Message = Mapping[str, object]
 
-FIELD = "reasoning_content"  # what a message's reasoning is called outside of templates
-_FIELDS: Final = (FIELD, "reasoning", "thinking", "thought")  # what templates call it,
-_PART: Final = "content"  # or it is a part of the content
-_TAGS: Final = (  # of templates that read no reasoning
+FIELD = "reasoning_content"  # the name of a message's reasoning outside of templates
+_FIELDS: Final = (FIELD, "reasoning", "thinking", "thought")  # names that templates use,
+_PART: Final = "content"  # or reasoning is a part of the content
+_TAGS: Final = (  # for templates that read no reasoning
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>thought\n", "<channel|>"),
@@ -42,16 +42,16 @@ _CALL: Final[Message] = {
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The texts around reasoning. White space around a tag belongs to the format where the template writes it::
+    """The texts around reasoning. White space around a tag belongs to the format if the template writes it::
 
         begin reasoning end answer        <think>\\n Hm. \\n</think>\\n\\n Yes.
         bare answer                       Yes.
 
     Args:
         begin, end: as above.
-        bare: what stands before an answer without reasoning.
-        field: what the template calls the reasoning of an earlier reply; None: it drops it.
-        is_loose: any white space around the tags is the format's, for no template writes reasoning.
+        bare: the text before an answer without reasoning.
+        field: the template's name for the reasoning of an earlier reply; None: it drops it.
+        is_loose: any white space around the tags belongs to the format, because no template writes reasoning.
     """
 
     begin: str
@@ -62,24 +62,24 @@ class ReasoningFormat:
 
     @property
     def header_end(self) -> str | None:
-        """What ends the header of each part of a reply, where parts have headers, as in gpt-oss; else None."""
+        """The text that ends the header of each part of a reply, if parts have headers, as in gpt-oss; else None."""
         begins, ends = _TAG.findall(self.begin), _TAG.findall(self.end)
         is_headed = bool(begins and ends) and begins[-1] == ends[-1] and self.begin.strip() != begins[-1]
         return begins[-1] if is_headed else None
 
     @property
     def end_tag(self) -> str:
-        """The tag that ends reasoning, without what the answer begins with."""
+        """The tag that ends reasoning, without the beginning of the answer."""
         found = _TAG.search(self.end)
         return self.end.strip() if found is None else found[0]
 
     @property
     def texts(self) -> str:
-        """All that the format writes: special tokens in it are text of the reply."""
+        """All texts that the format writes: special tokens in them are text of the reply."""
         return self.begin + self.end + self.bare
 
     def is_opened_by(self, prompt: str) -> bool:
-        """Whether a reply to the prompt begins inside reasoning.
+        """Return whether a reply to the prompt begins inside reasoning.
 
         >>> ReasoningFormat("<think>", "</think>").is_opened_by("<|assistant|><think>\\n")
         True
@@ -87,7 +87,7 @@ class ReasoningFormat:
         return prompt.rstrip().endswith(self.begin.strip())
 
     def for_template(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages whose reasoning, if there is any, has the name that the template reads, or is dropped."""
+        """Return the messages with their reasoning in the field that the template reads, or without it."""
         return [self._renamed(message) if FIELD in message else message for message in messages]
 
     def _renamed(self, message: Message) -> Message:
@@ -97,7 +97,7 @@ class ReasoningFormat:
 
 
 def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
-    """The format of the model with this chat template; None if it is not known to think.
+    """Return the format of the model with this chat template; None if it is not known to reason.
 
     >>> reasoning_format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is None
     True
@@ -116,14 +116,14 @@ def reasoning_format_of(template: ChatTemplate) -> ReasoningFormat | None:
 
 
 def without_reasoning(messages: Sequence[Message]) -> Sequence[Message]:
-    """Messages for a template that knows no reasoning."""
+    """Return the messages for a template that knows no reasoning."""
     if not any(FIELD in message for message in messages):
         return messages
     return [{key: value for key, value in message.items() if key != FIELD} for message in messages]
 
 
 def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[str, object]) -> ReasoningFormat | None:
-    """The format in which a template writes the reasoning of an earlier reply."""
+    """Return the format in which a template writes the reasoning of an earlier reply; None if it writes none."""
     try:
         prompt = template.render([_ASKED], kwargs=kwargs)
         later = template.render([_ASKED, {**said, **_thinking(field, _REASONING, said)}], False, kwargs=kwargs)
@@ -131,19 +131,19 @@ def _written(template: ChatTemplate, said: Message, field: str, kwargs: Mapping[
         return None
     before, found, rest = later.partition(_REASONING)
     end = rest.partition(_ANSWER)[0] if said is _REPLY else "".join(_FIRST_TAG.findall(rest))
-    if not found or end == rest or not _TAG.search(end) or '"' in end or "'" in end:  # a part that is written as JSON
+    if not found or end == rest or not _TAG.search(end) or '"' in end or "'" in end:  # a part written as JSON
         return None
     begin, more = before[_last_tag(before) :], prompt[len(before) :]
     if before.startswith(prompt) and before[len(prompt) :].strip():
         begin = before[len(prompt) :]
-    elif prompt.startswith(before) and not _TAG.search(more):  # words that lead the reasoning on
+    elif prompt.startswith(before) and not _TAG.search(more):  # text that introduces the reasoning
         begin += more
     bare = _bare(template, prompt, kwargs)
     return ReasoningFormat(begin, end, "" if begin.strip() in bare else bare, field) if begin.strip() else None
 
 
 def _bare(template: ChatTemplate, prompt: str, kwargs: Mapping[str, object]) -> str:
-    """What the template writes between a prompt and an answer without reasoning."""
+    """Return the text that the template writes between a prompt and an answer without reasoning."""
     try:
         later = template.render([_ASKED, _REPLY], False, kwargs=kwargs)
     except InvalidRequest:
@@ -154,13 +154,13 @@ def _bare(template: ChatTemplate, prompt: str, kwargs: Mapping[str, object]) -> 
 
 
 def _last_tag(text: str) -> int:
-    """Where the tag begins that ends a text, but for white space; its length if none does."""
+    """Return the start of the tag that ends a text, apart from white space; the text's length if there is none."""
     starts = [match.start() for match in _TAG.finditer(text) if not text[match.end() :].strip()]
     return starts[-1] if starts else len(text)
 
 
 def _thinking(field: str, reasoning: object, message: Message) -> dict[str, object]:
-    """What a message has beside its own keys, or instead of them, if its reasoning has this name."""
+    """Return the fields of a message that hold its reasoning, by the template's name for it."""
     if field != _PART:
         return {field: reasoning}
     content = message.get("content")

@@ -1,7 +1,7 @@
-"""Take the reasoning and the answer of a reply apart while it is generated.
+"""Split a reply into its reasoning and its answer while it is generated.
 
-Knows how a format writes reasoning, not tokens. Pieces may cut a tag anywhere: what may be one is held back until it is
-certain. However a reply is cut into pieces, the pieces of its reasoning joined are the same, and so are those of its
+Knows how a format writes reasoning, not tokens. Pieces can cut a tag anywhere: a possible tag is held back until it is
+certain. However a reply is cut into pieces, the joined pieces of its reasoning are the same, and so are those of its
 answer.
 """
 
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from .reasoning_format import ReasoningFormat
-from .scan import RewindableScan, Said, overlap
+from .scan import ReplyPiece, RewindableScan, overlap
 
-_RECIPIENT = " to="  # begins the first header where a reply is one call
-MAX_HEADER = 256  # characters; what goes on longer is no header
+_RECIPIENT = " to="  # begins the first header if a reply is one call
+MAX_HEADER = 256  # characters; anything longer is no header
 
 
-class ReasoningSplitter(RewindableScan[str, Said], Protocol):
-    """Takes the text of one reply apart. At its end, a tag that was cut is text."""
+class ReasoningSplitter(RewindableScan[str, ReplyPiece], Protocol):
+    """Splits the text of one reply. At its end, an incomplete tag is text."""
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the text that comes next belongs to reasoning, as far as it is known."""
+        """Return whether the next text belongs to reasoning, as far as is known."""
         ...
 
     @property
     def is_answering(self) -> bool:
-        """Whether the text that comes next belongs to the answer, for certain."""
+        """Return whether the next text belongs to the answer, for certain."""
         ...
 
     @property
     def may_think(self) -> bool:
-        """Whether reasoning goes on, or a header, which may begin one."""
+        """Return whether reasoning continues, or a header, which can begin it."""
         ...
 
 
@@ -40,15 +40,15 @@ HeadIn = Callable[[str], str | None]
 
 
 def no_head(header: str) -> str | None:
-    """Of parts whose headers say no more than what they are."""
+    """Return None: headers of parts are not shown."""
     return None
 
 
 def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter:
-    """A splitter for the reply to a prompt, which may have opened the reasoning.
+    """Return a splitter for the reply to a prompt, which may have opened the reasoning.
 
     Args:
-        head_in: what the answer has instead of the header of a part; None: nothing.
+        head_in: returns the text that replaces a part's header in the answer; None: nothing does.
 
     >>> splitter = splitter_of(ReasoningFormat("<think>\\n", "\\n</think>\\n\\n"), "<|assistant|>")
     >>> [tuple(splitter.push(text)) for text in ("<th", "ink>\\nHm", ".\\n</think>\\n", "\\nYes.")]
@@ -60,7 +60,7 @@ def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head)
 
 
 class _TaggedReasoning:
-    """A reply that may begin with one run of reasoning; a tag behind it is text."""
+    """A reply that may begin with one run of reasoning; a later tag is text."""
 
     def __init__(self, format: ReasoningFormat, prompt: str) -> None:
         self._begin, self._end = _Tag.of(format.begin), _Tag.of(format.end)
@@ -68,7 +68,7 @@ class _TaggedReasoning:
         self._held = ""
         self.is_thinking = format.is_opened_by(prompt)
         is_whole = prompt.endswith(format.begin) and not format.is_loose
-        self._lead = "" if is_whole else self._begin.after  # of reasoning that the prompt opened
+        self._lead = "" if is_whole else self._begin.after  # white space after a tag in the prompt
         self._read: _Read = _TaggedReasoning._read_again if self.is_thinking else _TaggedReasoning._read_begin
 
     @property
@@ -79,20 +79,20 @@ class _TaggedReasoning:
     def may_think(self) -> bool:
         return self.is_thinking
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ReplyPiece:
         self._held += text
         reasoning = answer = ""
         while (said := self._read(self)) is not None:
             reasoning += said.reasoning
             answer += said.answer
-        return Said(reasoning, answer)
+        return ReplyPiece(reasoning, answer)
 
-    def finish(self) -> Said:
+    def finish(self) -> ReplyPiece:
         held, self._held = self._held, ""
         read, own = self._read, _TaggedReasoning
         if read is own._read_reasoning or (read is own._read_again and held.strip()):
-            return Said(reasoning=held)
-        return Said(answer=held) if read is own._read_begin or read is own._read_answer else Said()
+            return ReplyPiece(reasoning=held)
+        return ReplyPiece(answer=held) if read is own._read_begin or read is own._read_answer else ReplyPiece()
 
     def state(self) -> tuple[str, bool, _Read]:
         return self._held, self.is_thinking, self._read
@@ -100,9 +100,9 @@ class _TaggedReasoning:
     def restore(self, state: tuple[str, bool, _Read]) -> None:
         self._held, self.is_thinking, self._read = state
 
-    # Each reads what it can of what is held; None: it needs more.
+    # Each reads as much of the held text as it can, and returns None if it needs more.
 
-    def _read_begin(self) -> Said | None:
+    def _read_begin(self) -> ReplyPiece | None:
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
             self._held = rest.removeprefix(self._begin.core)
@@ -113,10 +113,10 @@ class _TaggedReasoning:
             return None
         else:
             self._read = _TaggedReasoning._read_answer
-        return Said()
+        return ReplyPiece()
 
-    def _read_again(self) -> Said | None:
-        """The tag that the prompt has already, which some models write once more."""
+    def _read_again(self) -> ReplyPiece | None:
+        """Read the tag that the prompt already has, if the model repeats it."""
         rest = self._held.lstrip()
         if rest.startswith(self._begin.core):
             self._held, self._read = rest.removeprefix(self._begin.core), _TaggedReasoning._read_lead
@@ -125,17 +125,17 @@ class _TaggedReasoning:
         else:
             has_lead = bool(self._lead) or self._is_loose
             self._read = _TaggedReasoning._read_lead if has_lead else _TaggedReasoning._read_reasoning
-        return Said()
+        return ReplyPiece()
 
-    def _read_lead(self) -> Said | None:
+    def _read_lead(self) -> ReplyPiece | None:
         return self._drop_white(self._begin.after, _TaggedReasoning._read_reasoning)
 
-    def _read_reasoning(self) -> Said | None:
+    def _read_reasoning(self) -> ReplyPiece | None:
         before, at = self._end.before, self._held.find(self._end.core)
         if at >= 0:
             reasoning, self._held = self._held[:at], self._held[at + len(self._end.core) :]
             self.is_thinking, self._read = False, _TaggedReasoning._read_gap
-            return Said(reasoning.rstrip() if self._is_loose else reasoning.removesuffix(before))
+            return ReplyPiece(reasoning.rstrip() if self._is_loose else reasoning.removesuffix(before))
         num_held = overlap(self._held, self._end.core)
         safe = self._held[: len(self._held) - num_held]
         if self._is_loose:
@@ -145,31 +145,31 @@ class _TaggedReasoning:
         else:
             safe = safe[: len(safe) - overlap(safe, before)]
         self._held = self._held[len(safe) :]
-        return Said(safe) if safe else None
+        return ReplyPiece(safe) if safe else None
 
-    def _read_gap(self) -> Said | None:
+    def _read_gap(self) -> ReplyPiece | None:
         return self._drop_white(self._end.after, _TaggedReasoning._read_answer)
 
-    def _read_answer(self) -> Said | None:
+    def _read_answer(self) -> ReplyPiece | None:
         answer, self._held = self._held, ""
-        return Said(answer=answer) if answer else None
+        return ReplyPiece(answer=answer) if answer else None
 
-    def _drop_white(self, white: str, then: _Read) -> Said | None:
-        """Drop the white space behind a tag, as far as it is the format's."""
+    def _drop_white(self, white: str, then: _Read) -> ReplyPiece | None:
+        """Drop the white space after a tag, as far as it belongs to the format."""
         rest = self._held.lstrip() if self._is_loose else self._held[_num_common(self._held, white) :]
         if not rest and (self._is_loose or len(self._held) < len(white)):
             return None
         self._held, self._read = rest, then
-        return Said()
+        return ReplyPiece()
 
 
-_Read = Callable[[_TaggedReasoning], Said | None]
+_Read = Callable[[_TaggedReasoning], ReplyPiece | None]
 
 
 class _HeadedParts:
-    """A reply in parts with headers: `header header_end text`, and `end_tag` between two of them, as in gpt-oss.
+    """A reply in parts with headers: `header header_end text`, and `end_tag` between two parts, as in gpt-oss.
 
-    The parts that begin as the format's reasoning does are reasoning, and all others are the answer.
+    The parts that begin like the format's reasoning are reasoning, and all others are the answer.
     """
 
     def __init__(self, format: ReasoningFormat, header_end: str, head_in: HeadIn) -> None:
@@ -189,7 +189,7 @@ class _HeadedParts:
     def may_think(self) -> bool:
         return not self.is_answering
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ReplyPiece:
         self._held += text
         reasoning = answer = ""
         while (piece := self._read()) is not None:
@@ -197,13 +197,13 @@ class _HeadedParts:
                 reasoning += piece
             else:
                 answer += piece
-        return Said(reasoning, answer)
+        return ReplyPiece(reasoning, answer)
 
-    def finish(self) -> Said:
+    def finish(self) -> ReplyPiece:
         held, self._held = self._held, ""
         if self._is_in_header:
-            return Said(answer=held) if self._is_first or self._head_in(held) is not None else Said()
-        return Said(reasoning=held) if self.is_thinking else Said(answer=held)
+            return ReplyPiece(answer=held) if self._is_first or self._head_in(held) is not None else ReplyPiece()
+        return ReplyPiece(reasoning=held) if self.is_thinking else ReplyPiece(answer=held)
 
     def state(self) -> tuple[str, bool, bool, bool, bool]:
         return self._held, self._is_first, self._is_in_header, self._is_bare, self.is_thinking
@@ -212,7 +212,7 @@ class _HeadedParts:
         self._held, self._is_first, self._is_in_header, self._is_bare, self.is_thinking = state
 
     def _read(self) -> str | None:
-        """The next text of the part that is read; None: it needs more."""
+        """Return the next text of the current part; None if more is needed."""
         return self._read_header() if self._is_in_header else self._read_text()
 
     def _read_header(self) -> str | None:
@@ -230,7 +230,7 @@ class _HeadedParts:
         return ""
 
     def _may_be_header(self) -> bool:
-        """Whether what is held begins as one of the headers that the format has, up to their first difference."""
+        """Return whether the held text begins like one of the format's headers, up to their first difference."""
         if self._head_in is not no_head and self._held[: len(_RECIPIENT)] == _RECIPIENT[: len(self._held)]:
             return True
         common = _num_common(*self._first_headers) or 1
@@ -241,7 +241,7 @@ class _HeadedParts:
         if at >= 0:
             text, self._held = self._held[:at], self._held[at + len(self._end_tag) :]
             if text:
-                self._held = self._end_tag + self._held  # first the text, which belongs to this part
+                self._held = self._end_tag + self._held  # the text first, because it belongs to this part
                 return text
             self._is_in_header = True
             return ""
@@ -265,5 +265,5 @@ class _Tag(NamedTuple):
 
 
 def _num_common(text: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common beginning of two texts."""
     return next((n for n, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))

@@ -1,6 +1,6 @@
-"""What one rendering of a chat template may cost: characters that it makes, items that it visits, processor time.
+"""Limit the cost of rendering a chat template: characters made, items visited, CPU time.
 
-An operation is paid before it runs if its result may be much larger than its operands. Texts and lists that are made by
+An operation is paid before it runs if its result can be much larger than its operands. Texts and lists that are made by
 appending, and slices of lists, are paid back when the template drops them: a template that appends to one text a
 thousand times makes a thousand texts and keeps one. The time limit covers the copying. Knows values, not templates.
 """
@@ -11,14 +11,14 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-MAX_CHARACTERS = 1 << 27  # made in all and not paid back, so that memory never holds more
-MAX_VALUE = 1 << 25  # characters and items of one value when it is written out: it may contain one list many times
-MAX_SECONDS = 2.0  # of processor time, so that a busy machine changes nothing
-_ITEM = 64  # price of an item of a list, in characters: about its bytes
+MAX_CHARACTERS = 1 << 27  # made in total and not paid back, which limits the memory
+MAX_VALUE = 1 << 25  # characters and items of one value when written out: it can contain one list many times
+MAX_SECONDS = 2.0  # of CPU time, so that a busy machine makes no difference
+_ITEM = 64  # price of a list item, in characters: about its bytes
 _SHORT = 1024  # characters; shorter texts are not worth paying back
-_STEPS = 100  # between two looks at the clock, which cost as much as some steps
+_STEPS = 100  # between two checks of the clock, which cost as much as some steps
 _MAX_BITS = 4096  # of an integer
-# A placeholder as wide as a number of four digits, or as a value says.
+# A placeholder as wide as a number of four digits, or of a width given by a value.
 _WIDE_PERCENT = re.compile(r"[%)][-+ #0-9.]*?(?:\d{4}|\*)")
 _WIDE_BRACES = re.compile(r"\{[^{}:]*:[^{}]*?(?:\d{4}|\{)")
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -28,14 +28,14 @@ _SPACES = (
 
 
 class TooCostly(Exception):
-    """The template exceeds its budget."""
+    """An error of a template that exceeds its budget."""
 
 
 class RenderBudget:
-    """Pays for one rendering. Every method may raise TooCostly.
+    """The budget of one rendering. Every method can raise TooCostly.
 
     Args:
-        clock: processor time of this thread in seconds; only differences count.
+        clock: CPU time of this thread in seconds; only differences count.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class RenderBudget:
                 raise TooCostly(f"it takes more than {self._max_seconds:g} s")
 
     def afford(self, num_characters: int) -> None:
-        """Raise TooCostly for an amount that the budget cannot pay; pay nothing otherwise."""
+        """Raise TooCostly for an amount that exceeds the budget; pay nothing otherwise."""
         if num_characters > self._left:
             self.spend(num_characters)
 
     def pay_back(self, num_characters: int) -> None:
-        """Return the price of characters that the template has dropped."""
+        """Refund characters that the template has dropped."""
         self._left += num_characters
 
     def each(self, items: Iterable[object]) -> Iterator[object]:
-        """The items; each is paid when it is taken."""
+        """Yield the items; each is paid when it is taken."""
         for item in items:
             self.spend(1)
             yield item
 
     def value(self, made: object) -> object:
-        """Pay for the result of an operation, which may be written out, compared or sorted later."""
+        """Pay for the result of an operation, which may be written out, compared or sorted later; return it."""
         if isinstance(made, str):
             self.spend(len(made))
         elif isinstance(made, list | tuple | dict | set | frozenset):
@@ -86,7 +86,7 @@ class RenderBudget:
         return made
 
     def part(self, made: object) -> object:
-        """Pay for a slice of a value. What the slice contains was paid with the whole value."""
+        """Pay for a slice of a value, and return it. The content of the slice was paid with the whole value."""
         self.spend(self._length(made))
         if type(made) is not list:
             return made
@@ -95,7 +95,7 @@ class RenderBudget:
         return part
 
     def joined_texts(self, texts: Sequence[str]) -> str:
-        """Several texts joined. The price of the longest piece is returned when the joined text is dropped."""
+        """Join texts, and pay. The price of the longest piece is refunded when the joined text is dropped."""
         length = sum(map(len, texts))
         if length > MAX_VALUE:
             raise _too_large()
@@ -107,7 +107,7 @@ class RenderBudget:
         return joined
 
     def joined_lists(self, left: list[object], right: list[object]) -> list[object]:
-        """Two lists joined. A list that was made here is not weighed again."""
+        """Join two lists, and pay. A list that was made here is not weighed again."""
         length = (len(left) + len(right)) * _ITEM
         weight = self.weight(left) + self.weight(right)
         if max(length, weight) > MAX_VALUE:
@@ -127,7 +127,7 @@ class RenderBudget:
         return made
 
     def weight(self, value: object) -> int:
-        """About how many characters a value has when it is written out. Repeated parts count each time."""
+        """Return about how many characters a value has when written out. Repeated parts count each time."""
         weight, todo = 0, [value]
         while todo:
             self.spend(1)
@@ -150,7 +150,7 @@ class RenderBudget:
         return weight
 
     def binary(self, operator: str, left: object, right: object) -> None:
-        """Pay for `left operator right` what `value` does not cover."""
+        """Pay for the part of `left operator right` that `value` does not cover."""
         if operator == "*" and isinstance(left, int) and not isinstance(right, int | float):
             left, right = right, left
         if operator == "*" and isinstance(right, int):
@@ -164,14 +164,14 @@ class RenderBudget:
             self.formatted(left, right, _WIDE_PERCENT)
 
     def formatted(self, pattern: str, values: object, wide: re.Pattern[str] = _WIDE_BRACES) -> None:
-        """Pay for filling a text with placeholders."""
+        """Pay for filling in a text with placeholders."""
         if wide.search(pattern):
             raise TooCostly("it writes a value wider than 999 characters, or as wide as another value says")
         num_places = pattern.count("%" if wide is _WIDE_PERCENT else "{")
         self.spend(len(pattern) + num_places * (1000 + self.weight(values)))
 
     def method(self, owner: str, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Pay for a method of a text, or a filter of that name, what `value` does not cover."""
+        """Pay for the part of a text's method, or of the filter of that name, that `value` does not cover."""
         given = [*args, *kwargs.values()]
         most = max((abs(each) for each in given if isinstance(each, int)), default=8)
         if name in ("center", "ljust", "rjust", "zfill"):
@@ -221,7 +221,7 @@ class RenderBudget:
 
 
 class _KeptText(str):
-    """A text whose price is returned when it is dropped. Its methods make plain texts."""
+    """A text whose price is refunded when it is dropped. Its methods make plain texts."""
 
     _budget: RenderBudget | None = None
     _to_pay_back = 0
@@ -232,7 +232,7 @@ class _KeptText(str):
 
 
 class _KeptList(list[object]):
-    """A list whose price is returned when it is dropped. It never changes."""
+    """A list whose price is refunded when it is dropped. It never changes."""
 
     _budget: RenderBudget | None = None
     _to_pay_back = 0

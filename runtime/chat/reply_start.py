@@ -1,7 +1,7 @@
-"""The first tokens of a reply to a prompt that was fed without its end: a lone space, or its last token.
+"""Constrain the first tokens of a reply to a prompt that lost its end: a lone space, or its last token.
 
-A space begins the reply, or it ends at once; or the reply begins with the bytes of the token, which is chosen anew with
-what comes after it. Knows what tokens spell and which of them end a reply; not prompts.
+The reply begins with a space, or ends at once; or it begins with the bytes of the dropped token, which is chosen again
+together with the text after it. Knows what tokens spell and which of them end a reply; not prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .token_constraint import BoolArray, mask_of
 
 
 class LeadingSpace:
-    """The state of one reply; see `TokenConstraint`, which this is one of.
+    """A constraint that the first token begins with a space; see `TokenConstraint`.
 
     >>> constraint = LeadingSpace(np.array([5], np.int32))
     >>> constraint.accept(2)
@@ -32,11 +32,11 @@ class LeadingSpace:
         self._mask: Int32Array | None = first
 
     def mask(self) -> Int32Array | None:
-        """Of the first token; any may follow it."""
+        """Return the mask of the first token; any token can follow it."""
         return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token."""
+        """Advance by a token."""
         self._mask = None
 
     def state(self) -> Int32Array | None:
@@ -49,17 +49,17 @@ class LeadingSpace:
 
 
 class SpaceTokens:
-    """The tokens of a model that begin with a space; any thread may ask. They are looked up when first needed.
+    """The tokens of a model that begin with a space, for any thread. They are looked up when first needed.
 
     Args:
-        vocab_size: of what is sampled, at most the tokenizer's.
+        vocab_size: number of tokens that can be sampled, at most the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
 
     def start(self, end_ids: Iterable[int]) -> LeadingSpace:
-        """A constraint at the beginning of a reply that these tokens end."""
+        """Return a constraint at the beginning of a reply that the tokens `end_ids` end."""
         is_allowed = self._begin_with_space.copy()
         is_allowed[[token_id for token_id in end_ids if token_id < self._vocab_size]] = True
         return LeadingSpace(mask_of(is_allowed))
@@ -74,7 +74,7 @@ class SpaceTokens:
 def given_reply(
     prompt: PreparedPrompt, reply_ids: Sequence[int], tokenizer: Tokenizer, end_ids: Container[int]
 ) -> tuple[int, ...]:
-    """A reply that is not sampled as it can follow the prompt: with the space's token first, if it must have one."""
+    """Return a given reply as it can follow the prompt: with the space's token first, if it must have one."""
     lacks_space = prompt.space_id is not None and len(reply_ids) > 0 and reply_ids[0] not in end_ids
     if prompt.space_id is None or not lacks_space or tokenizer.token_bytes(reply_ids[0]).startswith(b" "):
         return tuple(reply_ids)
@@ -82,11 +82,11 @@ def given_reply(
 
 
 class TokenHealing:
-    """The state of one reply; see `TokenConstraint`, which this is one of.
+    """A constraint that the first tokens spell given bytes; see `TokenConstraint`.
 
     Args:
-        rest: the bytes that are still to come.
-        end_ids: tokens that end the reply, which cannot come before them.
+        rest: the remaining bytes.
+        end_ids: tokens that end the reply, which are forbidden before these bytes.
     """
 
     is_finished = False
@@ -95,7 +95,7 @@ class TokenHealing:
         self._tokens, self._rest, self._end_ids = tokens, rest, end_ids
 
     def mask(self) -> Int32Array | None:
-        """The tokens that begin with what is left, and those that it begins with; any, once all has come."""
+        """Return the mask of tokens that begin with the rest or begin it; None once all bytes came."""
         if not self._rest:
             return None
         is_allowed = np.zeros(self._tokens.vocab_size, np.bool_)
@@ -103,7 +103,7 @@ class TokenHealing:
         return mask_of(is_allowed)
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token."""
+        """Advance by a token."""
         self._rest = self._rest[len(self._tokens.spell(token_id)) :] if self._rest else b""
 
     def state(self) -> bytes:
@@ -116,10 +116,10 @@ class TokenHealing:
 
 
 class HealingTokens:
-    """The tokens of a model by what they spell; any thread may ask. They are sorted when first needed.
+    """The tokens of a model by what they spell, for any thread. They are sorted when first needed.
 
     Args:
-        vocab_size: of what is sampled, at most the tokenizer's.
+        vocab_size: number of tokens that can be sampled, at most the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -127,19 +127,19 @@ class HealingTokens:
         self.spell, self.vocab_size = tokenizer.token_bytes, vocab_size
 
     def can_heal(self, token_id: int) -> bool:
-        """Whether a token has bytes that others may begin with."""
+        """Return whether a token has bytes that other tokens can begin with."""
         return token_id < self.vocab_size and token_id not in self._special_ids and bool(self.spell(token_id))
 
     def start(self, rest: bytes, end_ids: Container[int]) -> TokenHealing:
-        """A constraint at the beginning of a reply that these tokens end."""
-        assert self._sorted, "sorted here, and not by the engine's thread"
+        """Return a constraint at the beginning of a reply that the tokens `end_ids` end."""
+        assert self._sorted, "sort here, not on the engine's thread"
         return TokenHealing(self, rest, end_ids)
 
     def beginning(self, rest: bytes) -> Iterator[int]:
-        """Those that begin with these bytes, and those that these begin with, if others have what is left then."""
+        """Yield tokens that begin with these bytes, and those that these begin with, if others can spell the rest."""
         yield from self._longer(rest)
         ends = [size for size in range(len(rest)) if any(True for _ in self._longer(rest[size:]))]
-        for size in range(len(rest) - 1, 0, -1):  # from where it can be brought to its end
+        for size in range(len(rest) - 1, 0, -1):  # positions from which the end can be reached
             if any(end in ends for end in self._ends(rest, size)):
                 ends.append(size)
         for size in range(1, len(rest)):
@@ -147,7 +147,7 @@ class HealingTokens:
                 yield from self._equal(rest[:size])
 
     def _ends(self, rest: bytes, size: int) -> Iterator[int]:
-        """The places that one token leads to from a place."""
+        """Return the positions that one token reaches from a position."""
         return (end for end in range(size + 1, len(rest)) if any(True for _ in self._equal(rest[size:end])))
 
     def _longer(self, piece: bytes) -> Iterator[int]:
@@ -164,5 +164,5 @@ class HealingTokens:
 
     @cached_property
     def _sorted(self) -> list[tuple[bytes, int]]:
-        """What each token spells, and its id; none of those that are no text."""
+        """Text and id of each token, sorted; without tokens that are no text."""
         return sorted((self.spell(each), each) for each in range(self.vocab_size) if self.can_heal(each))

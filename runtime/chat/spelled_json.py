@@ -1,4 +1,4 @@
-"""A JSON object that is written as somebody has spelled it already, in a template that writes values as JSON.
+"""Write JSON objects in their original spelling, in templates that write values as JSON.
 
 Knows values and texts, not templates or calls.
 """
@@ -11,11 +11,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-_DEPTH = 6  # of lists and mappings in which one is looked for: a list of calls has a function's arguments at 4
+_DEPTH = 6  # of lists and mappings in which one is searched: a list of calls has a function's arguments at 4
 
 
 class SpelledJson(dict[str, object]):
-    """The object that `spelling` is: a template may go through its items, and writes the spelling where it writes JSON.
+    """A JSON object with its spelling: a template can iterate over its items, and writes the spelling as JSON.
 
     >>> arguments = SpelledJson({"city": "Oslo"}, '{"city":"Oslo"}')
     >>> to_json({"name": "f", "arguments": arguments}), to_json({"city": "Oslo"})
@@ -27,17 +27,17 @@ class SpelledJson(dict[str, object]):
         self.spelling = spelling
 
     def respelled(self, value: Mapping[str, object], change: Callable[[str], str]) -> Self:
-        """Another value, whose spelling is changed as its texts were."""
+        """Return another value, whose spelling is changed like its texts."""
         return type(self)(value, change(self.spelling))
 
 
 def to_json(value: object, encode: Callable[[object], str] = json.dumps) -> str:
-    """A value as JSON, with what is spelled in it as it is spelled; the rest is what `encode` writes."""
+    """Return a value as JSON, with each `SpelledJson` in its spelling; `encode` writes the rest."""
     if isinstance(value, SpelledJson):
         return value.spelling
     if not _has_spelled(value, _DEPTH):
         return encode(value)
-    name, spellings = secrets.token_hex(8), list[str]()  # a name that nobody can guess, so that no text has it
+    name, spellings = secrets.token_hex(8), list[str]()  # an unguessable name, so that no text contains it
     text = encode(_named(value, name, spellings, _DEPTH))
     return re.sub(f'"{name}-([0-9]+)"', lambda found: spellings[int(found[1])], text)
 
@@ -51,7 +51,7 @@ def _has_spelled(value: Any, depth: int) -> bool:
 
 
 def _named(value: Any, name: str, spellings: list[str], depth: int) -> object:
-    """The value with a text in the place of each spelled object, which is put to `spellings`."""
+    """Return the value with a placeholder for each spelled object, which is appended to `spellings`."""
     if isinstance(value, SpelledJson):
         spellings.append(value.spelling)
         return f"{name}-{len(spellings) - 1}"

@@ -1,8 +1,8 @@
 """Jinja's immutable sandbox, in which a template pays for everything that it does.
 
-The sandbox lets operators and calls be intercepted. Loops, `~`, literals, slices and the text that is written go
-through filters of ours instead. What Jinja's filters make is paid, too; some of them, whose time grows faster than
-their text, refuse to be called. Knows Jinja, not chats.
+The sandbox intercepts operators and calls. Loops, `~`, literals, slices and the text that is written go
+through filters of ours instead. The results of Jinja's filters are paid, too; some of them, whose time grows faster
+than their text, refuse to be called. Knows Jinja, not chats.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from jinja2.visitor import NodeTransformer
 from .render_budget import RenderBudget, TooCostly
 from .spelled_json import to_json
 
-# Names with a blank in them: no template can write them, and `map`, which takes names as texts, gets none of them.
+# Names with a blank: no template can write them, and `map`, which takes names as texts, rejects them.
 _BUDGET = "the budget"  # a variable
 _EACH, _JOINED, _VALUE, _PART, _TEXT = "pay each", "pay joined", "pay value", "pay part", "pay text"  # filters
 _PLAIN = "plain {}"  # Jinja's own filter of a name
 _SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 _NO_TEXT = ("encode", "decode", "to_bytes", "from_bytes")  # some codecs need the square of a text's length
-_SPLITTING = frozenset({"list", "sort", "unique", "title"})  # a text into its characters or words
+_SPLITTING = frozenset({"list", "sort", "unique", "title"})  # filters that split a text into its characters or words
 _WRITING = frozenset({"center", "format", "indent", "replace", "string"})
 _INSERTING = frozenset({"append", "d", "default", "format", "join"})
 _COUNTING = frozenset({"batch", "round", "slice"})
@@ -63,7 +63,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         }
 
     def compiled(self, source: str) -> tuple[Template, tuple[str, ...], frozenset[str]]:
-        """A template that pays, the texts that stand in it, and those of them that it looks for in other texts.
+        """Return a template that pays, its literal texts, and those that it searches for in other texts.
 
         Raises:
             TemplateSyntaxError: it is not valid Jinja.
@@ -77,7 +77,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return self.from_string(paid), (*written, *(text for text in constants if isinstance(text, str))), sought
 
     def render_pieces(self, template: Template, variables: Mapping[str, object], budget: RenderBudget) -> Iterator[str]:
-        """The text piece by piece, paid from `budget`.
+        """Yield the text piece by piece, paid from `budget`.
 
         Raises:
             TooCostly: the budget is spent.
@@ -85,11 +85,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return template.generate({**variables, _BUDGET: budget})
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may use it."""
+        """Return whether a template may use the attribute."""
         return attr not in _NO_TEXT and super().is_safe_attribute(obj, attr, value)
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a filter that a template names in a text, as it does with `map`."""
+        """Call a filter that a template names in a text, as with `map`."""
         if isinstance(name, str) and " " in name:
             raise TemplateRuntimeError(f"No filter named {name!r}.")
         return super().call_filter(name, *args, **kwargs)
@@ -117,15 +117,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if name in ("format", "format_map"):
                 budget.formatted(owner, (args, kwargs))
             if name == "join" and args:
-                args = (list(budget.each(args[0])), *args[1:])  # which may be made only now
+                args = (list(budget.each(args[0])), *args[1:])  # can be a generator
             budget.method(owner, name, args, kwargs)
         return budget.value(super().call(__context, __obj, *args, **kwargs))
 
 
 def _sought(parsed: nodes.Template) -> Iterator[str]:
-    """Texts that are compared with others, or given to a method, a filter or a test that looks for them; by name, too.
+    """Yield texts that are compared with others, or passed to a method, filter or test that searches; variables, too.
 
-    What `join`, `default` and the second argument of `replace` get is written, and is none of them.
+    Arguments of `join` and `default`, and the second one of `replace`, are written, and not included.
     """
     given: list[nodes.Node] = []
     for node in parsed.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
@@ -144,7 +144,7 @@ def _sought(parsed: nodes.Template) -> Iterator[str]:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks the assistant's texts for training; its body is rendered."""
+    """The tag `{% generation %}`, which marks the assistant's texts for training; its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's own is no class variable
 
@@ -154,7 +154,7 @@ class _Generation(Extension):
 
 
 class _Paid(NodeTransformer):
-    """Puts every expression that costs something through a filter that pays."""
+    """Passes every expression that costs something through a filter that pays."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -167,7 +167,7 @@ class _Paid(NodeTransformer):
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:
         self.generic_visit(node)
-        node.nodes = [_filtered(each, _TEXT) for each in node.nodes]  # which stay in one text within a macro
+        node.nodes = [_filtered(each, _TEXT) for each in node.nodes]  # within a macro they stay in one text
         return node
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
@@ -190,7 +190,7 @@ class _Paid(NodeTransformer):
         return _filtered(node, _VALUE) if node.ctx == "load" else node
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:
-        """A macro's arguments are a list that no literal makes, so that it is paid where it is named."""
+        """Pay for a macro's arguments, a list that no literal makes, when it is named."""
         return _filtered(node, _VALUE) if node.ctx == "load" and node.name in ("varargs", "kwargs") else node
 
 
@@ -216,7 +216,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 def _paid(name: str) -> Callable[..., Any]:
-    """Jinja's filter, paid like a method if its value is a text. Its result is paid like every value."""
+    """Return Jinja's filter, paid like a method if its value is a text. Its result is paid like every value."""
 
     @pass_context
     def paid(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +233,7 @@ def _paid(name: str) -> Callable[..., Any]:
         elif isinstance(value, str):
             budget.method(value, "characters" if name in _SPLITTING else name, args, kwargs)
         result = _call_plain(context, name, value, *args, **kwargs)
-        if result is value:  # as `default` often does
+        if result is value:  # `default` often returns its input
             return result
         return map(budget.value, result) if isinstance(result, GeneratorType) else budget.value(result)
 
@@ -253,10 +253,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escapes of Jinja's own `tojson`, which are for HTML.
+    """Return JSON without the escapes of Jinja's own `tojson`, which are for HTML.
 
-    Noncharacters are never escaped: they guard what clients typed, and are looked for later. What is spelled
-    already is written so, whatever the options.
+    Noncharacters are never escaped: they mark client text, and are searched for later. A `SpelledJson` keeps its
+    spelling, whatever the options.
     """
     budget = _budget(context)
     budget.spend(budget.weight(value))
@@ -272,7 +272,7 @@ def _to_json(
 
 
 def _sum(context: Context, items: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Jinja's `sum`, with every addition paid."""
+    """Run Jinja's `sum`, with every addition paid."""
     sandbox: Any = context.environment
     if isinstance(start, str):
         raise TypeError("sum() can't sum strings")
@@ -284,7 +284,7 @@ def _sum(context: Context, items: Any, attribute: str | int | None = None, start
 
 
 def _num_words(context: Context, value: object) -> int:
-    """Jinja's `wordcount`, without a list of the words."""
+    """Run Jinja's `wordcount`, without a list of the words."""
     return sum(1 for _ in _budget(context).each(_WORD.finditer(_budget(context).text(value))))
 
 
@@ -294,7 +294,7 @@ def _require_small(given: tuple[object, ...]) -> None:
 
 
 class _Namespace(Namespace):
-    """Jinja's `namespace`. It is written out without its contents, as it alone may change after it was paid."""
+    """Jinja's `namespace`. It is written out without its contents, because it can change after it was paid."""
 
     def __repr__(self) -> str:
         return "<Namespace>"

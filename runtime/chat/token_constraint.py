@@ -1,4 +1,4 @@
-"""What a reply must follow, token by token: the protocol between grammars and the sampler.
+"""The protocol between grammars and the sampler: constraints that a reply must follow, token by token.
 
 Knows token ids and bits, not grammars; `grammar_constraint.py` implements it.
 """
@@ -20,59 +20,60 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class TokenConstraint(Protocol):
-    """The state of one reply. It depends on the accepted tokens of the reply and on nothing else.
+    """The constraint of one reply. Its state depends on the accepted tokens of the reply and on nothing else.
 
     A preempted request keeps it. Tokens that were sampled and not accepted never reach it.
     """
 
     def mask(self) -> Int32Array | None:
-        """Which tokens may come next, as bits `[ceil(vocab / 32)]`, lowest bit first; None: all of them.
+        """Return the tokens that may come next, as bits `[ceil(vocab / 32)]`, lowest bit first; None: all of them.
 
-        The array is the constraint's own, valid until `accept`.
+        The array belongs to the constraint, and is valid until `accept`.
 
         Raises:
-            ConstraintFailed: it cannot tell, or no token may come.
+            ConstraintFailed: the constraint cannot decide, or no token may come.
         """
         ...
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token of the reply.
+        """Advance by a token of the reply.
 
         Raises:
-            ConstraintFailed: this token may not come here.
+            ConstraintFailed: this token is not allowed here.
         """
         ...
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reply is complete and can only end."""
+        """Return whether the reply is complete and can only end."""
         ...
 
 
 @runtime_checkable
 class Foresight(Protocol):
-    """What some constraints can say of the tokens behind the next one; they stay where they are."""
+    """A constraint that can look beyond the next token; its state does not change."""
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens of the only text that may come next, as the tokenizer cuts it; none where there is a choice. Others
-        that spell it may be allowed, too.
+        """Return the tokens of the only text that may come next, as the tokenizer splits it; empty if there are more.
+
+        Other tokens that spell it may be allowed, too.
         """
         ...
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these may come, one after the other."""
+        """Return how many of these may come, one after the other."""
         ...
 
     def fork(self) -> TokenConstraint:
-        """A constraint that goes on from here by itself."""
+        """Return an independent copy at this state."""
         ...
 
 
 def state_of(constraint: TokenConstraint | None) -> Any:
-    """Where a constraint is, for `restore`; None where there is none.
+    """Return the state of a constraint, for `restore`; None if there is none.
 
     Raises:
-        InvalidParameter: it cannot go back.
+        InvalidParameter: it cannot be rewound.
     """
     if constraint is None:
         return None
@@ -85,24 +86,24 @@ def state_of(constraint: TokenConstraint | None) -> Any:
 
 
 def restore(constraint: TokenConstraint | None, state: Any) -> None:
-    """Have a constraint go on from where `state_of` was asked."""
+    """Rewind a constraint to a state from `state_of`."""
     if constraint is not None:
         assert isinstance(constraint, Rewindable)
         constraint.restore(state)
 
 
 class ConstraintSource(Protocol):
-    """What replies must follow, each by a constraint of its own."""
+    """A factory of constraints, one for each reply."""
 
     def start(self) -> TokenConstraint:
-        """A constraint at the beginning of a reply."""
+        """Return a constraint at the beginning of a reply."""
         ...
 
 
 class MinTokens:
-    """Keeps `stop_ids` out of the first `min_tokens` tokens of a reply, which another constraint may limit, too.
+    """Forbids `stop_ids` in the first `min_tokens` tokens of a reply; another constraint may limit it, too.
 
-    The reply may end earlier where that constraint is complete, or allows nothing but a stop.
+    The reply can end earlier if that constraint is complete, or allows nothing but a stop.
     """
 
     def __init__(
@@ -117,11 +118,11 @@ class MinTokens:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reply is complete by the other constraint."""
+        """Return whether the reply is complete by the other constraint."""
         return self._inner is not None and self._inner.is_finished
 
     def mask(self) -> Int32Array | None:
-        """Which tokens may come next; see `TokenConstraint`."""
+        """Return the mask of tokens that may come next; see `TokenConstraint`."""
         inner = None if self._inner is None else self._inner.mask()
         if self._num_left == 0:
             return inner
@@ -129,7 +130,7 @@ class MinTokens:
         return allowed if allowed.any() else inner
 
     def accept(self, token_id: int) -> None:
-        """Go on by a token of the reply; see `TokenConstraint`."""
+        """Advance by a token of the reply; see `TokenConstraint`."""
         if self._inner is not None:
             self._inner.accept(token_id)
         self._num_left = max(0, self._num_left - 1)
@@ -144,22 +145,22 @@ class MinTokens:
         restore(self._inner, inner)
 
     def forced(self) -> tuple[int, ...]:
-        """As the other constraint says; see `Foresight`."""
+        """Return what the other constraint returns; see `Foresight`."""
         return self._inner.forced() if isinstance(self._inner, Foresight) else ()
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """As the other constraint says, whatever may not end the reply; see `Foresight`."""
+        """Return what the other constraint returns, even if a token must not end the reply; see `Foresight`."""
         return self._inner.num_allowed(token_ids) if isinstance(self._inner, Foresight) else len(token_ids)
 
     def fork(self) -> MinTokens:
-        """One that goes on by itself; without the other constraint where that cannot."""
+        """Return an independent copy; without the other constraint if that cannot be forked."""
         forked = copy(self)
         forked._inner = self._inner.fork() if isinstance(self._inner, Foresight) else None
         return forked
 
 
 def mask_of(is_allowed: BoolArray) -> Int32Array:
-    """The mask that allows these tokens; `allowed_of` gives them back.
+    """Return the mask that allows these tokens; `allowed_of` is its inverse.
 
     >>> mask_of(np.array([True, False, True, False])).tolist()
     [5]
@@ -169,7 +170,7 @@ def mask_of(is_allowed: BoolArray) -> Int32Array:
 
 
 def allowed_of(mask: Int32Array, vocab_size: int) -> BoolArray:
-    """Which of the first `vocab_size` tokens a mask allows, `[vocab_size]`; those beyond the mask are not.
+    """Return which of the first `vocab_size` tokens a mask allows, `[vocab_size]`; those beyond the mask are not.
 
     >>> allowed_of(np.array([5], np.int32), 4).tolist()
     [True, False, True, False]

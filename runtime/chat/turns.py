@@ -1,7 +1,7 @@
-"""Conversations in which roles do not take turns, or the system speaks in the middle, for templates that refuse these.
+"""Adapt conversations for templates that require alternating roles, or allow system messages only at the start.
 
-Agents send them. What a template takes is found by rendering short conversations, and stays as it is. Knows messages,
-not which client sends them.
+Agents send such conversations. What a template accepts is found by rendering short conversations, and passed unchanged.
+Knows messages, not which client sends them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .reasoning_format import Message
 
 T = TypeVar("T")
 
-_ID: Final = "abcdefgh0"  # Mistral's templates want nine letters and digits
+_ID: Final = "abcdefgh0"  # Mistral's templates require nine letters and digits
 _UNANSWERED: Final = "[no result: the call was interrupted]"
 
 
 class Turns:
-    """What a template takes for turns.
+    """Rewrites messages that a template does not accept as turns.
 
     Args:
-        template: None: there is none, and messages stay as they are.
+        template: None if there is none; then messages stay as they are.
     """
 
     def __init__(self, template: ChatTemplate | None) -> None:
@@ -34,13 +34,13 @@ class Turns:
         self._known: dict[int, bool] = {}  # by the number of the rule
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, with what the template refuses, or leaves out, in another form:
+        """Return the messages, with what the template refuses, or leaves out, in another form.
 
-        - replies without a word are left out, and those in a row are one;
-        - results of calls that are not there are the user's words, and calls without results get one;
-        - a reply before any question gets an empty one, and what the system says first begins the user's words, also
-          where the template forgets it behind a call;
-        - words of the user right behind a tool's result end that, and messages of the user in a row are one.
+        - Empty replies are left out, and replies in a row are joined.
+        - Results of unknown calls become the user's text, and calls without results get one.
+        - A reply before any question gets an empty question. The system prompt is put before the first user text, also
+          if the template forgets it after a call.
+        - User text right after a tool's result is appended to it, and user messages in a row are joined.
 
         >>> turns = ChatTemplate("{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
         ...                      "{{ raise_exception('turns!') }}{% endif %}[{{ m.content }}]{% endfor %}")
@@ -49,38 +49,37 @@ class Turns:
         [{'role': 'user', 'content': 'Be brief.\\n\\na\\n\\nb'}]
         """
         told = messages
-        for number, (mended, _, _) in enumerate(_RULES if self._template is not None else ()):
-            other = mended(told)
+        for number, (rewrite, _, _) in enumerate(_RULES if self._template is not None else ()):
+            other = rewrite(told)
             if list(other) != list(told) and not self._knows(number):
                 told = other
         return told
 
     def _knows(self, number: int) -> bool:
-        """Whether the template writes what is odd, or not even what is plain."""
+        """Return whether the template accepts the odd case of a rule, or not even the plain one."""
         if number not in self._known:
             _, odd, plain = _RULES[number]
             self._known[number] = self._writes(odd) or not self._writes(plain)
         return self._known[number]
 
     def _writes(self, messages: Sequence[Message]) -> bool:
-        """Whether the template writes all that these say."""
+        """Return whether the template writes the content of all these messages."""
         text = _rendered(self._template, messages)
         return text is not None and all(str(message["content"]) in text for message in messages)
 
 
 class SystemMessages:
-    """Words of the system in the middle of a conversation, for templates that know them there and those that do not.
+    """Rewrites system messages in the middle of a conversation, unless the template supports them there.
 
     Args:
-        template: None: there is none, and messages stay as they are.
+        template: None if there is none; then messages stay as they are.
     """
 
     def __init__(self, template: ChatTemplate | None) -> None:
         self._template = template
 
     def for_template(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, with words of the system that the template cannot read in their place as a part of what is said
-        there.
+        """Return the messages; a system message that the template does not support in its place joins its neighbour.
 
         >>> alone = ChatTemplate("{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
         ...                      "{{ raise_exception('first!') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}")
@@ -95,8 +94,8 @@ class SystemMessages:
         if not any(message.get("role") == "system" for message in messages[1:]) or self._knows_the_middle:
             return messages
         told: list[Message] = []
-        words: list[list[str]] = []  # of each, which are joined in the end
-        is_reminder = False  # the last one has nothing but words of the system
+        words: list[list[str]] = []  # of each message, joined in the end
+        is_reminder = False  # the last message has only system text
         for message in messages:
             role, text, last = message.get("role"), str(message.get("content")), told[-1] if told else {}
             reminder = f"<system-reminder>\n{text}\n</system-reminder>"
@@ -118,8 +117,8 @@ class SystemMessages:
 
     @cached_property
     def _knows_the_middle(self) -> bool:
-        """Whether the template writes all words in their order, those of the system in the middle among them: behind a
-        question, and behind the results of calls if it takes any.
+        """Return whether the template writes all texts in order, with system messages in the middle among them: after a
+        question, and after the results of calls if it supports any.
         """
         if self._template is None:
             return True
@@ -127,7 +126,7 @@ class SystemMessages:
         return self._keeps(_TALK, "") and (results is None or self._keeps(_LOOP, results))
 
     def _keeps(self, messages: Sequence[Message], results: str) -> bool:
-        """Whether all words are written once, in their order; words of results that `results` has."""
+        """Return whether all texts are written once, in order; texts of results only if `results` has them."""
         said = [(each["role"], str(each["content"])) for each in messages if each["content"]]
         words = [text for role, text in said if role != "tool" or text in results]
         text = _rendered(self._template, messages) or ""
@@ -136,15 +135,15 @@ class SystemMessages:
 
 
 def grouped(items: Iterable[T], belongs: Callable[[Sequence[T], T], bool]) -> list[list[T]]:
-    """The items in groups of neighbours that belong together, each of at least one.
+    """Return the items in groups of adjacent ones that belong together.
 
-    Texts of a group are joined at once: one after the other, thousands of long messages were copied for ten seconds.
+    Texts of a group are joined at once: one by one, thousands of long messages were copied for ten seconds.
 
     >>> grouped([1, 2, 4, 5], lambda group, item: item == group[-1] + 1)
     [[1, 2], [4, 5]]
 
     Args:
-        belongs: whether an item belongs to the group before it.
+        belongs: returns whether an item belongs to the group before it.
     """
     groups = list[list[T]]()
     for item in items:
@@ -156,7 +155,7 @@ def grouped(items: Iterable[T], belongs: Callable[[Sequence[T], T], bool]) -> li
 
 
 def _rendered(template: ChatTemplate | None, messages: Sequence[Message]) -> str | None:
-    """The text of messages; None: the template refuses them."""
+    """Return the text of messages; None if the template refuses them."""
     try:
         return None if template is None else template.render(messages)
     except InvalidRequest:
@@ -267,9 +266,9 @@ _RULES: Final[Sequence[_Rule]] = (
     (_with_words_in_results, (_QUESTION, _CALLS, _RESULT, _MORE), (_QUESTION, _CALLS, _RESULT)),
     (_with_questions_joined, (_QUESTION, _MORE), (_QUESTION,)),
 )
-"""How messages are told otherwise, each with what a template may refuse, and what it takes if it knows the like."""
+"""Rules that rewrite messages, each with a conversation that a template may refuse, and a similar plain one."""
 
-# What comes after the system's words counts, too: some templates take these for a turn, and refuse the next.
+# Text after the system prompt counts, too: some templates treat that as a turn, and refuse the next one.
 _TALK = (
     *(_said("system", "alpha"), _said("user", "beta"), _said("assistant", "gamma")),
     *(_said("user", "delta"), _said("system", "epsilon"), _said("assistant", "kappa")),

@@ -1,6 +1,6 @@
-"""What comes back from a request: deltas while it runs, a completion at its end, and what it reused.
+"""The results of a request: deltas while it runs, a completion at its end, and what it reused from the cache.
 
-Frozen values; `request.py` makes them, the server turns them into JSON.
+Frozen values. `request.py` makes them, the server turns them into JSON.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ _KINDS: tuple[MatchKind, ...] = get_args(MatchKind)
 MAX_SHOWN = 60  # characters of a text in its repr
 
 FinishReason = Literal["stop", "length", "cancelled"]
-"""`stop`: a stop token, string or expression; `length`: max_tokens or the context; `cancelled`: the client left."""
+"""`stop`: a stop token, string or expression; `length`: max_tokens or the context; `cancelled`: by the client."""
 
 StopReason = str | int
-"""The stop string, stop expression or stop token of the request's own that ended a reply, as vLLM has it."""
+"""The stop string, stop expression or stop token that ended a reply if the request set one, as in vLLM's API."""
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The natural logarithm of a token's probability, and of the most likely tokens in its place.
+    """The log probability of a token, and the most likely tokens at its position.
 
-    They are those of the model, before penalties, bias, temperature and truncation. `top` is sorted, most
-    likely first, and has as many entries as `SamplingParams.logprobs` asks for, or `prompt_logprobs` for a prompt's
-    tokens; the token itself need not be among them. `rank` is its own place, from 1; among equals lower ids come first.
+    Natural logarithms of the model's own probabilities, before penalties, bias, temperature and truncation. `top` is
+    sorted, most likely first, and has as many entries as `SamplingParams.logprobs` asks for, or `prompt_logprobs` for
+    a prompt's tokens; the token itself need not be among them. `rank` is the token's own rank, from 1; on ties lower
+    ids come first.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0  # 0: not told
+    rank: int = 0  # 0: unknown
 
 
 class PromptLogprobs(Sequence[TokenLogprob | None]):
-    """Those of a prompt's tokens, as far as they are known; the first is None, because nothing comes before it.
+    """The logprobs of a prompt's tokens computed so far; the first is None, because nothing precedes it.
 
-    `token_ids` are all of the prompt's. Numbers lie in arrays, 12 bytes for each: as values of their own they would
+    `token_ids` has all tokens of the prompt. Numbers are stored in arrays, 12 bytes each: as Python objects they would
     take ten times as much.
     """
 
     def __init__(self, token_ids: Iterable[int], num_top: int) -> None:
-        """None of a prompt's yet; each will have the `num_top` most likely tokens in its place, if so many are."""
+        """Start without logprobs; each token will have the `num_top` most likely ones, or fewer if there are fewer."""
         self.num_top = num_top
         self.token_ids = array("i", token_ids)
         self._logprobs, self._ranks = array("d"), array("i")
@@ -55,22 +56,22 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits that were read: those of the first tokens, each of which says what comes behind it."""
+        """Number of rows of logits read: the row of a token has the logprobs of the token after it."""
         return len(self._logprobs)
 
     @property
     def is_complete(self) -> bool:
-        """Whether no row is missing. That of the last token is not asked for: the reply comes behind it."""
+        """Return whether all rows were read. The row of the last token is not needed: the reply follows it."""
         return len(self) == len(self.token_ids)
 
     @property
     def next_id(self) -> int:
-        """The token that comes next; it must not be complete."""
+        """The token whose logprob comes next; raises IndexError when complete."""
         return self.token_ids[len(self)]
 
     def append(self, logprob: TokenLogprob) -> None:
-        """Add that of the next token."""
-        assert logprob.token_id == self.next_id, "of another token"
+        """Add the logprob of the next token."""
+        assert logprob.token_id == self.next_id, "logprob of another token"
         self._logprobs.append(logprob.logprob)
         self._ranks.append(logprob.rank)
         self._top_ids.extend(token_id for token_id, _ in logprob.top)
@@ -99,65 +100,65 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
 
 @dataclass(frozen=True)
 class KVPruning:
-    """Some of the cached prefix's KV rows were left out: the reply is close to the exact one, but not the same."""
+    """A marker that KV rows of the cached prefix were left out: the reply is close to the exact one, not the same."""
 
-    loaded: float  # the share of the cached tokens' keys and values that is used
-    dropped_mass: float  # estimated share of the prompt's attention to the prefix that falls on the others
+    loaded: float  # share of the cached tokens' KV that is used
+    dropped_mass: float  # estimated share of the prompt's attention to the prefix that falls on the tokens left out
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a request. `cached_tokens` of the `prompt_tokens` were reused and not computed."""
+    """The token counts of a request. `cached_tokens` of the `prompt_tokens` were reused and not computed."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # cached tokens: {"exact": 96}
-    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, the ones loaded from disk for it
-    pruning: KVPruning | None = None  # None: all keys and values of the cached tokens are used, and the reply is exact
-    drafted_tokens: int = 0  # guesses of the reply's tokens that were checked
-    accepted_tokens: int = 0  # of those, the ones that were right, and are tokens of the reply
-    thought_tokens: int = 0  # of `completion_tokens`, those of the thought, its tags among them
+    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, loaded from disk for it
+    pruning: KVPruning | None = None  # None: all KV of the cached tokens is used, and the reply is exact
+    drafted_tokens: int = 0  # draft tokens that were verified
+    accepted_tokens: int = 0  # of those, accepted ones, which are tokens of the reply
+    thought_tokens: int = 0  # of `completion_tokens`, those of reasoning, its tags included
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds since the engine took the request; None where it never came so far."""
+    """The timings of a request in seconds since the engine received it; None if it never got that far."""
 
     time_to_first_token_s: float | None
     decode_tokens_per_s: float | None  # tokens after the first, over the time after the first
     total_s: float
-    queue_s: float | None = None  # until it first took part in a step: for its turn, or for the disk
+    queue_s: float | None = None  # until its first step: waiting for its turn, or for the disk
 
 
 @dataclass(frozen=True)
 class CacheMatch:
-    """What the request's first admission reused, and why it was not more."""
+    """The prefix that a request's first admission reused, and why it was not longer."""
 
     kind: str | None  # the weakest kind that was used, None if nothing was
     num_cached_tokens: int
-    why_not_more: WhyNotMore | None  # None: the request never came so far; printed, it is one line for humans
+    why_not_more: WhyNotMore | None  # None: the request was never admitted; printed, it is one line for humans
 
 
 @dataclass(frozen=True)
 class PrefillProgress:
-    """How much of a prompt has its keys and values: told when its request starts, then after each step.
+    """The prefill progress of a prompt: reported when its request starts, then after each step.
 
-    It falls only where a request gave its pages back.
+    It decreases only if the request is preempted.
     """
 
     num_prompt_tokens: int
-    num_cached_tokens: int  # of these, found or loaded rather than computed
-    num_processed_tokens: int  # likewise, there: cached or computed
+    num_cached_tokens: int  # of these, found cached or loaded rather than computed
+    num_processed_tokens: int  # of these, cached or computed so far
     elapsed_s: float  # since the start
 
 
 @dataclass(frozen=True)
 class Delta:
-    """What a step added to a reply. Joined, the texts of all deltas are `Completion.text`; of thoughts, likewise.
+    """The part of a reply that a step added. Joined, the texts of all deltas are `Completion.text`; so for `thought`.
 
-    `text` may be empty while `token_ids` is not (half a character, or the possible beginning of a stop
-    string), and the last delta may bring text without tokens. `finish_reason` is set in the last delta only.
+    `text` can be empty while `token_ids` is not (half a character, or the possible beginning of a stop
+    string), and the last delta can have text without tokens. `finish_reason` is set in the last delta only.
     """
 
     text: str
@@ -165,25 +166,25 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of `token_ids`, if asked for
     finish_reason: FinishReason | None = None
     stop_reason: StopReason | None = None  # in the last delta only
-    progress: PrefillProgress | None = None  # in deltas that say nothing else, of streams that asked for them
-    thought: str = ""  # of a chat's reply
-    num_thought_tokens: int = 0  # of the reply's tokens so far; certain when there is text
-    guessed: tuple[bool, ...] = ()  # of each of `token_ids`, whether it was guessed before the model said it
+    progress: PrefillProgress | None = None  # in deltas with nothing else, of streams that asked for progress
+    thought: str = ""  # reasoning of a chat's reply
+    num_thought_tokens: int = 0  # reasoning tokens of the reply so far; final once there is text
+    guessed: tuple[bool, ...] = ()  # of each of `token_ids`, whether it was a draft token
     readings: tuple[object, ...] = ()  # as `Completion.readings`, in the first delta with a token or a finish reason
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of the prompt's tokens, if they are among the readings."""
+        """The logprobs of the prompt's tokens, if they are among the readings."""
         return _prompt_logprobs(self.readings)
 
     @classmethod
     def whole(cls, completion: Completion) -> Delta:
-        """All of a reply's text as one delta, without its tokens."""
+        """Return the whole text of a reply as one delta, without its tokens."""
         return cls(completion.text, (), finish_reason=completion.finish_reason, thought=completion.thought)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing: all that a step brought may still be taken back, or was."""
+        """Return whether the delta has nothing new: all tokens of the step may still be taken back, or were."""
         said = self.text or self.thought or self.token_ids or self.finish_reason
         return not said and self.progress is None and not self.readings
 
@@ -192,29 +193,28 @@ class Delta:
 class Completion:
     """A finished request.
 
-    What a chat's reply thinks before it answers is `thought`, where the chat template says how thoughts are written;
-    the tags around it are in neither text. Stop strings and expressions end the answer only. `text` is the decoding of
-    the other `token_ids` up to, and without, the stop token, the stop string or the match of the stop expression that
-    ended it; a space that ends the prompt's text and is not fed begins the decoding of the ids, and not `text`.
-    `token_ids` are all tokens that the model generated, the stop token included.
+    Text between the tags that the chat template gives for reasoning is `thought`; the tags are in neither text.
+    Stop strings and expressions end the answer only. `text` is the decoding of the other `token_ids` without the stop
+    token, the stop string or the match of the stop expression that ended it. If the prompt ends in a space that was not
+    computed, the ids begin with that space, and `text` does not.
     """
 
     text: str
-    token_ids: tuple[int, ...]
-    prompt_token_ids: tuple[int, ...]  # those that were really used
+    token_ids: tuple[int, ...]  # all tokens that the model generated, the stop token included
+    prompt_token_ids: tuple[int, ...]  # as they were computed
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
     cache_match: CacheMatch
-    stop_reason: StopReason | None = None  # None: the model's own end, a complete grammar, or nothing stopped it
-    request_id: str = ""  # the caller's own name of the request, or the engine's
+    stop_reason: StopReason | None = None  # None: an end-of-sequence token, a complete grammar, or no stop at all
+    request_id: str = ""  # the caller's own id of the request, or the engine's
     num_swallowed: int = 0  # of a raw prompt: characters that the ids begin with, and that end the prompt's text
     thought: str = ""
-    readings: tuple[object, ...] = ()  # what readers of logits other than the sampler made, of types of their own
+    readings: tuple[object, ...] = ()  # results of logit readers other than the sampler, of their own types
 
     def __repr__(self) -> str:
-        """The beginning of its text, how it ended and how many tokens it has, in one line."""
+        """Return the beginning of the text, the finish reason and the token counts, in one line."""
         text = self.text if len(self.text) <= MAX_SHOWN else f"{self.text[:MAX_SHOWN]}..."
         counts = self.usage
         return (
@@ -224,18 +224,18 @@ class Completion:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """Those of the prompt's tokens; None: not asked for, or the request was cancelled before."""
+        """The logprobs of the prompt's tokens; None if not requested, or if the request was cancelled before."""
         return _prompt_logprobs(self.readings)
 
     @property
     def ended_in_reasoning(self) -> bool:
-        """Whether the reply ended by itself and is nothing but reasoning, be it a tag alone."""
+        """Return whether the reply ended by itself and consists of reasoning only, even if it is just a tag."""
         has_thought = bool(self.thought or self.usage.thought_tokens)
         return self.finish_reason == "stop" and has_thought and not self.text.strip()
 
 
 class RequestOutput(NamedTuple):
-    """What a step brought for one request. The last one has a `completion` or an `error`."""
+    """The output of a step for one request. The last one has a `completion` or an `error`."""
 
     request_id: str
     delta: Delta | None = None
@@ -245,20 +245,20 @@ class RequestOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class PrefixReuse:
-    """How many of a prompt's tokens were reused, by the kind of match that found them, strongest kind first."""
+    """The number of a prompt's tokens that were reused, by the kind of match that found them, strongest kind first."""
 
     tokens_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)
     disk_tokens_by_kind: Mapping[MatchKind, int] = field(default_factory=dict)  # of those, loaded from disk for it
     why_not_more: WhyNotMore | None = None  # None: the request was never admitted
-    pruning: KVPruning | None = None  # None: all keys and values of the reused tokens are there
+    pruning: KVPruning | None = None  # None: all KV of the reused tokens is present
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were not computed."""
+        """Number of tokens that were not computed."""
         return sum(self.tokens_by_kind.values())
 
     def with_loaded(self, by_kind: Mapping[MatchKind, int], why_not_more: WhyNotMore) -> PrefixReuse:
-        """The same with tokens that came from disk while the request computed what is before them."""
+        """Return a copy with the tokens that were loaded from disk while the request computed those before them."""
         return replace(
             self,
             tokens_by_kind=_sum(self.tokens_by_kind, by_kind),
@@ -267,7 +267,7 @@ class PrefixReuse:
         )
 
     def usage(self, num_prompt_tokens: int, num_generated: int) -> Usage:
-        """The usage of a request with so many tokens."""
+        """Return the usage of a request with this many tokens."""
         return Usage(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_generated,
@@ -278,7 +278,7 @@ class PrefixReuse:
         )
 
     def cache_match(self, why_not_more: WhyNotMore | None) -> CacheMatch:
-        """The weakest kind that was used, and why it was not more, with its texts."""
+        """Return the weakest kind of match that was used, and the given reason why it was not more."""
         kinds = [kind for kind, count in self.tokens_by_kind.items() if count]
         return CacheMatch(kinds[-1] if kinds else None, self.num_tokens, why_not_more)
 

@@ -1,7 +1,7 @@
 """The engine as a library: text in, text out, from any number of threads.
 
-Prepares requests in the caller's thread, and hands them to the one thread that owns the model. Knows nothing of HTTP;
-text is `prompts.py`'s, the thread `engine_loop.py`'s, batching and pages `engine_core.py`'s.
+Prepares requests in the caller's thread, and hands them to the one thread that owns the model. Knows nothing of HTTP.
+`prompts.py` handles text, `engine_loop.py` the thread, `engine_core.py` batching and pages.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..chat.tools.tool_format import Tool, ToolFormat
 from ..errors import EngineError, InvalidArgument, StoreOff
 from ..fields import takes_fields_of
 from ..memory import Memory
+from .background_work import IdleThread
 from .calls.text_calls import TextCalls
 from .completion import Completion
 from .engine_options import EngineOptions
@@ -35,14 +36,13 @@ from .request import Request
 from .request_maker import RequestMaker
 from .request_options import NO_OPTIONS, Message, RequestOptions
 from .sampling_params import SamplingParams
-from .upkeep import IdleThread
 from .vectors.calls import VectorCalls
 from .vectors.prompts import VectorPrompts
 
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
 
-CLEARS_WITHIN_S = 60.0  # the disk; what is to be forgotten waits for what is to be written
+CLEARS_WITHIN_S = 60.0  # on disk; clearing waits for pending writes
 
 
 class Engine(TextCalls, VectorCalls):
@@ -55,18 +55,18 @@ class Engine(TextCalls, VectorCalls):
         model: the artifact, or its directory. Opening it runs its model.so: trust where it comes from. Or what
             `radixlm compile` takes, such as "model.gguf" or "hf:ORG/NAME:Q4_K_M": it is downloaded if need be, compiled
             once, and kept in the cache folder.
-        more: how it is opened; the fields of `EngineOptions`: `Engine(model, num_threads=4)`.
+        more: the fields of `EngineOptions`: `Engine(model, num_threads=4)`.
 
     Attributes:
-        prompts: makes of texts and conversations what the model is fed.
-        vector_prompts: the same of texts that become vectors, and of documents that are scored.
-        default_params: what the model's makers recommend; `dataclasses.replace` changes some of it.
-        match: how cached prefixes may be found, unless a request says otherwise.
+        prompts: turns texts and conversations into token ids.
+        vector_prompts: the same for texts to embed, and for documents to score.
+        default_params: sampling defaults recommended by the model; `dataclasses.replace` changes some of them.
+        match: default policy for matching cached prefixes; a request can override it.
         context_length: tokens of prompt and reply together.
-        reply_options: all options with which the same request may have another reply, by name.
-        namespaces: makes the `namespace` of a client that is not to share with others.
-        queue: how many requests run and wait, and how many more may come.
-        encode, encode_chat, decode, render: those of `prompts`.
+        reply_options: options that can change the reply to a request, by name.
+        namespaces: makes the `namespace` of a client whose cache is not shared with others.
+        queue: number of requests that run and wait, and room for more.
+        encode, encode_chat, decode, render: the methods of `prompts`.
 
     Raises:
         ArtifactError: the artifact cannot be used.
@@ -96,48 +96,50 @@ class Engine(TextCalls, VectorCalls):
         self._requests = RequestMaker(self.prompts, self.manifest, options, opened.core.limits, self.queue)
         limits = opened.core.limits
         self.vector_prompts = VectorPrompts(self.tokenizer, self.manifest, max_tokens=limits.context_length)
-        self._num_at_once = 2 * options.max_num_seqs  # so that the next are there when some end
-        # An engine that nobody closes is closed when it is collected, or before the interpreter ends.
+        self._num_at_once = 2 * options.max_num_seqs  # so that the next ones are queued when some end
+        # An engine that is never closed is closed when it is collected, or before the interpreter exits.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
     def stream_prepared(self, prompt: PreparedPrompt, reply: Reply, params: SamplingParams) -> GenerationStream:
-        """Like `stream`, of a prompt as it is fed, and of the reply that `prompts.reply` made of it."""
+        """Like `stream`, with a prompt of token ids and the reply that `prompts.reply` made for it."""
         return self._start(self._requests.prepared(prompt, reply, params), None)
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How the model writes that it calls a tool."""
+        """The format in which the model writes tool calls."""
         return self.prompts.tool_format
 
     def read_reply(self, text: str, tools: Sequence[Tool]) -> ReadReply:
-        """Return what a reply says, and which of these tools it calls."""
+        """Return the parts of a reply, and which of these tools it calls."""
         return read_reply(text, self.tool_format, tools)
 
     @property
     def grammars(self) -> Grammars:
-        """Compiles what replies are to keep to; see `Prompts.grammars`."""
+        """The compiler of grammars for replies; see `Prompts.grammars`."""
         return self.prompts.grammars
 
     def note_call(
         self, call: ToolCall, options: RequestOptions = NO_OPTIONS, stream: GenerationStream | None = None
     ) -> None:
-        """A client was given this call in a reply to a request with these options: it is known when it comes back,
-        however the client writes its arguments; where there is a store and the reply's `stream`, after a restart, too.
+        """Remember a tool call that a client received, so that the prompt matches the cache when it comes back.
+
+        It is recognized however the client formats the arguments. With a store and the reply's `stream`, also after a
+        restart.
         """
         namespace = self._requests.decided(options).calls_of
         if namespace is None:
             return
         self.prompts.call_history.note(namespace, call)
         if stream is not None and self._options.store is not None:
-            with suppress(EngineError):  # it was closed, or died: the client has the reply all the same
+            with suppress(EngineError):  # it was closed, or died: the client has the reply anyway
                 self._loop.post(lambda core: core.keep_call(namespace, call, stream.computed_ids))
 
     def as_generated(self, messages: Sequence[Message], options: RequestOptions = NO_OPTIONS) -> Sequence[Message]:
-        """A conversation in which the calls of `note_call` have their arguments as the model wrote them."""
+        """Return the conversation with the calls of `note_call` as the model wrote them."""
         return self._requests.as_generated(messages, options)
 
     def cache_tree(self, namespace: bytes = b"") -> CacheTree:
-        """What is cached for a namespace, after the step that runs.
+        """Return the cached prefixes of a namespace, after the running step.
 
         Raises:
             EngineError: the engine is closed, or died.
@@ -153,12 +155,13 @@ class Engine(TextCalls, VectorCalls):
         return self._loop.call(lambda core: core.cached_text(namespace, node_id))
 
     def clear_cache(self, namespace: bytes = b"") -> CacheCleared:
-        """Forget a namespace's prefixes and texts, but for what live requests use: that stays until it makes room.
-        Returns when they are off the disk, too.
+        """Forget a namespace's prefixes and texts; what running requests use is dropped later, when memory is needed.
+
+        Returns when they are removed from disk, too.
 
         Raises:
             EngineError: the engine is closed, or died.
-            StoreOff: memory has forgotten them, and the disk, which failed or hangs, may still have some.
+            StoreOff: memory has forgotten them, but the disk failed or hangs, and may still have some.
         """
         forgotten = self._loop.call(lambda core: core.forget(namespace))
         deadline = time.monotonic() + CLEARS_WITHIN_S
@@ -173,7 +176,7 @@ class Engine(TextCalls, VectorCalls):
         )
 
     def num_cached_elsewhere(self, prompt_ids: Sequence[int], namespace: bytes = b"") -> int:
-        """How many of a prompt's tokens another namespace than this one has: for the owner of all, never for clients.
+        """Return how many of a prompt's tokens other namespaces have cached: for the server's owner, never for clients.
 
         Raises:
             EngineError: the engine is closed, or died.
@@ -182,26 +185,28 @@ class Engine(TextCalls, VectorCalls):
 
     @property
     def store_directory(self) -> Path | None:
-        """The directory that prefixes are kept in; None: there is none, or it cannot be used."""
+        """The directory of the disk store; None if there is none, or it cannot be used."""
         return None if self._core.tier is None else self._core.tier.store.directory
 
     def remember(self, memory: Memory) -> None:
-        """Have a memory of the server forget what this engine forgets: a namespace, or what is unused for too long."""
+        """Add a memory of the server: it forgets what this engine forgets, a namespace or unused entries."""
         self._loop.call(lambda core: core.memories.add(memory))
 
     def warm_up(self) -> None:
-        """Do what the first request would wait for, but not what only some ask for; raises as `check`."""
+        """Do the work that any first request would wait for. Raises EngineError like `check`."""
         self._loop.call(lambda core: core.warm_up())
 
     def expect_grammars(self) -> None:
-        """Have ready, once there was no request for a second, what the first grammar would wait for; later calls do
-        nothing. Where there are 150,000 tokens it takes 90 MB. An error comes again with the first grammar.
+        """Load the grammar compiler once there was no request for a second, so that the first grammar is fast.
+
+        Later calls do nothing. With a vocabulary of 150,000 tokens it takes 90 MB. An error is raised again by the
+        first grammar.
         """
         if self._idle_thread is None:
             self._idle_thread = IdleThread(self._grammars_in_pieces(), quiet_s=lambda: self.queue.quiet_s)
 
     def check(self) -> None:
-        """Raise AssertionError unless requests, sequences, pages and prefixes agree, after the step that runs; slow.
+        """Raise AssertionError unless requests, sequences, pages and prefixes agree, after the running step; slow.
 
         Raises:
             EngineError: the engine is closed, or died.
@@ -209,7 +214,7 @@ class Engine(TextCalls, VectorCalls):
         self._loop.call(lambda core: core.check())
 
     def stats(self) -> EngineStats:
-        """Counters and the state now; never waits for a step.
+        """Return counters and the current state; never waits for a step.
 
         Raises:
             EngineClosed: the engine belongs to another process.
@@ -225,8 +230,8 @@ class Engine(TextCalls, VectorCalls):
         )
 
     def close(self) -> None:
-        """Cancel what runs, stop the thread and free the model; later requests raise EngineClosed. May be called
-        twice. In a forked child nothing is to do."""
+        """Cancel all requests, stop the thread and free the model; later requests raise EngineClosed. Can be called
+        twice. Does nothing in a forked child."""
         if not self._loop.is_own:
             return
         if self._idle_thread is not None:
@@ -255,10 +260,10 @@ class Engine(TextCalls, VectorCalls):
         self._loop.require_own_process()
 
     def _grammars_in_pieces(self) -> Iterator[None]:
-        yield from self.grammars.pieces_of_warm_up()  # the first piece loads a native library, too
+        yield from self.grammars.pieces_of_warm_up()  # the first piece also loads a native library
 
     def _answer(self, request: Request) -> Completion:
-        """Wait for the end of a request, which ends with the wait."""
+        """Wait for a request and return its completion; an interrupted wait cancels it."""
         # entered first: no interrupt comes between it and the request
         with GenerationStream.of(request, self._loop.cancel) as stream:
             self._submit(request, stream)

@@ -1,7 +1,7 @@
 """Run requests step by step: schedule, compute, sample, commit.
 
-One thread owns it; it starts none and never waits. Everything it works with is handed in, and a failure stays
-with the one request, or with the requests of the one step, that it concerns. How requests end is `outputs.py`'s.
+One thread owns it; it starts none and never waits. All its parts are passed in. A failure ends only the one request,
+or the requests of the one step, that it concerns. `outputs.py` ends requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..speculation.draft_model import DraftModel
 from .completion import PrefillProgress, RequestOutput
 from .counters import CoreCounters
 from .engine_queue import WorkQueue
-from .outputs import Outputs
+from .outputs import OutputMaker
 from .request import Request
 from .request_options import Client, RequestLimits
 from .scheduler import Scheduler
@@ -39,25 +39,25 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """`add` requests, `step` until they are finished, `abort` those that no client waits for any more.
+    """Runs requests: `add` them, `step` until they are finished, `abort` those that no client waits for any more.
 
     Args:
         forward: the model.
         cache: pages and prefixes, of this engine alone.
-        memories: all that outlives requests: the cache, and what of the following remembers anything.
-        limits: what a request must keep to. A context needs a page more than its tokens fill, because the
-            rows of a page that is reused in part lie there twice for a moment.
+        memories: everything that outlives requests: the cache, and the memories among the following.
+        limits: what a request must satisfy. A context needs a page more than its tokens fill, because the
+            rows of a partly reused page exist twice for a moment.
         clock: seconds; only differences count.
-        tier: what keeps pages on disk, if anything does; a request that it loads for waits outside of the scheduler.
-        queue: what the tier has run between two steps; by default one that nothing else knows.
-        expected: is told what prompts may come, and computed a piece a step while there is no request.
-        draft_model: guesses what replies go on with; None: no model does.
-        mtp_head: guesses in its place; None: the model has none, or it is not to be used.
-        store_off_because: why there is no tier, although a store was asked for.
+        tier: the disk tier, if there is a store; a request that waits for the disk is not in the scheduler.
+        queue: closures that the tier runs between two steps; None: a private queue.
+        expected: prompts that are likely to come, prefilled a piece per step while there is no request.
+        draft_model: drafts tokens for speculative decoding; None: there is no draft model.
+        mtp_head: drafts in its place; None: the model has no MTP head, or it is not used.
+        store_off_because: why there is no tier, although a store was requested.
 
     Attributes:
-        cache, memories, tier, queue, expected, draft_model, store_off_because: see above.
-        on_progress: gets a request's id and how far its prompt is, within steps; must not raise.
+        cache, memories, tier, queue, expected, draft_model, store_off_because: as passed in.
+        on_progress: called with a request's id and prefill progress, within steps; must not raise.
 
     Raises:
         InvalidParameter: the cache is too small for the context length.
@@ -94,48 +94,48 @@ class EngineCore:
         self._clock = clock
         self.store_off_because = store_off_because
         self.tier, self.queue = tier, WorkQueue(clock=clock) if queue is None else queue
-        self._loading: dict[str, Request] = {}  # by id, those that wait for the disk
+        self._loading: dict[str, Request] = {}  # requests that wait for the disk, by id
         self.draft_model = draft_model
         policy, context_length = policy or SchedulerPolicy(), limits.context_length
         self._scheduler = Scheduler(cache, policy, context_length=context_length, drafts=draft_model or mtp_head)
         self.expected = expected
-        self._outputs = Outputs(self._scheduler, cache, memories, tier, self.counters, expected, clock=clock)
+        self._outputs = OutputMaker(self._scheduler, cache, memories, tier, self.counters, expected, clock=clock)
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything; without it there may still be requests that wait for the disk."""
+        """Return whether `step` has anything to do; if not, requests may still wait for the disk."""
         return self._scheduler.has_work or self.queue.wait_s == 0.0
 
     @property
     def wait_s(self) -> float | None:
-        """Without work: seconds until there is something to do in any case; None: there may never be."""
+        """Seconds until there is work, if no request comes; None if there will be none."""
         return self.queue.wait_s if self._idle_work is None else 0.0
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no pages."""
+        """Number of requests without pages."""
         return self._scheduler.num_waiting + len(self._loading)
 
     @property
     def num_running(self) -> int:
-        """Requests that take part in steps."""
+        """Number of requests that take part in steps."""
         return self._scheduler.num_running
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request had to give its pages back."""
+        """Number of preemptions: a request had to give its pages back."""
         return self._scheduler.num_preemptions
 
     def cache_tree(self, namespace: bytes) -> CacheTree:
-        """What is cached for a namespace; between two steps."""
+        """Return the cached prefixes of a namespace; between two steps."""
         return CacheTree.of(self.cache, namespace, self._clock(), live=self.live_uses(namespace))
 
     def cached_text(self, namespace: bytes, node_id: int) -> CachedText | None:
-        """The tokens of one run of `cache_tree`; between two steps."""
+        """Return the tokens of one run of `cache_tree`, None if it is gone; between two steps."""
         return CachedText.of(self.cache, namespace, node_id)
 
     def live_uses(self, namespace: bytes) -> list[CacheUse]:
-        """What the namespace's requests use now, the newest first; between two steps."""
+        """Return the cache use of the namespace's current requests, newest first; between two steps."""
         requests = [*self._scheduler.requests(), *self._loading.values()]
         live = [request for request in requests if request.namespace == namespace]
         live.sort(key=lambda request: request.spec.arrived_at, reverse=True)
@@ -147,15 +147,15 @@ class EngineCore:
         return self.memories.forget(namespace)
 
     def keep_call(self, namespace: bytes, call: ToolCall, made_by: ReplyTokens) -> None:
-        """Have the store keep a call that a client was given, after its reply."""
+        """Save a tool call that a client received to the store, after its reply."""
         if self.tier is not None:
             self.tier.saver.keep_call(namespace, call, made_by)
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn.
+        """Queue a request.
 
         Raises:
-            InvalidRequest: it cannot be served as it is, or its id is taken; nothing is changed.
+            InvalidRequest: it can never be served, or its id is in use; nothing is changed.
         """
         self.limits.validate(request.prompt, request.spec.params)
         if request.request_id in self._scheduler or request.request_id in self._loading:
@@ -164,7 +164,7 @@ class EngineCore:
             self._scheduler.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request where it is, with finish reason `cancelled`; None if it has ended already."""
+        """End a request with finish reason `cancelled`; None if it has already ended."""
         if request_id in self._loading:
             request = self._loading.pop(request_id)
         elif request_id in self._scheduler:
@@ -178,7 +178,7 @@ class EngineCore:
         return self._outputs.finish(request, delta)
 
     def refuse_newest(self, client: Client, refusal: EngineOverloaded) -> RequestOutput | None:
-        """End the newest request of a client that never ran, to make room for another's; None: there is none."""
+        """Refuse a client's newest request that never ran, to make room for another client; None if there is none."""
         waiting = [*self._scheduler.waiting_requests(), *self._loading.values()]
         own = [request for request in waiting if request.client == client]
         if not own:
@@ -189,8 +189,9 @@ class EngineCore:
         return self._outputs.refuse(newest, refusal)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch, and return what is new; empty if no request has a token yet, or nothing is to
-        be done. Without any request it computes a piece of an expected prompt.
+        """Compute one batch and return the new outputs; empty if no request has a token yet, or if there is no work.
+
+        Without any request, prefill a piece of an expected prompt.
         """
         self.queue.run()
         if not self._scheduler.has_work:
@@ -215,7 +216,7 @@ class EngineCore:
                 outcomes = plan.compute(self._forward, num_outputs=self.limits.num_outputs, clock=self._clock)
                 for item, outcome in outcomes:
                     if outcome.is_damaged:
-                        step.drop(item.reservation.sequence)  # what came out of it must not be reused
+                        step.drop(item.reservation.sequence)  # its rows must not be reused
                     elif item.draft.token_ids:
                         step.accept(item.reservation.sequence, outcome.num_accepted)
                 step.commit()
@@ -231,13 +232,14 @@ class EngineCore:
         return self._outputs.hand_out(plan, outcomes, check=self.check)
 
     def warm_up(self) -> None:
-        """Compute a token of no request on a free page, so that the first request finds weights mapped in and threads
-        running. What a step takes then is the scheduler's first measure. What fails here, requests will meet and say.
+        """Compute one token on a free page for no request, so that weights are mapped in and threads run.
+
+        The time is the scheduler's first measurement. A failure is logged; requests will meet it themselves.
         """
         if not self.cache.pool.num_free:
             return
         try:
-            for _ in range(2):  # the first one maps the weights in, so only the second is a measure
+            for _ in range(2):  # the first one maps the weights in, so only the second is measured
                 seconds = seconds_of_zeros(
                     self._forward, self.cache, 0, 1, clock=self._clock, num_outputs=self.limits.num_outputs
                 )
@@ -246,9 +248,9 @@ class EngineCore:
             _LOGGER.exception("the model could not be warmed up")
 
     def start_over(self, cause: BaseException) -> None:
-        """Forget all requests and all that memory has cached, in whatever state `cause` left them: the pool is fresh.
+        """Drop all requests and all cached prefixes in memory, in whatever state `cause` left them: the pool is fresh.
 
-        What is on disk stays: it was checked when it was written, and is when it is read.
+        The disk keeps its pages: they are verified when written and when read.
         """
         self.counters.count_restart(cause)
         self._scheduler.start_over()
@@ -272,25 +274,25 @@ class EngineCore:
 
     @property
     def _idle_work(self) -> ExpectedPrompts | None:
-        """What has something to do for no client; None: nothing has, or a client's request is here."""
+        """The expected prompts if there is something to prefill and no request; else None."""
         expected, is_busy = self.expected, self._scheduler.has_work or self._loading
         return None if is_busy or expected is None or not expected.has_work else expected
 
     def _step_idle(self) -> None:
-        """Compute a piece of what no client asked for, if there is time and any."""
+        """Prefill a piece of an expected prompt, if there is no request and there are any."""
         try:
             if (work := self._idle_work) is not None:
                 work.run()
-        except Exception:  # it is computed when it comes
+        except Exception:  # the prompt is computed when it comes
             _LOGGER.exception("computing what the next prompt begins with failed")
 
     def _waits_for(self, tier: DiskTier, request: Request) -> bool:
-        """Have what the disk has of a request's prompt loaded; whether the request waits for that."""
+        """Start loading the request's prefix from disk; return whether the request has to wait for it."""
         wanted = PrefixLookup(
             request.request_id,
             partial(find_prefix, request=request, context_length=self.limits.context_length),
             go_on=partial(self._go_on, request),
-            met=partial(self._scheduler.meet, request),
+            met=partial(self._scheduler.resume_loaded, request),
             num_tokens_ahead=self._scheduler.num_tokens_ahead,
             options=request.spec.options,
         )
@@ -300,11 +302,11 @@ class EngineCore:
         return True
 
     def _go_on(self, request: Request, loaded: LoadedPrefix | None, rows: LoadedRows | None) -> None:
-        """Schedule a request that waited for the disk, whatever became of its load."""
+        """Schedule a request that waited for the disk, whether or not anything was loaded."""
         self._scheduler.add(self._loading.pop(request.request_id), loaded=loaded, rows=rows)
 
     def _start(self, requests: list[Request], now: float) -> None:
-        """Note the requests whose first step this is, and tell of them before it is computed: that may take long."""
+        """Record the first step of these requests, and report progress before it is computed: it can take long."""
         for request in requests:
             queue_s = request.start(now)
             if queue_s is not None:

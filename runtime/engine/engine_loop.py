@@ -1,8 +1,8 @@
-"""The one thread that owns an `EngineCore`: it takes requests from a queue, steps, and tells their listeners.
+"""The one thread that owns an `EngineCore`: it takes requests from a queue, runs steps, and calls their listeners.
 
-The thread sleeps while there is nothing to do. If it dies, every request that it has gets the error instead of waiting
-on. After its first death it goes on with a core that starts over; after the second it ends. `EngineCore` is one step
-as a plain call; this is when steps are made, and for whom. Knows requests and listeners, not text or HTTP.
+The thread sleeps while there is no work. If it dies, every request that it has gets the error. After its first death
+it continues with a core that starts over; after the second it ends. `EngineCore` is one step as a plain call; this
+module decides when steps run. Knows requests and listeners, not text or HTTP.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .request_options import Client
 _LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FORGIVEN_S = 600.0  # after a death: what kills the thread again sooner would kill it for ever
+FORGIVEN_S = 600.0  # after a death: an error that kills the thread again sooner would kill it for ever
 
 Listener = Callable[[RequestOutput], None]
-"""Gets a request's outputs, on the loop's thread; must neither block nor raise."""
+"""A callback for a request's outputs, on the loop's thread; must neither block nor raise."""
 
 
 class EngineLoop:
-    """Runs `core` in a thread of its own until `close`; all methods may be called from any thread.
+    """Runs `core` in its own thread until `close`; all methods can be called from any thread.
 
     Attributes:
-        queue: what the thread is to do, and how many requests it may have.
+        queue: commands for the thread, and the limit on requests.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class EngineLoop:
         on_exit: Callable[[], None],
         max_num_requests: int | None = None,
     ) -> None:
-        """Start the thread; `on_exit` is called on it when it ends, to free what the core works with.
+        """Start the thread; `on_exit` is called on it when it ends, to free the resources of the core.
 
         Args:
-            max_num_requests: that may run and wait together; None: any number.
+            max_num_requests: requests that can run and wait together; None: any number.
         """
         self.queue = EngineQueue(
             core.queue.changed, clock=clock, max_num_requests=max_num_requests, make_room=self._make_room
@@ -57,7 +57,7 @@ class EngineLoop:
         self._core = core
         core.on_progress = self._tell_progress
         self._on_exit = on_exit
-        self._listeners: dict[str, Listener] = {}  # of requests in the core; the thread's own
+        self._listeners: dict[str, Listener] = {}  # of requests in the core; used by the thread only
         self._clients: dict[str, Client] = {}  # likewise
         self._pid = os.getpid()
         self._clock = clock
@@ -67,17 +67,17 @@ class EngineLoop:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are taken and computed."""
+        """Return whether requests are accepted and computed."""
         return self.is_own and self._thread.is_alive() and not self.queue.is_closed and self.queue.crash is None
 
     @property
     def crash(self) -> str | None:
-        """The kind of error that the thread died of for good; None while it lives, or if it was closed."""
+        """The kind of error that ended the thread for good; None while it runs, or if it was closed."""
         return None if self.queue.crash is None else type(self.queue.crash).__name__
 
     @property
     def is_own(self) -> bool:
-        """Whether this process opened it; a forked child did not."""
+        """Return whether this process opened the engine; a forked child did not."""
         return os.getpid() == self._pid
 
     def require_own_process(self) -> None:
@@ -88,7 +88,7 @@ class EngineLoop:
             )
 
     def submit(self, request: Request, listener: Listener) -> None:
-        """Hand a request over; all that comes of it, errors too, goes to `listener`.
+        """Hand a request over; all its outputs, errors too, go to `listener`.
 
         Raises:
             EngineOverloaded: too many requests run and wait.
@@ -100,7 +100,7 @@ class EngineLoop:
         self.queue.put(Command(partial(self._add, request, listener), refuse, True, request.client))
 
     def cancel(self, request_id: str) -> None:
-        """End a request where it is; harmless if it has ended, or the loop has."""
+        """Cancel a request; does nothing if it, or the loop, has ended."""
         if not self.is_own:
             return
         try:
@@ -109,7 +109,7 @@ class EngineLoop:
             return  # closing or dying, the loop ends every request itself
 
     def call(self, work: Callable[[EngineCore], T]) -> T:
-        """What `work` returns or raises, done with the core on the loop's thread after the step that runs.
+        """Run `work` with the core on the loop's thread, after the running step; return or raise what it does.
 
         Raises:
             EngineClosed: the loop was closed.
@@ -119,7 +119,7 @@ class EngineLoop:
         return self.post(work).result()
 
     def post(self, work: Callable[[EngineCore], T]) -> Future[T]:
-        """Like `call`, without waiting: a request that is submitted later comes after it."""
+        """Like `call`, without waiting; runs before requests that are submitted later."""
         self.require_own_process()
         result: Future[T] = Future()
 
@@ -135,8 +135,9 @@ class EngineLoop:
         return result
 
     def close(self) -> None:
-        """Cancel what runs, end the thread and the kernels' threads, and wait for them. May be called twice; in a
-        forked child nothing is to do.
+        """Cancel all requests, end the thread and the kernels' threads, and wait for them.
+
+        Can be called twice; does nothing in a forked child.
         """
         if not self.is_own:
             return
@@ -154,7 +155,7 @@ class EngineLoop:
             self._on_exit()
 
     def _has_served(self) -> bool:
-        """Serve until the loop is closed or dies for good; False if it died and started over."""
+        """Serve until the loop is closed or dies for good; return False if it died and started over."""
         try:
             self._serve()
         except BaseException as error:
@@ -164,7 +165,7 @@ class EngineLoop:
 
     def _serve(self) -> None:
         while self._wait_for_work():
-            self._core.queue.run()  # what has expired goes before a command finds it
+            self._core.queue.run()  # drop what has expired before a command finds it
             self.queue.do_all()
             for output in self._core.step():
                 self._deliver(output)
@@ -173,7 +174,7 @@ class EngineLoop:
             self._abort(request_id)
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there may be something to do; False when the loop is to end."""
+        """Sleep until there may be work; return False when the loop must end."""
         if self._core.has_work:  # between two steps: there is nothing to wait for
             self.queue.note(self._core.counters.progress)
         else:
@@ -182,7 +183,7 @@ class EngineLoop:
 
     def _add(self, request: Request, listener: Listener) -> None:
         self._clients[request.request_id] = request.client
-        self._listeners[request.request_id] = listener  # first: if the loop dies of this request, it is told
+        self._listeners[request.request_id] = listener  # first: if this request kills the loop, its listener is called
         try:
             self._core.add(request)
         except Exception as error:
@@ -204,7 +205,7 @@ class EngineLoop:
             self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
-        """Tell a request's listener; one that raises loses its request, and is told so if it can be."""
+        """Call a request's listener; one that raises loses its request, and is told so if possible."""
         is_last = output.completion is not None or output.error is not None
         listener = self._listeners.get(output.request_id)
         if is_last:
@@ -215,11 +216,11 @@ class EngineLoop:
                 is_last = True
             lost = EngineError(f"the reply could not be delivered: {type(error).__name__}; try again")
             _tell(listener, RequestOutput(output.request_id, error=lost))
-        if is_last:  # not before: if the loop dies here, the listener is told of that
+        if is_last:  # not before: if the loop dies here, the listener is told
             self._listeners.pop(output.request_id, None)
 
     def _tell_progress(self, request_id: str, progress: PrefillProgress) -> None:
-        """Tell a request's listener, within a step: one that raises is found out by what comes after it."""
+        """Call a request's listener within a step; log its errors: it fails again at its next output."""
         listener = self._listeners.get(request_id)
         if listener is None:
             return
@@ -229,14 +230,14 @@ class EngineLoop:
             _LOGGER.exception("telling the progress of request %s failed", request_id)
 
     def _leave(self, output: RequestOutput) -> None:
-        """Make room for another request: this one has ended."""
+        """Release the queue's room of a request that has ended."""
         completion = output.completion
         is_usual = completion is not None and completion.finish_reason != "cancelled"
         total_s = completion.timings.total_s if completion is not None and is_usual else None
         self.queue.leave(total_s, self._clients.pop(output.request_id, b""))
 
     def _has_started_over(self, cause: BaseException) -> bool:
-        """After a death: tell every request that it is lost, and whether the loop goes on with those that come."""
+        """Recover from a death: fail every request, and return whether the loop continues with new ones."""
         now, died_at = self._clock(), self._died_at
         goes_on = not self.queue.is_closed and (died_at is None or now - died_at >= FORGIVEN_S)
         self._died_at = now
@@ -248,7 +249,7 @@ class EngineLoop:
                 goes_on = False
         lost, self._listeners = self._listeners, {}
         self._clients.clear()
-        self.queue.start_over()  # commands that still wait are served if the loop goes on
+        self.queue.start_over()  # waiting commands are served if the loop continues
         if not goes_on:
             self.queue.die(cause)
         for request_id, listener in lost.items():
@@ -256,17 +257,17 @@ class EngineLoop:
         return goes_on
 
     def _lose(self, request_id: str, listener: Listener, cause: BaseException, *, is_final: bool) -> None:
-        """Tell a request that the thread died, and of what."""
+        """Tell a request that the thread died, and the cause."""
         died = EngineDied(cause, is_final=is_final)
         self._core.counters.count_failed(died)
         try:
             _tell(listener, RequestOutput(request_id, error=died))
-        except BaseException as error:  # the others wait to be told, and those that come to be served
+        except BaseException as error:  # the others still have to be told, and new requests served
             _LOGGER.critical("telling request %s of it failed", request_id, exc_info=error)
 
 
 def _tell(listener: Listener, output: RequestOutput) -> Exception | None:
-    """Hand an output to a listener; what the listener raised, if it did."""
+    """Hand an output to a listener; return what the listener raised, if it did."""
     try:
         listener(output)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""How an engine is opened; each option is declared here alone, and the command line's flags are made from that.
+"""Options for opening an engine: each is declared only here, and the command line's flags are made from them.
 
-Knows ranges; what an artifact or the memory allows is checked where these are known.
+Knows ranges. What an artifact or the memory allows is checked where they are known.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .step.plan import AdmissionPolicy, SchedulerPolicy
 
 _LOGGER = logging.getLogger(__name__)
 
-MAX_THREADS = 1024  # as many as `compile/codegen/thread_pool.ll` has room for
+MAX_THREADS = 1024  # limit of `compile/codegen/thread_pool.ll`
 
 SpeculatePolicy = Literal["auto", "off", "lookup", "draft", "mtp"]
-"""Where guesses of what replies go on with come from."""
+"""Sources of draft tokens for speculative decoding."""
 
 OpenRunner = Callable[[Artifact, int, int | None], Runner]
-"""Makes a runner of an artifact, with a number of KV pages and of threads."""
+"""Open a runner of an artifact, given the number of KV pages and of threads."""
 
 
 _GB, _MB = ("GB", 1e9), ("MB", 1e6)
@@ -44,7 +44,7 @@ _GB, _MB = ("GB", 1e9), ("MB", 1e6)
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of an engine.
+    """The options of an engine.
 
     Raises:
         InvalidParameter: a value is outside its range, or two contradict each other.
@@ -239,16 +239,16 @@ class EngineOptions:
 
     @property
     def extra(self) -> Extra | None:
-        """The extra that one of these options belongs to; None: none does."""
+        """The extra that one of these options belongs to; None if none does."""
         return extra_of(self)
 
     @property
     def max_num_requests(self) -> int | None:
-        """How many requests may run and wait together; None: any number."""
+        """The most requests that run and wait together; None: any number."""
         return None if self.max_queue is None else self.max_num_seqs + self.max_queue
 
     def decide(self, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
-        """Return what a request asks for, with the engine's choices where it makes none.
+        """Return a request's options, with the engine's choices for those that it leaves open.
 
         Raises:
             InvalidParameter: the model or the engine does not allow it.
@@ -260,10 +260,10 @@ class EngineOptions:
         return chosen
 
     def uses_mtp(self, model: ModelConfig) -> bool:
-        """Whether the model's MTP head guesses.
+        """Return whether the model's MTP head drafts tokens.
 
         Raises:
-            InvalidParameter: it is asked for, and the model has none.
+            InvalidParameter: it is requested, and the model has none.
         """
         if self.speculate == "mtp" and model.mtp is None:
             raise InvalidParameter(
@@ -275,13 +275,16 @@ class EngineOptions:
         return is_asked and model.mtp is not None and self._speculates(model)
 
     def _speculates(self, model: ModelConfig) -> bool:
-        """Whether replies are guessed. A wrong guess has a recurrent model compute the right ones before it again, so
-        that it must be asked for, or a head guess."""
+        """Return whether replies are drafted.
+
+        After a rejected draft token a recurrent model computes the accepted ones again. So by default it drafts only if
+        it has an MTP head.
+        """
         is_off = self.speculate == "off" or (self.speculate == "auto" and model.state_bytes and model.mtp is None)
         return not is_off and (self.extra is None or self.extra.speculates)
 
     def scheduler_policy(self, manifest: Manifest) -> SchedulerPolicy:
-        """The limits of a step.
+        """Return the limits of a step.
 
         Raises:
             InvalidParameter: the artifact does not allow these.

@@ -1,6 +1,6 @@
-"""What other threads hand to the engine's thread: requests, cancellations and calls; and closures between two steps.
+"""The queue of the engine's thread: requests, cancellations and calls from other threads; closures between two steps.
 
-Knows commands, closures, a clock and how many requests there may be, not what is computed.
+Knows commands, closures, a clock and the limit on requests, not what is computed.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 @dataclass(frozen=True)
 class Command:
-    """Something for the thread to do; `refuse` is called instead, with what the thread died of, if it never will."""
+    """A command for the engine's thread; `refuse` is called with the fatal error instead if the thread is dead."""
 
     do: Callable[[], None]
     refuse: Callable[[BaseException], None]
     is_request: bool = False
-    client: Client = b""  # whose request it is
+    client: Client = b""  # the client of the request
 
 
 class EngineQueue:
-    """Commands in the order in which they came, until it is closed or its thread has died for good.
+    """A queue of commands in order of arrival, until it is closed or its thread has died for good.
 
     Args:
-        changed: guards the queue, and is notified of what is put; others may notify of other work.
+        changed: guards the queue, and is notified of new commands; others can notify it of other work.
         clock: seconds; only differences count.
-        max_num_requests: that may run and wait together; None: any number.
+        max_num_requests: requests that can run and wait together; None: any number.
         make_room: ends the newest request of a client that did not run yet, with this error, and returns whether there
-            was one; called on the engine's thread. None: whoever comes too late is refused.
+            was one; called on the engine's thread. None: requests that arrive too late are refused.
     """
 
     def __init__(
@@ -54,50 +54,50 @@ class EngineQueue:
         self._changed = changed  # guards all below
         self._commands: deque[Command] = deque()
         self._num_requests = 0  # submitted, and not ended yet
-        self._by_client = Counter[Client]()  # likewise, without those that are to make room
+        self._by_client = Counter[Client]()  # of those, without those chosen to make room
         self._make_room = make_room
         self._num_making_room = 0
         self._num_rejected = 0
-        self._usual_s = 0.0  # what requests took of late, waiting included
+        self._usual_s = 0.0  # moving average of request durations, waiting included
         self._is_closed = False
         self._crash: BaseException | None = None
-        # when the work began, or when a step last got on, which is set without the lock; None: there is no work
+        # since when there is work, or the time of the last progress, set without the lock; None: there is no work
         self._busy_since: float | None = None
-        self._progress = 0  # when that was set
-        self._quiet_since = clock()  # when the last request ended; right only while there is none
+        self._progress = 0  # progress at that time
+        self._quiet_since = clock()  # end of the last request; valid only while there is none
 
     def __len__(self) -> int:
         return len(self._commands)
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` was called."""
         return self._is_closed
 
     @property
     def crash(self) -> BaseException | None:
-        """What the thread died of for good."""
+        """The error that killed the thread for good; None if it did not die."""
         return self._crash
 
     @property
     def num_submitted(self) -> int:
-        """Requests that the thread has not looked at yet."""
+        """Number of requests that the thread has not taken yet."""
         return sum(command.is_request for command in tuple(self._commands))
 
     @property
     def num_rejected(self) -> int:
-        """Requests that were refused because too many ran and waited."""
+        """Number of requests that were refused because too many ran and waited."""
         return self._num_rejected
 
     @property
     def room(self) -> int | None:
-        """How many requests more would be taken now; None: any number."""
+        """The number of further requests that would be accepted now; None: any number."""
         most = self.max_num_requests
         return None if most is None else max(most - self._num_requests, 0)
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since a step got on while there is work; 0.0 when idle."""
+        """Seconds since the last progress while there is work; 0.0 when idle."""
         with self._changed:
             return 0.0 if self._busy_since is None else max(0.0, self._clock() - self._busy_since)
 
@@ -108,17 +108,17 @@ class EngineQueue:
             return 0.0 if self._num_requests else max(0.0, self._clock() - self._quiet_since)
 
     def refusal(self, num_waiting: int) -> EngineOverloaded:
-        """Count a request that was refused before it came here, where `num_waiting` others wait: what it is told."""
+        """Count a request that is refused before it is queued, and return its error; `num_waiting` others wait."""
         with self._changed:
             return self._refusal(num_waiting)
 
     def require_room(self, client: Client = b"") -> None:
-        """Raise EngineOverloaded if a client's request could not be put: asked first, one too many costs nothing."""
+        """Raise EngineOverloaded if a client's request would be refused, before work is spent on it."""
         with self._changed:
             self._greediest(client)
 
     def put(self, command: Command) -> None:
-        """Add a command. Where too many requests run and wait, the client with most of them loses its newest.
+        """Add a command. If too many requests run and wait, the client with the most loses its newest one.
 
         Raises:
             EngineOverloaded: it is a request, too many run and wait, and no client has more than this one.
@@ -141,7 +141,7 @@ class EngineQueue:
             self._changed.notify()
 
     def close(self) -> None:
-        """Take no more commands, and end the thread's wait."""
+        """Accept no more commands, and end the thread's wait."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -149,25 +149,28 @@ class EngineQueue:
     # For the engine's thread.
 
     def note(self, progress: int) -> None:
-        """There is work, which has come so far: a number that rises when a step gets on."""
+        """Record that there is work and its progress, a number that rises when a step succeeds."""
         if progress != self._progress or self._busy_since is None:
             self._progress, self._busy_since = progress, self._clock()
 
     def wait(self, timeout_s: Callable[[], float | None]) -> None:
-        """Wait for a command, `close` or other work, and until the timeout at most, if there is one."""
+        """Wait for a command, `close` or other work; at most for the timeout, if there is one."""
         with self._changed:
             self._busy_since = self._clock() if self._commands else None
             if not (self._is_closed or self._commands):
                 self._changed.wait(timeout_s())
 
     def do_all(self) -> None:
-        """Do what there is."""
+        """Run all commands."""
         while self._commands:
             self._commands.popleft().do()
 
     def leave(self, total_s: float | None, client: Client = b"") -> None:
-        """Make room for another request: one of a client has ended, and took so long if it was not cancelled and did
-        not fail."""
+        """Release the room of a request that ended.
+
+        Args:
+            total_s: its duration; None if it was cancelled or failed.
+        """
         with self._changed:
             self._num_requests -= 1
             self._count(client, -1)
@@ -176,14 +179,14 @@ class EngineQueue:
                 self._usual_s += (total_s - self._usual_s) / 4
 
     def start_over(self) -> None:
-        """Count only the requests that the thread has not looked at: it has lost all others."""
+        """Count only requests that the thread has not taken yet: it has lost all others."""
         with self._changed:
             submitted = [command for command in self._commands if command.is_request]
             self._num_requests, self._num_making_room = len(submitted), 0
             self._by_client = Counter(command.client for command in submitted)
 
     def die(self, cause: BaseException) -> None:
-        """Take no more commands, and refuse those that are here."""
+        """Accept no more commands, and refuse those that wait."""
         with self._changed:
             self._crash, self._num_requests = cause, 0
             self._by_client = Counter()
@@ -192,7 +195,7 @@ class EngineQueue:
             command.refuse(cause)
 
     def _greediest(self, client: Client) -> Client | None:
-        """The client that makes room for a request of this one; None: there is room. The lock is held.
+        """Return the client that must make room for a request of this one; None if there is room. The lock is held.
 
         Raises:
             EngineOverloaded: no client has more requests.
@@ -207,7 +210,7 @@ class EngineQueue:
         return greediest
 
     def _take_from(self, client: Client) -> None:
-        """Have a client lose its newest request that did not run yet. The lock is held."""
+        """Make a client lose its newest request that did not run yet. The lock is held."""
         make_room, refusal, counts = self._make_room, self._refusal(), self._by_client
         assert make_room is not None, "some client is to make room"
         self._num_making_room += 1
@@ -215,7 +218,7 @@ class EngineQueue:
 
         def do() -> None:
             make_room(client, refusal)
-            with self._changed:  # whether it is gone by now, or all of them run: it is counted like any other again
+            with self._changed:  # whether or not one was ended, the client's requests are counted as usual again
                 if counts is self._by_client:  # else the thread has started over
                     self._num_making_room -= 1
                     self._count(client, 1)
@@ -228,7 +231,7 @@ class EngineQueue:
             del self._by_client[client]
 
     def _refusal(self, num_waiting: int = 0) -> EngineOverloaded:
-        """The lock is held."""
+        """Count a refused request and return its error. The lock is held."""
         assert self.max_num_requests is not None
         self._num_rejected += 1
         retry_after_s = min(max(math.ceil(self._usual_s), MIN_RETRY_S), MAX_RETRY_S)
@@ -239,7 +242,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class WorkQueue:
-    """Any thread may `post`; everything else is the engine's thread's.
+    """A queue of closures that run between two steps. Any thread can `post`; all else is for the engine's thread.
 
     >>> now, done = 0.0, []
     >>> queue = WorkQueue(clock=lambda: now)
@@ -264,12 +267,12 @@ class WorkQueue:
         self._numbers = count()
 
     def __len__(self) -> int:
-        """Closures that were posted and have not run."""
+        """Return the number of posted closures that have not run."""
         return len(self._works)
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds until `run` has something to do, 0.0 if it has now; None: there is nothing."""
+        """Seconds until `run` has something to do, 0.0 if it has now; None if there is nothing."""
         if self._works:
             return 0.0
         return max(0.0, self._timers[0][0] - self._clock()) if self._timers else None
@@ -281,11 +284,11 @@ class WorkQueue:
             self.changed.notify()
 
     def at(self, time_s: float, work: Callable[[], None]) -> None:
-        """Run a closure once the clock has come to `time_s`."""
+        """Run a closure once the clock reaches `time_s`."""
         heapq.heappush(self._timers, (time_s, next(self._numbers), work))
 
     def run(self) -> None:
-        """Run what is there when it is called, and what is due. A closure that raises is logged, and the others run."""
+        """Run the closures that were posted before this call, and those that are due; log one that raises and go on."""
         for _ in range(len(self._works)):
             _run(self._works.popleft())
         while self._timers and self._timers[0][0] <= self._clock():

@@ -1,4 +1,4 @@
-"""What the engine tells of itself: for `/health`, metrics and the curious."""
+"""The engine's statistics, for `/health`, metrics and humans."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine's state now and what it did since it was opened."""
+    """The engine's current state, and counters since it was opened."""
 
-    alive: bool  # the owner thread runs
-    stalled_s: float  # seconds since something got on while there is work; 0.0 when idle
+    alive: bool  # the engine's thread runs
+    stalled_s: float  # seconds since the last progress while there is work; 0.0 when idle
     uptime_s: float
     num_waiting: int
     num_running: int
@@ -37,31 +37,31 @@ class EngineStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
-    crash: str | None = None  # the kind of error that the owner thread died of for good
-    num_restarts: int = 0  # of the owner thread: after its first death, which is got over
-    restarted_after: str | None = None  # the kind of error that it died of, until a step computes something
+    crash: str | None = None  # the kind of error that killed the engine's thread for good
+    num_restarts: int = 0  # restarts of the engine's thread; after its second death it stays dead
+    restarted_after: str | None = None  # the kind of error that killed it, until a step computes something
     context_length: int = 0  # tokens of prompt and reply together
     memory_bytes: int = 0  # of weights, KV cache and states
-    context_notice: str | None = None  # why that is less than the model's, unless it was asked for
-    num_drafted_tokens: int = 0  # guesses that were held against the model
-    num_accepted_tokens: int = 0  # those of them that were right
-    draft: DraftStats | None = None  # None: no model guesses
-    num_computed_tokens: int = 0  # that went through the model: of prompts, and generated
-    num_idle_tokens: int = 0  # likewise, of prompts that were expected, while there was nothing else to do
+    context_notice: str | None = None  # why that is less than the model's, unless it was requested
+    num_drafted_tokens: int = 0  # draft tokens that were verified
+    num_accepted_tokens: int = 0  # of those, the accepted ones
+    draft: DraftStats | None = None  # None: there is no draft model or MTP head
+    num_computed_tokens: int = 0  # tokens that went through the model: of prompts, and generated
+    num_idle_tokens: int = 0  # of expected prompts, computed while idle
     num_evicted_pages: int = 0
     states: StateStats | None = None  # None: the model keeps none
     windows: WindowStats | None = None  # None: all pages have the rows of sliding windows, or there are no windows
     num_failed_steps: int = 0
     num_failed_steps_in_a_row: int = 0  # up to now
     last_failure: str | None = None  # the kind of error that the last failed step raised
-    num_unused_request_rows: int = 0  # of 16 a page: in pages of running requests, and no token is in them
-    num_unused_cache_rows: int = 0  # likewise in pages that only the cache holds
+    num_unused_request_rows: int = 0  # of 16 a page: in pages of running requests, without a token
+    num_unused_cache_rows: int = 0  # the same, in pages that only the cache holds
     finished_by_reason: Mapping[str, int] = field(default_factory=dict)
     failed_by_type: Mapping[str, int] = field(default_factory=dict)
     cached_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)
-    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, loaded for the request
+    disk_tokens_by_kind: Mapping[str, int] = field(default_factory=dict)  # of those, loaded from disk for the request
     tier: TierStats | None = None  # None: there is no store
-    store_off_because: str | None = None  # why there is no tier, although a store was asked for
+    store_off_because: str | None = None  # why there is no tier, although a store was requested
     in_queue: LatencyCounts = field(default_factory=LatencyCounts)
     to_first_token: LatencyCounts = field(default_factory=LatencyCounts)
     between_tokens: LatencyCounts = field(default_factory=LatencyCounts)
@@ -77,7 +77,7 @@ class EngineStats:
         memory_bytes: int = 0,
         context_notice: str | None = None,
     ) -> EngineStats:
-        """What an engine's core and loop count, read from any thread; never waits for a step."""
+        """Return the statistics of an engine's core and loop, in any thread; never waits for a step."""
         counters, cache = core.counters, core.cache
         return cls(
             alive=loop.is_alive,
@@ -129,5 +129,5 @@ class EngineStats:
 
     @property
     def num_used_pages(self) -> int:
-        """Pages that requests hold."""
+        """Number of pages that requests hold."""
         return self.num_pages - self.num_free_pages - self.num_cached_pages

@@ -1,6 +1,6 @@
-"""Go on from the ids of earlier turns, so that what was fed and generated is neither rendered nor encoded again.
+"""Continue a prompt from the token ids of earlier turns, so that they are neither rendered nor encoded again.
 
-Knows the texts of one model, not where earlier turns are kept.
+Knows the texts of one model, not where earlier turns are stored.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..errors import InvalidRequest
 
 Message = Mapping[str, object]
 
-EDGE = 32  # characters at both ends of a text, which templates look at: `<tool_response>`, white space
+EDGE = 32  # characters at both ends of a text that templates may inspect: `<tool_response>`, white space
 
 
 class ChatPrompts(Protocol):
-    """What makes prompts of one model's conversations; `prompts.py` is the real one.
+    """Makes the prompts of one model's conversations, as `prompts.py` does.
 
     Attributes:
         turn_ends: the texts of the tokens that end a reply.
-        end_ids: these tokens.
+        end_ids: the ids of these tokens.
     """
 
     @property
@@ -48,10 +48,10 @@ class ChatPrompts(Protocol):
 
 @dataclass(frozen=True)
 class GeneratedTurns:
-    """The first messages of a conversation, and the ids that they were fed and generated as.
+    """The first messages of a conversation, and the ids that they were prefilled and generated as.
 
     Attributes:
-        num_messages: how many messages these are; the last one is a reply.
+        num_messages: number of messages; the last one is a reply.
         token_ids: of the prompt and the reply, with the token that ended the reply if one did.
     """
 
@@ -67,17 +67,17 @@ class GeneratedTurns:
         *,
         context_length: int | None,
     ) -> PreparedPrompt | None:
-        """Return the prompt of a conversation that begins with these messages: their ids, and those of the rest.
+        """Return the prompt of a conversation that begins with these messages: their ids, then those of the rest.
 
-        The template is asked with short texts in place of the earlier ones, and only the turns that follow are encoded
-        as they are. So this takes as long for a long history as for a short one.
+        The template gets short texts in place of the earlier ones, and only the turns that follow are encoded in full.
+        So the time does not depend on the length of the history.
 
         Returns:
-            None if the template would write the earlier messages otherwise than they were fed: it drops reasoning from
-            the history, say, or moves the tools. Then all of the conversation is to be rendered.
+            None if the template would write the earlier messages differently: for instance, it drops reasoning from the
+            history, or moves the tools. Then the whole conversation must be rendered.
 
         Raises:
-            ContextLengthExceeded: what follows alone has too many tokens.
+            ContextLengthExceeded: the turns that follow alone have too many tokens.
         """
         short = [*map(_shortened, messages[: self.num_messages]), *messages[self.num_messages :]]
         write = partial(
@@ -90,7 +90,7 @@ class GeneratedTurns:
         try:
             before, after = write(short[: self.num_messages - 1]), write(short)
         except InvalidRequest:
-            return None  # the whole conversation says why
+            return None  # rendering the whole conversation raises the error again
         start = _end_of_reply(prompts, before, after, short[self.num_messages - 1])
         if start is None:
             return None
@@ -98,13 +98,15 @@ class GeneratedTurns:
         num_ended = sum(1 for _ in takewhile(ends.__contains__, reversed(self.token_ids)))
         earlier = self.token_ids[: len(self.token_ids) - num_ended]
         ids = earlier + after.ids[start:]
-        num_after = len(after.ids) - after.num_match  # at the end of a prompt, not to be matched
+        num_after = len(after.ids) - after.num_match  # at the end of a prompt, not matched
         return replace(after, ids=ids, num_match=len(ids) - num_after)
 
 
 def _end_of_reply(prompts: ChatPrompts, before: PreparedPrompt, after: PreparedPrompt, reply: Message) -> int | None:
-    """Return the place in `after.ids` of the token that ends a reply to `before`; None if the reply is not written as
-    it was generated."""
+    """Return the index in `after.ids` of the token that ends a reply to `before`.
+
+    None if the template does not write the reply as it was generated.
+    """
     text, prefix = after.text or "", before.text or ""
     if not text.startswith(prefix):
         return None
@@ -118,7 +120,7 @@ def _end_of_reply(prompts: ChatPrompts, before: PreparedPrompt, after: PreparedP
 
 
 def _has_all(written: str, reply: Message) -> bool:
-    """Whether a rendered reply has the reasoning, the words and the calls of the message, in this order."""
+    """Return whether a rendered reply has the reasoning, the text and the calls of the message, in this order."""
     calls: Any = reply.get("tool_calls") or ()
     parts = [reply.get(REASONING_FIELD), reply.get("content"), *(call["function"]["name"] for call in calls)]
     place = 0
@@ -130,7 +132,7 @@ def _has_all(written: str, reply: Message) -> bool:
 
 
 def _shortened(message: Message) -> Message:
-    """Return a message whose texts have only their ends, and whose calls have no arguments."""
+    """Return a message with its texts shortened to their ends, and without the arguments of its calls."""
     short = {name: _ends_of(value) for name, value in message.items() if name not in ("role", "name", "tool_call_id")}
     calls: Any = message.get("tool_calls")
     if calls:
@@ -140,7 +142,7 @@ def _shortened(message: Message) -> Message:
 
 
 def _ends_of(value: object) -> object:
-    """Return a text without its middle; anything else as it is.
+    """Return a text without its middle; other values unchanged.
 
     >>> _ends_of("a" * 40 + "b" * 40 + "c" * 40) == "a" * 32 + "c" * 32
     True

@@ -1,6 +1,6 @@
-"""The reading end of a request that runs in the engine's thread.
+"""The stream of one request's results, from the engine's thread to its reader.
 
-Knows queues, not tokens: what arrives is handed on.
+Knows queues, not tokens: outputs are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ Deliver = Callable[[RequestOutput], None]
 
 
 class Recorder(Protocol):
-    """Notes requests and what comes of them, so that they can be computed again."""
+    """Records requests and their outputs, so that they can be computed again."""
 
     def sampled_with(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters that a reply is drawn with where its client asks for these; any thread calls it."""
+        """Return the parameters to sample a reply with, given its client's; called in any thread."""
         ...
 
     def watch(self, request: Request, deliver: Deliver) -> Deliver:
-        """Return what outputs of a request that is to be submitted go to, instead of `deliver`."""
+        """Return the callback for a request's outputs that replaces `deliver`; called before it is submitted."""
         ...
 
 
 class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
-    """The deltas of one request, as they come. One thread or task may read it; any may cancel it.
+    """The deltas of one request, as they come. One thread or task can read it; any can cancel it.
 
-    As a context manager it cancels the request when the block is left early. Reading raises the error that
-    the request failed with.
+    As a context manager it cancels the request when the block is left early. Reading raises the error of a request
+    that failed.
 
     Attributes:
-        request_id: the caller's own name of the request, or the engine's.
-        progress: how far the prompt is, for any thread to look at; None: the request waits for its turn.
-        num_swallowed: as `Completion.num_swallowed`, which comes with the end.
+        request_id: the caller's own id of the request, or the engine's.
+        progress: prefill progress of the prompt, for any thread to read; None while the request is queued.
+        num_swallowed: `Completion.num_swallowed`, known from the start.
     """
 
     num_swallowed = 0
@@ -60,12 +60,12 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         with_progress: bool = False,
         num_swallowed: int = 0,
     ) -> None:
-        """A stream for `deliver` to fill; the engine makes it.
+        """Make a stream that `deliver` fills.
 
         Args:
-            name: the caller's own name of the request, beside the id that `cancel` knows it by.
-            with_progress: there are deltas that tell of the prompt, too.
-            num_swallowed: as `Completion.num_swallowed`.
+            name: the caller's own id of the request; `cancel` knows it by `request_id`.
+            with_progress: whether deltas also report the progress of the prompt.
+            num_swallowed: `Completion.num_swallowed`.
         """
         self.request_id = request_id if name is None else name
         self._engine_id = request_id
@@ -78,12 +78,12 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         self._outputs: SimpleQueue[RequestOutput] = SimpleQueue()
         self._wake_task: Callable[[], None] | None = None
         self._last: RequestOutput | None = None
-        self._completion: Completion | None = None  # the engine's thread has delivered
+        self._completion: Completion | None = None  # set by the engine's thread at the end
         self._wants_end_only = False
 
     @classmethod
     def of(cls, request: Request, cancel: Callable[[str], None], on_ready: Callable[[], None] | None = None) -> Self:
-        """A stream for a request that is to be submitted."""
+        """Return a stream for a request that is not submitted yet."""
         return cls(
             request.request_id,
             tuple(request.prompt.ids),
@@ -96,17 +96,17 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, in the ids that were found cached once the request has started."""
+        """Number of tokens of the prompt; once the request has started, of the ids that the cache matched."""
         progress = self.progress
         return len(self.prompt_token_ids) if progress is None else progress.num_prompt_tokens
 
     def computed_ids(self) -> tuple[int, ...] | None:
-        """The ids of prompt and reply that the model was given, once the reply has ended; None before that."""
+        """Return the ids of prompt and reply whose KV was computed, once the reply has ended; None before that."""
         end = self._completion
         return None if end is None else (end.prompt_token_ids + end.token_ids)[:-1]
 
     def deliver(self, output: RequestOutput) -> None:
-        """Add what came, on the engine's thread."""
+        """Add an output, on the engine's thread."""
         if output.completion is not None:
             self._completion = output.completion
         if output.delta is not None and output.delta.progress is not None:
@@ -114,15 +114,15 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             if not self._with_progress:
                 return
         if self._wants_end_only and output.completion is None and output.error is None:
-            return  # a thread that wakes for each token takes a processor from the kernels
+            return  # a thread that wakes for each token takes CPU time from the kernels
         self._outputs.put(output)
-        wake_task = self._wake_task  # its own thread may take it away at any moment
+        wake_task = self._wake_task  # the reader can reset it at any moment
         if wake_task is not None:
             wake_task()
         if self._on_ready is not None:
             try:
                 self._on_ready()
-            except Exception:  # the client's fault, and not worth the engine's thread
+            except Exception:  # the client's fault: it must not end the engine's thread
                 _LOGGER.exception("on_ready of request %s failed", self.request_id)
 
     def __next__(self) -> Delta:
@@ -131,7 +131,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         return self._take(self._outputs.get())
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        """The deltas, in any event loop, which goes on meanwhile; an iteration that ends early ends the request."""
+        """Yield the deltas in any event loop, without blocking it; an iteration that ends early cancels the request."""
         ready, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
@@ -141,7 +141,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         self._wake_task = wake
         try:
             while True:
-                ready.clear()  # before polling: what comes after the poll sets it again
+                ready.clear()  # before polling: what arrives after the poll sets it again
                 with suppress(StopIteration):
                     while (delta := self.poll()) is not None:
                         yield delta
@@ -153,7 +153,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             self.cancel()
 
     def poll(self) -> Delta | None:
-        """The next delta if there is one now, else None; after the last delta raise StopIteration."""
+        """Return the next delta, None if there is none yet; raise StopIteration after the last delta."""
         self._require_more()
         try:
             return self._take(self._outputs.get_nowait())
@@ -161,19 +161,16 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
             return None
 
     def cancel(self) -> None:
-        """End the request as soon as possible: its last delta has the finish reason `cancelled`.
-
-        Harmless when it has ended.
-        """
+        """Cancel the request: its last delta has the finish reason `cancelled`. Does nothing if it has ended."""
         if self._last is None:
             self._cancel(self._engine_id)
 
     def skip_to_end(self) -> None:
-        """Say that no delta but the last will be read: the others wake no thread."""
+        """Announce that only the last delta will be read: the others then wake no thread."""
         self._wants_end_only = True
 
     def result(self) -> Completion:
-        """Wait for the end, skipping deltas not read yet, and return the whole completion."""
+        """Wait for the end, skipping unread deltas, and return the whole completion."""
         self.skip_to_end()
         for _ in self:
             pass
@@ -184,7 +181,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         return self._last.completion
 
     async def aresult(self) -> Completion:
-        """Like `result`, while the event loop goes on; cancelling the task ends the request."""
+        """Like `result`, without blocking the event loop; cancelling the task cancels the request."""
         self.skip_to_end()
         async for _ in self:
             pass
@@ -223,7 +220,7 @@ class GenerationStream(Iterator[Delta], AsyncIterable[Delta]):
         return output.delta
 
 
-class Ask(Protocol):
+class StartRequest(Protocol):
     """Hands one request to the engine; `partial(engine.stream, prompt, params)` is one."""
 
     def __call__(self, *, on_ready: Callable[[], None]) -> GenerationStream: ...

@@ -1,5 +1,4 @@
-"""How many KV pages to allocate, and slots for states: what was asked for, or a sensible share of the memory that is
-available.
+"""Choose the number of KV pages and state slots to allocate: as requested, or a share of the available memory.
 
 Knows bytes, pages and slots. Nothing is allocated here.
 """
@@ -17,22 +16,22 @@ from ..cache.window_rows import num_window_pages
 from ..errors import InvalidParameter
 from ..system import available_memory_bytes
 
-MIN_CONTEXT_LENGTH = 128  # tokens; a cache that holds less answers nothing useful
+MIN_CONTEXT_LENGTH = 128  # tokens; a smaller cache is useless
 MAX_NUM_PAGES = 2**31 // PAGE_SIZE - 1  # a slot is an int32
-MIN_STATE_SLOTS = 4  # zeros; what a step reads and writes; a snapshot
+MIN_STATE_SLOTS = 4  # zeros; one read and one written in a step; a snapshot
 MAX_STATE_SLOTS = 65_536
 DEFAULT_STATE_BYTES = 1 << 30
-SPARE_PAGES = 1  # for a page that is reused in part, whose rows lie there twice for a moment
-WINDOW_SHARE = 4  # one of so many pages has rows in layers with windows
-WINDOW_SEQS = 8  # so many sequences are computed at a time in any case, or `max_num_seqs` if they are fewer
+SPARE_PAGES = 1  # for a partly reused page, whose rows exist twice for a moment
+WINDOW_SHARE = 4  # one in this many pages has rows in layers with windows
+WINDOW_SEQS = 8  # at least this many sequences are computed at a time, or `max_num_seqs` if fewer
 
 
 @dataclass(frozen=True)
 class KVCacheSize:
-    """Pages to allocate, the context length that they hold, and slots for the states of a recurrent model.
+    """The number of pages to allocate, the context length that they hold, and slots for a recurrent model's states.
 
     Of a model with sliding windows, at most `num_window_pages` pages have rows in the layers with windows; None: all.
-    `notice` is for whoever runs the engine: the pages hold less than the model's context, and nobody asked for that.
+    `notice` is a warning for the user: the pages hold less than the model's context, although that was not requested.
     """
 
     num_pages: int
@@ -53,18 +52,19 @@ class KVCacheSize:
         state_cache_bytes: int | None = None,
         window_layers: WindowLayers | None = None,
     ) -> KVCacheSize:
-        """Pages for `kv_cache_bytes`, or by default for a quarter of `available_bytes` (asked of the system
-        if None), that hold `context_length` tokens, or by default as many of the model's as they do.
+        """Choose the size of the KV cache.
 
+        Pages take `kv_cache_bytes`, by default a quarter of `available_bytes` (the system's if None). They hold
+        `context_length` tokens, by default as much of the model's context as fits.
         The default is at most what `max_num_seqs` full contexts fill and what weights and workspace leave, and at
-        least one full context if half of the available memory holds that. States of a recurrent model have
-        `state_cache_bytes`, by default an eighth of `available_bytes` and at most 1 GiB. Where the pages hold less than
-        `max_num_seqs` full contexts, a part of them alone has rows in `window_layers`, and there are more pages.
+        least one full context if half of the available memory holds that. States of a recurrent model take
+        `state_cache_bytes`, by default an eighth of `available_bytes` and at most 1 GiB. If the pages hold less than
+        `max_num_seqs` full contexts, only some of them have rows in `window_layers`, and there are more pages.
 
         Raises:
-            InvalidParameter: the states are too few, or asked for where the model keeps none; the pages hold less than
+            InvalidParameter: the states are too few, or requested for a model without states; the pages hold less than
                 `context_length`, `MIN_CONTEXT_LENGTH` tokens, or the model's context if that is shorter; or they do not
-                fit the available memory beside weights and workspace; or `context_length` is not the model's.
+                fit the available memory with weights and workspace; or `context_length` is longer than the model's.
         """
         least = min(manifest.context_length, MIN_CONTEXT_LENGTH)
         full = manifest.context_length if context_length is None else context_length
@@ -106,20 +106,21 @@ class KVCacheSize:
 
     @classmethod
     def of_draft(
-        cls, manifest: Manifest, *, beside: Manifest, size: KVCacheSize, available_bytes: int | None = None
+        cls, manifest: Manifest, *, model: Manifest, size: KVCacheSize, available_bytes: int | None = None
     ) -> KVCacheSize:
-        """Pages for a model that guesses for the one `beside`, which has `size`: as many tokens, in a quarter of its
-        bytes at most, or what holds `MIN_CONTEXT_LENGTH` tokens.
+        """Choose the size of a draft model's KV cache, given the `size` of the `model` that it drafts for.
+
+        As many tokens, in at most a quarter of its bytes, or what holds `MIN_CONTEXT_LENGTH` tokens.
 
         Raises:
             InvalidParameter: they and both models' weights do not fit the available memory.
         """
         page_bytes = manifest.kv.page_bytes
-        kv_bytes = size.kv_bytes(beside)
+        kv_bytes = size.kv_bytes(model)
         quarter = kv_bytes // 4 // page_bytes
         num_pages = min(size.num_pages, max(quarter, num_pages_for(MIN_CONTEXT_LENGTH) + SPARE_PAGES), MAX_NUM_PAGES)
         available = available_memory_bytes() if available_bytes is None else available_bytes
-        taken = kv_bytes + _model_bytes(beside)
+        taken = kv_bytes + _model_bytes(model)
         needed = num_pages * page_bytes + _model_bytes(manifest)
         if taken + needed > available:
             raise InvalidParameter(
@@ -141,7 +142,7 @@ class KVCacheSize:
 
 
 def _default_pages(manifest: Manifest, available: int, *, max_num_seqs: int, context_length: int) -> tuple[int, str]:
-    """How many pages there are if nothing is said, and of what."""
+    """Return the default number of pages, and a text that names the memory that they are part of."""
     page_bytes, model_bytes = manifest.kv.page_bytes, _model_bytes(manifest)
     num_pages_each = num_pages_for(context_length)
     quarter, half = available // 4 // page_bytes, available // 2 // page_bytes
@@ -152,7 +153,7 @@ def _default_pages(manifest: Manifest, available: int, *, max_num_seqs: int, con
 
 
 def _asked_pages(manifest: Manifest, available: int, kv_cache_bytes: int) -> tuple[int, str]:
-    """How many pages are asked for, and in what.
+    """Return the requested number of pages, and a text that names the KV cache.
 
     Raises:
         InvalidParameter: they do not fit the memory.
@@ -174,8 +175,9 @@ def _asked_pages(manifest: Manifest, available: int, kv_cache_bytes: int) -> tup
 def _with_windows(
     manifest: Manifest, layers: WindowLayers, num_bytes: int, context_length: int, max_num_seqs: int
 ) -> tuple[int, int | None]:
-    """How many pages fit so many bytes where some alone have rows in layers with windows, and how many these are. As
-    many as fit whole, and None, where that is not more.
+    """Return how many pages fit if only some have rows in layers with windows, and how many these are.
+
+    If that is not more than full pages, return the number of full pages and None.
     """
     num_whole = num_bytes // manifest.kv.page_bytes
     full_bytes, window_bytes = manifest.kv.page_bytes - layers.page_bytes, _window_page_bytes(layers)
@@ -190,7 +192,7 @@ def _with_windows(
 
 
 def _bytes_of(manifest: Manifest, layers: WindowLayers | None, num_pages: int, max_num_seqs: int) -> int:
-    """Bytes that hold so many pages, with rows in layers with windows for as few of them as may be."""
+    """Return the bytes of this many pages, with rows in layers with windows for as few of them as possible."""
     num_bytes = num_pages * manifest.kv.page_bytes
     if layers is None:
         return num_bytes
@@ -200,19 +202,20 @@ def _bytes_of(manifest: Manifest, layers: WindowLayers | None, num_pages: int, m
 
 
 def _least_windows(manifest: Manifest, layers: WindowLayers, max_num_seqs: int) -> int:
-    """Pages of which a few sequences read and write rows in layers with windows in a step."""
+    """Return the number of pages of a few sequences that a step reads or writes in layers with windows."""
     return num_window_pages(layers.window, min(max_num_seqs, WINDOW_SEQS), manifest.module.max_num_tokens)
 
 
 def _window_page_bytes(layers: WindowLayers) -> int:
-    """What the rows of a page take in layers with windows: each layer's lie apart, and the system has pages of its own,
-    which they fill in part at either end of a run.
+    """Return the bytes of a page's rows in layers with windows.
+
+    The rows of each layer are stored apart, and fill pages of the operating system only partly at either end of a run.
     """
     return layers.page_bytes + len(layers.parts) * mmap.PAGESIZE
 
 
 def _state_slots(manifest: Manifest, available: int, state_cache_bytes: int | None) -> int:
-    """Slots for states, that of zeros included; 0 of a model that keeps none.
+    """Return the number of slots for states, the slot of zeros included; 0 if the model has no states.
 
     Raises:
         InvalidParameter: `state_cache_bytes` holds too few, or is not for this model.

@@ -1,6 +1,6 @@
-"""Open what an engine works with: the model, the pages in memory, the store on disk, a log.
+"""Open the parts of an engine: the model, the pages in memory, the store on disk, a log.
 
-Knows in what order parts are opened, and that they are closed again; not requests, prompts or steps.
+Knows in which order parts are opened, and that they are closed again; not requests, prompts or steps.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ..speculation.same_tokens import require_same_tokens
 from ..states.state_pool import StatePool
 from ..store import PageStore, StoreIdentity
 from ..system import available_memory_bytes
+from .background_work import CacheExpiry, work_when_quiet
 from .engine_core import EngineCore
 from .engine_loop import EngineLoop
 from .engine_options import EngineOptions
@@ -44,31 +45,30 @@ from .engine_queue import WorkQueue
 from .kv_cache_size import KVCacheSize
 from .prompts import Prompts
 from .request_options import RequestLimits
-from .upkeep import CacheExpiry, work_when_quiet
 
 _LOGGER = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
-    """The parts of an engine. When the loop ends, what waits for the store is written, and all but prompts freed."""
+    """The parts of an engine. When the loop ends, pending writes to the store finish, and all but prompts is freed."""
 
     prompts: Prompts
     core: EngineCore
     loop: EngineLoop
     namespaces: CacheNamespaces
-    context_notice: str | None  # why the context is shorter than the model's, unless it was asked for
-    reply_options: Mapping[str, object]  # those with which equal requests may have other replies, as they are in use
-    memory_bytes: int  # of weights, KV cache and states, of a draft model, too
+    context_notice: str | None  # why the context is shorter than the model's, unless that was requested
+    reply_options: Mapping[str, object]  # current values of the options that can change replies
+    memory_bytes: int  # of weights, KV cache and states, a draft model included
 
 
 def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
-    """Open the parts of an engine over an artifact, and start its thread.
+    """Open the parts of an engine for an artifact, and start its thread.
 
     Raises:
         ArtifactError: the artifact cannot be run.
         InvalidParameter: the artifact, the runner or the memory does not allow an option; or there is a store and the
             runner cannot copy pages.
-        StoreError: the store cannot be used, or another process uses it. Where only its disk does not allow it, the
+        StoreError: the store cannot be used, or another process uses it. If only its disk does not allow it, the
             engine opens without it.
     """
     manifest, clock, store = artifact.manifest, options.clock, options.store
@@ -92,7 +92,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     queue = WorkQueue(clock=clock)
     tier: DiskTier | None = None
     measuring: Iterator[None] | None = None
-    with ExitStack() as opened:  # what is, is closed again if something else cannot be
+    with ExitStack() as opened:  # parts that are open are closed again if another cannot be opened
         if isinstance(store, PageStore):
             opened.callback(store.close)
         log = None if options.kv_log is None else KVLog.open(options.kv_log, options.kv_log_bytes)
@@ -117,7 +117,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             runner = extra.observe(runner)
         memories = Memories()
         opened.callback(memories.shut_down)
-        # after the runner, which maps the weights in meanwhile
+        # after the runner, which maps the weights in at the same time
         prompts = Prompts(
             artifact, clock=clock, strip_suffix=options.strip_suffix, template_kwargs=options.template_kwargs
         )
@@ -200,7 +200,7 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
 
 
 def _reply_options(options: EngineOptions, size: KVCacheSize, opened: OpenExtra | None) -> Mapping[str, object]:
-    """All that changes bytes of replies, as JSON can have it: batches, guesses and how prefixes are kept do not."""
+    """Return all options that change replies, as JSON values: batching, speculation and storage do not."""
     of_extras = [extra.reply_options(opened) for extra in installed()]
     return {
         "strip_suffix": options.strip_suffix,
@@ -211,21 +211,19 @@ def _reply_options(options: EngineOptions, size: KVCacheSize, opened: OpenExtra 
 
 
 def _keep_measured(measures: Generator[None, None, bool], tier: DiskTier, known: StoredPrefill) -> Iterator[None]:
-    """Measure what computing costs, step by step, and keep that for the next start; nothing where nothing is on disk to
-    be weighed against it.
-    """
+    """Measure the cost of prefill step by step, and save it for the next start; nothing if nothing is on disk."""
     if tier.stats().num_pages and (yield from measures):
-        known.save(tier.rates)  # now: short requests teach the rates nothing of far tokens
+        known.save(tier.rates)  # now: short requests tell the rates nothing about high positions
 
 
 def _open_draft(
     options: EngineOptions, manifest: Manifest, size: KVCacheSize, prompts: Prompts, available_bytes: int
 ) -> DraftModel:
-    """The model that guesses.
+    """Open the draft model.
 
     Raises:
         ArtifactError: it cannot be run.
-        InvalidParameter: it has other tokens, or there is no memory for it.
+        InvalidParameter: its vocabulary differs, or there is no memory for it.
     """
     draft = options.draft if isinstance(options.draft, Artifact) else Artifact.open(find_artifact(options.draft or ""))
     if draft.manifest.embedding is not None:
@@ -235,7 +233,7 @@ def _open_draft(
     own = open_tokenizer(draft, None, options.clock)
     names, num_known = (manifest.name, draft.manifest.name), draft.manifest.model.vocab_size
     require_same_tokens(names[0], prompts.tokenizer, names[1], own, num_tokens=prompts.vocab_size, num_known=num_known)
-    pages = KVCacheSize.of_draft(draft.manifest, beside=manifest, size=size, available_bytes=available_bytes)
+    pages = KVCacheSize.of_draft(draft.manifest, model=manifest, size=size, available_bytes=available_bytes)
     runner = _open_runner(draft, pages.num_pages, options)
     return DraftModel(
         runner,
@@ -252,7 +250,7 @@ def _open_draft(
 
 
 def _layers_with_droppable_rows(manifest: Manifest, options: EngineOptions) -> WindowLayers | None:
-    """The layers with a sliding window, if the runner and the system can give their memory back."""
+    """Return the layers with a sliding window, if the runner and the system can release their memory."""
     if options.open_runner is not None or manifest.model.is_bidirectional or not can_release_memory():
         return None
     return WindowLayers.of(manifest.model, manifest.kv)
@@ -268,9 +266,9 @@ def _open_windows(runner: Runner, manifest: Manifest, size: KVCacheSize) -> Wind
 def _open_runner(artifact: Artifact, num_pages: int, options: EngineOptions, *, drops_rows: bool = False) -> Runner:
     if options.open_runner is not None:
         return options.open_runner(artifact, num_pages, options.num_threads)
-    from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do without
+    from ..model.model_runner import ModelRunner  # loads the native runtime, which other runners do not need
 
-    keep_scores = options.extra is not None  # to be observed
+    keep_scores = options.extra is not None  # for the extra
     return ModelRunner(
         artifact,
         num_pages=num_pages,

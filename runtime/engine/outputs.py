@@ -1,6 +1,6 @@
-"""Give requests what a step sampled, and end them: with what they generated, or with an error.
+"""Give requests the tokens that a step sampled, and end requests: with a completion, or with an error.
 
-Closes the sequences of those that end, and counts. Knows the queues, not what a step computes.
+Closes the sequences of requests that end, and counts. Knows the queues, not what a step computes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .step.readers import Outcome
 _LOGGER = logging.getLogger(__name__)
 
 
-class Outputs:
-    """Makes what requests put out; those that end have left the queues, if nothing else is said.
+class OutputMaker:
+    """Makes the outputs of requests; a request that ends has left the queues, unless stated otherwise.
 
     Args:
         clock: seconds; only differences count.
@@ -52,9 +52,9 @@ class Outputs:
         *,
         check: Callable[[], None],
     ) -> list[RequestOutput]:
-        """Give each request its tokens, and say of those that cannot go on why.
+        """Give each request its tokens, and end those that cannot continue, with the reason.
 
-        A request for which that raises fails alone, unless pages or queues are left in disorder: then `check` raises.
+        A request for which that raises fails alone, unless pages or queues become inconsistent: then `check` raises.
         """
         now = self._clock()
         outputs: list[RequestOutput] = []
@@ -74,9 +74,9 @@ class Outputs:
             self._scheduler.remove(request.request_id)
             outputs.append(self.fail_damaged(request))
         if damaged:
-            self._cache.clear()  # the numbers may have been wrong in earlier pages already
+            self._cache.clear()  # the numbers may already have been wrong in earlier pages
             for request in damaged:
-                if self._tier is not None and request.namespace is not None:  # else nothing of it is there
+                if self._tier is not None and request.namespace is not None:  # else nothing of it was stored
                     self._tier.distrust(request.namespace, request.admitted.token_ids)
             self._scheduler.drop_loaded_rows()
         if plan.unservable is not None:
@@ -90,7 +90,7 @@ class Outputs:
         return [output for output in outputs if output.delta is None or not output.delta.is_empty]
 
     def _broken(self, request: Request, error: Exception) -> RequestOutput:
-        """End a request whose tokens could not be handed out, whatever state its sequence is in."""
+        """End a request whose tokens could not be handed out, in whatever state its sequence is."""
         try:
             return self.fail(request, error)
         except Exception:
@@ -98,14 +98,14 @@ class Outputs:
             return RequestOutput(request.request_id, error=_visible_error(request, error))
 
     def _hand(self, item: ScheduledRequest, outcome: Outcome, now: float) -> list[RequestOutput]:
-        """Hand out what a step brought a request; the reply has it already."""
+        """Return the outputs of a request for its outcome of a step; the reply has the tokens already."""
         request = item.request
         if num_drafted := len(item.draft.token_ids):
             request.drafted(item.draft, outcome.num_right)
             self._counters.count_draft(num_drafted, outcome.num_right, outcome.num_accepted)
         before, outputs = outcome.before, []
         for each in outcome.deltas:
-            delta = request.told(each)
+            delta = request.with_readings(each)
             outputs.append(RequestOutput(request.request_id, delta))
             for _ in delta.token_ids:
                 self._counters.count_token(now, request.spec.arrived_at, before)
@@ -126,7 +126,7 @@ class Outputs:
         return outputs
 
     def finish(self, request: Request, delta: Delta) -> RequestOutput:
-        """End a request whose last delta this is; what it computed stays cached."""
+        """End a request with its last delta; its KV stays cached."""
         try:
             completion = request.completion(self._clock())
             if request.sequence is not None and request.num_certain is not None:
@@ -148,16 +148,16 @@ class Outputs:
         return RequestOutput(request.request_id, delta, completion)
 
     def fail(self, request: Request, error: Exception) -> RequestOutput:
-        """End a request that raised, whatever that was."""
+        """End a request with the error that it raised."""
         return self._fail(request, _visible_error(request, error))
 
     def refuse(self, request: Request, refusal: EngineOverloaded) -> RequestOutput:
-        """End a request that never ran, because others need its place."""
+        """End a request that never ran, because others need its room."""
         self._abandon(request)
         return RequestOutput(request.request_id, error=refusal)
 
     def fail_damaged(self, request: Request) -> RequestOutput:
-        """End a request whose numbers went wrong."""
+        """End a request whose logits are not finite."""
         return self._fail(
             request,
             EngineError(
@@ -167,7 +167,7 @@ class Outputs:
         )
 
     def fail_unservable(self, request: Request) -> RequestOutput:
-        """End a request that no number of steps would serve."""
+        """End a request that does not fit the pool even alone."""
         return self._fail(
             request,
             OutOfPages(
@@ -179,8 +179,9 @@ class Outputs:
     def fail_step(
         self, step: KVTransaction, requests: list[Request], error: Exception, *, check: Callable[[], None]
     ) -> list[RequestOutput]:
-        """Roll back a step that raised, and end its `requests`, which are still queued; the others go on, unless
-        pages or queues were left in disorder: then `check` raises.
+        """Roll back a step that raised, and fail its `requests`, which are still queued.
+
+        The others continue, unless pages or queues became inconsistent: then `check` raises, and the cache starts over.
         """
         _LOGGER.error("step %d failed, and with it %r", self._counters.num_steps, requests, exc_info=error)
         self._counters.count_failed_step(error)
@@ -199,7 +200,7 @@ class Outputs:
         return outputs
 
     def _start_over(self, requests: list[Request], disorder: Exception) -> list[RequestOutput]:
-        """End `requests` and all that hold pages, and forget what is cached: what is in it is not known."""
+        """Fail `requests` and all that hold pages, and clear the cache: its content is unknown."""
         _LOGGER.critical("pages are in disorder: the cache starts over", exc_info=disorder)
         left = {request.request_id: request for request in requests}
         left |= {request.request_id: request for request in self._scheduler.requests() if request.sequence is not None}
@@ -216,12 +217,12 @@ class Outputs:
         return outputs
 
     def _abandon(self, request: Request) -> None:
-        """Load nothing for it any more."""
+        """Stop loading anything for a request."""
         if self._tier is not None:
             self._tier.abandon(request.request_id)
 
     def _remember(self, request: Request) -> None:
-        """Note what it found, and how its reply will be rendered; of a request without a namespace nothing."""
+        """Record what a request reused, and how later prompts may render its reply; nothing without a namespace."""
         if request.namespace is None:
             return
         self._cache.uses.record(request.namespace, request.cache_use(self._clock()))
@@ -229,7 +230,7 @@ class Outputs:
             self._cache.aliases.record(request.namespace, request.prompt.ids, alias)
 
     def _fail(self, request: Request, failure: RadixLMError) -> RequestOutput:
-        """Close the sequence, and keep nothing that is not shared already."""
+        """End a request with an error: close its sequence, and keep only pages that are shared already."""
         if request.sequence is not None and not request.sequence.is_closed:
             self._cache.close(request.sequence, keep=False)
         self._abandon(request)
@@ -238,8 +239,8 @@ class Outputs:
 
 
 def _visible_error(request: Request, error: Exception) -> RadixLMError:
-    """An error that clients may see; ours stays as it is."""
-    if isinstance(error, InvalidRequest):  # a constraint of the client's that cannot be followed any further
+    """Return an error that clients can see; ours unchanged."""
+    if isinstance(error, InvalidRequest):  # the client's constraint cannot be followed any further
         return error
     _LOGGER.error("%r failed", request, exc_info=error)
     if isinstance(error, RadixLMError):
@@ -248,6 +249,6 @@ def _visible_error(request: Request, error: Exception) -> RadixLMError:
 
 
 def _caused(failure: EngineError, cause: Exception) -> EngineError:
-    """`raise failure from cause`, to be raised elsewhere."""
+    """Return `failure` with its cause set, like `raise failure from cause`, to be raised elsewhere."""
     failure.__cause__ = cause
     return failure

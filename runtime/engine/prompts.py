@@ -1,4 +1,4 @@
-"""Everything of a model that is text: what it is fed for texts, ids and conversations, and how its replies are read.
+"""The text side of a model: the prompts of texts, ids and conversations, and the readers of replies.
 
 Knows one model's tokenizer, chat template and grammars; not requests, pages or the engine's thread.
 """
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from ..chat.grammars import Grammars
 
 SuffixPolicy = Literal["text", "always", "never"]
-"""Which prompts are fed without the token of a lone space at their end: chats and texts; token ids, too; or none."""
+"""Prompts that lose the token of a lone space at their end: chats and texts; token ids, too; or none."""
 
 
 class PromptTexts(Memory):
-    """What is kept of texts beside pages: ids of those that conversations go on from, and the calls of replies."""
+    """The texts remembered apart from pages: encodings that later prompts continue, and the calls of replies."""
 
     def __init__(self, tokenizer: Tokenizer, call_history: CallHistory) -> None:
         self._tokenizer, self._call_history = tokenizer, call_history
@@ -52,27 +52,27 @@ class PromptTexts(Memory):
         return ForgetResult()
 
     def drop_unused(self, since: float) -> None:
-        """Forget what was not used since then."""
+        """Forget texts and calls that were last used before `since`."""
         self._tokenizer.forget_unused_texts(since)
         self._call_history.forget_unused(since)
 
 
 class Prompts:
-    """The prompts of one artifact, and the readers of their replies; any thread may ask.
+    """The prompts of one artifact, and the readers of their replies; for any thread.
 
-    What `seam_of` names a namespace for is not encoded whole again where it goes on from one of its earlier texts.
+    In a namespace given as `seam_of`, a prompt that continues an earlier text is encoded only from there.
 
     Args:
         clock: seconds; only differences count.
-        strip_suffix: which prompts are fed without the token of a lone space at their end.
-        template_kwargs: variables of the chat template, where a conversation brings no others.
+        strip_suffix: prompts that lose the token of a lone space at their end.
+        template_kwargs: default variables of the chat template; a conversation can override them.
 
     Attributes:
-        vocab_size: tokens that the tokenizer has and the model knows.
+        vocab_size: number of tokens that both the tokenizer and the model know.
         chat_template: None if the artifact has none.
-        call_history: of tools, in replies.
-        texts: what is remembered of prompts and calls.
-        reasoning: what the model thinks before it answers, and what of that stands in the prompts of later turns.
+        call_history: the tool calls of replies.
+        texts: remembered prompts and calls.
+        reasoning: the reasoning format of the model, and how much of it the prompts of later turns keep.
 
     Raises:
         CorruptArtifact: the tokenizer cannot be used.
@@ -121,7 +121,7 @@ class Prompts:
 
     @cached_property
     def tool_format(self) -> ToolFormat:
-        """How the model writes that it calls a tool."""
+        """The format in which the model writes tool calls."""
         if self.chat_template is None:
             return PLAIN
         format = format_of(self.chat_template)
@@ -130,7 +130,7 @@ class Prompts:
 
     @cached_property
     def _shown_ids(self) -> frozenset[int]:
-        """The special tokens that a decoder of replies to chats spells, so that they can be taken apart."""
+        """Ids of special tokens that the decoder of a chat's reply spells out, so that the reply is split at them."""
         return self.reasoning.shown_ids | {token_id for _, token_id in self.tool_format.specials}
 
     @property
@@ -152,16 +152,16 @@ class Prompts:
         strip_suffix: bool | None = None,
         heals: bool = False,
     ) -> PreparedPrompt:
-        """A raw prompt, fed as it is, but for the token of a lone space at its end.
+        """Prepare a raw prompt: as it is, except for the token of a lone space at its end.
 
-        An empty text is a prompt where the tokenizer begins a text with a token of its own.
-        `strip_suffix` says whether it loses that; None: as is usual here for text, or for ids. Where it
-        `heals`, it loses its last token, be it what it may, if that is text and not the only one.
+        An empty text is a prompt if the tokenizer begins a text with a token of its own.
+        `strip_suffix` says whether the token is dropped; None: the default here for text, or for ids. With `heals`,
+        the last token is dropped, whatever it is, if it is text and not the only one.
 
         Raises:
-            EmptyPrompt: there is nothing to feed.
+            EmptyPrompt: there are no tokens.
             ContextLengthExceeded: it has more tokens than `context_length`. One that is far too long is not encoded.
-            InvalidRequest: the text cannot be encoded, or what should be ids is not.
+            InvalidRequest: the text cannot be encoded, or the ids are invalid.
         """
         if not isinstance(prompt, str):
             prompt = checked_ids(prompt, context_length)
@@ -189,14 +189,14 @@ class Prompts:
         context_length: int | None = None,
         remembers: bool = True,
     ) -> PreparedPrompt:
-        """A conversation and the generation prompt, which later ones may go on from if it `remembers` it.
+        """Prepare a conversation and the generation prompt; if it `remembers` it, later ones can continue its encoding.
 
         Raises:
             ContextLengthExceeded: as `completion`.
             EmptyPrompt, InvalidRequest: as `render`, or the text cannot be encoded.
         """
         values: Sequence[Any] = [*self._conversations.values(messages, tools, template_kwargs)]
-        with refusing():  # a control token that a client types is text
+        with refusing():  # control tokens in a client's text are text
             rendered, has_marks = self.tokenizer.render_typed(values, lambda told: self._conversations.rendered(*told))
         with refusing():
             return self.tokenizer.prepare_chat(
@@ -214,16 +214,16 @@ class Prompts:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The text of a conversation and the generation prompt.
+        """Return the text of a conversation and the generation prompt.
 
         Raises:
             EmptyPrompt: there are no messages.
-            InvalidRequest: the artifact has no chat template that can be used, or the template refuses the messages.
+            InvalidRequest: the artifact has no usable chat template, or the template refuses the messages.
         """
         return self._conversations.rendered(*self._conversations.values(messages, tools, template_kwargs))
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
-        """The ids of a text, its suffix among them; `add_bos` overrides what the model asks for.
+        """Return the ids of a text, its suffix included; `add_bos` overrides the model's default.
 
         Raises:
             InvalidRequest: the text cannot be encoded.
@@ -237,11 +237,11 @@ class Prompts:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """The ids that a conversation is fed as; see `chat`."""
+        """Return the ids of a conversation; see `chat`."""
         return list(self.chat(messages, tools, template_kwargs).ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included.
+        """Return the text of ids, special tokens included.
 
         Raises:
             InvalidRequest: an id is outside the vocabulary.
@@ -251,7 +251,7 @@ class Prompts:
 
     @property
     def grammars(self) -> Grammars:
-        """Compiles what replies are to keep to; nothing is spent on it before the first use.
+        """The compiler of grammars for replies; it is loaded at the first use.
 
         Raises:
             InvalidRequest: the model has no token that ends a reply.
@@ -273,11 +273,11 @@ class Prompts:
         *,
         is_chat: bool = False,
     ) -> Reply:
-        """A reply to a prompt, without tokens yet. That to a chat may think first.
+        """Make the reply to a prompt, without tokens yet. A chat's reply can begin with reasoning.
 
         Raises:
-            InvalidGrammar: the constraint is a grammar that cannot be used.
-            InvalidRequest: likewise, and the model has no token that ends a reply.
+            InvalidGrammar: the constraint is an invalid grammar.
+            InvalidRequest: the constraint is a grammar, and the model has no token that ends a reply.
         """
         if isinstance(constraint, Grammar):
             constraint = self.grammars.compile(constraint)
@@ -314,10 +314,10 @@ class Prompts:
         )
 
     def close(self) -> None:
-        """Free what compiles grammars. May be called twice."""
+        """Free the grammar compiler. Can be called twice."""
         if self._grammars is not None:
             self._grammars.close()
 
     def explain(self, why: WhyNotMore) -> WhyNotMore:
-        """The same with the texts of its ids."""
+        """Return a copy with the texts of its ids."""
         return why.spelled(self.tokenizer.token_bytes, self.tokenizer.profile.special_ids)

@@ -1,6 +1,6 @@
-"""What a request has generated so far: tokens, their text, and what ends them.
+"""The reply of one request so far: tokens, text, and the rules that end it.
 
-Knows one reply: stop rules, a constraint, the sampler's state. Not the prompt's keys and values, other requests or
+Knows one reply: stop rules, a constraint, the sampler's state. Not the prompt's KV, other requests or
 threads.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..chat.reasoning_splitter import ReasoningSplitter
-from ..chat.scan import Said
+from ..chat.scan import ReplyPiece
 from ..chat.text_rules.reply_text import ReplyText, Stops, TextDecoder
 from ..chat.text_rules.text_search import Found
 from ..chat.token_constraint import Foresight, MinTokens, TokenConstraint, restore, state_of
@@ -25,38 +25,38 @@ from .step.dry import IntArray
 from .step.sampler import SampledToken
 from .step.sampler_state import NO_IDS, SamplerState
 
-_NOTHING = Said()
-MAX_BANS = 64  # tokens at one place that are tried one by one; then those that hold a banned string go at once
+_NOTHING = ReplyPiece()
+MAX_BANS = 64  # tokens tried one by one at one position; then all tokens with a banned string are banned at once
 MAX_TAKEN_BACK = 1 << 14  # tokens of one reply; then it fails
 
 
-class _Open(NamedTuple):
-    """A token that may still be taken back, and what it released; nothing of it is told until it is certain."""
+class _Revocable(NamedTuple):
+    """A token that may still be taken back, and the text that it released; a delta has it only when it is final."""
 
-    before: tuple[Any, Any]  # where text and constraint were
-    open_from: int  # the place in the answer from which on it might become a banned string, before this token
-    reach: int  # the place that it leads to
+    before: tuple[Any, Any]  # states of text and constraint before it
+    open_from: int  # position in the answer from which a banned string could begin, before this token
+    reach: int  # end of its text in the answer
     sampled: SampledToken
-    is_guessed: bool
-    said: Said
+    is_drafted: bool
+    said: ReplyPiece
 
 
 @dataclass
 class _Bans:
-    """The tokens that must not come in one place, and to which banned strings those led that were tried."""
+    """The tokens that must not come at one position, and the banned strings that those tried there led to."""
 
     ids: IntArray
     tried: Counter[str] = field(default_factory=Counter)
 
 
 class Reply:
-    """A reply token by token, until it has a `finish_reason`.
+    """A reply, extended token by token until it has a `finish_reason`.
 
     Attributes:
         token_ids: all tokens so far, the stop token included.
         logprobs: one for each token, if the request asks for them; else empty.
-        sampler: the state that `sample` draws with.
-        finish_reason: why the reply ended; None: it goes on.
+        sampler: the state for `sample`.
+        finish_reason: why the reply ended; None: it continues.
         first_token_at, last_token_at: seconds on the engine's clock; None: there is no token yet.
     """
 
@@ -73,16 +73,16 @@ class Reply:
         holding: Callable[[str], IntArray] = lambda string: NO_IDS,
         breaker_ids: IntArray = NO_IDS,
     ) -> None:
-        """A reply without tokens.
+        """Make a reply without tokens.
 
         Args:
-            prompt_ids: what repetition penalties count beside the reply.
-            decoder: fresh, and told of the prompt.
+            prompt_ids: counted by repetition penalties, together with the reply.
+            decoder: a fresh one that knows the prompt.
             eos_token_ids: the model's own, which end the reply unless `params.ignore_eos`.
-            constraint: what the reply must keep to, at its beginning and this reply's own.
-            thoughts: takes out what the reply thinks; fresh. None: all of it is the answer.
-            holding: the tokens that hold a string by themselves; asked where too many were tried one by one.
-            breaker_ids: tokens over which no repetition goes that DRY penalizes.
+            constraint: the constraint of this reply only, at its beginning.
+            thoughts: a fresh splitter that separates reasoning. None: all of the reply is the answer.
+            holding: returns the tokens that contain a string; called if too many were tried one by one.
+            breaker_ids: tokens that end a repetition for the DRY penalty.
         """
         self._params, self._vocab_size = params, vocab_size
         self._own_end_ids = frozenset(() if params.ignore_eos else eos_token_ids)
@@ -93,10 +93,10 @@ class Reply:
         self._text = ReplyText(decoder, thoughts, Stops(params.stop, params.stop_regex), params.banned_strings)
         if self._text.has_banned:
             state_of(constraint)
-        self._open: list[_Open] = []
-        self._bans: dict[int, _Bans] = {}  # by place
+        self._open: list[_Revocable] = []
+        self._bans: dict[int, _Bans] = {}  # by position
         self._holding = holding
-        self._holders = NO_IDS  # of banned strings that too many tokens led to
+        self._holders = NO_IDS  # tokens with a banned string that too many tokens led to
         self._num_taken_back = 0
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -111,33 +111,33 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text that was released so far, without thoughts."""
+        """The released text of the answer, without reasoning."""
         return "".join(self._texts)
 
     @property
     def thought(self) -> str:
-        """The thought that was released so far."""
+        """The released reasoning."""
         return "".join(self._thoughts)
 
     @property
     def foresight(self) -> Foresight | None:
-        """What its constraint can say of the tokens behind the next one."""
+        """The constraint, if it can look beyond the next token."""
         return self._constraint if isinstance(self._constraint, Foresight) else None
 
     @property
     def ids_without_end(self) -> list[int]:
-        """The tokens but for a stop token at the end."""
+        """The token ids without a stop token at the end."""
         ids = self.token_ids
         return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop string or expression ended the text within its tokens."""
+        """Return whether a stop string or expression ended the text within its tokens."""
         return self._text.stop is not None
 
     @property
     def stop_reason(self) -> StopReason | None:
-        """The stop string, stop expression or stop token of the request's own that ended the reply."""
+        """The stop string, stop expression or requested stop token that ended the reply."""
         if self.finish_reason != "stop":
             return None
         if self.is_cut:
@@ -147,45 +147,45 @@ class Reply:
 
     @property
     def num_thought_tokens(self) -> int:
-        """How many tokens are a thought's, with its tags."""
+        """Number of reasoning tokens, tags included."""
         return self._text.num_reasoning_tokens
 
     @property
-    def num_guessed(self) -> int:
-        """How many tokens were guessed."""
+    def num_accepted_drafts(self) -> int:
+        """Number of tokens that were drafted."""
         return sum(self._guessed)
 
     @property
-    def num_told(self) -> int:
-        """How many tokens its deltas had so far."""
+    def num_delivered(self) -> int:
+        """Number of tokens in the deltas so far."""
         return len(self.token_ids) - len(self._open)
 
     @property
     def num_certain(self) -> int | None:
-        """How many tokens are never taken back any more; None: all of them, whatever comes."""
-        return self.num_told if self._text.has_banned else None
+        """Number of tokens that are never taken back; None: none is ever taken back."""
+        return self.num_delivered if self._text.has_banned else None
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first, over the time after the first; None: there are too few."""
+        """Tokens after the first, divided by the time after the first; None if there are too few."""
         first, last = self.first_token_at, self.last_token_at
         if first is None or last is None or last <= first:
             return None
         return (len(self.token_ids) - 1) / (last - first)
 
     def follow(self, prompt_ids: Iterable[int]) -> None:
-        """Count penalties from other ids of the prompt, before the first token."""
+        """Use other ids of the prompt for penalties, before the first token."""
         assert not self.token_ids
         self.sampler = SamplerState(self._params, prompt_ids, self._vocab_size, self._constraint, self._breaker_ids)
 
-    def accept(self, sampled: SampledToken, now: float, *, is_full: bool, is_guessed: bool = False) -> Delta:
-        """Add a token, and end the reply if the token or its text says so, its constraint is complete, or it `is_full`.
+    def accept(self, sampled: SampledToken, now: float, *, is_full: bool, is_drafted: bool = False) -> Delta:
+        """Add a token; end the reply if the token or its text stops it, its constraint is complete, or it `is_full`.
 
-        Where it completes a banned string, the tokens from that on which began it are taken back: the next one comes
-        in the place of that one, and is another. The delta has what is certain, which is nothing then.
+        If the token completes a banned string, all tokens since the string's beginning are taken back: the next token
+        takes the place of the first of them, and is another. The delta has only final tokens, none in this case.
 
         Raises:
-            ConstraintFailed: the token may not come here, or too many were taken back.
+            ConstraintFailed: the constraint forbids the token, or too many were taken back.
         """
         assert self.finish_reason is None
         before, open_from = None, 0
@@ -193,7 +193,7 @@ class Reply:
             before, open_from = (self._text.state(), state_of(self._constraint)), self._text.open_from
         token_id = sampled.token_id
         self.token_ids.append(token_id)
-        self._guessed.append(is_guessed)
+        self._guessed.append(is_drafted)
         self.sampler.record(token_id)
         if self.first_token_at is None:
             self.first_token_at = now
@@ -202,18 +202,18 @@ class Reply:
             self.logprobs.append(sampled.logprob)
         said, reason = self._advance(token_id, is_full=is_full)
         if before is None:
-            return self._delta(said, [(sampled, is_guessed)], reason)
+            return self._delta(said, [(sampled, is_drafted)], reason)
         if self._text.found_banned is not None:
-            self._open.append(_Open(before, open_from, self._text.found_banned.stop, sampled, is_guessed, said))
+            self._open.append(_Revocable(before, open_from, self._text.found_banned.stop, sampled, is_drafted, said))
             self._take_back(self._text.found_banned)
-            return self._delta(Said(), [], None)
-        self._open.append(_Open(before, open_from, self._text.reach(), sampled, is_guessed, said))
+            return self._delta(ReplyPiece(), [], None)
+        self._open.append(_Revocable(before, open_from, self._text.reach(), sampled, is_drafted, said))
         bans = self._bans.get(len(self.token_ids))
         self.sampler.banned_ids = NO_IDS if bans is None else bans.ids
         return self._settled(reason)
 
     def cancel(self) -> Delta:
-        """End the reply where it is, or before the banned string that it would end with."""
+        """End the reply here, or before a banned string that it would end with."""
         assert self.finish_reason is None
         said = self._flush()
         while self._text.found_banned is not None:
@@ -221,23 +221,23 @@ class Reply:
             said = self._flush()
         return self._settled("cancelled", said)
 
-    def end_unsaid(self) -> Delta:
-        """End a reply of which no token was wanted."""
+    def end_empty(self) -> Delta:
+        """End a reply that must have no tokens."""
         assert self.finish_reason is None and not self.token_ids
-        return self._delta(Said(), [], "length")
+        return self._delta(ReplyPiece(), [], "length")
 
-    def _advance(self, token_id: int, *, is_full: bool) -> tuple[Said, FinishReason | None]:
-        """The text that the token releases, and whether it ends the reply."""
+    def _advance(self, token_id: int, *, is_full: bool) -> tuple[ReplyPiece, FinishReason | None]:
+        """Return the text that the token releases, and why it ends the reply, if it does."""
         is_end = token_id in self._stop_ids
         said = self._text.push(None if is_end else token_id, may_stop=self._may_stop)
         is_end = is_end or self.is_cut or (self._constraint is not None and self._constraint.is_finished)
         if is_end or is_full:
-            said = said.followed_by(self._flush())  # which may complete a stop string
+            said = said.followed_by(self._flush())  # can complete a stop string
         if is_end or self.is_cut:
             return said, "stop"
         return said, "length" if is_full else None
 
-    def _flush(self) -> Said:
+    def _flush(self) -> ReplyPiece:
         return self._text.finish(may_stop=self._may_stop)
 
     @property
@@ -245,7 +245,7 @@ class Reply:
         return len(self.token_ids) > self._params.min_tokens
 
     def _take_back(self, found: Found) -> None:
-        """Take back the token that a banned string began with, and all behind it, and ban it there."""
+        """Take back the token that a banned string began with and all after it, and ban that token there."""
         reaches = [each.reach for each in self._open]
         place = 1 + max((number for number, reach in enumerate(reaches) if reach <= found.start), default=-1)
         index = len(self.token_ids) - len(self._open) + place
@@ -270,8 +270,9 @@ class Reply:
         del self._open[place:]
 
     def _ban_holders(self, bans: _Bans) -> bool:
-        """Ban the tokens that hold by themselves the string that most of those tried led to, here and wherever one is
-        banned from now on. Returns whether that bans any more.
+        """Ban all tokens that contain the string that most of those tried led to, here and in later bans.
+
+        Return whether that bans any more tokens.
         """
         [(string, _)] = bans.tried.most_common(1)
         held = self._holding(string)
@@ -281,10 +282,10 @@ class Reply:
         bans.tried.clear()
         return len(more) > 0
 
-    def _settled(self, reason: FinishReason | None, more: Said = _NOTHING) -> Delta:
-        """What is certain now, which is all if the reply has ended.
+    def _settled(self, reason: FinishReason | None, more: ReplyPiece = _NOTHING) -> Delta:
+        """Return the delta of all tokens that are final now; all tokens if the reply has ended.
 
-        Tokens are, where no banned string can begin in them, whichever of those behind them is taken back.
+        A token is final if no banned string can begin in it, whichever token after it is taken back.
         """
         number = len(self._open)
         if reason is None:
@@ -293,10 +294,12 @@ class Reply:
                 number -= 1
                 open_from = min(open_from, self._open[number].open_from)
         certain, self._open = self._open[:number], self._open[number:]
-        said = Said("".join(each.said.reasoning for each in certain), "".join(each.said.answer for each in certain))
-        return self._delta(said.followed_by(more), [(each.sampled, each.is_guessed) for each in certain], reason)
+        said = ReplyPiece(
+            "".join(each.said.reasoning for each in certain), "".join(each.said.answer for each in certain)
+        )
+        return self._delta(said.followed_by(more), [(each.sampled, each.is_drafted) for each in certain], reason)
 
-    def _delta(self, said: Said, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
+    def _delta(self, said: ReplyPiece, tokens: list[tuple[SampledToken, bool]], reason: FinishReason | None) -> Delta:
         self._texts.append(said.answer)
         if said.reasoning:
             self._thoughts.append(said.reasoning)
@@ -310,5 +313,5 @@ class Reply:
             None if reason is None else self.stop_reason,
             thought=said.reasoning,
             num_thought_tokens=self.num_thought_tokens,
-            guessed=tuple(is_guessed for _, is_guessed in tokens),
+            guessed=tuple(is_drafted for _, is_drafted in tokens),
         )

@@ -1,4 +1,4 @@
-"""One request from prompt to completion: what was asked, what was generated, and what was reused.
+"""One request from prompt to completion: its specification, its reply, and what it reused.
 
 The token list and the KV belong to its `Sequence`. Knows nothing of other requests, pages or threads.
 """
@@ -23,19 +23,19 @@ from .step.readers import Reader, ReplySampler
 
 
 class Request:
-    """A request on its way.
+    """A request that is queued, running or finished.
 
     Attributes:
-        spec: what was asked.
-        prompt: the prompt that is fed: the spec's, in the ids that were found cached once the request is admitted.
+        spec: what the caller requested.
+        prompt: the prompt that is computed: the spec's, or the ids that were found cached once the request is admitted.
         is_idle: whether it is computed only while there is no other request.
-        reply: what was generated.
-        reuse: what of the prompt was not computed.
+        reply: the reply so far.
+        reuse: the part of the prompt that was not computed.
         sampler: gives the reply its tokens.
-        readers: what reads the rows of its logits; the last one is the sampler.
+        readers: readers of the rows of its logits; the last one is the sampler.
         sequence: tokens and KV; None until the scheduler admits the request.
-        drafter: guesses what the reply goes on with; None: nothing has been guessed so far.
-        num_drafted: tokens that were guessed.
+        drafter: drafts tokens of the reply; None: nothing has been drafted so far.
+        num_drafted: number of draft tokens.
     """
 
     def __init__(self, spec: RequestSpec, reply: Reply) -> None:
@@ -51,8 +51,8 @@ class Request:
         self.num_preemptions = 0
         self.drafter: Drafter | None = None
         self.num_drafted = 0
-        self._has_told_readings = False
-        self._max_length = 0  # of the sequence, known when it is admitted
+        self._has_sent_readings = False
+        self._max_length = 0  # of the sequence, known once it is admitted
         self._started_at: float | None = None
 
     def __repr__(self) -> str:
@@ -63,35 +63,37 @@ class Request:
 
     @property
     def admitted(self) -> Sequence:
-        """The sequence; there must be one."""
+        """The sequence of an admitted request."""
         assert self.sequence is not None, f"request {self.request_id} was never admitted"
         return self.sequence
 
     @property
     def num_generated(self) -> int:
-        """Tokens of the reply so far."""
+        """Number of tokens of the reply so far."""
         return len(self.reply.token_ids)
 
     @property
     def num_swallowed(self) -> int:
-        """Characters at the end of the prompt's text and at the start of what the reply's ids spell: those of a healed
-        token, or one for a space."""
+        """Number of characters that the reply's ids spell first, and that end the prompt's text.
+
+        Those of a healed token, or one for a space.
+        """
         return len(self.prompt.healed.decode(errors="replace")) or int(self.prompt.space_id is not None)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reply has ended."""
+        """Return whether the reply has ended."""
         return self.reply.finish_reason is not None
 
     @property
     def num_reusable(self) -> int | None:
-        """Of its first tokens, those that may be found cached: readers still want the rows of those after them. None:
-        any."""
+        """The most first tokens that can be taken from the cache: readers need the rows of those after them. None: any
+        number."""
         numbers = [number for reader in self.readers if (number := reader.num_reusable) is not None]
         return min(numbers, default=None)
 
     def num_logits(self, num_tokens: int) -> int:
-        """Of how many of its next tokens, at their end, readers want the logits if so many are computed next."""
+        """Return the number of last tokens whose logits readers want, if the next `num_tokens` are computed."""
         sequence = self.admitted
         start, length = sequence.num_computed, len(sequence)
         stop = start + num_tokens
@@ -103,7 +105,7 @@ class Request:
         return stop - first
 
     def admit(self, sequence: Sequence, match: PrefixMatch, reuse: PrefixReuse) -> None:
-        """Take the sequence that was opened on a match of the prompt, and what it reuses."""
+        """Take a sequence that was opened for a match of the prompt, and a record of what it reuses."""
         assert self.sequence is None, "admitted twice"
         self.sequence, self.reuse = sequence, reuse
         if tuple(self.prompt.ids) != match.prompt_ids:
@@ -113,18 +115,18 @@ class Request:
         self.sampler.max_tokens = self._max_length - len(self.prompt.ids)
 
     def max_length_of(self, num_prompt_tokens: int, context_length: int) -> int:
-        """Tokens that its sequence ends with at the latest; of a prompt so long if it was not admitted yet."""
+        """Return the most tokens that its sequence can have; before admission, for a prompt of `num_prompt_tokens`."""
         return self._longest(num_prompt_tokens, context_length) if self.sequence is None else self._max_length
 
     def start(self, now: float) -> float | None:
-        """Note that it takes part in a step. Returns the seconds that it waited for the first one, None later."""
+        """Record a step that it takes part in. Return the seconds until the first one, None for later ones."""
         if self._started_at is not None:
             return None
         self._started_at = now
         return now - self.spec.arrived_at
 
     def progress(self, now: float) -> PrefillProgress:
-        """How far its prompt is; it must have started."""
+        """Return the prefill progress of its prompt; it must have started."""
         assert self._started_at is not None, f"request {self.request_id} never started"
         num_prompt_tokens = len(self.prompt.ids)
         return PrefillProgress(
@@ -135,29 +137,31 @@ class Request:
         )
 
     def preempted(self) -> None:
-        """Note that it gave its pages back, with offered rows: what it computes from here on is exact. If it
-        has generated nothing so far, all of its reply is."""
+        """Record a preemption, which also drops offered rows: what is computed from now on is exact.
+
+        If nothing was generated so far, the whole reply is exact.
+        """
         self.num_preemptions += 1
         if self.num_generated == 0:
             self.reuse = replace(self.reuse, pruning=None)
 
     def count_loaded(self, by_kind: Mapping[MatchKind, int], why_not_more: WhyNotMore) -> None:
-        """Note tokens of the prompt that came from disk after it was admitted, and why not more did."""
+        """Record prompt tokens that were loaded from disk after admission, and why there were no more."""
         assert self.sequence is not None, f"request {self.request_id} was never admitted"
         self.reuse = self.reuse.with_loaded(by_kind, why_not_more)
 
-    def told(self, delta: Delta) -> Delta:
-        """A delta of its reply, the first of which has what the other readers made of their rows."""
-        if len(self.readers) == 1 or self._has_told_readings or delta.is_empty:
+    def with_readings(self, delta: Delta) -> Delta:
+        """Return a delta of its reply; the first one gets the readings of the other readers."""
+        if len(self.readers) == 1 or self._has_sent_readings or delta.is_empty:
             return delta
-        self._has_told_readings = True
+        self._has_sent_readings = True
         return replace(delta, readings=self._readings)
 
     def drop_taken_back(self, *, has_no_next: bool = False) -> None:
-        """Drop the tokens that the reply has taken back, with their keys and values.
+        """Remove the tokens that the reply has taken back from the sequence, with their KV.
 
-        The token before them is to be computed once more, because its logits are needed again, unless the reply ended.
-        So is the last one, if none was taken back and it `has_no_next` token yet.
+        The token before them must be computed once more, because its logits are needed again, unless the reply ended.
+        So must the last one, if none was taken back and it `has_no_next` token yet.
         """
         sequence = self.admitted
         number = len(sequence) - len(self.prompt.ids) - self.num_generated
@@ -170,23 +174,23 @@ class Request:
         token_id, is_generated = sequence.token_ids[last], bool(sequence.generated[last])
         sequence.pop(number + 1)
         sequence.append((token_id,), generated=is_generated)
-        self.drafter = None  # it has read what is gone
+        self.drafter = None  # it has read the removed tokens
 
     @property
     def num_certain(self) -> int | None:
-        """How many tokens of its sequence are never taken back any more; None: all of them, whatever comes."""
+        """Number of tokens of its sequence that are never taken back; None: none is ever taken back."""
         number = self.reply.num_certain
         return None if number is None else len(self.prompt.ids) + number
 
     def drafted(self, draft: Draft, num_right: int) -> None:
-        """Note how much of a draft was right."""
-        assert self.drafter is not None, "it made the draft"
+        """Record how many tokens of a draft were accepted."""
+        assert self.drafter is not None, "there is a draft, and no drafter"
         self.drafter.observe(draft, num_right)
         self.num_drafted += len(draft.token_ids)
 
     @property
     def may_draft(self) -> bool:
-        """Whether what the reply goes on with may be guessed: it has begun, and all of it is exact."""
+        """Return whether tokens can be drafted: the reply has begun, and all of it is exact."""
         return (
             bool(self.num_generated)
             and self.spec.options.speculate
@@ -197,18 +201,18 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Tokens that the reply may still have."""
+        """Number of tokens that the reply can still have."""
         return self._max_length - len(self.admitted)
 
     def next_prompt(self) -> ExpectedPrompt | None:
-        """What the prompt that goes on from the finished reply begins with; None: nothing is known of it."""
+        """Return the expected prompt that follows the finished reply; None if it is unknown."""
         expects = self.spec.expects
         if expects is None or self.namespace is None or self.reuse.pruning is not None or not self.num_generated:
             return None
         return expects(self.reply.text, self.reply.thought)
 
     def cache_use(self, now: float) -> CacheUse:
-        """What it found cached, and where its keys and values end: between two steps, before its sequence is closed."""
+        """Return a record of what it reused and where its KV is: between two steps, before its sequence is closed."""
         pages = self.sequence if self.sequence is not None and self.sequence.page_ids else None
         return CacheUse(
             request_id=self.request_id,
@@ -224,7 +228,7 @@ class Request:
         )
 
     def completion(self, now: float) -> Completion:
-        """The finished reply."""
+        """Return the completion of the finished reply."""
         reply = self.reply
         assert reply.finish_reason is not None, "not finished"
         return Completion(
@@ -236,7 +240,7 @@ class Request:
             usage=replace(
                 self.reuse.usage(len(self.prompt.ids), self.num_generated),
                 drafted_tokens=self.num_drafted,
-                accepted_tokens=reply.num_guessed,
+                accepted_tokens=reply.num_accepted_drafts,
                 thought_tokens=reply.num_thought_tokens,
             ),
             timings=self._timings(now),
@@ -271,7 +275,7 @@ class Request:
 
 
 def _readers_of(spec: RequestSpec) -> list[Reader]:
-    """What reads a request's rows besides the sampler: logprobs of its prompt, and what it was made to be read by."""
+    """Return the readers of a request's rows besides the sampler: logprobs of its prompt, and the spec's own reader."""
     num_top = spec.params.prompt_logprobs
     readers: list[Reader] = [] if num_top is None else [PromptLogprobsReader(spec.prompt.ids, num_top)]
     return readers if spec.reads is None else [*readers, spec.reads()]

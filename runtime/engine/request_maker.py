@@ -1,6 +1,6 @@
-"""Make requests of what callers pass: text, ids or a conversation, with options.
+"""Make requests from what callers pass: text, ids or a conversation, with options.
 
-Decides what a request leaves open as the engine has it, and checks all of it; in the caller's thread. Knows prompts and
+Fills in the engine's defaults and validates everything, in the caller's thread. Knows prompts and
 limits, not how a request is served.
 """
 
@@ -26,12 +26,12 @@ from .sampling_params import SamplingParams
 from .step.readers import Reader
 
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
-Said = Callable[[str, str], Sequence[str]]  # of a reply and its thought: how later prompts may render it
-NextIds = Callable[[str, str], Sequence[int]]  # of a reply and its thought: the prompt that comes after it
+Renderings = Callable[[str, str], Sequence[str]]  # (reply, reasoning) -> how later prompts may render them
+NextIds = Callable[[str, str], Sequence[int]]  # (reply, reasoning) -> ids of the prompt that follows
 
 
 class RequestMaker:
-    """Makes the requests of one engine; any thread may."""
+    """Makes the requests of one engine, in any thread."""
 
     def __init__(
         self, prompts: Prompts, manifest: Manifest, options: EngineOptions, limits: RequestLimits, queue: EngineQueue
@@ -44,11 +44,12 @@ class RequestMaker:
         self._numbers = itertools.count()
 
     def completion(self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> Request:
-        """A request to continue text or ids. A prompt keeps its suffix with a grammar, which may want no space, and
-        where all of its tokens have logprobs.
+        """Make a request to continue text or ids.
+
+        The prompt keeps its suffix with a grammar, which may not allow a space, and with prompt logprobs.
 
         Raises:
-            EngineOverloaded: too many requests wait.
+            EngineOverloaded: too many requests are waiting.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
         self._require_writes()
@@ -71,10 +72,10 @@ class RequestMaker:
         return self._request(prepared, params, options)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None, options: RequestOptions) -> Request:
-        """A request to answer a conversation.
+        """Make a request to answer a conversation.
 
         Raises:
-            EngineOverloaded: too many requests wait.
+            EngineOverloaded: too many requests are waiting.
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: as `completion`.
         """
@@ -96,13 +97,13 @@ class RequestMaker:
     def reading(
         self, prepare: Callable[[], PreparedPrompt], reads: Callable[[PreparedPrompt], Reader], options: RequestOptions
     ) -> Request:
-        """A request that computes a prompt for a reader of its rows, and generates nothing.
+        """Make a request that computes a prompt for a reader of its rows, and generates nothing.
 
-        Only pages of equal token ids are reused, whatever the engine allows else, and none of a model whose tokens see
-        those after them.
+        Only pages of equal token ids are reused, whatever the engine's default; none if the model's tokens attend to
+        later ones.
 
         Raises:
-            EngineOverloaded: too many requests wait.
+            EngineOverloaded: too many requests are waiting.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest: it cannot be served.
         """
         self._queue.require_room(options.turn_of)
@@ -113,7 +114,7 @@ class RequestMaker:
         return self._request(prompt, _NOTHING, self.decided(options), reads=lambda: reads(prompt))
 
     def prepared(self, prompt: PreparedPrompt, reply: Reply, params: SamplingParams) -> Request:
-        """A request to continue a prompt with a reply that were made before; all pages of equal ids are reused.
+        """Make a request from a prompt and a reply that exist already; only pages of equal ids are reused.
 
         Raises:
             EmptyPrompt, ContextLengthExceeded, InvalidParameter: it cannot be served.
@@ -124,16 +125,16 @@ class RequestMaker:
         return Request(RequestSpec(request_id, prompt, params, options, self._options.clock()), reply)
 
     def decided(self, options: RequestOptions) -> RequestOptions:
-        """The options with the engine's own where a request leaves them open."""
+        """Return the options with the engine's defaults for those that are unset."""
         return self._options.decide(options, self._model)
 
     def as_generated(self, messages: Sequence[Message], options: RequestOptions) -> Sequence[Message]:
-        """A conversation in which the calls that this namespace was given are written as the model wrote them."""
+        """Return the conversation with the tool calls of this namespace as the model wrote them."""
         namespace = self.decided(options).calls_of
         return messages if namespace is None else self._prompts.call_history.respelled(namespace, messages)
 
     def _continued(self, messages: Sequence[Message], options: RequestOptions) -> PreparedPrompt | None:
-        """The prompt that goes on from the ids of earlier turns; None: there are none that it can go on from."""
+        """Return the prompt that continues the ids of earlier turns; None if there are none that it can continue."""
         earlier, length = options.earlier, self._limits.context_length
         if earlier is None or not 0 < earlier.num_messages < len(messages):
             return None
@@ -144,7 +145,7 @@ class RequestMaker:
         prompt: PreparedPrompt,
         params: SamplingParams | None,
         options: RequestOptions,
-        renderings: Said | None = None,
+        renderings: Renderings | None = None,
         next_ids: NextIds | None = None,
         reads: Callable[[], Reader] | None = None,
     ) -> Request:
@@ -174,7 +175,7 @@ class RequestMaker:
         return Request(spec, reply)
 
     def _require_writes(self) -> None:
-        """Raise InvalidRequest if the model writes no text."""
+        """Raise InvalidRequest if the model generates no text."""
         if not self._writes:
             raise InvalidRequest(
                 f"model {self._name} makes embeddings, and writes no text; ask for these (/v1/embeddings, embed)"
@@ -182,7 +183,7 @@ class RequestMaker:
 
 
 def _require_healable(params: SamplingParams | None, options: RequestOptions) -> None:
-    """Raise InvalidParameter where the last token of a prompt cannot be chosen anew."""
+    """Raise InvalidParameter if the last token of the prompt cannot be healed."""
     for other, is_set in (
         ("a grammar, which says how the reply itself begins", options.constraint is not None),
         ("logprobs of the prompt, all of whose tokens have some", params and params.prompt_logprobs is not None),

@@ -1,7 +1,6 @@
-"""What a caller asks of one request: prompts, and beside sampling parameters the options, one value on its whole way.
+"""The options of one request, its full specification, and the limits that it must satisfy.
 
-Then all of it as one value in the engine's terms, and the limits that it is held to. Knows ranges, not engines: what
-an engine uses where a request asks for nothing is the engine's to say. Knows no sequence, pages or steps.
+Knows ranges, not engines: the engine fills in unset options. Knows no sequence, pages or steps.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from .step.readers import Reader
 
 Client = str | bytes
-"""Who takes turns with others: a client's name, or a namespace."""
+"""A participant in fair scheduling: a client's name, or a namespace."""
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]  # {"role": ..., "content": ...}
 
-MAX_ID_LENGTH = 256  # characters of a caller's own name of a request
+MAX_ID_LENGTH = 256  # characters of a caller's own id of a request
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -60,7 +59,7 @@ class OptionKeywords(TypedDict, total=False):
 @documented
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of one request; None leaves a choice to the engine.
+    """Options of one request; None leaves the choice to the engine.
 
     >>> options = RequestOptions(namespace=b"of a client").changed(cache_match="off")
     >>> options.namespace, options.cache_match
@@ -170,21 +169,21 @@ class RequestOptions:
 
     @property
     def turn_of(self) -> Client:
-        """Whose turn it is when the request is served."""
+        """The client that the request is scheduled for."""
         return self.namespace if self.client is None else self.client
 
     @property
     def seam_of(self) -> bytes | None:
-        """The namespace whose earlier encodings a prompt may go on from; None: it is encoded whole."""
+        """The namespace whose earlier encodings a prompt can continue; None: it is encoded whole."""
         return self.namespace if self.cache_match in ("seam", "text") else None
 
     @property
     def calls_of(self) -> bytes | None:
-        """The namespace whose calls of tools are known when they come back; None: they are like any other text."""
+        """The namespace whose tool calls are recognized when they come back; None: they are treated as text."""
         return self.namespace if self.cache_match == "text" else None
 
     def changed(self, **keywords: Unpack[OptionKeywords]) -> RequestOptions:
-        """The same options but for those given here."""
+        """Return a copy with these options replaced."""
         changes: dict[str, Any] = {name: value for name, value in keywords.items() if getattr(self, name) is not value}
         return replace(self, **changes) if changes else self  # a replacement checks all values again
 
@@ -193,10 +192,10 @@ NO_OPTIONS = RequestOptions()
 
 
 def checked_match(match: MatchPolicy) -> MatchPolicy:
-    """`match`, if there is such a policy.
+    """Return `match` if it is a known policy.
 
     Raises:
-        InvalidParameter: there is none.
+        InvalidParameter: it is unknown.
     """
     if match not in get_args(MatchPolicy):
         raise InvalidParameter(f"match is {match!r}; use one of {', '.join(get_args(MatchPolicy))}")
@@ -205,31 +204,31 @@ def checked_match(match: MatchPolicy) -> MatchPolicy:
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """What was asked, in the engine's terms: nothing of it changes while the request is served."""
+    """A request in the engine's terms; it does not change while the request is served."""
 
     request_id: str  # the engine's own
     prompt: PreparedPrompt
     params: SamplingParams
     options: RequestOptions = NO_OPTIONS
     arrived_at: float = 0.0  # seconds on the engine's clock
-    spelled: Callable[[], SpelledPrompt] | None = None  # what the prompt spells, if it may be matched by text
-    renderings: Callable[[str, str], Sequence[str]] | None = None  # of a reply, later, and its thought
-    expects: Callable[[str, str], ExpectedPrompt] | None = None  # the prompt after a reply and its thought, if known
+    spelled: Callable[[], SpelledPrompt] | None = None  # the text of the prompt's ids, if it may be matched by text
+    renderings: Callable[[str, str], Sequence[str]] | None = None  # of a reply and its reasoning, later
+    expects: Callable[[str, str], ExpectedPrompt] | None = None  # the prompt after a reply and its reasoning
     explain: Callable[[WhyNotMore], WhyNotMore] = lambda why: why  # adds the texts of its ids
-    reads: Callable[[], Reader] | None = None  # makes what reads its rows besides the sampler
+    reads: Callable[[], Reader] | None = None  # makes a reader of its rows besides the sampler
 
     @property
     def name(self) -> str:
-        """The caller's own name of the request, or the engine's."""
+        """The caller's own id of the request, or the engine's."""
         return self.options.request_id or self.request_id
 
     @property
     def namespace(self) -> bytes | None:
-        """Whose cache the request uses; None: it reuses nothing, and nothing is kept of it."""
+        """The namespace whose cache the request uses; None: nothing is reused, and nothing is cached."""
         return None if self.options.cache_match == "off" else self.options.namespace
 
     def aliases(self, reply: Reply) -> list[ReplyAlias]:
-        """A finished reply and how it may be rendered, where that is another text."""
+        """Return the ways in which later prompts may render a finished reply, if they are different texts."""
         renderings = self.renderings
         if renderings is None or reply.is_cut or not reply.token_ids:
             return []
@@ -241,12 +240,12 @@ class RequestSpec:
         return [alias for alias in found if alias is not None]
 
     def _spells(self, ids: Iterable[int], text: str) -> bool:
-        """Whether ids are `text` but for white space around it: special tokens and half characters are not in it."""
+        """Return whether the ids spell `text`, apart from white space around it, special tokens and half characters."""
         spelled = self._spelled(ids)
         return spelled is not None and spelled.strip() == text.strip()
 
     def _spelled(self, ids: Iterable[int]) -> str | None:
-        """The text of ids; None: there are special tokens or half characters in it, or it is not asked for."""
+        """Return the text of ids; None if it has special tokens or half characters, or if text is not matched."""
         if self.spelled is None:
             return None
         try:
@@ -257,24 +256,24 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What a request must keep to, whatever the engine is doing: checked in the caller's thread, too."""
+    """The limits of every request, whatever the engine is doing: checked in the caller's thread, too."""
 
-    vocab_size: int  # tokens that the tokenizer has and the model knows
+    vocab_size: int  # tokens that both the tokenizer and the model know
     context_length: int  # tokens of prompt and reply together
-    vector_size: int | None = None  # of an embedding model, numbers that it gives of a token
+    vector_size: int | None = None  # of an embedding model: numbers per token
 
     @property
     def num_outputs(self) -> int:
-        """Numbers that the model gives of a token: logits, or a hidden state."""
+        """Numbers that the model returns per token: logits, or a hidden state."""
         return self.vocab_size if self.vector_size is None else self.vector_size
 
     def validate(self, prompt: PreparedPrompt, params: SamplingParams) -> None:
-        """Raise if the model can never serve this.
+        """Raise if the model can never serve this request.
 
         Raises:
             EmptyPrompt: no tokens.
             ContextLengthExceeded: the prompt leaves no room for one token of a reply, if it wants one.
-            InvalidParameter: a token id is not in the vocabulary, or too many logprobs are asked for.
+            InvalidParameter: a token id is not in the vocabulary, or too many logprobs are requested.
         """
         if not prompt.ids:
             raise EmptyPrompt("the prompt has no tokens; it needs at least one")
@@ -288,14 +287,14 @@ class RequestLimits:
         self.require_known("logit_bias", params.logit_bias)
 
     def require_known(self, where: str, token_ids: Iterable[int]) -> None:
-        """Raise InvalidParameter if a token id is not in the vocabulary; `where` names its place."""
+        """Raise InvalidParameter if a token id is not in the vocabulary; `where` names their source."""
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(f"{where} has token id {token_id}; the vocabulary is 0 to {self.vocab_size - 1}")
 
 
 def require_few_reply_logprobs(num_replies: int, params: SamplingParams, context_length: int) -> None:
-    """Raise InvalidParameter if several replies of the length that is asked for have too many logprobs together."""
+    """Raise InvalidParameter if several replies of the requested length have too many logprobs together."""
     if params.logprobs is None or num_replies == 1:
         return
     num_tokens = context_length if params.max_tokens is None else min(params.max_tokens, context_length)
@@ -308,7 +307,7 @@ def require_few_reply_logprobs(num_replies: int, params: SamplingParams, context
 
 
 def require_few_logprobs(num_prompt_tokens: int, num_top: int) -> None:
-    """Raise InvalidParameter if so many tokens of prompts, each with the `num_top` most likely ones, are too many."""
+    """Raise InvalidParameter if the prompts, with `num_top` most likely tokens per token, have too many logprobs."""
     if num_prompt_tokens * (num_top + 1) > MAX_PROMPT_LOGPROBS:
         raise InvalidParameter(
             f"{num_prompt_tokens} tokens of prompts with prompt_logprobs={num_top} are "

@@ -1,7 +1,7 @@
-"""How a reply's tokens are chosen and when the reply ends: the client's wishes, validated.
+"""The sampling parameters of a request: how tokens are chosen and when the reply ends, validated.
 
-Each parameter is declared here alone: the requests of all APIs and the flags of the command line are made from that.
-Knows ranges, not logits; `sampler.py` does what is wished here. What depends on the model (is this token id in the
+Each parameter is declared only here: the requests of all APIs and the flags of the command line are made from this.
+Knows ranges, not logits; `sampler.py` applies them. What depends on the model (is this token id in the
 vocabulary) is checked by `RequestLimits`.
 """
 
@@ -18,27 +18,27 @@ from ..errors import InvalidParameter
 from ..fields import Flag, brief, check_fields, documented, option
 
 MAX_LOGPROBS = 20
-MAX_PROMPT_LOGPROBS = 1 << 17  # numbers of a request: tokens of its prompts times one and `prompt_logprobs`
-MAX_REPLY_LOGPROBS = 1 << 19  # likewise, of a request for several replies: some 170 MB as JSON
+MAX_PROMPT_LOGPROBS = 1 << 17  # numbers per request: tokens of its prompts times one plus `prompt_logprobs`
+MAX_REPLY_LOGPROBS = 1 << 19  # the same for all replies of a request: some 170 MB as JSON
 MAX_BANNED_CHARACTERS = 16384  # of all banned strings
 
 
 def _usual(name: str) -> str:
-    """What a parameter is that an artifact may have a default for."""
+    """Return the documented default of a parameter that an artifact can set."""
     return f"the model's, else {getattr(USUAL_SAMPLING, name):g}"
 
 
 @documented
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters of one request. Field names and meanings are those of OpenAI's and vLLM's APIs.
+    """Sampling parameters of one request. Field names and meanings follow OpenAI's and vLLM's APIs.
 
-    A field that is not given does nothing. The model's own defaults are `Engine.default_params`;
+    An unset field has no effect. The model's own defaults are `Engine.default_params`;
     `dataclasses.replace(engine.default_params, temperature=0.7)` keeps the others.
 
     The order is: repetition, presence and frequency penalty, DRY, logit bias, top-n-sigma, temperature, then top-k,
-    top-p, min-p and XTC, each on what the one before it left. `temperature=0` takes the most likely token, the
-    lowest id on ties.
+    top-p, min-p and XTC, each applied to the tokens that the previous ones left. `temperature=0` takes the most likely
+    token, the lowest id on ties.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, stop=("\\n\\n",), seed=7).greedy
     False
@@ -229,7 +229,7 @@ class SamplingParams:
             if isinstance(value, Iterable) and not isinstance(value, str | tuple):
                 object.__setattr__(self, name, tuple(value))
         if isinstance(self.logit_bias, Mapping):
-            # A dict of its own, not a read-only view: that could not be pickled, copied or passed to `asdict`.
+            # A dict of its own, because a read-only view cannot be pickled, copied or passed to `asdict`.
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         check_fields(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -247,27 +247,27 @@ class SamplingParams:
 
     @classmethod
     def recommended(cls, defaults: SamplingDefaults) -> SamplingParams:
-        """What an artifact has for requests that do not say it."""
+        """Return the parameters that an artifact recommends."""
         return cls(**msgspec.structs.asdict(defaults))
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """Of these, what an artifact may have."""
+        """The subset of these parameters that an artifact can recommend."""
         return SamplingDefaults(**{name: getattr(self, name) for name in SamplingDefaults.__struct_fields__})
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken, so that no random number is drawn."""
+        """Return whether the most likely token is always taken, so that no random number is drawn."""
         return self.temperature == 0.0
 
     @property
     def needs_token_texts(self) -> bool:
-        """Whether the texts of all tokens are needed, which takes a fifth of a second once."""
+        """Return whether the texts of all tokens are needed; computing them takes a fifth of a second once."""
         return bool(self.banned_strings) or self.dry_multiplier != 0.0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a penalty or a bias acts on the logits before temperature does."""
+        """Return whether a penalty or a bias changes the logits before temperature is applied."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -278,9 +278,9 @@ class SamplingParams:
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens are not drawn because others are more likely; XTC does the contrary."""
+        """Return whether unlikely tokens are cut; XTC does the opposite."""
         return bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0 or self.top_n_sigma > 0.0
 
     def end_ids(self, eos_token_ids: Iterable[int]) -> frozenset[int]:
-        """The tokens that end a reply, where these are the model's own."""
+        """Return the ids of the tokens that end a reply, given the model's own end-of-sequence tokens."""
         return frozenset(self.stop_token_ids) | frozenset(() if self.ignore_eos else eos_token_ids)

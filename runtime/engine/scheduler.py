@@ -1,4 +1,4 @@
-"""Decide which requests compute how many tokens in the next step, and which give their pages back.
+"""Decide how many tokens of which requests the next step computes, and which requests are preempted.
 
 Knows requests, pages and a token budget. No tensors, no text, and no clock: time is an argument.
 """
@@ -18,7 +18,7 @@ from ..prefix.loaded_prefix import LoadedPrefix, LoadedRows
 from ..speculation.draft_levels import DraftSource
 from .request import Request
 from .request_options import Client
-from .step.drafts import Guessing
+from .step.drafts import DraftPlanner
 from .step.pace import StepPace
 from .step.plan import SchedulerPolicy, StepPlan
 from .waiting_request import Admission, RequestBroken, WaitingRequest
@@ -27,15 +27,15 @@ from .waiting_request import Admission, RequestBroken, WaitingRequest
 class Scheduler:
     """Continuous batching with chunked prefill over one prefix cache.
 
-    Pages are taken from the newest running request first, so the oldest always advances and all
-    finish; conservative admission never takes any. A preempted request comes before those that never ran;
-    its KV stays in the tree until others need the room, and it resumes from there. Tokens of offered rows are not
+    Preemption takes pages from the newest running request first, so the oldest always advances and all
+    finish; conservative admission never preempts. A preempted request resumes before those that never ran.
+    Its KV stays in the tree until others need the room, and it resumes from there. Tokens of offered rows are not
     in the tree, and are computed.
 
-    Clients take turns: the one with fewest running requests comes first. Where no place is free, a client that has two
-    more of them than one that waits gives up its newest, unless admission is conservative.
+    Clients take turns: the one with the fewest running requests comes first. If all places are taken, a client with two
+    more running requests than a waiting client loses its newest, unless admission is conservative.
 
-    Idle requests run while there are no others. Any other request preempts all of them, and they resume after it.
+    Idle requests run only while there are no others. Any other request preempts all of them, and they resume after it.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class Scheduler:
         self._arrivals: dict[str, int] = {}
         self._num_arrived = self._num_idle = 0
         self._by_client = Counter[Client]()  # requests in any queue
-        self._turns: dict[Client, int] = {}  # when each of these clients was let in last, in requests of all
+        self._turns: dict[Client, int] = {}  # when each of these clients was admitted last, as a count of admissions
         self._num_admitted = 0
         self._pace = None if policy.prompts_s is None else StepPace(policy.prompts_s)
-        self._guessing = Guessing.of(policy, cache, drafts)
+        self._draft_planner = DraftPlanner.of(policy, cache, drafts)
         self.num_preemptions = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -67,34 +67,34 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is any request."""
+        """Return whether there is any request."""
         return bool(self._arrivals)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without pages: those that never ran, and those that were preempted."""
+        """Number of requests without pages: those that never ran, and those that were preempted."""
         return len(self._waiting) + len(self._preempted)
 
     @property
     def num_running(self) -> int:
-        """Requests that take part in steps."""
+        """Number of requests that take part in steps."""
         return len(self._running)
 
     def requests(self) -> list[Request]:
-        """All requests, in no particular order."""
+        """Return all requests, in no particular order."""
         waiting = (each.request for each in self._waiting.values())
         return list(chain(self._running.values(), self._preempted.values(), waiting))
 
     def waiting_requests(self) -> list[Request]:
-        """Those that never ran, in order of arrival."""
+        """Return the requests that never ran, in order of arrival."""
         return [waiting.request for waiting in self._waiting.values()]
 
     def add(self, request: Request, *, loaded: LoadedPrefix | None = None, rows: LoadedRows | None = None) -> None:
-        """Let a request wait for its turn.
+        """Queue a request.
 
         Args:
-            loaded: whole pages that came from disk for it.
-            rows: that an extra offers for its sequence to begin with.
+            loaded: whole pages that were loaded from disk for it.
+            rows: rows that an extra offers; its sequence begins with them.
         """
         assert request.request_id not in self._arrivals, "added twice"
         self._arrivals[request.request_id] = self._num_arrived
@@ -103,11 +103,11 @@ class Scheduler:
         self._by_client[request.client] += 1
         self._waiting[request.request_id] = WaitingRequest(request, loaded, rows)
 
-    def meet(self, request: Request, loaded: LoadedPrefix, match: PrefixMatch) -> None:
-        """Have a request go on behind what came from disk while it computed, or waited for its turn to.
+    def resume_loaded(self, request: Request, loaded: LoadedPrefix, match: PrefixMatch) -> None:
+        """Resume a request after the pages that were loaded while it was prefilling or queued.
 
         Args:
-            match: what the disk had of its prompt.
+            match: the disk's match of its prompt.
         """
         sequence = request.sequence
         if sequence is None:
@@ -117,7 +117,7 @@ class Scheduler:
             request.count_loaded(by_kind, match.why_not_more)
 
     def start_over(self) -> None:
-        """Forget all requests, in whatever state the queues are; their sequences are the caller's to end."""
+        """Forget all requests, in whatever state the queues are; the caller ends their sequences."""
         self._waiting.clear()
         for queue in (self._preempted, self._running):
             queue.clear()
@@ -126,9 +126,9 @@ class Scheduler:
         self._num_idle = 0
 
     def remove(self, request_id: str) -> Request:
-        """Forget a request, finished or not; its sequence stays open and is the caller's to close."""
+        """Remove a request, finished or not; the caller closes its sequence."""
         del self._arrivals[request_id]
-        self._guessing.end(request_id)
+        self._draft_planner.end(request_id)
         queue = next((queue for queue in (self._running, self._preempted) if request_id in queue), None)
         request = self._waiting.pop(request_id).request if queue is None else queue.pop(request_id)
         self._num_idle -= request.is_idle
@@ -140,29 +140,29 @@ class Scheduler:
 
     @property
     def num_tokens_ahead(self) -> int | None:
-        """Tokens that are computed before a request that is added now; None: not known, for others wait as well."""
+        """Tokens computed before a request that is added now; None if unknown, because others are waiting."""
         if self._num_ready or self.num_running == self._policy.max_num_seqs:
             return None
         return sum(request.admitted.num_uncomputed for request in self._running.values() if self._may_run(request))
 
     def schedule(self, step: KVTransaction, now: float, stops: Mapping[str, int] | None = None) -> StepPlan:
-        """Reserve pages for the next step, preempting if need be.
+        """Reserve pages for the next step, preempting requests if necessary.
 
         Running requests come first, those that decode before those that prefill; what is left of the budget
-        admits waiting ones. While there is work the plan is not empty, or names a request that can only fail.
+        admits waiting ones. While there is work, the plan is not empty, or names a request that can only fail.
 
         Args:
-            stops: by id, positions that requests are not to compute beyond in this step.
+            stops: by request id, positions that must not be computed in this step.
 
-        Raises:
-            RequestBroken: a waiting request cannot even be looked at; roll the step back, and take it out.
+            Raises:
+                RequestBroken: matching a waiting request raised; the caller rolls the step back and removes it.
         """
         for request in [request for request in self._running.values() if not self._may_run(request)]:
             self._stop(request)
         decoding, prefilling = self._by_kind()
         num_prompts = len(prefilling) + self._num_ready
         if num_prompts and self._is_idle:
-            num_prompts += 1  # the request that may come next, which does not wait for a long step
+            num_prompts += 1  # for the request that may come next, which must not wait for a long step
         time = (
             None if self._pace is None else self._pace.time_of(now, num_streams=len(decoding), num_prompts=num_prompts)
         )
@@ -170,7 +170,7 @@ class Scheduler:
         whole = self._policy.whole_prompts
         plan = StepPlan(step, most, stops, time, max_num_logits=num_logits, whole_prompts=whole)
         has_prompts = (self._num_ready and plan.has_room) or any(map(plan.has_room_for, prefilling))
-        drafts = None if has_prompts else self._guessing.begin(decoding)
+        drafts = None if has_prompts else self._draft_planner.begin(decoding)
         for request in decoding:
             if request.request_id not in self._running or plan.budget <= 0:
                 continue
@@ -189,23 +189,23 @@ class Scheduler:
             for request in prefilling[:1]:
                 if request.request_id in self._running and plan.has_room_for(request):
                     self._advance(request, plan)
-        plan.keep_to_states()
+        plan.cut_at_states()
         return plan
 
     def observe(self, plan: StepPlan, seconds: float, num_accepted: int = 0) -> None:
-        """Note how long the step of a plan took, and how many guesses were right."""
+        """Record how long the step of a plan took, and how many draft tokens were accepted."""
         scheduled = plan.scheduled
         if self._pace is not None:
             self._pace.observe_step([item.reservation for item in scheduled], seconds, num_accepted)
-        self._guessing.observe(scheduled, seconds)
+        self._draft_planner.observe(scheduled, seconds)
 
     def observe_decode(self, num_rows: int, seconds: float) -> None:
-        """Note how long a step of no request took that decoded so many tokens."""
+        """Record how long a step took that decoded this many tokens for no request."""
         if self._pace is not None:
             self._pace.observe(num_streams=num_rows, chunks=[], seconds=seconds)
 
     def drop_loaded_rows(self, namespace: bytes | None = None) -> None:
-        """Drop the rows that were loaded for waiting requests, of a namespace or of all; the requests compute them."""
+        """Drop rows loaded for waiting requests, of a namespace or of all; the requests then compute them."""
         for waiting in self._waiting.values():
             if waiting.rows is not None and (namespace is None or waiting.request.namespace == namespace):
                 waiting.drop_rows()
@@ -220,7 +220,7 @@ class Scheduler:
         assert len(self._running) <= self._policy.max_num_seqs
         arrivals = [self._arrival(request) for request in self._running.values()]
         assert arrivals == sorted(arrivals), "running requests are not in order of arrival"
-        self._guessing.check(list(self._running))
+        self._draft_planner.check(list(self._running))
         for waiting in self._waiting.values():
             assert waiting.request.sequence is None, f"{waiting.request!r} waits and has a sequence"
         for request in chain(self._running.values(), self._preempted.values()):
@@ -231,10 +231,10 @@ class Scheduler:
         for request in self._preempted.values():
             assert not request.admitted.page_ids, f"{request!r} was preempted and holds pages"
 
-    # Running requests.
+    # Running requests
 
     def _by_kind(self) -> tuple[list[Request], list[Request]]:
-        """Those that decode, which come first so that no long prompt stops them, and the others; each by arrival."""
+        """Return the running requests that decode, and those that prefill; each by arrival."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running.values():
@@ -245,13 +245,13 @@ class Scheduler:
         return self._arrivals[request.request_id]
 
     def _advance_each(self, requests: list[Request], plan: StepPlan, *, num_more: int = 0) -> None:
-        """Reserve the next tokens of prompts in turn; the time is for them and `num_more` others alike."""
+        """Reserve the next tokens of prompts in turn; the time is shared equally with `num_more` others."""
         for place, request in enumerate(requests):
             if request.request_id in self._running and plan.has_room_for(request):
                 self._advance(request, plan, 1 / (len(requests) - place + num_more))
 
     def _advance(self, request: Request, plan: StepPlan, share: float = 1.0) -> None:
-        """Reserve a running request's next tokens, at the cost of newer ones, or give up its own pages."""
+        """Reserve a running request's next tokens, preempting newer requests, or the request itself."""
         while not plan.reserve(request, share):
             if len(self._running) == 1:
                 plan.unservable = request
@@ -262,23 +262,23 @@ class Scheduler:
                 return
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
-        """Take a request's pages, those of this step too; what it computed stays in the tree for now."""
+        """Preempt a request, and drop it from the step; its KV stays in the tree for now."""
         plan.drop(request)
         self._stop(request)
 
     def _stop(self, request: Request) -> None:
-        """Take the pages of a request that has none in this step."""
+        """Preempt a request that is not in this step."""
         self._cache.preempt(request.admitted)
         self._preempted[request.request_id] = self._running.pop(request.request_id)
         request.preempted()
         self.num_preemptions += 1
-        self._guessing.end(request.request_id)
+        self._draft_planner.end(request.request_id)
 
-    # Waiting requests.
+    # Waiting requests
 
     @property
     def _is_idle(self) -> bool:
-        """Whether there are idle requests, and no others."""
+        """Return whether all requests are idle ones, and there is one."""
         return 0 < self._num_idle == len(self._arrivals)
 
     def _may_run(self, request: Request) -> bool:
@@ -286,7 +286,7 @@ class Scheduler:
 
     @property
     def _num_ready(self) -> int:
-        """How many requests wait that may run; the idle ones that may not all wait by the time this is asked."""
+        """Number of waiting requests that may run; all idle ones wait by now if they may not."""
         if not self._num_idle or self._is_idle:
             return self.num_waiting
         return sum(not request.is_idle for request in self._queued())
@@ -295,7 +295,7 @@ class Scheduler:
         return chain(self._preempted.values(), (waiting.request for waiting in self._waiting.values()))
 
     def _admit(self, plan: StepPlan, now: float) -> None:
-        """Run waiting requests until one does not fit: none overtakes it for that."""
+        """Run waiting requests until one does not fit: no later one overtakes it."""
         while self._num_ready and plan.has_room:
             clients = self._clients_in_turn()
             if len(self._running) == self._policy.max_num_seqs and not self._give_up_place(clients[0], plan, now):
@@ -314,15 +314,14 @@ class Scheduler:
                 return
 
     def _run(self, request: Request) -> None:
-        """Add a request to the running ones, which are in the order of arrival."""
+        """Add a request to the running ones, in order of arrival."""
         newest = next(reversed(self._running.values()), request)
         self._running[request.request_id] = request
         if self._arrival(newest) > self._arrival(request):
             self._running = dict(sorted(self._running.items(), key=lambda item: self._arrivals[item[0]]))
 
     def _clients_in_turn(self) -> list[Client]:
-        """The clients with a request that waits: first the one with fewest running ones, of these the one that was let
-        in longest ago."""
+        """Return the clients with a waiting request: fewest running requests first, then longest since admission."""
         if len(self._by_client) == 1:
             return list(self._by_client)
         running = Counter(request.client for request in self._running.values())
@@ -330,8 +329,10 @@ class Scheduler:
         return sorted(waiting, key=lambda client: (running[client], self._turns.get(client, 0)))
 
     def _give_up_place(self, client: Client, plan: StepPlan, now: float) -> bool:
-        """Preempt the newest request of the client with most running ones, if it has two more than this one, which has
-        one to run."""
+        """Preempt the newest request of the client with the most running ones, if it has two more than this client.
+
+        Return whether one was preempted.
+        """
         if len(self._by_client) == 1 or self._policy.admission == "conservative":
             return False
         running = Counter(request.client for request in self._running.values())
@@ -344,7 +345,7 @@ class Scheduler:
         return True
 
     def _next(self, clients: list[Client], plan: StepPlan, now: float) -> Request | None:
-        """The request that runs next; None: it does not fit, or all wait for what running ones compute."""
+        """Return the request that runs next; None if it does not fit, or all wait for what running ones compute."""
         for client in clients:
             preempted = self._preempted_of(client)
             if preempted:
@@ -358,7 +359,7 @@ class Scheduler:
         return [each for each in self._preempted.values() if each.client == client and self._may_run(each)]
 
     def _best(self, client: Client, now: float) -> tuple[WaitingRequest, PrefixMatch] | None:
-        """A client's waiting request that runs next; None: it has none, or all wait for what running ones compute."""
+        """Return a client's waiting request that runs next; None if it has none, or they wait for running ones."""
         waiting = self._waiting.values()
         own = (each for each in waiting if each.request.client == client and self._may_run(each.request))
         score = partial(WaitingRequest.score, now=now, ageing=self._policy.ageing_tokens_per_s)
@@ -380,7 +381,7 @@ class Scheduler:
         sequence: Sequence | None = None
         try:
             if not waiting.is_final and waiting.rows is None:
-                match = waiting.look(self._cache, self._context_length)
+                match = waiting.match_prefix(self._cache, self._context_length)
                 if not self._admission.fits(request, match, None, plan, running):
                     return None
             sequence = waiting.open(self._cache, match, self._context_length)

@@ -1,1 +1,1 @@
-"""Features that the rest works without. Each folder here can be removed; what asks for it then says so."""
+"""Features that the rest works without. Each folder here can be removed; using it then raises an error that says so."""

@@ -1,1 +1,1 @@
-"""Requests with their replies in a file, and the same requests computed again, compared bit by bit."""
+"""Record requests with their replies in a file; compute them again, and compare bit by bit."""

@@ -1,6 +1,6 @@
-"""Write down each request that an engine computes, with its reply: `serve --record`.
+"""Record each request that an engine computes, with its reply: `serve --record`.
 
-Knows requests as the engine's thread has them, and a file.
+Knows requests in the engine's thread, and a file.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Recorder:
-    """A recording that goes on in a file; give it to an engine as `recorder`, and close it after the engine.
+    """A recording of an engine's requests in a file; pass it to the engine as `recorder`, and close it afterwards.
 
-    Requests with the match `off`, of which nothing is kept, are not written down. If the file cannot be written, the
-    recording ends and serving goes on. A full file is renamed FILE.1, what was that FILE.2, and so on up to FILE.4;
-    only their owner may read them.
+    Requests with the match `off`, which cache nothing, are not recorded. If the file cannot be written, the
+    recording ends and serving continues. A full file is renamed FILE.1, the earlier one FILE.2, and so on up to FILE.4;
+    only their owner can read them.
 
     Raises:
         OSError: the file cannot be written.
@@ -43,21 +43,21 @@ class Recorder:
         self._computed: Computed | None = None
 
     def begin(self, engine: Engine, model: str) -> None:
-        """Write down what computes, by the name by which a replay finds it; before the first request."""
+        """Write the line that identifies the engine, with the model name for a replay; before the first request."""
         self._computed = computed = Computed.of(engine.manifest, model=model, context_length=engine.context_length)
         self._write(encoded(computed))
 
     def sampled_with(self, params: SamplingParams) -> SamplingParams:
-        """The same with logprobs, and with a seed if one is drawn."""
+        """Return the parameters with logprobs, and with a seed if the reply is sampled."""
         seed = params.seed if params.greedy or params.seed is not None else secrets.randbits(63)
         return replace(params, seed=seed, logprobs=params.logprobs or 0)
 
     def watch(self, request: Request, deliver: Deliver) -> Deliver:
-        """Write down the reply when it has ended. Its client gets logprobs only if it asks for them."""
+        """Return a callback that records the reply when it ends. Its client gets logprobs only if it asked for them."""
         return partial(self._deliver, request, deliver)
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -84,7 +84,7 @@ class Recorder:
 
 
 def recorded(request: Request, completion: Completion) -> RecordedRequest:
-    """A request whose reply has ended, as a line."""
+    """Return the recording line of a request whose reply has ended."""
     spec, reply, prompt = request.spec, request.reply, request.spec.prompt
     is_chat = spec.expects is not None
     grammar = _grammar_of(spec.options.constraint)
@@ -113,7 +113,7 @@ def _grammar_of(constraint: Grammar | ConstraintSource | None) -> Grammar | None
 
 
 def _why_not(completion: Completion, *, is_known: bool) -> WhyNot | None:
-    """Why a reply cannot be computed again; `is_known`: what it had to keep to."""
+    """Return why a reply cannot be computed again, or None; `is_known` tells whether its constraint is known."""
     if completion.finish_reason == "cancelled":
         return "cancelled"
     if completion.usage.pruning is not None:

@@ -1,6 +1,6 @@
-"""The lines of a recording: what computed replies, and requests with all that decides their replies.
+"""The lines of a recording: the engine, and its requests with everything that decides their replies.
 
-A file begins with a line of what computes; more lines follow, one a request, in the order in which replies ended::
+A file begins with a line about the engine; a line per request follows, in the order in which replies ended::
 
     {"event": "begin", "radixlm": "0.1.0", "name": "smollm2", "numeric_class": "fma", ...}
     {"event": "request", "id": "chatcmpl-7", "prompt": {"ids": [1, 9906]}, "params": {"seed": 7, ...}, ...}
@@ -31,15 +31,15 @@ from ..version import VERSION
 
 MAX_LINE_BYTES = 64 << 20
 WhyNot = Literal["cancelled", "approximate", "constraint"]
-"""Why a request cannot be compared: its client left, parts of its prefix's KV were left out, or only the caller's own
-code knows what its reply had to keep to."""
+"""Why a request cannot be compared: it was cancelled, part of its prefix's KV was left out, or its constraint is the
+caller's own code."""
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="begin"):
-    """What computes the replies after this line: radixlm's version, and of the artifact what decides bits."""
+    """The engine that computed the replies after this line: radixlm's version, and the parts that decide bits."""
 
     radixlm: str
-    model: str  # as the command line has it
+    model: str  # name on the command line
     name: str
     weights: str  # SHA-256
     numeric_class: NumericClass
@@ -49,7 +49,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
 
     @classmethod
     def of(cls, manifest: Manifest, *, model: str, context_length: int) -> Computed:
-        """That of an engine over an artifact."""
+        """Return the line of an engine over an artifact."""
         return cls(
             radixlm=VERSION,
             model=model,
@@ -63,10 +63,10 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag
 
 
 class RecordedPrompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A prompt as it was fed, and what of it decides how its reply begins: see `PreparedPrompt`."""
+    """A prompt as it was computed, and what decides how its reply begins: see `PreparedPrompt`."""
 
     ids: tuple[int, ...]
-    text: str | None = None  # of a chat, whose reasoning may begin in it
+    text: str | None = None  # of a chat, because it may open the reasoning
     space_id: int | None = None
     swallow_leading_space: bool = False
     healed: bytes = b""
@@ -76,11 +76,11 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """A request and its reply.
 
     Attributes:
-        params: the fields of `SamplingParams` that are not their defaults, with the seed that was drawn.
+        params: the fields of `SamplingParams` that differ from their defaults, with the seed that was used.
         is_chat: whether it is a conversation.
-        why_not: why it is not to be compared.
+        why_not: why it cannot be compared.
         reply_ids: token ids of the reply.
-        logprobs: of each of them a digest of its logprob and of the most likely tokens' that the request asked for.
+        logprobs: a digest for each token: of its logprob, and of the most likely tokens that the request asked for.
     """
 
     id: str
@@ -98,10 +98,10 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             raise ValueError(f"{len(self.reply_ids)} tokens have {len(self.logprobs)} logprobs")
 
     def sampling(self) -> SamplingParams:
-        """Return the parameters as a value.
+        """Return the sampling parameters.
 
         Raises:
-            InvalidParameter: this version has no such parameter, or none with such a value.
+            InvalidParameter: this version does not know a parameter, or its value.
         """
         kinds = get_type_hints(SamplingParams)
         if unknown := [name for name in self.params if name not in kinds]:
@@ -118,17 +118,17 @@ _ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(Line)
 
 
 def encoded(line: Line) -> str:
-    """Return a line, with its end."""
+    """Return a line as JSON with a line feed."""
     return _ENCODER.encode(line).decode() + "\n"
 
 
 def lines_of(path: Path) -> Iterator[Line]:
-    """The lines of a recording, those of the older files that it was rotated into first.
+    """Yield the lines of a recording, first those of older files that it was rotated into.
 
-    A line that was cut because its process ended is left out. It is the last, or another process begins after it.
+    A line that was cut off because its process ended is skipped. It is the last, or another process begins after it.
 
     Raises:
-        RecordingUnusable: a line is none of a recording, or a file does not begin with what computed its replies.
+        RecordingUnusable: a line is invalid, or a file does not begin with a line about the engine.
         OSError: a file cannot be read.
     """
     for file in files_of(path):
@@ -159,14 +159,14 @@ def _lines_of(texts: Iterator[bytes], file: Path) -> Iterator[Line]:
 
 
 def params_of(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not their defaults."""
+    """Return the fields that differ from their defaults."""
     plain = SamplingParams()
     values = {field.name: getattr(params, field.name) for field in fields(params)}
     return {name: value for name, value in values.items() if value != getattr(plain, name)}
 
 
 def digests_of(logprobs: Iterable[TokenLogprob]) -> tuple[str, ...]:
-    """Of each, a digest of all of its bits."""
+    """Return for each a digest of all of its bits."""
     return tuple(_digest_of(each) for each in logprobs)
 
 

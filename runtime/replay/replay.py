@@ -1,6 +1,6 @@
-"""Compute the requests of a recording again, and find the first token that is another one, or has other logprobs.
+"""Compute the requests of a recording again, and find the first token that differs, or has other logprobs.
 
-Knows an engine from outside; what a line means is `recording.py`'s.
+Knows an engine from outside; `recording.py` defines the lines.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .recording import Computed, RecordedRequest, WhyNot, digests_of, lines_of
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
-NUM_AT_ONCE = 16  # requests that are computed at once
+NUM_AT_ONCE = 16  # requests computed at once
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a reply is first another one.
+    """The first difference of a reply.
 
     Attributes:
-        request: the recorded request's own name.
-        number: its place among the requests of the recording, from 1.
-        place: of the token in the reply, from 0; None: the request could not be computed.
+        request: the recorded request's id.
+        number: its number in the recording, from 1.
+        place: index of the token in the reply; None if the request could not be computed.
         says: what differs, in words.
     """
 
@@ -44,14 +44,14 @@ class Difference:
 
 @dataclass
 class Replayed:
-    """What became of a recording's requests.
+    """The result of a replay.
 
     Attributes:
-        computed: what computed them, as recorded: the last of them.
-        num_equal: replies with the same ids, the same reason to end and the same bits of logprobs.
-        num_tokens: of these.
-        differences: one of each other reply.
-        not_compared: how many were not, by why.
+        computed: the last recorded engine.
+        num_equal: replies with the same ids, the same finish reason and the same bits of logprobs.
+        num_tokens: tokens of these replies.
+        differences: one for each other reply.
+        not_compared: number of requests that were not compared, by reason.
     """
 
     computed: Computed | None = None
@@ -62,10 +62,10 @@ class Replayed:
 
 
 def first_line(path: Path) -> Computed | None:
-    """What computed a recording's first replies; None: it is empty.
+    """Return the engine that computed a recording's first replies; None if it is empty.
 
     Raises:
-        RecordingUnusable, OSError: as `lines_of`.
+        RecordingUnusable, OSError: like `lines_of`.
     """
     line = next(lines_of(path), None)
     assert line is None or isinstance(line, Computed)
@@ -76,7 +76,7 @@ def replay(path: Path, engine: Engine) -> Replayed:
     """Compute all requests of a recording on `engine`, several at once.
 
     Raises:
-        RecordingUnusable, OSError: as `lines_of`.
+        RecordingUnusable, OSError: like `lines_of`.
         EngineError: the engine died, or was closed.
     """
     replayed, running = Replayed(), deque[tuple[int, RecordedRequest, GenerationStream | str]]()
@@ -93,7 +93,7 @@ def replay(path: Path, engine: Engine) -> Replayed:
 
 
 def _requests(path: Path, replayed: Replayed) -> Iterator[tuple[int, RecordedRequest, int]]:
-    """Each with its number, and with the context length of what computed it."""
+    """Yield each request with its number, and with the context length of its engine."""
     number = 0
     for line in lines_of(path):
         if isinstance(line, Computed):
@@ -105,7 +105,7 @@ def _requests(path: Path, replayed: Replayed) -> Iterator[tuple[int, RecordedReq
 
 
 def _start(engine: Engine, request: RecordedRequest, context_length: int) -> GenerationStream | str:
-    """A running request, or why it cannot be computed."""
+    """Return the stream of a request, or why it cannot be computed."""
     given = request.prompt
     prompt = PreparedPrompt(
         given.ids,
@@ -117,7 +117,7 @@ def _start(engine: Engine, request: RecordedRequest, context_length: int) -> Gen
     )
     try:
         asked = request.sampling()
-        room = context_length - len(given.ids)  # what it had
+        room = context_length - len(given.ids)  # the room of the recorded engine
         most = room if asked.max_tokens is None else min(asked.max_tokens, room)
         params = replace(asked, max_tokens=most, prompt_logprobs=None)
         with refusing():
@@ -147,7 +147,7 @@ def _compare(replayed: Replayed, number: int, request: RecordedRequest, stream: 
 
 
 def _difference(request: RecordedRequest, completion: Completion) -> tuple[int, str] | None:
-    """The place where a reply is first another one, and how."""
+    """Return the index where a reply first differs, and how."""
     was, now = request.reply_ids, completion.token_ids
     digests = digests_of(completion.logprobs or ())
     for place in range(min(len(was), len(now))):

@@ -1,1 +1,1 @@
-"""Several models behind one address: which of them are loaded, and passing each request on to its own."""
+"""A router for several models behind one address: loads and unloads models, and forwards requests to them."""

@@ -1,7 +1,7 @@
-"""The application of a server with several models: each request goes to the process of the model that it names.
+"""The application of a server with several models: forwards each request to the process of the model that it names.
 
-Knows where a request names its model, not what any endpoint does: paths that are not the router's own are passed on
-with every byte. A request with a body loads its model. One without, which only asks or removes something, does not.
+Knows where a request names its model, not what any endpoint does: requests to paths that are not the router's own are
+forwarded unchanged. A POST, PUT or PATCH loads its model. Other methods, which only read or delete, do not.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 RETRY_AFTER_S = 1
 _ASKS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods that load no model
 _OLLAMA = "/api/"
-_ZERO = re.compile(r"0+(\.0+)?[a-z]*")  # durations of Go's, such as 0s
+_ZERO = re.compile(r"0+(\.0+)?[a-z]*")  # zero durations in Go's format, such as 0s
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-_ADDED = (b"date", b"server", b"x-request-id")  # to every answer of the router
-_OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # the router has decided about the first
+_ADDED = (b"date", b"server", b"x-request-id")  # added to every response of the router
+_OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # not forwarded; the router has checked the first
 
 
 def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starlette:
-    """An ASGI application that serves the models of a table, and runs the table from startup to shutdown.
+    """Return an ASGI application that serves the models of a table, and runs the table from startup to shutdown.
 
     Raises:
-        InvalidParameter: an API key or an origin is none.
+        InvalidParameter: an API key or an origin is invalid.
     """
     keys = tuple(options.api_keys)
     headers: Headers = [(b"authorization", b"Bearer " + keys[0].encode())] if keys else []
@@ -101,21 +101,21 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
 
 
 class Forwarder:
-    """Passes requests on to models."""
+    """Forwards requests to the processes of models."""
 
     def __init__(self, table: ModelTable[ModelServer], listing: Listing, *, max_body_bytes: int) -> None:
         self._table, self._listing, self._max_body_bytes = table, listing, max_body_bytes
         self._bodies = BodyRoom(MAX_BODIES * max_body_bytes)
 
     async def forward(self, request: Request) -> Response:
-        """Answer with what the model answers that a request names.
+        """Return the response of the model that a request names.
 
-        One that names none is the first model's. If that knows nothing of the path (404), as of an id that another
-        model gave, the other loaded models are asked in turn.
+        A request that names none goes to the first model. If that responds 404, as to an id that another model made,
+        the other loaded models are tried in turn.
 
         Raises:
-            HTTPError: 404, there is no such model; 409, it is not loaded, and the request loads none; 503, its process
-                ended.
+            HTTPError: 404 if there is no such model, 409 if it is not loaded and the request does not load models,
+                503 if its process ended.
             ModelUnavailable: it could not be loaded.
         """
         with self._bodies.reading(client_of(request)) as room:
@@ -125,9 +125,9 @@ class Forwarder:
             return await while_connected(request.receive, self._first_known(rows, request, body, named))
 
     async def forget(self, request: Request) -> Response:
-        """`DELETE /v1/cache`: have the named model forget, or all; add up their numbers.
+        """`DELETE /v1/cache`: clear the cache of the named model, or of all; return the sum of their counts.
 
-        A model that keeps prefixes on disk is loaded for that.
+        A model with a store on disk is loaded for that.
         """
         name = request.query_params.get("model")
         named = self._table.rows if name is None else (self._listing.named(name),)
@@ -145,7 +145,7 @@ class Forwarder:
 
         answers = await asyncio.gather(*map(forget, rows), return_exceptions=True)
         sums = Counter[str]({"num_freed_pages": 0, "num_kept_pages": 0, "num_discarded_pages": 0})
-        for answer in answers:  # after all: no model keeps what is to be forgotten because another one failed
+        for answer in answers:  # only now: one model's failure must not keep the others from clearing
             if isinstance(answer, BaseException):
                 raise answer
             status, body = answer
@@ -155,44 +155,44 @@ class Forwarder:
         return JSONResponse({**sums, "object": "cache.cleared"})
 
     def _rows_of(self, request: Request, name: str | None) -> Sequence[Row[ModelServer]]:
-        """The models to ask, in order."""
+        """Return the models to try, in order."""
         loaded = [row for row in self._table.rows if row.state == "loaded"]
         if name is None:
             default = self._table.rows[0]
             rows = loaded if request.method in _ASKS else [default, *(row for row in loaded if row is not default)]
             if not rows:
-                message = f"no model is loaded that could know {request.url.path}; name one with ?model=, and load it"
+                message = f"no model is loaded that could answer {request.url.path}; name one with ?model=, and load it"
                 raise HTTPError(404, message, code="not_found")
             return rows
         row = self._listing.named(name)
         if request.method in _ASKS and row not in loaded:
-            message = f"{name} is {row.state}, and this request loads no model; send POST /models/load first"
+            message = f"{name} is {row.state}, and this request does not load models; send POST /models/load first"
             raise HTTPError(409, message, param="model", code="model_not_loaded")
         return [row]
 
     async def _first_known(
         self, rows: Sequence[Row[ModelServer]], request: Request, body: bytes, named: _Named
     ) -> Response:
-        """The first answer of several models that is not 404; the first of all, if there is none."""
+        """Return the first response that is not 404, or the last model's 404."""
         for row in rows:
             lease = await self._table.lease(row, is_use=request.method not in _ASKS)
             messages = lease.worker.ask(request.method, _target_of(request), _headers_of(request), body)
-            is_passed_on = False
+            is_forwarded = False
             try:
                 start = await anext(messages)
                 if start["status"] == 404 and row is not rows[-1]:
                     continue
-                is_passed_on = True
+                is_forwarded = True
                 record_of(request).is_forwarded = True
                 answer = _whole(start, messages, lambda: _note_end(request))
                 return Forwarded(answer, _gone(row), partial(self._ended, lease, named))
             except ServerGone as error:
                 raise _gone(row) from error
             finally:
-                if not is_passed_on:
+                if not is_forwarded:
                     await messages.aclose()
                     lease.release()
-        raise AssertionError("there is a model to ask")
+        raise AssertionError("there is a model to try")
 
     def _ended(self, lease: Lease[ModelServer], named: _Named) -> None:
         lease.release()
@@ -203,7 +203,7 @@ class Forwarder:
 async def _whole(
     start: Message, messages: AsyncGenerator[Message], broken: Callable[[], None]
 ) -> AsyncGenerator[Message]:
-    """An answer whose first message has come."""
+    """Yield all messages of a response whose first message has arrived."""
     headers = [header for header in start["headers"] if header[0] not in _ADDED]
     async with aclosing(messages):
         yield {**start, "headers": headers}
@@ -216,32 +216,32 @@ async def _whole(
 
 
 def _note_end(request: Request) -> None:
-    """Have the router's log tell of a request, because the model's process cannot any more."""
+    """Let the router log the request, because the model's process has ended and cannot."""
     record = record_of(request)
     record.is_forwarded, record.error = False, "model_gone"
 
 
 class _Named(msgspec.Struct):
-    """What of a body concerns the router. Ollama's older clients say `name`; its `keep_alive` of 0 unloads."""
+    """The fields of a body that the router reads. `name` is Ollama's older name of `model`."""
 
     model: object = None
     name: object = None
     keep_alive: object = None
 
     def model_of(self, request: Request) -> str | None:
-        """The model that the query or the body names; None if neither does."""
+        """Return the model that the query or the body names, or None."""
         in_body = self.model or (self.name if request.url.path.startswith(_OLLAMA) else None)
         name = request.query_params.get("model", in_body)
         return name if isinstance(name, str) and name else None
 
     @property
     def wants_unload(self) -> bool:
-        """Whether the model is to be unloaded after this request."""
+        """Return whether `keep_alive` is 0, which unloads the model after the request."""
         return self.keep_alive is not None and _ZERO.fullmatch(str(self.keep_alive)) is not None
 
 
 async def _read(request: Request, body: bytes) -> _Named:
-    """What of a body concerns the router. The model's own server says what is wrong with a body."""
+    """Decode the fields of a body that the router reads. An invalid body has none: the model's server refuses it."""
     named = _named(body) if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(_named, body)
     if not request.url.path.startswith(_OLLAMA):
         named.keep_alive = None
@@ -255,10 +255,10 @@ def _named(body: bytes) -> _Named:
 
 
 def _target_of(request: Request) -> bytes:
-    """Path and query for a model's own server, which knows no `model` in queries."""
+    """Return path and query for a model's own server, without `model`, which it does not expect."""
     path: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
-    if unquote(path) != request.scope["path"]:  # a root path was dropped
+    if unquote(path) != request.scope["path"]:  # a root path was removed
         path = quote(request.scope["path"]).encode()
     if b"model" in query:
         query = urlencode(
@@ -268,7 +268,7 @@ def _target_of(request: Request) -> bytes:
 
 
 def _headers_of(request: Request) -> Headers:
-    """A request's headers for a model's own server, with the client's address, which takes turns with others."""
+    """Return a request's headers for a model's own server, with the client's address, for fair scheduling there."""
     kept = [
         (name, value)
         for name, value in request.scope["headers"]

@@ -1,6 +1,6 @@
-"""`/v1/models` with states, and loading and unloading models by hand.
+"""`/v1/models` with the state of each model, and endpoints that load and unload a model.
 
-Knows the table of models, and what a model said of itself when it was loaded.
+Knows the table of models, and the description that each model returned when it was loaded.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ T = TypeVar("T")
 
 
 class ListedModel(ModelReply, kw_only=True):
-    """A model of a server that loads models on demand. What is unknown before it is loaded is left out."""
+    """A model of a server that loads models on demand. Facts that are unknown until it is loaded are unset."""
 
     max_input_tokens: int | msgspec.UnsetType = msgspec.UNSET  # type: ignore[assignment]
     state: State
-    num_requests: int  # that run, or wait for it to load
+    num_requests: int  # running ones, and those that wait for it to load
     memory_bytes: int | msgspec.UnsetType = msgspec.UNSET  # of weights, KV cache and states
     pinned: bool
-    stage: str | msgspec.UnsetType = msgspec.UNSET  # of loading
-    percent: int | msgspec.UnsetType = msgspec.UNSET  # of that
-    error: str | msgspec.UnsetType = msgspec.UNSET  # why it could not be loaded, or ended by itself, the last time
+    stage: str | msgspec.UnsetType = msgspec.UNSET  # stage of loading
+    percent: int | msgspec.UnsetType = msgspec.UNSET  # progress of loading
+    error: str | msgspec.UnsetType = msgspec.UNSET  # why loading failed, or its process ended, the last time
 
 
 class ListedModels(msgspec.Struct):
@@ -57,40 +57,40 @@ OPERATIONS = (
 
 
 class Listing:
-    """The endpoints."""
+    """The endpoints that list, load and unload models."""
 
     def __init__(self, table: ModelTable[ModelServer]) -> None:
         self._table = table
         self._created = int(time.time())
-        self._described: dict[str, ModelReply] = {}  # by name: what a model says outlives its process
+        self._described: dict[str, ModelReply] = {}  # by name; kept after the model is unloaded
 
     async def list_models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
+        """`GET /v1/models`: list all models with their states."""
         listed = [self.described(row, name) for row in self._table.rows for name in row.spec.listed]
         return json_response(ListedModels(listed, first_id=listed[0].id, last_id=listed[-1].id))
 
     async def describe_model(self, request: Request) -> Response:
-        """`GET /v1/models/{model_id}`."""
+        """`GET /v1/models/{model_id}`: describe one model."""
         name = request.path_params["model_id"]
         return json_response(self.described(self.named(name), name))
 
     async def load(self, request: Request) -> Response:
-        """`POST /models/load`: return once the model is loaded."""
-        row = await self._asked(request)
+        """`POST /models/load`: load a model, and respond when it is loaded."""
+        row = await self._row_of(request)
         (await self._table.lease(row)).release()
         return json_response(self.described(row, row.spec.name))
 
     async def unload(self, request: Request) -> Response:
-        """`POST /models/unload`: return once the model is unloaded; its requests end first, and new ones wait."""
-        row = await self._asked(request)
+        """`POST /models/unload`: unload a model, and respond when its requests have ended and it is unloaded."""
+        row = await self._row_of(request)
         await self._table.unload(row)
         return json_response(self.described(row, row.spec.name))
 
     def named(self, name: str | None) -> Row[ModelServer]:
-        """Return the model that a request names; the first, if it names none.
+        """Return the model that a request names; the first if it names none.
 
         Raises:
-            HTTPError: 404, there is no such model.
+            HTTPError: 404 if there is no such model.
         """
         row = self._table.named(name)
         if row is None:
@@ -98,7 +98,7 @@ class Listing:
         return row
 
     def described(self, row: Row[ModelServer], name: str) -> ListedModel:
-        """Return what is known of a model, by one of its names."""
+        """Return the description of a model under one of its names."""
         if row.worker is not None:
             self._described |= row.worker.described
         known = self._described.get(name) or self._described.get(row.spec.name)
@@ -120,7 +120,7 @@ class Listing:
             error=_or_unset(row.error or row.spec.too_large),
         )
 
-    async def _asked(self, request: Request) -> Row[ModelServer]:
+    async def _row_of(self, request: Request) -> Row[ModelServer]:
         body = await read_json(request, max_bytes=MAX_BODY_BYTES)
         return self.named(decode_json(body, ModelRequest).model)
 

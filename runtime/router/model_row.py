@@ -1,4 +1,4 @@
-"""A model of a server that loads models on demand: what it is loaded with, and where it stands.
+"""One model of a server that loads models on demand: its options and its state.
 
 Knows neither other models nor how it is loaded.
 """
@@ -19,15 +19,15 @@ class Worker(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What its weights, KV cache and states take."""
+        """Bytes of its weights, KV cache and states."""
         ...
 
     async def stop(self) -> None:
-        """End it, once all that is to be kept is on the disk."""
+        """Stop it after it has saved its store to disk."""
         ...
 
     async def wait_until_ended(self) -> str:
-        """Return why it has ended, whoever ended it."""
+        """Wait until it has ended for any reason, and return the reason."""
         ...
 
 
@@ -40,14 +40,14 @@ class ModelSpec:
     """A model that can be loaded.
 
     Attributes:
-        source: an artifact, or what is compiled into one.
-        aliases: other names that it answers to; `*` is any name that no model has.
-        is_pinned: it is loaded from the start, and only unloaded when a client asks for that.
-        flags: its options, as those of `radixlm serve`.
-        store: the directory that keeps its prefixes; None: nothing is kept on disk.
+        source: an artifact, or a model to compile.
+        aliases: other names that it accepts; `*` is any name that no model has.
+        is_pinned: it is loaded at the start, and unloaded only on a client's request.
+        flags: its own flags of `radixlm serve`.
+        store: directory of its prefixes; None: no prefixes are saved to disk.
         context_length: tokens of prompt and reply together; None if unknown before it is loaded.
-        needed_bytes: what its weights, KV cache and states take; None if unknown before it is loaded.
-        too_large: why it can never be loaded; None: it can.
+        needed_bytes: bytes of its weights, KV cache and states; None if unknown before it is loaded.
+        too_large: error message if it can never fit into the memory, else None.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ModelSpec:
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """The names that clients are told."""
+        """The names in lists of models."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY))
 
 
@@ -70,35 +70,36 @@ class Loader(Protocol[W_co]):
     """Loads models."""
 
     async def open(self) -> None:
-        """Get ready, so that the first model loads quickly."""
+        """Prepare, so that the first model loads quickly."""
         ...
 
     async def close(self) -> None:
-        """Free what it has beside the models, which are stopped by now."""
+        """Free its resources. All models have been stopped."""
         ...
 
     async def load(self, spec: ModelSpec, progressed: Callable[[str, float | None], None]) -> W_co:
-        """Return a worker that answers. Cancelled, it leaves nothing behind.
+        """Load a model, and return its worker when it serves. Leaves nothing behind if it is cancelled.
 
         Args:
-            progressed: gets the stage of compiling or loading, and the part of it that is done, 0 to 1 if known.
+            progressed: called with the stage of compiling or loading, and its progress, 0 to 1, or None if unknown.
 
         Raises:
-            ModelFailed: it cannot be loaded.
+            ModelFailed: the model cannot be loaded.
         """
         ...
 
 
 @dataclass(eq=False)
 class Row(Generic[W]):
-    """A model of the table; only the table changes it.
+    """A model of the table, with its state, which only the table changes.
 
     Attributes:
         num_requests: requests that use it or wait for it to load.
-        last_used: when the last request ended, or it was loaded.
-        bytes_taken: of the budget.
-        error: why it could not be loaded, or ended by itself, the last time.
-        num_loads: how often it was loaded.
+        last_used: time at which the last request ended, or it was loaded.
+        bytes_known: bytes that it took when it was loaded; None if it was never loaded.
+        bytes_taken: bytes that it takes of the memory budget now.
+        error: why loading failed, or its process ended, the last time.
+        num_loads: number of times that it was loaded.
     """
 
     spec: ModelSpec
@@ -116,7 +117,7 @@ class Row(Generic[W]):
 
     @property
     def state(self) -> State:
-        """Unloading ends when the requests that it had have ended."""
+        """The model's state. It is unloading until its last request has ended."""
         if self.unloading is not None:
             return "unloading"
         if self.loading is not None:
@@ -125,11 +126,11 @@ class Row(Generic[W]):
 
     @property
     def is_evictable(self) -> bool:
-        """Whether it may make room for another."""
+        """Return whether it may be unloaded for another model."""
         return self.state == "loaded" and not self.spec.is_pinned
 
     def loaded(self, worker: W, now: float) -> None:
-        """Note that the model is loaded."""
+        """Record that the model is loaded."""
         self.worker, self.error = worker, None
         self.bytes_known = self.bytes_taken = worker.memory_bytes
         self.last_used = now

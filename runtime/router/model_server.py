@@ -1,4 +1,4 @@
-"""What the router asks of a loaded model: it is the whole server of one model, somewhere else."""
+"""The interface of a loaded model to the router: a complete server of one model, in another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..server.about import ModelReply
 from ..server.http.forwarding import ServerGone
 from .model_row import Worker
 
-ANSWER_S = 2.0  # for a model to say how it is; one that is busy answers at once, too
+ANSWER_S = 2.0  # for a model to report its health or metrics, which takes no longer while it is busy
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -21,29 +21,29 @@ class ModelServer(Worker, Protocol):
 
     @property
     def described(self) -> Mapping[str, ModelReply]:
-        """What it says of its model in `/v1/models`, by each name."""
+        """Its description in `/v1/models`, by each of its names."""
         ...
 
     def ask(self, method: str, target: bytes, headers: Headers = (), body: bytes = b"") -> AsyncGenerator[Message]:
-        """Yield the messages of an answer. Closed early, it cancels the request.
+        """Send a request, and yield the ASGI messages of the response. Closing the generator early cancels the request.
 
         Args:
             target: path and query.
 
         Raises:
-            ServerGone: the server has ended, or ends before its answer does.
+            ServerGone: the server has ended, or ends before its response does.
         """
         ...
 
 
 async def whole_answer(server: ModelServer, method: str, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-    """Return status and body of an answer. Raises ServerGone."""
+    """Send a request, and return the status and body of the response. Raises ServerGone."""
     start, *parts = [message async for message in server.ask(method, target, headers)]
     return start["status"], b"".join(part.get("body", b"") for part in parts)
 
 
 async def answer_in_time(server: ModelServer | None, path: bytes, headers: Headers) -> bytes | None:
-    """Return what a loaded model answers to a GET; None if it is not loaded, or does not answer."""
+    """Send a GET to a model, and return the body; None if it is not loaded, or does not respond in time."""
     if server is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""The models of a server that loads them on demand: which are loaded, and which one makes room for another.
+"""The table of models of a server that loads them on demand, within a memory budget.
 
-Knows states, uses and bytes; not processes, files or HTTP. One event loop owns a table. How a model is loaded is the
-`Loader`'s, in a process of its own or otherwise.
+Knows states, uses and bytes, not processes, files or HTTP. One event loop owns a table. A `Loader` loads the models, in
+processes of their own or otherwise.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..errors import InvalidParameter, ModelTooLarge, RadixLMError
 from .model_row import ANY, Loader, ModelSpec, Row, W
 
 T = TypeVar("T")
-_LOOKS_S = 1.0  # how often unused models are looked for, at most
+_LOOKS_S = 1.0  # maximum time between checks for unused models
 
 
 @dataclass
 class Lease(Generic[W]):
-    """The right to use a loaded model, which is not unloaded until `release` is called; once is enough."""
+    """The right to use a loaded model, which is not unloaded until `release` is called."""
 
     row: Row[W]
     worker: W
@@ -31,7 +31,7 @@ class Lease(Generic[W]):
     _is_held: bool = True
 
     def release(self) -> None:
-        """Give it back."""
+        """End the use. Can be called twice."""
         if self._is_held:
             self._is_held = False
             self._release()
@@ -39,15 +39,15 @@ class Lease(Generic[W]):
 
 @dataclass
 class ModelTable(Generic[W]):
-    """All models of a server.
+    """All models of a server, of which some are loaded.
 
     Args:
-        memory_bytes: for weights, KV caches and states of all loaded models; None: no limit.
+        memory_bytes: budget for weights, KV caches and states of all loaded models; None: no limit.
         unload_after_s: seconds without a request after which a model is unloaded; None: never.
         clock: in seconds; only differences count.
 
     Raises:
-        InvalidParameter: there is no model, or two have a name in common.
+        InvalidParameter: there is no model, or two have the same name.
     """
 
     specs: Sequence[ModelSpec]
@@ -60,20 +60,20 @@ class ModelTable(Generic[W]):
 
     def __post_init__(self) -> None:
         if not self.specs:
-            raise InvalidParameter("there is no model to serve; give one")
+            raise InvalidParameter("there is no model to serve; name one")
         self.rows = tuple(Row(spec) for spec in self.specs)
         self._by_name: dict[str, Row[W]] = {}
         for row in self.rows:
             for name in (row.spec.name, *row.spec.aliases):
                 if self._by_name.setdefault(name, row) is not row:
-                    raise InvalidParameter(f"two models have the name {name!r:.100}; give one of them another")
+                    raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")
         self._waiting: set[asyncio.Future[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._making_room = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def named(self, name: str | None) -> Row[W] | None:
-        """Return the model that a request names; the first, if it names none. None if there is no such model.
+        """Return the model that a request names; the first if it names none. None if there is no such model.
 
         Ollama's clients call a model without a tag `NAME:latest`.
         """
@@ -84,17 +84,17 @@ class ModelTable(Generic[W]):
 
     @property
     def bytes_taken(self) -> int:
-        """What the models that are loaded take of the budget, those that are loading or unloading included."""
+        """Bytes of all models that are loaded, loading or unloading."""
         return sum(row.bytes_taken for row in self.rows)
 
     async def lease(self, row: Row[W], *, is_use: bool = True) -> Lease[W]:
-        """Return the right to use a model, which is loaded first if need be.
+        """Return the right to use a model. Loads it first if needed.
 
         Args:
-            is_use: whether the model counts as used: it is unloaded later then.
+            is_use: count as a use of the model, which postpones its unloading.
 
         Raises:
-            ModelTooLarge: it does not fit the memory.
+            ModelTooLarge: it does not fit into the memory.
             ModelFailed: it could not be loaded.
         """
         while row.unloading is not None:
@@ -110,7 +110,7 @@ class ModelTable(Generic[W]):
         return Lease(row, worker, lambda: self._release(row, is_use=is_use))
 
     async def unload(self, row: Row[W]) -> None:
-        """Unload a model once the requests that it has have ended; later ones load it again."""
+        """Unload a model when its present requests have ended. Later requests load it again."""
         if row.loading is not None:
             with suppress(RadixLMError):
                 await asyncio.shield(row.loading)
@@ -118,11 +118,11 @@ class ModelTable(Generic[W]):
             await asyncio.shield(self._unloading(row))
 
     def unload_soon(self, row: Row[W]) -> None:
-        """As `unload`, without waiting for it."""
+        """Start to unload a model, without waiting for the end."""
         self._begin(self.unload(row))
 
     def unload_unused(self) -> None:
-        """Begin to unload the models that had no request for `unload_after_s`."""
+        """Start to unload the models that had no request for `unload_after_s`."""
         after_s = math.inf if self.unload_after_s is None else self.unload_after_s
         for row in self.rows:
             if row.is_evictable and not row.num_requests and self.clock() - row.last_used >= after_s:
@@ -140,12 +140,12 @@ class ModelTable(Generic[W]):
             self.unload_unused()
 
     def stop_soon(self) -> None:
-        """Begin to stop all workers, from any thread; their requests end with an error."""
+        """Start to stop all workers, from any thread. Their requests end with an error."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._stop)
 
     async def close(self) -> None:
-        """Stop all workers, whatever they do; nothing may be leased afterwards."""
+        """Stop all workers, also busy ones. No model can be leased afterwards."""
         loading = [row.loading for row in self.rows if row.loading is not None]
         for task in loading:
             task.cancel()
@@ -162,7 +162,7 @@ class ModelTable(Generic[W]):
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Raise AssertionError unless the numbers agree."""
+        """Raise AssertionError unless the counts agree with the states."""
         for row in self.rows:
             assert row.num_requests >= 0, row
             assert row.bytes_taken == 0 or row.state != "unloaded", row
@@ -180,13 +180,13 @@ class ModelTable(Generic[W]):
         self._changed()
 
     def _loading(self, row: Row[W]) -> asyncio.Task[W]:
-        """The task that loads a model."""
+        """Return the task that loads a model; start it if needed."""
         if row.loading is None:
             row.loading = self._begin(self._load(row))
         return row.loading
 
     def _unloading(self, row: Row[W]) -> asyncio.Task[None]:
-        """The task that unloads a model."""
+        """Return the task that unloads a model; start it if needed."""
         if row.unloading is None:
             row.unloading = self._begin(self._unload(row))
         return row.unloading
@@ -194,30 +194,30 @@ class ModelTable(Generic[W]):
     async def _load(self, row: Row[W]) -> W:
         row.stage, row.fraction = "memory", None
         try:
-            async with self._making_room:  # in the order in which they were asked for
+            async with self._making_room:  # in the order of the requests
                 row.bytes_taken = await self._make_room(row)
             worker = await self.loader.load(row.spec, lambda stage, fraction: _note(row, stage, fraction))
         except BaseException as error:
             row.bytes_taken = 0
             if isinstance(error, Exception):
-                row.error = str(error) if isinstance(error, RadixLMError) else "internal error; the log says more"
+                row.error = str(error) if isinstance(error, RadixLMError) else "internal error; see the log"
                 self.log(f"{row.spec.name} is not loaded: {error}")
             raise
         else:
             row.loaded(worker, self.clock())
             self._begin(self._watch(row, worker))
             self.log(f"{row.spec.name} is loaded")
-            self._evict(0, spared=row)  # if it takes more than was known before it was compiled
+            self._evict(0, spared=row)  # if it takes more memory than was estimated
             return worker
         finally:
             row.loading = row.stage = row.fraction = None
             self._changed()
 
     async def _make_room(self, row: Row[W]) -> int:
-        """Wait until the budget has room for a model, and return the bytes; others are unloaded, unused ones first.
+        """Unload other models until one fits into the budget, and return its bytes.
 
         Raises:
-            ModelTooLarge: pinned models leave too little.
+            ModelTooLarge: it does not fit beside the pinned models.
         """
         if row.spec.too_large is not None:
             raise ModelTooLarge(row.spec.too_large)
@@ -236,8 +236,12 @@ class ModelTable(Generic[W]):
         return needed
 
     def _evict(self, needed: int, spared: Row[W] | None = None) -> None:
-        """Begin to unload what makes room for `needed` bytes with what is being unloaded: first models without
-        requests, then the least recently used."""
+        """Start to unload models until `needed` bytes will be free: models without requests first, then the least
+        recently used.
+
+        Args:
+            spared: a model that is not unloaded.
+        """
         stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
         victims = sorted(
             (row for row in self.rows if row.is_evictable and row is not spared),
@@ -262,12 +266,12 @@ class ModelTable(Generic[W]):
             self._changed()
 
     async def _watch(self, row: Row[W], worker: W) -> None:
-        """Note that a worker has ended by itself."""
+        """Record that a worker has ended by itself."""
         reason = await worker.wait_until_ended()
         if row.worker is worker:
             row.worker, row.error = None, reason
             row.bytes_taken = 0
-            self.log(f"{row.spec.name} is not loaded any more: {reason}")
+            self.log(f"{row.spec.name} has ended: {reason}")
             self._changed()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -279,10 +283,10 @@ class ModelTable(Generic[W]):
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, RadixLMError):
-            self.log(f"a mistake of radixlm's own: {error!r}")
+            self.log(f"internal error: {error!r}")
 
     async def _change(self) -> None:
-        """Wait until something changes."""
+        """Wait until the state of any model changes."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         try:

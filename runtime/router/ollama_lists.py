@@ -1,6 +1,6 @@
-"""Ollama's lists of models, `/api/tags` and `/api/ps`: what loaded models say of themselves, and names of the others.
+"""Ollama's lists of models, `/api/tags` and `/api/ps`: descriptions by the loaded models, and names of the others.
 
-Knows the lists' key, not what a model says in them.
+Knows the key of the lists, not the fields of their entries.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .model_table import ModelTable
 
 
 class OllamaLists:
-    """The endpoints.
+    """The endpoints `/api/tags` and `/api/ps`.
 
     Args:
-        headers: with which models are asked; they hold an API key if there are any.
+        headers: headers for requests to the models, with an API key if there are any.
     """
 
     def __init__(self, table: ModelTable[ModelServer], headers: Headers) -> None:
         self._table, self._headers = table, headers
 
     async def tags(self, request: Request) -> Response:
-        """`GET /api/tags`: all models. One that is not loaded has its names and its size."""
+        """`GET /api/tags`: list all models. Models that are not loaded have only names and a size."""
         told = await asyncio.gather(*(self._said_by(row, b"/api/tags") for row in self._table.rows))
         return _listed(
             [model for row, models in zip(self._table.rows, told, strict=True) for model in models or _unloaded(row)]
         )
 
     async def loaded(self, request: Request) -> Response:
-        """`GET /api/ps`: the models that are loaded."""
+        """`GET /api/ps`: list the loaded models."""
         told = await asyncio.gather(*(self._said_by(row, b"/api/ps") for row in self._table.rows))
         return _listed([model for models in told for model in models])
 

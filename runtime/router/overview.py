@@ -1,6 +1,6 @@
-"""`/health` and `/metrics` of all models: what each loaded one says of itself, and what the router knows.
+"""`/health` and `/metrics` of all models: collected from the loaded models, with the router's own facts.
 
-Knows names and states; what a model counts, its own server says.
+Knows names and states. The counters of a model come from its own server.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _STATES: Sequence[State] = ("unloaded", "loading", "loaded", "unloading")
 
 
 class Overview:
-    """The endpoints.
+    """The endpoints for health and metrics.
 
     Args:
-        headers: with which models are asked; they hold an API key if there are any.
-        has_keys: whether only clients with a key get names and counts.
+        headers: headers for requests to the models, with an API key if there are any.
+        has_keys: only clients with a key get names and counts.
         responses: number of the router's own responses by path and status.
     """
 
@@ -48,12 +48,13 @@ class Overview:
         self._table, self._headers, self._has_keys, self._responses = table, headers, has_keys, responses
 
     async def live(self, request: Request) -> Response:
-        """`GET /health/live`."""
+        """`GET /health/live`: return 200 while the process responds."""
         return loading.live()
 
     async def health(self, request: Request) -> Response:
-        """`ready`; `loading` (503) until the pinned models are loaded; `degraded` with a reason where a model is not
-        well. `models` has each model's state and what it says of itself.
+        """`GET /health`: return `ready`, `degraded` with a reason, or `loading` (503) until pinned models are loaded.
+
+        `models` has each model's state and its own health report.
         """
         told = dict(zip(self._names, await asyncio.gather(*map(self._health_of, self._table.rows)), strict=True))
         reasons = [f"{name}: {each['reason']}" for name, each in told.items() if each.get("reason")]
@@ -69,7 +70,7 @@ class Overview:
         return Response(msgspec.json.encode(body), 503 if awaited else 200, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
-        """All models' metrics, each with its model as the label `model`, and the router's own."""
+        """`GET /metrics`: return the metrics of all loaded models, with the label `model`, and the router's own."""
         texts = await asyncio.gather(
             *(answer_in_time(row.worker, b"/metrics", self._headers) for row in self._table.rows)
         )
@@ -93,23 +94,23 @@ class Overview:
         states = {(row.spec.name, state): int(row.state == state) for row in rows for state in _STATES}
         loads = {(row.spec.name,): row.num_loads for row in rows}
         taken = {(row.spec.name,): row.bytes_taken for row in rows}
-        text = "Answers by path and status; 499: the client left."
+        text = "Responses by path and status; 499: the client disconnected."
         return [
             counter("http_responses", text, dict(self._responses), "path", "status"),
-            gauge("model_state", "1 for the state of each model.", states, "model", "state"),
-            counter("model_loads", "How often a model was loaded.", loads, "model"),
-            gauge("model_memory_bytes", "Weights, KV cache and states of a model.", taken, "model"),
+            gauge("model_state", "State of each model: 1 for the present state, else 0.", states, "model", "state"),
+            counter("model_loads", "Number of times a model was loaded.", loads, "model"),
+            gauge("model_memory_bytes", "Memory of a model's weights, KV cache and states.", taken, "model"),
         ]
 
 
 class _Merged(Collector):
-    """Metrics of the router, and those in the texts of models."""
+    """A collector of the router's own metrics, and of those in the models' responses."""
 
     def __init__(self, own: Sequence[Metric], texts: Mapping[str, bytes | None]) -> None:
         self._own, self._texts = own, texts
 
     def collect(self) -> Iterator[Metric]:
-        """All of it."""
+        """Yield all metrics."""
         of_each = {
             name: text_string_to_metric_families(text.decode())
             for name, text in self._texts.items()

@@ -1,7 +1,7 @@
-"""Send one request to a server on a Unix socket, and get the messages of its answer while it is made.
+"""An HTTP/1.1 client for a server on a Unix socket, which streams the response.
 
-Knows HTTP/1.1 as clients speak it, and ASGI's messages; not what is asked. A connection has one request: to open one
-costs a fraction of a millisecond, and closing it cancels the request.
+Knows HTTP/1.1 and ASGI's messages, not what is requested. Each connection has one request: opening one costs a fraction
+of a millisecond, and closing it cancels the request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..server.http.forwarding import ServerGone
 
 _PART_BYTES = 64 << 10
 Headers = Sequence[tuple[bytes, bytes]]
-# Of one connection alone. The body's length is written anew, and the answer's framing is the next server's matter.
+# Hop-by-hop headers. The request's length is set anew, and the router's server frames the response.
 _HOP = frozenset((b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"))
 _REWRITTEN = _HOP | {b"content-length", b"expect", b"host"}
 
@@ -26,13 +26,13 @@ _REWRITTEN = _HOP | {b"content-length", b"expect", b"host"}
 async def ask(
     socket: Path, method: str, target: bytes, headers: Headers = (), body: bytes = b""
 ) -> AsyncGenerator[Message]:
-    """Yield the messages of the answer. Closed early, it cancels the request there.
+    """Send a request, and yield the ASGI messages of the response. Closing the generator early cancels the request.
 
     Args:
         target: path and query.
 
     Raises:
-        ServerGone: the server does not listen, or ends before its answer does.
+        ServerGone: the server does not listen, or ends before its response does.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(str(socket))
@@ -41,12 +41,12 @@ async def ask(
     try:
         writer.write(
             _head(method, target, headers, body) + body
-        )  # not drained: an early answer may leave a part unread
+        )  # not drained: the server may respond without reading the whole body
         answer = _Answer(has_body=method != "HEAD")
         while not answer.is_whole:
             part = await reader.read(_PART_BYTES)
             if not part:
-                raise ServerGone("the server ended before its answer did")
+                raise ServerGone("the server ended before its response did")
             for message in answer.messages_of(part):
                 yield message
     except (OSError, httptools.HttpParserError) as error:
@@ -56,7 +56,7 @@ async def ask(
 
 
 async def ask_whole(socket: Path, method: str, target: bytes, headers: Headers = ()) -> tuple[int, bytes]:
-    """Return status and body of an answer. Raises ServerGone."""
+    """Send a request, and return the status and body of the response. Raises ServerGone."""
     start, *parts = [message async for message in ask(socket, method, target, headers)]
     return start["status"], b"".join(part["body"] for part in parts)
 
@@ -71,7 +71,7 @@ def _head(method: str, target: bytes, headers: Headers, body: bytes) -> bytes:
 
 
 class _Answer:
-    """Reads an answer: `httptools` calls its methods with what it finds."""
+    """Parses a response into ASGI messages; `httptools` calls its methods."""
 
     def __init__(self, *, has_body: bool) -> None:
         self.is_whole = False
@@ -81,7 +81,7 @@ class _Answer:
         self._messages: list[Message] = []
 
     def messages_of(self, part: bytes) -> list[Message]:
-        """Return the messages that end in the next part of the bytes."""
+        """Parse the next bytes, and return the messages that they complete."""
         self._parser.feed_data(part)
         messages, self._messages = self._messages, []
         return messages

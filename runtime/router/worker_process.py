@@ -1,7 +1,7 @@
 """Models in processes of their own: `radixlm serve` of one model on a Unix socket.
 
-A process loads Python and the engine before it is told its model. So one is kept ready, which the next model takes.
-Knows processes, sockets and what a server says of itself while it loads; not flags.
+A process imports Python modules before it gets its model, so a spare process is kept ready for the next model. Knows
+processes, sockets and the health of a loading server, not flags.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .model_row import ModelSpec
 from .model_server import Headers
 from .unix_request import ask, ask_whole
 
-STOP_S = 120.0  # for a store to be written
+STOP_S = 120.0  # for saving a store
 _LONGEST_POLL_S = 0.25
-_ERROR = "Error: "  # begins the line of a command that says why it ends
+_ERROR = "Error: "  # prefix of a command's error message
 _PART_BYTES = 64 << 10
 _LAST_LINES = 20
 
 Say = Callable[[str, str], None]
-"""Gets the name of a model, and a line that its process has written."""
+"""Called with the name of a model, and a line that its process has written."""
 
 
 class WorkerProcess:
@@ -60,16 +60,16 @@ class WorkerProcess:
         return not self._ended.done()
 
     def begin(self, name: str, arguments: Sequence[str], socket: Path) -> None:
-        """Tell the process which model it serves."""
+        """Send the process the arguments for the model that it serves."""
         self._name, self.socket = name, socket
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([*arguments]).encode() + b"\n")
 
     async def wait_until_ready(self, headers: Headers, progressed: Callable[[str, float | None], None]) -> None:
-        """Return when the model answers.
+        """Wait until the model serves requests.
 
         Raises:
-            ModelFailed: the process has ended, or says that its engine has.
+            ModelFailed: the process has ended, or reports that its engine has failed.
         """
         began = time.monotonic()
         while self.is_alive:
@@ -92,7 +92,7 @@ class WorkerProcess:
         return ask(self.socket, method, target, headers, body)
 
     async def stop(self) -> None:
-        """End the process by SIGTERM, on which it writes what its store has to keep; after `STOP_S` by SIGKILL."""
+        """End the process by SIGTERM, so that it saves its store; after `STOP_S` by SIGKILL."""
         if self.is_alive:
             self._process.terminate()
         await asyncio.wait([self._ended], timeout=STOP_S)
@@ -102,21 +102,21 @@ class WorkerProcess:
         self.socket.unlink(missing_ok=True)
 
     async def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if self.is_alive:
             self._process.kill()
         await self._ended
 
     async def wait_until_ended(self) -> str:
         code = await asyncio.shield(self._ended)
-        with suppress(TimeoutError):  # a process that it started may have the stream open
+        with suppress(TimeoutError):  # a child of the process may hold the stream open
             await asyncio.wait_for(asyncio.shield(self._said), 1.0)
         if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
+            return f"its process was killed by {signal.Signals(-code).name}"
         return _reason_in(self._last_lines) or f"its process ended with exit code {code}"
 
     async def _relay(self) -> None:
-        """Hand on what the process writes, line by line."""
+        """Pass on the process's output, line by line."""
         stream, rest = self._process.stderr, b""
         assert stream is not None
         while part := await stream.read(_PART_BYTES):
@@ -124,12 +124,12 @@ class WorkerProcess:
             for line in lines:
                 text = line.decode(errors="replace")
                 self._last_lines.append(text)
-                with suppress(OSError):  # nobody reads it any more
+                with suppress(OSError):  # the reader has gone
                     self._say(self._name, text)
 
 
 def _reason_in(lines: Sequence[str]) -> str | None:
-    """What a command has said that it ends of, as text or in JSON; None if it said nothing."""
+    """Return the error message in a command's last lines, text or JSON; None if there is none."""
     for line in reversed(lines):
         if line.startswith(_ERROR):
             return line.removeprefix(_ERROR)
@@ -141,16 +141,15 @@ def _reason_in(lines: Sequence[str]) -> str | None:
 
 
 class WorkerLoader:
-    """Starts processes, and keeps one ready.
+    """Starts a process per model, and keeps a spare one ready.
 
     Args:
-        command: of a process that reads its arguments from its standard input, as a line of JSON, and ends when that
-            does.
-        arguments_of: the arguments for a model and its socket.
-        environment: of the processes.
-        headers: with which their servers are asked; they hold an API key if there are any.
-        say: gets what they write.
-        keeps_spare: whether a process is kept ready. It takes some 60 MB.
+        command: a command that reads its arguments from standard input, as a line of JSON, and ends when that closes.
+        arguments_of: returns the arguments for a model and its socket.
+        environment: environment of the processes.
+        headers: headers for requests to the models, with an API key if there are any.
+        say: called with each line that a process writes.
+        keeps_spare: keep a process ready, which takes about 60 MB.
     """
 
     def __init__(
@@ -165,17 +164,17 @@ class WorkerLoader:
     ) -> None:
         self._command, self._arguments_of, self._environment = command, arguments_of, environment
         self._headers, self._say, self._keeps_spare = headers, say, keeps_spare
-        self._folder = Path(tempfile.mkdtemp(prefix="radixlm-"))  # of this user alone
+        self._folder = Path(tempfile.mkdtemp(prefix="radixlm-"))  # accessible to this user only
         self._numbers = count()
         self._spare: asyncio.Task[WorkerProcess] | None = None
 
     async def open(self) -> None:
-        """Start the process that is kept ready."""
+        """Start the spare process."""
         if self._keeps_spare and self._spare is None:
             self._spare = asyncio.create_task(self._start())
 
     async def load(self, spec: ModelSpec, progressed: Callable[[str, float | None], None]) -> WorkerProcess:
-        """Start a model's process, and return it once it answers."""
+        """Start a model's process, and return it when it serves requests."""
         worker = await self._take()
         try:
             socket = self._folder / f"{next(self._numbers)}.sock"
@@ -189,14 +188,14 @@ class WorkerLoader:
         return worker
 
     async def close(self) -> None:
-        """End the process that is kept ready."""
+        """Kill the spare process."""
         if self._spare is not None:
             await (await self._spare).kill()
             self._spare = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _take(self) -> WorkerProcess:
-        """The process that is ready, or a new one."""
+        """Return the spare process, or a new one."""
         if self._spare is not None:
             spare, self._spare = self._spare, None
             worker = await asyncio.shield(spare)
@@ -205,7 +204,7 @@ class WorkerLoader:
         return await self._start()
 
     async def _start(self) -> WorkerProcess:
-        # In a session of its own Ctrl-C does not reach it: it is told when to end.
+        # In a session of its own, Ctrl-C does not reach it: the router ends it.
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,

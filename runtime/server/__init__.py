@@ -1,6 +1,6 @@
-"""Engines over HTTP, in OpenAI's and Anthropic's shapes.
+"""An HTTP server for engines, with OpenAI's, Anthropic's and Ollama's APIs.
 
-The names below load on first use, so that reading the options of a server does not load a server.
+The names below are imported on first use, so that reading the server's options does not import the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which models the server has, and which version it is."""
+"""Endpoints that list the server's models and return its version."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .served import Served, json_response
 
 
 async def list_models(models: Models, request: Request) -> Response:
-    """`GET /v1/models`."""
+    """`GET /v1/models`: list all models, each under each of its names."""
     replies = [_described(served, name) for served in models.rows for name in served.names]
     return json_response(ModelList(replies, first_id=replies[0].id, last_id=replies[-1].id))
 
 
 async def describe_model(models: Models, request: Request) -> Response:
-    """`GET /v1/models/{model_id}`."""
+    """`GET /v1/models/{model_id}`: describe one model. Raises HTTPError 404 if there is none of this name."""
     name = request.path_params["model_id"]
     return json_response(_described(models.named(name), name))
 
 
 async def tell_version(models: Models, request: Request) -> Response:
-    """`GET /version`: of radixlm."""
+    """`GET /version`: return radixlm's version."""
     return json_response(VersionReply(VERSION))
 
 
@@ -39,7 +39,7 @@ def _described(served: Served, name: str) -> ModelReply:
 
 
 def created_at(created: int) -> str:
-    """Return a Unix time as RFC 3339 has it.
+    """Return a Unix time in RFC 3339 format.
 
     >>> created_at(0)
     '1970-01-01T00:00:00Z'
@@ -48,19 +48,19 @@ def created_at(created: int) -> str:
 
 
 class ModelReply(msgspec.Struct):
-    """The model in both dialects: clients of each find their fields."""
+    """A model, with the fields of OpenAI's and of Anthropic's API together."""
 
     id: str
     created: int  # Unix time
     display_name: str  # Anthropic's, as the next four
-    created_at: str  # as RFC 3339 has it
+    created_at: str  # RFC 3339
     max_input_tokens: int
     type: str = "model"
     lifecycle: str = "active"
     object: str = "model"
     owned_by: str = "radixlm"
-    max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: tokens of prompt and reply together
-    default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # ours: what a request has that says nothing
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: maximum tokens of prompt and reply together
+    default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # ours: used if a request sets none
 
 
 class ModelList(msgspec.Struct):

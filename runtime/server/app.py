@@ -1,6 +1,6 @@
-"""The routes of the server: which function answers each path.
+"""The routes of the server, and the ASGI application made of them.
 
-Knows paths; `models.py` has the models, `openai/`, `anthropic/` and `ollama/` the answers.
+Knows paths. `models.py` has the models, `openai/`, `anthropic/` and `ollama/` the endpoints.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ OF_A_MODEL: Mapping[str, ModelEndpoint[Any, Any]] = {
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
 }
-"""Endpoints of the model that the body of a POST names."""
+"""Endpoints that one model answers: the model named in the body of the POST."""
 
 OF_ALL: dict[tuple[str, ...], Callable[[Models, Request], Awaitable[Response]]] = {
     ("/v1/models", "GET"): list_models,
@@ -86,26 +86,26 @@ OF_ALL: dict[tuple[str, ...], Callable[[Models, Request], Awaitable[Response]]] 
     ("/tokenizer_info", "GET"): tokenizer_info,
     ("/version", "GET"): tell_version,
 }
-"""Endpoints of all models."""
+"""Endpoints of the server as a whole."""
 
 
 def create_app(engine: Engine | Mapping[str, Engine], **options: Any) -> Starlette:
-    """An ASGI application that serves an engine, or several by the names of their models. The caller closes them.
+    """Return an ASGI application that serves one engine, or several by model name. The caller closes the engines.
 
     Args:
-        options: how they are served; the fields of `ServerOptions`: `create_app(engine, api_keys=["sk-one"])`.
+        options: the fields of `ServerOptions`, such as `create_app(engine, api_keys=["sk-one"])`.
 
     Raises:
-        InvalidParameter: an API key is empty, has white space around it or is too long; an origin is none; an option is
-            outside its range; two models have one name.
+        InvalidParameter: an API key is empty, too long or surrounded by white space; an origin is invalid; an option is
+            outside its range; two models have the same name.
     """
     return app_of(Models.of(engine, ServerOptions(**options)))
 
 
 def app_of(models: Models) -> Starlette:
-    """An ASGI application that serves these models, as `create_app`.
+    """Return an ASGI application that serves these models, as `create_app` does.
 
-    Where it has no lifespan, `app.state.resume` is called on its event loop once that runs: it goes on with batches.
+    If the ASGI server does not run its lifespan, call `app.state.resume` on its event loop to resume batches.
     """
     options = models.options
     described = OpenAPI(has_keys=bool(options.api_keys), has_several=models.has_several)
@@ -139,7 +139,7 @@ def app_of(models: Models) -> Starlette:
 
 @asynccontextmanager
 async def _resuming(app: Starlette) -> AsyncIterator[None]:
-    """Go on with the batches that an earlier process left open."""
+    """Resume the batches that an earlier process left unfinished."""
     app.state.resume()
     yield
 

@@ -1,6 +1,6 @@
-"""`/v1/cache`: what is cached for the caller's namespace, and forgetting it.
+"""`/v1/cache`: show or delete what is cached in the caller's namespace.
 
-Says nothing of other namespaces, not even that there are any.
+Reveals nothing of other namespaces, not even that there are any.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ RUN = "run"
 
 
 async def cache(models: Models, request: Request) -> Response:
-    """`GET /v1/cache`: sums and runs, of one model; with `?run=ID`, one run whole.
+    """`GET /v1/cache`: return totals and runs of tokens of one model; with `?run=ID`, all text of one run.
 
-    `DELETE /v1/cache`: what no running request uses is forgotten, by all models or the one that is named. Both wait for
-    the step that runs.
+    `DELETE /v1/cache`: delete all pages that no running request uses, of all models or the named one. Both wait for the
+    running step.
     """
     allowed = (*_parameters(models), RUN) if request.method == "GET" else _parameters(models)
     for name in request.query_params:
         if name not in allowed:
-            raise InvalidParameter(f"there is no parameter {name!r:.80} here; use {' or '.join(allowed)}")
+            raise InvalidParameter(f"unknown query parameter {name!r:.80}; use {' or '.join(allowed)}")
     if request.method == "GET":
         served = models.of_query(request)
         run_id = request.query_params.get(RUN)
         return await (_show(served, request) if run_id is None else _show_run(served, request, run_id))
     rows = models.rows if "model" not in request.query_params else (models.of_query(request),)
     replies = await asyncio.gather(*(_clear(served, request) for served in rows), return_exceptions=True)
-    for failed in replies:  # after all: no model keeps what is to be forgotten because another one failed
+    for failed in replies:  # only now: one model's failure must not keep the others from deleting
         if isinstance(failed, BaseException):
             raise failed
     return json_response(reduce(_added, cast("list[ClearedReply]", replies)))
@@ -56,7 +56,9 @@ def _parameters(models: Models) -> tuple[str, ...]:
 
 
 async def _clear(served: Served, request: Request) -> ClearedReply:
-    cleared = await served.lanes.cache.run(request, partial(served.engine.clear_cache, _namespace(served, request)))
+    cleared = await served.work_queues.cache.run(
+        request, partial(served.engine.clear_cache, _namespace(served, request))
+    )
     return ClearedReply(cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages)
 
 
@@ -70,7 +72,7 @@ def _added(one: ClearedReply, other: ClearedReply) -> ClearedReply:
 
 async def _show(served: Served, request: Request) -> Response:
     namespace = _namespace(served, request)
-    tree = await served.lanes.cache.run(request, partial(served.engine.cache_tree, namespace))
+    tree = await served.work_queues.cache.run(request, partial(served.engine.cache_tree, namespace))
     return json_response(
         CacheReply(
             num_runs=tree.num_runs,
@@ -88,13 +90,13 @@ async def _show(served: Served, request: Request) -> Response:
 
 
 async def _show_run(served: Served, request: Request, run_id: str) -> Response:
-    """One run with all of its text and ids.
+    """Return one run with all of its text and token ids.
 
     Raises:
-        HTTPError: 403, the server tells no cached text. 404, there is no such run any more.
+        HTTPError: 403 if the server does not show cached text, 404 if the run is no longer cached.
     """
     if not served.options.tells_cached_text:
-        raise HTTPError(403, "this server does not tell cached text", code="cached_text_withheld")
+        raise HTTPError(403, "this server does not show cached text", code="cached_text_withheld")
     namespace = _namespace(served, request)
 
     def read() -> CachedTextReply | None:
@@ -105,9 +107,9 @@ async def _show_run(served: Served, request: Request, run_id: str) -> Response:
             return None
         return CachedTextReply(run_id, found.start, found.token_ids, served.text(found.token_ids))
 
-    reply = await served.lanes.cache.run(request, read)
+    reply = await served.work_queues.cache.run(request, read)
     if reply is None:
-        raise HTTPError(404, "this run is not cached any more; ask for the tree again", param=RUN, code="run_not_found")
+        raise HTTPError(404, "this run is no longer cached; request /v1/cache again", param=RUN, code="run_not_found")
     return json_response(reply)
 
 
@@ -116,7 +118,7 @@ def _namespace(served: Served, request: Request) -> bytes:
 
 
 def _told_id(name: str, namespace: bytes) -> str:
-    """A name for clients: the engine's own count what all clients do, which no client needs to know."""
+    """Return an id for clients. The engine's own ids are counters, which would reveal other clients' activity."""
     return blake2s(name.encode(), key=namespace[:32], digest_size=4).hexdigest()
 
 
@@ -151,37 +153,37 @@ def _use_reply(served: Served, use: CacheUse, now: float, namespace: bytes) -> C
         num_generated_tokens=use.num_generated,
         running_s=round(ended_at - use.arrived_at, 3),
         ended_s=None if use.ended_at is None else round(now - use.ended_at, 3),
-        finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache does not know which there are
+        finish_reason=cast("FinishReason | None", use.finish_reason),  # the cache has it as a plain string
         why_not_more=why_not_more(use.why_not_more, tells_cached_text=served.options.tells_cached_text),
     )
 
 
 class CachedRunReply(msgspec.Struct, kw_only=True):
     id: str  # for `?run=`
-    parent: int | None  # the place in `runs` of what it goes on from
+    parent: int | None  # index in `runs` of the run that it continues
     start: int  # tokens before it
     num_tokens: int
-    num_generated: int  # tokens that the model made
+    num_generated: int  # tokens that the model generated
     num_pages: int
     num_users: int  # running requests that use it
     num_children: int
-    num_states: int  # of a recurrent model: states behind its pages from which prompts can go on
+    num_states: int  # of a recurrent model: snapshots after its pages from which prompts can continue
     unused_s: float
-    num_shared: int  # of its first tokens: those that the run with its parent before it in `runs` begins with, too
-    begins: str | None  # a few tokens
-    begins_after: str | None  # of these, those after the shared ones
+    num_shared: int  # first tokens that the sibling before it in `runs` begins with, too
+    begins: str | None  # text of the first few tokens
+    begins_after: str | None  # the same without the shared tokens
 
 
 class CacheUseReply(msgspec.Struct, kw_only=True):
     id: str
     state: str  # waiting, running or ended
-    run: int | None  # the place in `runs` of what its keys and values end in, if that is there
+    run: int | None  # index in `runs` of the run in which its KV ends, if listed
     num_prompt_tokens: int
-    num_cached_tokens: int  # of these, found when it was admitted
+    num_cached_tokens: int  # of these, found in the cache on admission
     cached_tokens_by_kind: Mapping[str, int]
     num_generated_tokens: int
-    running_s: float  # since it arrived, until it ended
-    ended_s: float | None  # since it ended
+    running_s: float  # from arrival to its end, or until now
+    ended_s: float | None  # time since its end
     finish_reason: FinishReason | None
     why_not_more: WhyNotMoreReply | None
 
@@ -192,11 +194,11 @@ class CacheReply(msgspec.Struct, kw_only=True):
     num_pages: int
     num_used_pages: int
     num_aliases: int
-    num_states: int  # of a recurrent model: states from which prompts can go on
+    num_states: int  # of a recurrent model: snapshots from which prompts can continue
     runs: list[CachedRunReply]
-    is_whole: bool  # all runs are there
-    is_counted: bool  # all runs are in the sums
-    requests: list[CacheUseReply]  # those that run, and the last that ended; the newest first
+    is_whole: bool  # all runs are listed
+    is_counted: bool  # all runs are in the totals
+    requests: list[CacheUseReply]  # running ones, and the last that ended; newest first
     object: str = "cache"
 
 
@@ -211,5 +213,5 @@ class CachedTextReply(msgspec.Struct):
 class ClearedReply(msgspec.Struct):
     num_freed_pages: int
     num_kept_pages: int  # running requests use them
-    num_discarded_pages: int = 0  # taken off the disk
+    num_discarded_pages: int = 0  # deleted from disk
     object: str = "cache.cleared"

@@ -1,7 +1,7 @@
-"""Several replies to one request: read together as they come, left together.
+"""The replies (choices) to one request: streamed together as they are generated, and cancelled together.
 
-The engine's thread wakes the event loop, and no thread waits for a reply. Knows the order of deltas, and when there is
-one to read, not what it says.
+The engine's thread wakes the event loop, so that no thread waits for a reply. Knows the order of deltas, not their
+content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Self
 
 from ..engine.completion import Completion, Delta
-from ..engine.generation_stream import Ask, GenerationStream
+from ..engine.generation_stream import GenerationStream, StartRequest
 from ..engine.request_options import require_few_logprobs
 from ..engine.sampling_params import SamplingParams
 from ..errors import EngineClosed, RadixLMError
@@ -27,7 +27,7 @@ _NUM_SEEDS = 2**64
 
 
 def params_of_choices(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of each of `n` replies to one prompt. Only the seeds differ, so that the replies do, too.
+    """Return the parameters of each of `n` replies to one prompt. The seeds count up, so that the replies differ.
 
     >>> [params.seed for params in params_of_choices(SamplingParams(seed=7), 3)]
     [7, 8, 9]
@@ -39,16 +39,16 @@ def params_of_choices(params: SamplingParams, n: int) -> list[SamplingParams]:
 
 
 class Choices:
-    """The replies to one request: iterate them once, or take `results`.
+    """The running replies to one request: iterate over their deltas once, or await `results`.
 
-    Left as a context manager, all are cancelled.
+    Leaving the context manager cancels all that still run.
 
     Args:
-        waker: wakes the tasks of the running loop.
-        record: gets the completions, in the order in which they end.
+        waker: wakes tasks of the running event loop.
+        record: collects the completions, in the order in which they end.
 
     Attributes:
-        before_waiting: awaited by the iteration whenever no delta is there yet.
+        before_waiting: awaited by the iteration before it waits for a delta.
     """
 
     def __init__(self, waker: Waker, record: RequestRecord | None = None) -> None:
@@ -60,21 +60,21 @@ class Choices:
         self.before_waiting: Callable[[], Awaitable[None]] = _nothing
         self._prefill_log = None if record is None else PrefillLog(record, self._streams, self._running.values())
 
-    def submit(self, ask: Ask) -> None:
-        """Hand the request of one more choice to the engine; any thread may, one at a time.
+    def submit(self, ask: StartRequest) -> None:
+        """Submit the request of one more choice to the engine. For any thread, one at a time.
 
         Raises:
-            InvalidRequest, EngineError: the engine refuses it.
+            InvalidRequest, EngineError: the engine refuses the request.
         """
         stream = ask(on_ready=self._wake)
         self._running[len(self._streams)] = stream
         self._streams.append(stream)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
-        """Each delta with the index of its choice, as soon as it arrives.
+        """Yield each delta with the index of its choice, as soon as it arrives.
 
         Raises:
-            EngineError: one of the requests failed; EngineClosed if the engine was closed meanwhile.
+            EngineError: one of the requests failed. EngineClosed if the engine was closed.
         """
         while self._running:
             arrived = self._arrived()
@@ -88,18 +88,18 @@ class Choices:
                 yield index, item
 
     def stream(self, index: int) -> GenerationStream:
-        """The engine's stream of one choice."""
+        """Return the engine's stream of one choice."""
         return self._streams[index]
 
     def result(self, index: int) -> Completion:
-        """One choice, whose last delta was read."""
+        """Return the completion of one choice, whose last delta has been read."""
         return self._streams[index].result()
 
     async def results(self) -> list[Completion]:
-        """Wait for the end of all; after iterating, it is there at once.
+        """Wait for all choices to end, and return their completions.
 
         Raises:
-            EngineError: one of the requests failed; the others are not waited for.
+            EngineError: one of the requests failed. The others are not waited for.
         """
         for stream in self._running.values():
             stream.skip_to_end()
@@ -108,15 +108,15 @@ class Choices:
         return [stream.result() for stream in self._streams]
 
     def num_prompt_tokens(self, index: int) -> int:
-        """Tokens of one choice's prompt, as far as is known."""
+        """Return the number of prompt tokens of one choice."""
         return self._streams[index].num_prompt_tokens
 
     def require_few_logprobs(self, num_top: int) -> None:
-        """Raise InvalidParameter if the prompts have too many tokens for each to come with `num_top` others."""
+        """Raise InvalidParameter if the prompts are too long for `num_top` logprobs per token."""
         require_few_logprobs(sum(stream.num_prompt_tokens for stream in self._streams), num_top)
 
     def num_swallowed(self, index: int) -> int:
-        """How many characters the tokens of one choice begin with that are not in its text."""
+        """Return the number of characters that the first tokens of one choice spell, but that its text omits."""
         return self._streams[index].num_swallowed
 
     async def __aenter__(self) -> Self:
@@ -126,10 +126,10 @@ class Choices:
         await self.leave()
 
     async def leave(self) -> None:
-        """Cancel those that run. Where there is a record, wait a moment for what they were until then."""
+        """Cancel all running choices. If there is a record, wait up to a second for their token counts."""
         if self._prefill_log is not None:
             self._prefill_log.stop()
-        for stream in self._streams:  # all first: none is computed while another is waited for
+        for stream in self._streams:  # all before waiting: otherwise one is computed while another is awaited
             stream.cancel()
         if self._record is None or not self._running:
             return
@@ -143,8 +143,8 @@ class Choices:
                         await self._wait()
 
     def _arrived(self) -> list[tuple[int, Delta | RadixLMError]]:
-        """What is there now, at most one thing of each choice: a delta, or the error that it failed with."""
-        self._ready.clear()  # before polling: what comes after the polls sets it again
+        """Return what has arrived, at most one item per choice: a delta, or the error that the choice failed with."""
+        self._ready.clear()  # before polling: whatever arrives after the polls sets it again
         arrived: list[tuple[int, Delta | RadixLMError]] = []
         for index, stream in tuple(self._running.items()):
             item = self._poll(index, stream)
@@ -153,13 +153,13 @@ class Choices:
         return arrived
 
     async def _wait(self) -> None:
-        """Wait until there may be something, after a look that found nothing."""
+        """Wait until something may have arrived. Called after `_arrived` returned nothing."""
         if not self._ready.is_set():
             await self.before_waiting()
         await self._ready.wait()
 
     def _poll(self, index: int, stream: GenerationStream) -> Delta | RadixLMError | None:
-        """What is there of a choice. The completion of one that ends goes to the record."""
+        """Return the next delta or the error of a choice, or None. Records the completion when it ends."""
         try:
             delta = stream.poll()
         except RadixLMError as error:
@@ -179,8 +179,8 @@ async def _nothing() -> None:
 class Waker:
     """Wakes tasks of an event loop from the engine's thread, all tasks of a step by one call.
 
-    Each call asks the kernel, and gives the interpreter's lock to the loop's thread. With one call a reply, the
-    engine's thread waited until the first reply was sent before it could hand over the second.
+    Each call is a system call that passes the GIL to the loop's thread. With one call per reply, the engine's thread
+    waited until the first reply was sent before it could deliver the second.
     """
 
     def __init__(self) -> None:
@@ -189,8 +189,8 @@ class Waker:
         self._is_called = False
 
     def set(self, event: asyncio.Event) -> None:
-        """Set an event of the loop. Any thread may call this; it does not wait."""
-        self._ready.append(event)  # before the look at the flag, which is lowered before the look at the events
+        """Set an event of the loop. For any thread; does not wait."""
+        self._ready.append(event)  # before reading the flag, which is cleared before the events are read
         if not self._is_called and not self._loop.is_closed():
             self._is_called = True
             self._loop.call_soon_threadsafe(self._set_all)

@@ -1,4 +1,4 @@
-"""Every error as a status and OpenAI's body: `{"error": {"message", "type", "param", "code"}}`, or another API's.
+"""HTTP status and body of every error: OpenAI's `{"error": {"message", "type", "param", "code"}}`, or another API's.
 
 Knows which errors are the client's mistake: bad input is 400, never 422. The server's own are 500 or 503.
 """
@@ -43,7 +43,7 @@ class ErrorBody(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """What logs call it."""
+        """The name of the error in logs."""
         return self.code or self.type
 
 
@@ -52,7 +52,7 @@ class ErrorReply(msgspec.Struct):
 
 
 class HTTPError(RadixLMError):
-    """An answer other than 200, with all that its body says."""
+    """An error response: its status, and everything that its body says."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class HTTPError(RadixLMError):
 
 
 def describe(error: Exception) -> tuple[int, ErrorReply]:
-    """Status and body for `error`. An unforeseen one is logged, and its text is kept from the client."""
+    """Return the status and OpenAI's body of an error. Unforeseen errors are logged, and their text is not sent."""
     match error:
         case HTTPError():
             return error.status, _reply(error.status, str(error), error.param, error.code)
@@ -88,7 +88,9 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
         case HTTPException():
             return error.status_code, _reply(error.status_code, str(error.detail))
         case EngineOverloaded():
-            return 429, ErrorReply(ErrorBody(str(error), "requests", code="rate_limit_exceeded"))  # OpenAI's words
+            return 429, ErrorReply(
+                ErrorBody(str(error), "requests", code="rate_limit_exceeded")
+            )  # OpenAI's type and code
         case EngineClosed():
             return 503, _reply(503, str(error))
         case ModelFailed():
@@ -104,26 +106,26 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
             return 500, _reply(500, _without_cause(error))
         case _:
             _log.error("a request failed", exc_info=error)
-            return 500, _reply(500, "internal error; the server's log says more")
+            return 500, _reply(500, "internal error; see the server's log")
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for all of the above."""
+    """Return the response to an error. This is Starlette's exception handler."""
     match error:
         case HTTPException(status_code=404):
-            error = HTTPError(404, f"there is nothing at {request.url.path}; see /v1/models", code="not_found")
+            error = HTTPError(404, f"there is no endpoint {request.url.path}; see /openapi.json", code="not_found")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "")
-            message = f"{request.url.path} does not take {request.method}; use {allowed}"
+            message = f"{request.url.path} does not allow {request.method}; use {allowed}"
             error = HTTPError(405, message, headers={"Allow": allowed})
     return respond(error, request.url.path)
 
 
 def respond(error: Exception, path: str, headers: dict[str, str] | None = None) -> Response:
-    """`error` as an answer, in the shape that clients of a path know."""
+    """Return the response to an error, in the format of the path's API."""
     if isinstance(error, HTTPError):
         headers = {**error.headers, **(headers or {})}
-    if isinstance(error, EngineDied | ModelTooLarge):  # clients send a 500 again by themselves, which does not help
+    if isinstance(error, EngineDied | ModelTooLarge):  # clients retry a 500 by themselves, which does not help here
         headers = {"x-should-retry": "false", **(headers or {})}
     if isinstance(error, EngineOverloaded):
         headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
@@ -132,7 +134,7 @@ def respond(error: Exception, path: str, headers: dict[str, str] | None = None) 
 
 
 def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesErrorReply | ollama.OllamaErrorReply]:
-    """Status and body for `error`, likewise."""
+    """Return the status and body of an error, in the format of the path's API."""
     status, reply = describe(error)
     if ollama.is_of_ollama(path):
         return ollama.error_reply(status, reply.error.message, reply.error.code)
@@ -140,7 +142,7 @@ def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesError
 
 
 def failure(error: Exception, path: str) -> tuple[int, str]:
-    """Return the status of `error` and the name that logs have for it, likewise."""
+    """Return the status of an error and its name in logs, in the words of the path's API."""
     status, reply = shaped(error, path)
     named = describe(error)[1] if isinstance(reply, ollama.OllamaErrorReply) else reply
     return status, named.error.name
@@ -152,15 +154,13 @@ def _reply(status: int, message: str, param: str | None = None, code: str | None
 
 
 def _without_cause(error: EngineError) -> str:
-    """What is told of an error: of an unforeseen one that caused it no more than its kind, for its text may hold paths
-    and what others sent.
-    """
+    """Return an error's message without the text of its cause, which may contain paths or other clients' data."""
     cause = str(error.__cause__ or "")
-    return str(error).replace(f": {cause}", " (the log says more)") if cause else str(error)
+    return str(error).replace(f": {cause}", " (see the log)") if cause else str(error)
 
 
 def _param_of(message: str) -> str | None:
-    """The field that msgspec complains of: ``... - at `$.messages[0].role` ``, or ``unknown field `x` ``.
+    """Return the field that a message of msgspec names: ``... - at `$.messages[0].role` `` or ``unknown field `x` ``.
 
     >>> _param_of("Object missing required field `content` - at `$.messages[0]`")
     'messages[0].content'

@@ -1,6 +1,6 @@
-"""Fields of a request that no endpoint acts on: which are ignored and listed back, and which are refused.
+"""The policy for unsupported fields of a request: which are ignored and listed in a header, and which are refused.
 
-One table for all APIs. Knows names and values, not bodies: `unknown_fields.py` finds the fields in these.
+One table for all APIs. Knows names and values, not bodies: `unknown_fields.py` finds the fields in a body.
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ from urllib.parse import quote
 from .errors import HTTPError
 
 IGNORED_HEADER = "x-radixlm-ignored"
-MAX_HEADER_LENGTH = 2048  # characters; proxies refuse answers with headers of some kilobytes
-MAX_UNKNOWN = 64  # different fields of a body; each is compared with all that are known
+MAX_HEADER_LENGTH = 2048  # characters; proxies refuse responses with headers of several kilobytes
+MAX_UNKNOWN = 64  # different fields in one body; each is compared with all known names
 MAX_EDITS = 2
-_MIN_COMPARED = 5  # letters of a known name that others are compared with: too many are near a shorter one
-_LONGEST = 64  # letters of a name that is compared with those that are known, all of which are shorter
-_NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not lose its isolation in silence
+_MIN_COMPARED = 5  # minimum letters of a known name to suggest: too many names are near a shorter one
+_LONGEST = 64  # longer names are near no known name
+_NEVER_IGNORED = ("cache_", "kv_")  # a mistyped cache_salt must not silently lose its isolation
 _BORDER = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")  # between the words of a name
 _RUNNER = ("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "use_mmap", "use_mlock")
 
 HARMLESS: Mapping[str, str] = {
     "cache_control": "prefixes are cached without being marked",
-    "cache_prompt": "what is cached does not change an answer",
-    "prompt_cache_retention": "prefixes stay as long as there is room",
+    "cache_prompt": "the cache does not change a reply",
+    "prompt_cache_retention": "prefixes stay cached as long as there is room",
     "prompt_cache_options": "prefixes are cached without being marked",
-    "user": "for the client's own books",
-    "metadata": "for the client's own books",
-    "client_metadata": "for the client's own books",
-    "safety_identifier": "for the client's own books",
-    "verbosity": "no model here knows it; ask for it in words",
-    "user_profile_id": "for the client's own books",
-    "workspace_id": "for the client's own books",
-    "title": "for the client's own books",
-    "diagnostics": "every answer says why no more was found in the cache",
+    "user": "for the client's own records",
+    "metadata": "for the client's own records",
+    "client_metadata": "for the client's own records",
+    "safety_identifier": "for the client's own records",
+    "verbosity": "local models do not support it; ask for it in the prompt",
+    "user_profile_id": "for the client's own records",
+    "workspace_id": "for the client's own records",
+    "title": "for the client's own records",
+    "diagnostics": "every reply has why_not_more",
     "context_management": "the whole history is read",
-    "store": "only responses are kept",
+    "store": "only responses are stored",
     "service_tier": "all requests are served alike",
     "speed": "all requests are served alike",
     "priority": "all requests are served alike",
-    "inference_geo": "requests are answered where the server is",
+    "inference_geo": "requests are processed where the server runs",
     "betas": "names features of other servers",
     "provider": "there is one model to choose from",
     "fallbacks": "there is one model to choose from",
     "route": "there is one model to choose from",
-    "transforms": "asks for no change of the prompt that is made here",
-    "usage": "usage is always counted",
-    "timings_per_token": "adds figures to chunks elsewhere",
-    "id_slot": "any request finds any prefix of its namespace",
+    "transforms": "this server does not transform prompts",
+    "usage": "usage is always returned",
+    "timings_per_token": "chunks have no timings",
+    "id_slot": "every request can use every prefix of its namespace",
     "n_keep": "the context is never shifted",
     "eager_input_streaming": "arguments are always streamed",
     "defer_loading": "every tool is shown at once",
-    "caller": "tools are called by the model alone",
-    "allowed_callers": "tools are called by the model alone",
-    "citations": "no citations are made",
+    "caller": "only the model calls tools",
+    "allowed_callers": "only the model calls tools",
+    "citations": "replies have no citations",
     "keep_alive": "the operator decides how long a model stays loaded",
     "num_keep": "the context is never shifted",
     "shift": "the context is never shifted",
     **dict.fromkeys(_RUNNER, "the operator decides how the model is run"),
-    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "only a sampler reads it that is refused"),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "only mirostat uses it, which is refused"),
 }
-"""Fields that an answer does not depend on, anywhere in a body: why none is lost by ignoring them."""
+"""Fields that do not change a reply, anywhere in a body, each with the reason why it can be ignored."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that would change the answer.
+    """An unsupported field that would change the reply.
 
     Args:
-        advice: what to do about it.
-        neutral: values that ask for nothing.
-        is_on: it is true where it is not sent, or may be: false asks for something.
+        advice: what the client should do instead.
+        neutral: values with no effect, which are accepted.
+        is_on: the field's default is true, so that false has an effect.
     """
 
     advice: str
@@ -82,12 +82,12 @@ class Refused:
     is_on: bool = False
 
     def asks_for_nothing(self, value: object) -> bool:
-        """Whether a field with this value may as well be left out."""
+        """Return whether this value has no effect, so that the field can be left out."""
         return (asks_for_nothing(value) and not (self.is_on and value is False)) or value in self.neutral
 
 
-_NO_SAMPLER = "there is no such sampler here: leave it out"
-_OTHER_NAME = "this endpoint has another name for it, or none: see /openapi.json"
+_NO_SAMPLER = "remove it: this server has no such sampler"
+_OTHER_NAME = "see /openapi.json for the name that this endpoint uses, if it has one"
 
 REFUSED: Mapping[str, Refused] = {
     **{name: Refused(_NO_SAMPLER, (0,)) for name in (
@@ -112,23 +112,23 @@ REFUSED: Mapping[str, Refused] = {
     **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
     "parallel_tool_calls": Refused(_OTHER_NAME, (True,)),
     "stream_options": Refused(
-        "streams say here what they always say: leave it out", ({"include_usage": True}, {"include_usage": False})
+        "remove it: this endpoint's streams are always the same", ({"include_usage": True}, {"include_usage": False})
     ),
-    "modalities": Refused("models read and write text here: leave it out", (["text"],)),
-    "extra_body": Refused("what a client puts in there belongs in the body itself: send its fields beside the others"),
-    "options": Refused("send what is in there beside the others, in the body itself, by the names of /openapi.json"),
-    "enable_thinking": Refused("this endpoint says it by thinking, or not at all: see /openapi.json", is_on=True),
+    "modalities": Refused("remove it: models read and write text only", (["text"],)),
+    "extra_body": Refused("move its fields into the body itself"),
+    "options": Refused("move its fields into the body itself, with the names in /openapi.json"),
+    "enable_thinking": Refused("see /openapi.json: this endpoint uses thinking, or has no such switch", is_on=True),
     "think": Refused("send enable_thinking in chats and responses, thinking in messages", is_on=True),
-    "thinking_budget": Refused("reasoning has no budget here: leave it out", (-1,)),
+    "thinking_budget": Refused("remove it: reasoning has no budget", (-1,)),
     "allowed_token_ids": Refused("send guided_choice or guided_regex"),
     "regex": Refused("send guided_regex, in chats and completions"),
     "ebnf": Refused("send guided_grammar, in chats and completions"),
     "structural_tag": Refused("send tools, or a schema for the reply"),
-    "format": Refused("send response_format, or what this endpoint has instead"),
-    "include_stop_str_in_output": Refused("a reply ends before what stops it, which stop_reason names: leave it out"),
-    "skip_special_tokens": Refused("special tokens are in no text: ask for return_token_ids", (True,), is_on=True),
+    "format": Refused("send response_format, or this endpoint's equivalent"),
+    "include_stop_str_in_output": Refused("remove it: a reply ends before the stop string, which stop_reason has"),
+    "skip_special_tokens": Refused("text never has special tokens: send return_token_ids", (True,), is_on=True),
     "add_special_tokens": Refused(
-        "a prompt begins as the model wants it: send token ids to /v1/completions", (True,), is_on=True
+        "special tokens are added as the model requires: send token ids to /v1/completions instead", (True,), is_on=True
     ),
     "truncate_prompt_tokens": Refused('send {"truncation": "middle"}, or a shorter prompt'),
     "truncate": Refused('send {"truncation": "middle"}, or a shorter prompt'),
@@ -136,51 +136,51 @@ REFUSED: Mapping[str, Refused] = {
     "lora_path": Refused("there are no adapters here: leave it out"),
     "lora_request": Refused("there are no adapters here: leave it out"),
     "system_prompt": Refused("send it as a system message"),
-    "assistant_prefill": Refused("the reply always begins anew: leave it out"),
-    "num_ctx": Refused("the server's --context-length sets it: leave it out"),
-    **{name: Refused("the model's own template is used: leave it out") for name in ("chat_template", "template")},
+    "assistant_prefill": Refused("remove it: replies always start from the beginning"),
+    "num_ctx": Refused("remove it: the server's --context-length sets it"),
+    **{name: Refused("remove it: the model's own chat template is used") for name in ("chat_template", "template")},
     "context": Refused("send the conversation as messages"),
     "penalize_newline": Refused(_NO_SAMPLER, (True,), is_on=True),
-    "add_generation_prompt": Refused("the reply always begins anew: leave it out", (True,), is_on=True),
-    "continue_final_message": Refused("the reply always begins anew: leave it out"),
-    "prompt_embeds": Refused("models read and write text here: leave it out"),
-    "audio": Refused("models read and write text here: leave it out"),
-    "images": Refused("models read and write text here: leave it out"),
+    "add_generation_prompt": Refused("remove it: replies always start from the beginning", (True,), is_on=True),
+    "continue_final_message": Refused("remove it: replies always start from the beginning"),
+    "prompt_embeds": Refused("remove it: models read and write text only"),
+    "audio": Refused("remove it: models read and write text only"),
+    "images": Refused("remove it: models read and write text only"),
     "documents": Refused("send documents as text in a message"),
-    "prediction": Refused("send what the reply may repeat in a message"),
-    "mcp_servers": Refused("the server calls no other: give the model tools, and call them in the client"),
-    "container": Refused("the server runs no code: give the model tools, and run them in the client"),
-    "web_search_options": Refused("the server searches nothing: give the model a tool, and call it in the client"),
-    "plugins": Refused("the server has none: leave it out"),
-    "previous_response_id": Refused("/v1/responses has it; here, send the whole conversation"),
-    "conversation": Refused("/v1/responses has it; here, send the whole conversation"),
-    "thread": Refused("there are no threads here: send the whole conversation"),
-    "background": Refused("wait for the answer, or stream it; /v1/batches answers many requests in the background"),
+    "prediction": Refused("send the predicted text in a message"),
+    "mcp_servers": Refused("the server calls no MCP servers: declare tools, and call them in the client"),
+    "container": Refused("the server runs no code: declare tools, and run them in the client"),
+    "web_search_options": Refused("the server does not search: declare a tool, and call it in the client"),
+    "plugins": Refused("remove it: the server has no plugins"),
+    "previous_response_id": Refused("only /v1/responses has it: send the whole conversation"),
+    "conversation": Refused("only /v1/responses has it: send the whole conversation"),
+    "thread": Refused("the server has no threads: send the whole conversation"),
+    "background": Refused("wait for the reply, or stream it; /v1/batches processes requests in the background"),
 }  # fmt: skip
-"""Fields of a body, not of what it holds, that some endpoint or another server has and this one has not.
+"""Top-level fields that an endpoint does not support, but another endpoint or server does.
 
-A field that one endpoint acts on is refused by the others, never ignored."""
+A field that one endpoint supports is refused by the others, never ignored."""
 
 SPREAD = frozenset({"options"})
-"""Objects whose fields mean what they would beside them: Ollama's bodies have parameters in one."""
+"""Objects whose fields count as top-level ones: Ollama's bodies have parameters in `options`."""
 
 SHAPING = frozenset({"response_format", "structured_outputs", "text", "output_config", "tool_choice"})
-"""Fields that say what an answer is to be like: no field inside of them is ignored, but for harmless ones."""
+"""Fields that shape the reply: unknown fields inside them are refused, unless they are harmless."""
 
 _OFTEN_MISTYPED = tuple(name for name in REFUSED if len(name) > _MIN_COMPARED)
 
 Verdict = Literal["harmless", "unknown", "empty"]
-"""`empty`: it asks for nothing. The other two are listed back, and unknown fields are logged."""
+"""`empty`: the value has no effect. The other two are listed in the header, and unknown fields are logged."""
 
 
 def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
-    """What becomes of a field that is not among the `known` ones of its object.
+    """Return the verdict on a field that is not among the `known` ones of its object.
 
     Args:
-        path: the field's name behind those that lead to it, `messages.content.cache_control`.
+        path: the field's name with the objects around it, `messages.content.cache_control`.
 
     Raises:
-        HTTPError: 400, it would change the answer, may be a mistyped field, or is about what is reused.
+        HTTPError: 400 if it would change the reply, may be a mistyped known field, or concerns the cache.
 
     >>> judge("tools.cache_control", {"type": "ephemeral"}, ["name"])
     'harmless'
@@ -189,7 +189,7 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
         ...
     radixlm.runtime.server.errors.HTTPError: unknown field `temprature`; did you mean `temperature`?
     """
-    if value is None:  # first: a body may have any number of these, and to compare names takes a while
+    if value is None:  # first: a body may have any number of these, and comparing names takes a while
         return "empty"
     parent, _, name = path.rpartition(".")
     name = _in_snake_case(name)
@@ -199,40 +199,38 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if refused is not None:
         if refused.asks_for_nothing(value):
             return "empty"
-        raise HTTPError(400, f"{path} would change the answer, and is not known here; {refused.advice}", param=path)
+        raise HTTPError(400, f"unsupported field `{path}`; {refused.advice}", param=path)
     if parent.split(".")[0] in SHAPING and not asks_for_nothing(value):
-        raise HTTPError(400, f"unknown field `{path}`; it would change the answer: leave it out", param=path)
+        raise HTTPError(400, f"unknown field `{path}`; remove it, because it would change the reply", param=path)
     if name.startswith(_NEVER_IGNORED):
-        message = f"unknown field `{path}`; what is about the cache is never ignored: send a name in /openapi.json"
+        message = f"unknown field `{path}`; fields of the cache are never ignored: use a name from /openapi.json"
         raise HTTPError(400, message, param=path)
     near = _near(name, tuple(sorted(known)))
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
     near = None if parent else _near(name, _OFTEN_MISTYPED)
     if near is not None:
-        raise HTTPError(
-            400, f"unknown field `{path}`; of `{near}`, if that is meant: {REFUSED[near].advice}", param=path
-        )
+        raise HTTPError(400, f"unknown field `{path}`; if you mean `{near}`: {REFUSED[near].advice}", param=path)
     return "unknown"
 
 
 @dataclass
 class IgnoredFields:
-    """Names of fields that nothing is done with, each behind those that lead to it: `tools.cache_control`."""
+    """The ignored fields of one request, each with the objects around it: `tools.cache_control`."""
 
     harmless: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> set[str]:
-        """All of them."""
+        """All ignored fields."""
         return self.harmless | self.unknown
 
     def ignore(self, path: str, value: object, known: Iterable[str]) -> None:
-        """Note a field that is left out, and that is not among the `known` ones of its object.
+        """Add a field that is not among the `known` ones of its object, unless its value has no effect.
 
         Raises:
-            HTTPError: 400, `judge` refuses it, or there are too many that are unknown.
+            HTTPError: 400 if `judge` refuses it, or if there are more than `MAX_UNKNOWN` unknown fields.
         """
         if path in self.unknown:
             return
@@ -242,17 +240,17 @@ class IgnoredFields:
         elif verdict == "unknown":
             self.unknown.add(path)
             if len(self.unknown) > MAX_UNKNOWN:
-                message = f"the body has more than {MAX_UNKNOWN} unknown fields; send those that /openapi.json has"
+                message = f"the body has more than {MAX_UNKNOWN} unknown fields; use those in /openapi.json"
                 raise HTTPError(400, message)
 
 
 def asks_for_nothing(value: object) -> bool:
-    """Whether a field with this value may as well be left out."""
+    """Return whether a value of any field has no effect, such as None, false or an empty list."""
     return value is None or value is False or value in ("", [], {})
 
 
 def is_near(name: str, other: str) -> bool:
-    """Whether at most two letters must be put in, left out or changed to make one name the other.
+    """Return whether two names are at most `MAX_EDITS` inserted, deleted or changed letters apart.
 
     >>> is_near("cache_slat", "cache_salt"), is_near("stream", "seed")
     (True, False)
@@ -260,7 +258,7 @@ def is_near(name: str, other: str) -> bool:
     if abs(len(name) - len(other)) > MAX_EDITS or len(_letters(name) - _letters(other)) > MAX_EDITS:
         return False
     far = MAX_EDITS + 1
-    row = dict(enumerate(range(far)))  # edits from the name's beginning so far to the beginnings of the other near it
+    row = dict(enumerate(range(far)))  # edits from the prefix of `name` to the prefixes of `other` of about its length
     for place, letter in enumerate(name, start=1):
         before, row = row, {}
         for at in range(max(place - MAX_EDITS, 0), min(place + MAX_EDITS, len(other)) + 1):
@@ -278,14 +276,14 @@ def _letters(name: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _near(name: str, known: tuple[str, ...]) -> str | None:
-    """The first of the known names that one is near; most are told by their letters alone."""
+    """Return the first known name that is near this one, or None."""
     if len(name) > _LONGEST:
         return None
     return next((each for each in known if len(each) >= _MIN_COMPARED and is_near(name, each)), None)
 
 
 def _in_snake_case(name: str) -> str:
-    """A name as fields are written here.
+    """Return a name in snake case.
 
     >>> [_in_snake_case(name) for name in ("cacheSalt", "cache-salt", "CACHE_SALT")]
     ['cache_salt', 'cache_salt', 'cache_salt']
@@ -294,7 +292,7 @@ def _in_snake_case(name: str) -> str:
 
 
 def ignored_header(names: Iterable[str]) -> str:
-    """The value of the header that lists ignored fields: sorted, in ASCII, and cut where it gets too long.
+    """Return the value of the header that lists ignored fields: sorted, in ASCII, cut at `MAX_HEADER_LENGTH`.
 
     >>> ignored_header({"user", "tools.cache_control", "a,b"})
     'a%2Cb, tools.cache_control, user'

@@ -1,4 +1,4 @@
-"""The models of one server, by name: which of them answers a request, and reading the body that says so.
+"""The models of one server by name, and reading the request body that names one.
 
 Knows names and bodies, not what any endpoint does with them.
 """
@@ -17,101 +17,99 @@ from ..errors import InvalidParameter
 from .errors import HTTPError
 from .http.door import client_of
 from .http.request_body import MAX_BODIES, BodyRoom, read_json
-from .lanes import reading_lane
 from .ollama.names import spellings
 from .request_log import record_of
 from .served import Served
 from .server_options import ServerOptions
 from .stored.stored import Stored
 from .unknown_fields import LeaveOut, decode_body
+from .work_queues import reading_queue
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 Body = TypeVar("Body")
-Asked = TypeVar("Asked")
+Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True)
-class ModelEndpoint(Generic[Body, Asked]):
-    """An endpoint of the model that a request's body names.
+class ModelEndpoint(Generic[Body, Prepared]):
+    """An endpoint whose request body names the model.
 
     Args:
-        body: the type of the body, with a field `model`.
-        prepare: makes of a body what is asked of the model; in a thread where the body is long.
-        answer: answers that; `errors.describe` knows every error that it raises.
-        max_bytes: may lower the server's limit of bodies.
+        body: type of the body, with a field `model`.
+        prepare: translates a body into a request to the model. Runs in a thread if the body is long.
+        answer: responds to that request. `errors.describe` handles every error that it raises.
+        max_bytes: a lower limit for bodies than the server's.
         leave_out: as in `decode_body`.
     """
 
     body: type[Body]
-    prepare: Callable[[Served, Request, Body], Asked]
-    answer: Callable[[Served, Request, Asked], Awaitable[Response]]
+    prepare: Callable[[Served, Request, Body], Prepared]
+    answer: Callable[[Served, Request, Prepared], Awaitable[Response]]
     max_bytes: int | None = None
     leave_out: LeaveOut | None = None
 
 
 def unknown_model(asked: str | None, names: Iterable[str]) -> HTTPError:
-    """The answer to a request for a model that is none of `names`."""
+    """Return the error for a request to a model that is not among `names`."""
     known = " and ".join(map(repr, names))
     message = (
-        f"there is no model {asked!r:.200} here; this server has {known}. It answers to any name where it is started "
-        "with --model-id '*'"
+        f"there is no model {asked!r:.200}; this server has {known}. Start it with --model-id '*' to accept any name"
     )
     return HTTPError(404, message, param="model", code="model_not_found")
 
 
 class Models:
-    """All models of a server, the first of which answers requests that name none. The only thing that the application
-    owns.
+    """All models of a server. The first answers requests that name none. The application owns it.
 
     Args:
-        options: of the server, whatever the model.
-        stored: what clients leave on it; None: nothing is kept.
+        options: the server's options.
+        stored: responses, conversations, files and batches; None: nothing is stored.
 
     Raises:
-        InvalidParameter: there is none, or two have a name in common.
+        InvalidParameter: there is no model, or two have the same name.
     """
 
     def __init__(self, rows: Sequence[Served], options: ServerOptions, stored: Stored | None = None) -> None:
         if not rows:
-            raise InvalidParameter("there is no model to serve; give one")
+            raise InvalidParameter("there is no model to serve; name one")
         self.rows = tuple(rows)
         self._by_name = {name: served for served in rows for name in served.names}
         self._any = next((served for served in rows if served.takes_any), None)
         names = [name for served in rows for name in served.names]
         if len(self._by_name) < len(names) or sum(served.takes_any for served in rows) > 1:
-            raise InvalidParameter(f"two models have a name in common, of {', '.join(map(repr, names))}; rename one")
+            raise InvalidParameter(f"two models have the same name, among {', '.join(map(repr, names))}; rename one")
         self.options, self.stored = options, stored
         self.bodies = BodyRoom(MAX_BODIES * options.max_body_bytes)
-        self._reading = reading_lane(lambda: (served.engine for served in self.rows))
+        self._reading = reading_queue(lambda: (served.engine for served in self.rows))
 
     @classmethod
     def of(cls, engines: Engine | Mapping[str, Engine], options: ServerOptions) -> Self:
-        """One engine by the names of `options.model_ids`, or several, each by its name.
+        """Return the table of one engine named by `options.model_ids`, or of several, each by its name.
 
         Raises:
-            InvalidParameter: there are several, and `options.model_ids`, which are the names of one.
+            InvalidParameter: there are several engines, and `options.model_ids` is set.
         """
         each: Iterable[Engine] = engines.values() if isinstance(engines, Mapping) else [engines]
         stored = stored_of(each, options)
         if not isinstance(engines, Mapping):
             return cls([Served.of(engines, options, stored)], options, stored)
         if options.model_ids:
-            raise InvalidParameter("model_ids name one model; several have the names that they are given by")
+            raise InvalidParameter("model_ids names a single model; several models have their names in the mapping")
         rows = [Served.of(engine, replace(options, model_ids=(name,)), stored) for name, engine in engines.items()]
         return cls(rows, options, stored)
 
     @property
     def has_several(self) -> bool:
-        """Whether there is more than one."""
+        """Return whether there is more than one model."""
         return len(self.rows) > 1
 
     def named(self, asked: str | None) -> Served:
-        """The model that a request asks for; the first, if it names none.
+        """Return the model that a request names; the first if it names none.
 
         Raises:
-            HTTPError: 404, there is no model of this name.
+            HTTPError: 404 if there is no model of this name.
         """
         known = (self._by_name[name] for name in spellings(asked or "") if name in self._by_name)
         served = next(known, self._any) if asked else self.rows[0]
@@ -120,26 +118,26 @@ class Models:
         return served
 
     def of_query(self, request: Request) -> Served:
-        """The model that the query names, for requests without a body; the only one, whatever the query has.
+        """Return the model that a query string names, for requests without a body. A single model answers any query.
 
         Raises:
-            HTTPError: 404, as `named`.
+            HTTPError: 404 if there is no model of this name.
         """
         return self.named(request.query_params.get("model")) if self.has_several else self.rows[0]
 
     @property
     def match_of_unnamed(self) -> MatchPolicy:
-        """How prefixes are found for a request of which it is not known yet whom it asks: `off` if any model is so."""
+        """The match policy of requests whose model is not known yet: `off` if any model's policy is off."""
         matches = [served.engine.match for served in self.rows]
         return "off" if "off" in matches else matches[0]
 
     async def answer(self, endpoint: ModelEndpoint[Any, Any], request: Request) -> Response:
-        """Read a request's body, and have the model answer that it names. Fields that are ignored are noted, and the
-        answer lists them.
+        """Read a request's body, and return the response of the model that it names. Records ignored fields, which the
+        response lists in a header.
 
         Raises:
-            HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body`.
-            EngineOverloaded: too many long bodies wait to be read.
+            HTTPError, msgspec.DecodeError, ClientGone: as `read_json` and `decode_body` do.
+            EngineOverloaded: too many long bodies wait to be decoded.
         """
         most = self.options.max_body_bytes
         most = most if endpoint.max_bytes is None else min(endpoint.max_bytes, most)
@@ -161,7 +159,10 @@ class Models:
 
 
 def stored_of(engines: Iterable[Engine], options: ServerOptions) -> Stored | None:
-    """What keeps what clients leave: in the directory of the first engine that has one, or else in memory."""
+    """Return the storage for responses and files: in the store of the first engine that has one, else in memory.
+
+    None if the server stores nothing.
+    """
     if not options.keeps_responses:
         return None
     directories = (engine.store_directory for engine in engines)

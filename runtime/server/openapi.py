@@ -1,6 +1,6 @@
-"""`GET /openapi.json`: the server's API in OpenAPI 3.1, made of the very types that check requests.
+"""`GET /openapi.json`: describe the API in OpenAPI 3.1, from the types that validate requests.
 
-Knows what each path takes and returns, in a table. `app.py` has the objects that answer, and a test compares both.
+Knows what each path takes and returns, in a table. `app.py` has the endpoints, and a test compares both.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from .stored.operations import BODILESS, STORED, names_in
 Schema = dict[str, Any]
 _REF = "#/components/schemas/{name}"
 _ERRORS = {
-    400: "The request is not as it must be; the message says which value and what is allowed.",
-    401: "The server asks for a key, and this is none that it knows.",
-    403: "A page of another site sent the request, or it was sent to a name that is not the server's.",
-    404: "There is no such model here.",
+    400: "The request is invalid; the message names the value and what is allowed.",
+    401: "The API key is missing or wrong.",
+    403: "The request came from a web page of another origin, or names a host that is not the server's.",
+    404: "There is no such model or object.",
     408: "The body did not come in time.",
     413: "The body is too long, or has too many values.",
-    429: "The queue is full; Retry-After says when to send the request again.",
+    429: "The queue is full; Retry-After has the seconds to wait.",
     500: "The request failed.",
     503: "The server is loading, or stopping.",
 }
@@ -60,21 +60,21 @@ _ERRORS = {
 
 @dataclass(frozen=True)
 class Operation:
-    """What one method of a path does, takes and gives."""
+    """One method of one path: its summary, parameters, body and reply."""
 
     method: str
     path: str
     summary: str
-    reply: Any  # a type, or the media type of what is no JSON
+    reply: Any  # a type, or a media type other than JSON
     body: Any = None
-    streams: bool = False  # if the body asks for it, or unless it declines
+    streams: bool = False  # the body can ask for a stream
     stream_type: str = "text/event-stream"
     status: int = 200
     in_path: tuple[str, ...] = ()
     in_query: tuple[str, ...] = ()
-    asks_for_model: bool = False  # in its query, where there are several
+    asks_for_model: bool = False  # in the query, if there are several models
     error: type[msgspec.Struct] = ErrorReply
-    needs_body: bool = True  # if it has one
+    needs_body: bool = True  # ignored if there is no body type
 
 
 def _ollama(
@@ -89,11 +89,11 @@ def _ollama(
 OPERATIONS = (
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatReply, ChatRequest, streams=True),
     Operation("post", "/v1/completions", "Continue prompts", TextReply, CompletionRequest, streams=True),
-    Operation("post", "/v1/responses", "Answer an input", ResponseReply, ResponseRequest, streams=True),
+    Operation("post", "/v1/responses", "Respond to an input", ResponseReply, ResponseRequest, streams=True),
     Operation(
         "post",
         "/v1/messages",
-        "Answer a conversation in Anthropic's shapes",
+        "Answer a conversation in Anthropic's format",
         MessageReply,
         MessagesRequest,
         streams=True,
@@ -107,12 +107,12 @@ OPERATIONS = (
         CountTokensRequest,
         error=MessagesErrorReply,
     ),
-    Operation("post", "/v1/embeddings", "Make vectors of texts", EmbeddingsReply, EmbeddingsRequest),
-    Operation("post", "/v1/rerank", "Put documents in order of a query", RerankReply, RerankRequest),
-    Operation("post", "/v2/rerank", "Put documents in order of a query", RerankReply, RerankRequest),
-    Operation("post", "/v1/score", "Score documents for queries", ScoresReply, ScoreRequest),
-    Operation("get", "/v1/models", "List the model", ModelList),
-    Operation("get", "/v1/models/{model_id}", "Describe the model", ModelReply, in_path=("model_id",)),
+    Operation("post", "/v1/embeddings", "Embed texts", EmbeddingsReply, EmbeddingsRequest),
+    Operation("post", "/v1/rerank", "Rank documents by relevance to a query", RerankReply, RerankRequest),
+    Operation("post", "/v2/rerank", "Rank documents by relevance to a query", RerankReply, RerankRequest),
+    Operation("post", "/v1/score", "Score pairs of texts", ScoresReply, ScoreRequest),
+    Operation("get", "/v1/models", "List the models", ModelList),
+    Operation("get", "/v1/models/{model_id}", "Describe a model", ModelReply, in_path=("model_id",)),
     *(
         Operation(*row[:4], body=row[4], needs_body=row[1] not in BODILESS, in_path=names_in(row[1]), in_query=row[5])
         for row in STORED
@@ -120,7 +120,7 @@ OPERATIONS = (
     Operation(
         "get",
         "/v1/cache",
-        "Show what is cached for the caller",
+        "Show the caller's cached prefixes",
         CacheReply,
         in_query=("cache_salt", "prompt_cache_key", "run"),
         asks_for_model=True,
@@ -128,56 +128,60 @@ OPERATIONS = (
     Operation(
         "delete",
         "/v1/cache",
-        "Forget what is cached for the caller",
+        "Delete the caller's cached prefixes",
         ClearedReply,
         in_query=("cache_salt", "prompt_cache_key"),
         asks_for_model=True,
     ),
     _ollama(
-        "post", "chat", "Answer a conversation in Ollama's shapes", OllamaChatReply, OllamaChatRequest, streams=True
+        "post", "chat", "Answer a conversation in Ollama's format", OllamaChatReply, OllamaChatRequest, streams=True
     ),
     _ollama(
         "post",
         "generate",
-        "Answer a prompt in Ollama's shapes",
+        "Continue a prompt in Ollama's format",
         OllamaGenerateReply,
         OllamaGenerateRequest,
         streams=True,
     ),
-    _ollama("get", "tags", "List the models in Ollama's shapes", OllamaModelList),
-    _ollama("get", "ps", "List the models that are loaded", OllamaModelList),
-    _ollama("post", "show", "Describe a model in Ollama's shapes", OllamaShowReply, NamedModel),
-    _ollama("get", "version", "Name the version of Ollama's API", OllamaVersionReply),
-    _ollama("post", "pull", "Say whether a model is here", StatusReply, NamedModel, streams=True),
-    _ollama("delete", "delete", "Say that no model is deleted", OllamaErrorReply, status=403),
-    _ollama("post", "embed", "Make vectors of texts in Ollama's shapes", OllamaEmbedReply, OllamaEmbedRequest),
-    _ollama("post", "embeddings", "Make the vector of a text", OllamaEmbeddingsReply, OllamaEmbeddingsRequest),
+    _ollama("get", "tags", "List the models in Ollama's format", OllamaModelList),
+    _ollama("get", "ps", "List the loaded models", OllamaModelList),
+    _ollama("post", "show", "Describe a model in Ollama's format", OllamaShowReply, NamedModel),
+    _ollama("get", "version", "Return the version of Ollama's API", OllamaVersionReply),
+    _ollama(
+        "post", "pull", "Check that a model is available; nothing is downloaded", StatusReply, NamedModel, streams=True
+    ),
+    _ollama("delete", "delete", "Refuse to delete a model", OllamaErrorReply, status=403),
+    _ollama("post", "embed", "Embed texts in Ollama's format", OllamaEmbedReply, OllamaEmbedRequest),
+    _ollama(
+        "post", "embeddings", "Embed one text in Ollama's older format", OllamaEmbeddingsReply, OllamaEmbeddingsRequest
+    ),
     Operation("post", "/tokenize", "Encode a text or a conversation", TokenizeReply, TokenizeRequest),
     Operation("post", "/detokenize", "Decode token ids", DetokenizeReply, DetokenizeRequest),
     Operation(
         "get",
         "/tokenizer_info",
-        "Name the tokens that begin and end a text",
+        "Return the tokens that begin and end a text",
         TokenizerInfoReply,
         asks_for_model=True,
     ),
-    Operation("get", "/version", "Name radixlm's version", VersionReply),
-    Operation("get", "/health", "Say whether the engine gets on", dict[str, Any]),
-    Operation("get", "/health/ready", "Say whether requests are served", dict[str, Any]),
-    Operation("get", "/health/live", "Say that the process answers", dict[str, Any]),
-    Operation("get", "/metrics", "Count for Prometheus", "text/plain"),
-    Operation("get", "/prometheus/metrics", "Count for Prometheus", "text/plain"),
+    Operation("get", "/version", "Return radixlm's version", VersionReply),
+    Operation("get", "/health", "Report whether the engine makes progress", dict[str, Any]),
+    Operation("get", "/health/ready", "Report whether requests are served", dict[str, Any]),
+    Operation("get", "/health/live", "Report that the process responds", dict[str, Any]),
+    Operation("get", "/metrics", "Return metrics for Prometheus", "text/plain"),
+    Operation("get", "/prometheus/metrics", "Return metrics for Prometheus", "text/plain"),
     Operation("get", "/openapi.json", "Describe this API", dict[str, Any]),
 )
 
 
 class OpenAPI:
-    """The endpoint.
+    """The endpoint `/openapi.json`, whose document is made on the first request.
 
     Args:
-        has_keys: whether the server asks for one.
-        has_several: whether there are several models.
-        more: operations that this server has beside `OPERATIONS`.
+        has_keys: the server requires API keys.
+        has_several: the server has several models.
+        more: operations of this server in addition to `OPERATIONS`.
     """
 
     def __init__(self, *, has_keys: bool, has_several: bool = False, more: Sequence[Operation] = ()) -> None:
@@ -186,7 +190,7 @@ class OpenAPI:
         self._operations = (*OPERATIONS, *more)
 
     async def answer(self, request: Request) -> Response:
-        """`GET /openapi.json`."""
+        """`GET /openapi.json`: return the document."""
         return Response(self._document, media_type="application/json")
 
     @cached_property
@@ -237,7 +241,7 @@ def _content(operation: Operation, by_type: dict[str, Schema]) -> Schema:
         return {operation.reply: {"schema": {"type": "string"}}}
     content: Schema = {"application/json": {"schema": by_type[repr(operation.reply)]}}
     if operation.streams:
-        content[operation.stream_type] = {}  # 3.1 has no way to say what each event is
+        content[operation.stream_type] = {}  # OpenAPI 3.1 cannot describe the events
     return content
 
 

@@ -1,9 +1,9 @@
-"""The web UI at `/`: a chat, and a picture of the cache. Files of the package, as they are; nothing is built.
+"""The web UI at `/`: a chat, and a picture of the cache. Static files of the package; nothing is built.
 
-At `/` clients of Ollama look whether it runs. Only browsers ask for HTML there, and only they get the web UI.
+Ollama's clients request `/` to see whether the server runs. Only browsers ask for HTML there and get the web UI.
 
-Knows the files and the headers that fence them in. They hold no secret and are served without a key: what they show,
-they ask the API for, with the key that the user gives them.
+Knows the files and their security headers. They contain no secret and are served without a key: they request all data
+from the API, with the key that the user enters.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def _listed(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]
 _FILES = dict(_listed(_STATIC, "/static"))
 PAGE_PATHS = frozenset(_FILES)
 OLLAMA_IS_RUNNING = "Ollama is running"
-"""What clients of Ollama look for."""
+"""The text that Ollama's clients expect."""
 
-# What the model writes is hostile: even if some of it came to be markup, it could load, run and send nothing.
+# Text of the model is hostile: even if it were taken for markup, it could not load, run or send anything.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -47,12 +47,12 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # ask again each time, which the ETag makes cheap
+    "Cache-Control": "no-cache",  # revalidate each time, which the ETag makes cheap
 }
 
 
 def page_routes() -> list[Route]:
-    """A route for each file, read once."""
+    """Return a route for each file. Files are read once."""
     return [
         Route(
             path,
@@ -70,7 +70,7 @@ class _File:
         self._etag = f'"{sha256(content).hexdigest()[:32]}"'
 
     async def answer(self, request: Request) -> Response:
-        """The file, or 304 if the client has it."""
+        """Return the file, or 304 if the client has it."""
         headers = {**_HEADERS, "ETag": self._etag}
         if self._etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -78,7 +78,7 @@ class _File:
 
 
 class _Index(_File):
-    """The page itself, for browsers; for others a line that says that the server runs."""
+    """The web UI's HTML for browsers, and Ollama's status line for other clients."""
 
     async def answer(self, request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):

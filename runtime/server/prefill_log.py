@@ -1,4 +1,4 @@
-"""Log how far the prompts of a request are, while that takes longer than a moment.
+"""Log the prefill progress of a request whose prompts take longer than a second.
 
 Knows counts and a timer, not text.
 """
@@ -15,19 +15,19 @@ from ..engine.completion import PrefillProgress
 from ..engine.generation_stream import GenerationStream
 from .request_log import RequestRecord, line_of
 
-FIRST_S = 1.0  # a prompt that takes less has the line of its request's end alone
+FIRST_S = 1.0  # shorter prefills are logged at the end of the request only
 INTERVAL_S = 10.0
 
 _log = logging.getLogger("radixlm.requests")
 
 
 class PrefillLog:
-    """Lines of one request until its prompts are computed; the first says how long that is going to take.
+    """Writes log lines of one request until its prompts are prefilled, with the estimated time left.
 
     Args:
-        record: of the request; it gets the counts of a request that ends before its prompts.
-        streams: of all replies, also of those that are submitted later.
-        running: those that have not ended.
+        record: the request's record, which reads `counts` if the request ends before its prefill does.
+        streams: all replies, including those that are submitted later.
+        running: the replies that have not ended.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class PrefillLog:
         self._timer = asyncio.get_running_loop().call_later(FIRST_S, self._tell)
 
     def stop(self) -> None:
-        """Write no more lines."""
+        """Stop writing lines."""
         self._timer.cancel()
 
     def counts(self) -> dict[str, int]:
-        """Return tokens of all prompts: of these found in the cache, and computed or found by now."""
+        """Return token counts over all prompts: their length, found in the cache, and found or computed so far."""
         started = [stream.progress for stream in self._streams if stream.progress is not None]
         return {
             "prompt_tokens": sum(stream.num_prompt_tokens for stream in self._streams),
@@ -68,7 +68,7 @@ class PrefillLog:
 
 
 def left_s(progress: PrefillProgress) -> float | None:
-    """Return the seconds that the rest of a prompt takes at the pace so far; None before a token is computed.
+    """Return the seconds that the rest of a prompt takes at the present rate; None before a token is computed.
 
     >>> left_s(PrefillProgress(num_prompt_tokens=100, num_cached_tokens=20, num_processed_tokens=60, elapsed_s=2.0))
     2.0

@@ -1,7 +1,7 @@
-"""One reply as typed events, made once: each API encodes them in its own shapes, whole and streamed.
+"""One reply as typed events, which each API encodes in its own format, whole or streamed.
 
-A reply is a list of parts, one after the other: runs of reasoning, runs of text, and tool calls. A part begins, gets
-text, and ends before the next one begins. Knows the engine's deltas and the reader of calls, not the shapes of any API.
+A reply is a sequence of parts: runs of reasoning, runs of text, and tool calls. A part begins, gets text, and ends
+before the next one begins. Knows the engine's deltas and the tool call parser, not the format of any API.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ReplyPart:
     """A run of reasoning or of text, or one tool call.
 
     Args:
-        index: its place among the parts of the reply.
-        call: id and name of the tool call; None: it is none.
+        index: its index among the parts of the reply.
+        call: id and name of the tool call; None if it is not a call.
     """
 
     index: int
@@ -32,30 +32,30 @@ class ReplyPart:
 
     @property
     def text(self) -> str:
-        """All of its text so far; of a call, its arguments as JSON."""
+        """All text so far; of a tool call, its arguments as JSON."""
         return "".join(self._pieces)
 
     def add(self, text: str) -> PartText:
-        """Go on by a text."""
+        """Append text to the part, and return the event for it."""
         self._pieces.append(text)
         return PartText(self, text)
 
 
 class PartBegin(NamedTuple):
-    """A part begins."""
+    """Event: a part begins."""
 
     part: ReplyPart
 
 
 class PartText(NamedTuple):
-    """A part goes on; of a call, its arguments do."""
+    """Event: a part gets text; a tool call gets a piece of its arguments."""
 
     part: ReplyPart
     text: str
 
 
 class PartEnd(NamedTuple):
-    """A part is complete."""
+    """Event: a part is complete."""
 
     part: ReplyPart
 
@@ -64,13 +64,13 @@ ReplyEvent = PartBegin | PartText | PartEnd
 
 
 class ReplyEvents:
-    """Makes the events of one reply.
+    """Converts the engine's deltas of one reply into events.
 
     Args:
-        reader: finds the tool calls; None: there are none.
+        reader: finds tool calls in the text; None if the request has no tools.
 
     Attributes:
-        parts: all so far.
+        parts: all parts so far.
     """
 
     def __init__(self, reader: ToolCallReader | None = None) -> None:
@@ -82,16 +82,16 @@ class ReplyEvents:
 
     @property
     def has_calls(self) -> bool:
-        """Whether it calls tools, and its last call is complete."""
+        """Return whether the reply calls tools, and its last call is complete."""
         return self._reader is not None and self._reader.has_whole_calls
 
     @property
     def has_cut_call(self) -> bool:
-        """Whether a tool call began, and its arguments are not complete."""
+        """Return whether the reply begins a tool call whose arguments are incomplete."""
         return self._reader is not None and self._reader.num_calls > 0 and not self._reader.has_whole_calls
 
     def push(self, delta: Delta) -> list[ReplyEvent]:
-        """The events of what a step adds. They are none while text may still become a call."""
+        """Return the events of a delta; none while its text may still become a tool call."""
         events = self._add("reasoning", delta.thought) if delta.thought else []
         if self._reader is None:
             events += self._add("text", delta.text) if delta.text else ()
@@ -102,14 +102,14 @@ class ReplyEvents:
         return events
 
     def flush(self) -> list[ReplyEvent]:
-        """What was held back, as no more text comes. `push` does this with the last delta."""
+        """Return the events of text that was held back. `push` calls this after the last delta."""
         if self._is_flushed or self._reader is None:
             return []
         self._is_flushed = True
         return self._encoded(self._reader.finish())
 
     def open(self, kind: PartKind, call: CallStart | None = None) -> list[ReplyEvent]:
-        """Go on with the last part if it is open and of this kind, and no call; else end it and begin another."""
+        """Begin a part after ending the open one. An open part of the same kind continues, unless a call begins."""
         if self._open is not None and call is None and self._open.kind == kind:
             return []
         ended = self.end()
@@ -118,7 +118,7 @@ class ReplyEvents:
         return [*ended, PartBegin(self._open)]
 
     def end(self) -> list[ReplyEvent]:
-        """End the last part, if it is open."""
+        """End the open part, if there is one."""
         if self._open is None:
             return []
         ended, self._open = PartEnd(self._open), None

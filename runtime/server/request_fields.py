@@ -1,8 +1,8 @@
-"""Fields of requests that all APIs share: the most that one request may ask for, and its sampling parameters.
+"""Request fields that all APIs share: limits on the number of entries, and the sampling parameters.
 
-What exceeds a count here is refused before any of it is worked on. Ranges of parameters are only described here:
-`SamplingParams` declares them, holds requests to them, and has better words for what is wrong. The length of a body is
-an option of the server. Knows fields and types, not what an endpoint does.
+A request above a limit is refused before any work is done. Ranges of sampling parameters are only described here:
+`SamplingParams` declares and checks them, with better error messages. The length of a body is an option of the server.
+Knows fields and types, not what an endpoint does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..fields import BIAS, Field, fields_of
 
 MAX_CHOICES = 128  # of one request: prompts times n
 MAX_MESSAGES = 4096  # of one conversation
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # entries and characters, where they are sent back
-MAX_VALUES = 1 << 18  # of a body, token ids among them; as many take some hundredths of a second to decode
-MAX_TOKEN_ID = 2**31 - 1  # of any vocabulary; the model's own bound is the engine's to check
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # entries and characters, if it is returned
+MAX_VALUES = 1 << 18  # in a body, token ids included; decoding them takes some hundredths of a second
+MAX_TOKEN_ID = 2**31 - 1  # of any vocabulary; the engine checks the model's own bound
 
 
 def require_at_most(name: str, values: Sized | None, most: int) -> None:
@@ -32,7 +32,7 @@ def require_at_most(name: str, values: Sized | None, most: int) -> None:
 
 
 def require_small(name: str, metadata: Mapping[str, str] | None) -> None:
-    """Raise InvalidParameter unless metadata has OpenAI's size."""
+    """Raise InvalidParameter if metadata exceeds OpenAI's limits."""
     require_at_most(name, metadata, MAX_METADATA)
     for key, value in (metadata or {}).items():
         if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
@@ -44,11 +44,11 @@ def require_small(name: str, metadata: Mapping[str, str] | None) -> None:
 
 
 def said(**schema: int | float) -> msgspec.Meta:
-    """Keywords of JSON Schema that stand in the API's description; the decoder does not check them."""
+    """Return keywords of JSON Schema for the API's description; the decoder does not check them."""
     return msgspec.Meta(extra_json_schema=schema)
 
 
-MaxTokens = Annotated[int, said(minimum=-1)]  # 0: the prompt is computed, and kept; -1: no limit
+MaxTokens = Annotated[int, said(minimum=-1)]  # 0: the prompt is prefilled and cached; -1: no limit
 KVShare = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
 NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
 NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
@@ -58,9 +58,9 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 
 def with_sampling_of(api: API) -> Callable[[type[Request]], type[Request]]:
-    """Add the sampling parameters of an API to the type of a request; None is the model's default.
+    """Return a decorator that adds an API's sampling parameters to a request type; None is the model's default.
 
-    Fields that the type has already stay as they are.
+    Fields that the type declares itself are unchanged.
     """
 
     def added(request: type[Request]) -> type[Request]:
@@ -90,14 +90,14 @@ def sampling_params(
     own: Mapping[str, object],
     own_names: Mapping[str, str],
 ) -> SamplingParams:
-    """`defaults` with what a request wishes instead; an error names the request's field.
+    """Return `defaults` with the parameters that a request sets. Errors name the request's field.
 
     Args:
-        own: parameters that an endpoint takes from other fields; None where they are not given.
-        own_names: of those, where they have other names in the request.
+        own: parameters that the endpoint reads from other fields; None if the request does not set them.
+        own_names: their names in the request, if different.
 
     Raises:
-        InvalidParameter: a value is outside its range, or there are too many of them.
+        InvalidParameter: a value is outside its range, or a list has too many values.
     """
     names = {field.name: name for name, field in _fields(api).items()}
     wishes = {name: getattr(request, wire_name) for name, wire_name in names.items()}
@@ -114,9 +114,7 @@ def sampling_params(
 
 
 def wire_type(field: Field) -> Any:
-    """The type of a field in a request, with what it means. Ranges are described, and checked by `SamplingParams` with
-    better words.
-    """
+    """Return the type of a parameter in a request, with its documentation and range for `/openapi.json`."""
     return Annotated[_wire_type(field), msgspec.Meta(description=field.about.doc)]
 
 
@@ -139,7 +137,7 @@ def _numbers(field: Field) -> msgspec.Meta:
 
 
 def _as_field(field: Field, value: Any) -> Any:
-    """A wish that is not None, as the field has it: a client may write one text for a list, and a number for none."""
+    """Convert a request's value to the parameter's type: one text to a list, and a number for "off" to the default."""
     if field.about.off is not None and value == field.about.off:
         return field.default
     return (value,) if field.kind == tuple[str, ...] and isinstance(value, str) else value
@@ -147,6 +145,6 @@ def _as_field(field: Field, value: Any) -> Any:
 
 @cache
 def _fields(api: API) -> Mapping[str, Field]:
-    """The sampling parameters of an API's requests, by their names there."""
+    """Return the sampling parameters of an API's requests, by their names in that API."""
     fields = [each for each in fields_of(SamplingParams).values() if each.about.apis is None or api in each.about.apis]
     return {field.about.names.get(api, field.name): field for field in fields}

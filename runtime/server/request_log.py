@@ -1,6 +1,6 @@
-"""Give every request an id, and write one line to the log for each: its counts, its times and how it ended.
+"""Give every request an id, and log one line for each: its token counts, its times and how it ended.
 
-Knows counts, times and names of errors. Prompts are logged only on demand.
+Knows counts, times and names of errors. Prompts are logged only with `--log-prompts`.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from .http.connection import header_of
 
 _log = logging.getLogger("radixlm.requests")
 
-# Monitors and the page ask for these every few seconds: logged at level debug, unless they fail.
+# Monitors and the web UI request these every few seconds: logged at level debug, unless they fail.
 HEALTH_PATHS = ("/health", "/health/ready", "/health/live")
-METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # NVIDIA's servers answer to the second; metrics counts both
+METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # NVIDIA's servers have the second path
 QUIET = frozenset(("GET", path) for path in (*HEALTH_PATHS, *METRICS_PATHS, "/v1/cache"))
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# Needs no quotes in the log: no white space, and nothing that steers a terminal or the direction of what it shows.
+# Text that needs no quotes in the log: no white space, and nothing that controls a terminal or text direction.
 _BARE = re.compile(
     r"[^\s\"\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]+"
 )
 _RANDOM = random.Random()
-os.register_at_fork(after_in_child=_RANDOM.seed)  # or a fork would give its requests its parent's ids
+os.register_at_fork(after_in_child=_RANDOM.seed)  # otherwise a fork would reuse its parent's ids
 _PROMPTS = ("messages", "prompt", "input")
 _MAX_ERROR_BYTES = 1 << 14
-STATUS_CLIENT_GONE = 499  # as nginx has it
+STATUS_CLIENT_GONE = 499  # nginx's status
 CLIENT_GONE = "client_gone"
 
 
 @dataclass
 class RequestRecord:
-    """What is known of one request so far."""
+    """Facts about one request for the log and the metrics, filled in while it is processed."""
 
     request_id: str
     arrived_at: float
     status: int = STATUS_CLIENT_GONE
-    has_started: bool = False  # the answer
+    has_started: bool = False  # the response has begun
     namespace: bytes | None = None
     completions: list[Completion] = field(default_factory=list)
-    prefill: Callable[[], dict[str, int]] | None = None  # tokens of its prompts by now; None: the engine has none
+    prefill: Callable[[], dict[str, int]] | None = None  # returns prompt token counts so far
     error: str | None = None
-    body: bytearray | None = None  # None: the log does not show it
-    match: MatchPolicy = "text"  # where the body does not say
+    body: bytearray | None = None  # None if prompts are not logged
+    match: MatchPolicy = "text"  # if the body sets none
     ignored: IgnoredFields | None = None  # None: no body was read
-    is_idle: bool = False  # it is a batch's: computed while there is no other request
-    is_forwarded: bool = False  # the server that answers logs and counts it
+    is_idle: bool = False  # from a batch: computed while there is no other request
+    is_forwarded: bool = False  # passed on to another server, which logs and counts it
     _error_body: bytearray = field(default_factory=bytearray)
 
     def fields(self, scope: Scope) -> dict[str, Any]:
-        """The fields of the log's line; times in seconds, counts for all replies together."""
+        """Return the fields of the log line: times in seconds, token counts summed over all replies."""
         error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
         said: dict[str, Any] = {
             "id": self.request_id,
@@ -88,16 +88,16 @@ class RequestRecord:
         return said
 
     def fail(self, status: int, error: str) -> None:
-        """Let an answer end with an error. Log and metrics have this status, whatever a stream began with."""
+        """Record that the response ends with an error. Log and metrics use this status, even after a stream began."""
         self.status, self.error = status, error
 
     def add_error_body(self, part: bytes) -> None:
-        """Keep the body of an error's answer."""
+        """Collect the body of an error response, up to a limit."""
         if self.status >= 400 and len(self._error_body) + len(part) <= _MAX_ERROR_BYTES:
             self._error_body += part
 
     def _error_of_body(self) -> str | None:
-        """The code or the type of the error in the answer, never its message: that may quote the prompt."""
+        """Return the code or type of the error in the response, never its message: that may quote the prompt."""
         if not self._error_body:
             return None
         try:
@@ -108,13 +108,13 @@ class RequestRecord:
 
 
 class RequestLog:
-    """An ASGI middleware around all others; `record_of` finds the record of a request.
+    """The outermost ASGI middleware: logs and counts each request. `record_of` returns a request's record.
 
     Args:
-        routes: those that are counted each by its path; requests to others are counted together.
-        responses: gets the number of responses by path and status.
-        has_prompts: whether the log has the prompts, except of requests whose match is `off`.
-        match: the match of requests that do not name one.
+        routes: routes that are counted by path; requests to other paths are counted together.
+        responses: counts responses by path and status.
+        has_prompts: log prompts, except of requests whose match policy is `off`.
+        match: match policy of requests that set none.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RequestLog:
 
         try:
             await self._app(scope, receiving if self._has_prompts else receive, sending)
-        except Exception as error:  # a mistake of ours: the client gets an answer with its id all the same
+        except Exception as error:  # a bug: the client still gets a response with the request's id
             record.fail(500, type(error).__name__)
             if record.has_started:
                 raise
@@ -172,13 +172,13 @@ class RequestLog:
                 _log.log(level, "%s", line_of(fields), extra={"fields": fields})
 
     def _path_of(self, scope: Scope) -> str:
-        """The path of the route that a request belongs to, whoever answered it."""
+        """Return the path of the route that a request belongs to, or "other"."""
         found = (route.path_format for route in self._routes if route.path_regex.match(scope["path"]))
         return next(found, "other")
 
 
 def _headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
-    """What every answer has: the request's id, and the fields that were ignored, if there are any."""
+    """Return the headers of every response: the request's id, and the ignored fields if there are any."""
     headers = [(b"x-request-id", record.request_id.encode())]
     if record.ignored is not None and (record.ignored.harmless or record.ignored.unknown):
         headers.append((IGNORED_HEADER.encode(), ignored_header(record.ignored.names).encode()))
@@ -186,23 +186,23 @@ def _headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
 
 
 def record_of(connection: HTTPConnection | Scope) -> RequestRecord:
-    """The record of a request; an empty one where there is no log."""
+    """Return the record of a request; an empty one if no `RequestLog` handled it."""
     scope = connection.scope if isinstance(connection, HTTPConnection) else connection
     record = scope.get("state", {}).get("record")
     return record if isinstance(record, RequestRecord) else RequestRecord("", 0.0)
 
 
 def new_id(prefix: str) -> str:
-    """An id that no other request has, of any server.
+    """Return an id that is unique across servers, with a prefix.
 
-    `uuid4` asks the kernel, and gives the interpreter's lock away meanwhile: it is back after 0.5 ms where the engine's
-    thread has been waiting for it. These ids can be guessed, and nothing depends on that they cannot.
+    `uuid4` makes a system call that releases the GIL, and gets it back 0.5 ms later if the engine's thread waits for
+    it. These ids are predictable, and nothing relies on their being secret.
     """
     return f"{prefix}{_RANDOM.getrandbits(128):032x}"
 
 
 def line_of(fields: dict[str, Any]) -> str:
-    """The fields as a person reads them.
+    """Return fields as a line for people.
 
     >>> line_of({"id": "req-1", "path": "/v1/models", "status": 200, "namespace": None, "total_s": 0.1})
     'id=req-1 path=/v1/models status=200 namespace=- total_s=0.1'
@@ -220,7 +220,7 @@ def _text(value: Any) -> str:
 
 
 def _summed(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Tokens and times of all replies to a request."""
+    """Return the token counts and times of all replies to a request."""
     num_prompt = num_cached = num_generated = 0
     firsts, waits, paces = [], [], []
     for completion in completions:
@@ -246,13 +246,13 @@ def _summed(completions: Sequence[Completion]) -> dict[str, Any]:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own id if it is printable and short, else a new one."""
+    """Return the client's own request id if it is printable and short, else a new one."""
     given = header_of(scope, b"x-request-id") or ""
     return given if _REQUEST_ID.fullmatch(given) else new_id("req-")
 
 
 def _prompt_of(body: bytearray, match: MatchPolicy) -> Any:
-    """The prompt in a body; None if its match is `off`, or the body cannot be read."""
+    """Return the prompt in a body; None if its match policy is `off`, or the body is not valid."""
     try:
         asked = json.loads(bytes(body))
         if (asked.get("cache_match") or match) == "off":

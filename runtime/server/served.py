@@ -1,6 +1,6 @@
-"""A model that a server answers with, and all that belongs to it alone: names, lanes, namespaces, texts of tokens.
+"""One model of a server with everything that belongs to it: its engine, names, options, threads and namespaces.
 
-Knows no API's shapes and no other model; `models.py` has the table of them.
+Knows no API's format and no other model. `models.py` has the table of models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_enforcement import relaxed
 from ..engine.completion import Completion
-from ..engine.generation_stream import Ask
+from ..engine.generation_stream import StartRequest
 from ..engine.request_options import NO_OPTIONS, RequestOptions
 from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
@@ -32,25 +32,25 @@ from ..version import VERSION
 from .choices import Choices, Waker
 from .http.connection import while_connected
 from .http.door import api_key_of, client_of
-from .lanes import Lanes
 from .request_log import record_of
 from .server_options import ServerOptions
 from .stored.stored import Stored
-from .truncation import Message, Truncated, Truncation, drop_middle
+from .truncation import Message, TruncatedHistory, Truncation, drop_middle
 from .unknown_fields import SURROGATES
 from .unread_parts import require_none
+from .work_queues import WorkQueues
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 T = TypeVar("T")
 
-MAX_PARTS_AT_ONCE = 1024  # tokens and logprobs of an answer that is made on the event loop: some milliseconds
+MAX_PARTS_AT_ONCE = 1024  # tokens and logprobs of a response encoded on the event loop: a few milliseconds
 ANY = "*"
 
 
 class OptionFields(Protocol):
-    """The fields of a request's body that are options of the engine."""
+    """The fields of a request body that set options of the engine."""
 
     cache_salt: str | None
     prompt_cache_key: str | None
@@ -62,14 +62,14 @@ class OptionFields(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """One row of the table of models.
+    """One model of a server: a row of the table `Models`.
 
     Attributes:
-        names: those that are listed, at least one; the first is the server's own word for the model.
-        takes_any: whether it is called by any name that no other model has.
-        options: those of the server, as they are for this model.
-        stored: what clients leave on the server; None: nothing is kept.
-        fingerprint: with it, equal requests with equal seeds have equal replies: `fingerprint_of`.
+        names: the listed names, at least one. The first is used if a request names none.
+        takes_any: accept every name that no other model has.
+        options: the server's options for this model.
+        stored: responses, conversations, files and batches; None: nothing is stored.
+        fingerprint: `system_fingerprint` of replies, see `fingerprint_of`.
         created: Unix time at which serving began.
     """
 
@@ -77,7 +77,7 @@ class Served:
     names: tuple[str, ...]
     takes_any: bool
     options: ServerOptions
-    lanes: Lanes
+    work_queues: WorkQueues
     fingerprint: str
     created: int
     stored: Stored | None = None
@@ -85,40 +85,43 @@ class Served:
 
     @classmethod
     def of(cls, engine: Engine, options: ServerOptions, stored: Stored | None = None) -> Self:
-        """An engine by the names of `options.model_ids`, each once, or by its artifact's own; `*` among them is any
-        name, and is not listed."""
+        """Return the row of an engine. Its names are `options.model_ids`, or the artifact's own name; `*` accepts any
+        name, and is not listed.
+        """
         listed = listed_of(options.model_ids) or (engine.manifest.name,)
         fingerprint = fingerprint_of(engine, options.truncation)
         if stored is not None:
             engine.remember(stored)
-        lanes, now = Lanes.of(engine), int(time.time())
-        return cls(engine, listed, ANY in options.model_ids, options, lanes, fingerprint, created=now, stored=stored)
+        work_queues, now = WorkQueues.of(engine), int(time.time())
+        return cls(
+            engine, listed, ANY in options.model_ids, options, work_queues, fingerprint, created=now, stored=stored
+        )
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The model's first name."""
         return self.names[0]
 
     def called(self, asked: str | None) -> str:
-        """The name that a reply to a request has: the one that was asked for."""
+        """Return the model name in a reply: the one that the request has, or the first name."""
         return asked or self.name
 
     def truncates(self, asked: Truncation | None) -> bool:
-        """Whether a request that asks for this, or for nothing, loses what does not fit."""
+        """Return whether a request with this `truncation`, or None, drops text that does not fit into the context."""
         return (asked or self.options.truncation) == "middle"
 
     def namespace(self, request: Request, cache_salt: str | None, prompt_cache_key: str | None) -> bytes:
-        """The part of the cache that a request may use, by its API key, its salt and its cache key; if that is ignored,
-        it is listed.
+        """Return the cache namespace of a request, made of its API key, salt and cache key. Lists an ignored cache key
+        in the header.
 
         Raises:
-            InvalidParameter: the salt or the cache key is too long, or has half of a character.
+            InvalidParameter: the salt or the cache key is too long, or has a lone surrogate.
         """
         ignored = record_of(request).ignored
         if ignored is not None and SURROGATES in ignored.harmless:
             for name, value in {"cache_salt": cache_salt, "prompt_cache_key": prompt_cache_key}.items():
-                if value is not None and "\ufffd" in value:  # what others that are unlike would become, too
-                    raise InvalidParameter(f"{name} has half of a character; send whole ones")
+                if value is not None and "\ufffd" in value:  # different keys could become the same text
+                    raise InvalidParameter(f"{name} has a lone surrogate; send valid Unicode")
         if self.options.ignores_prompt_cache_key and prompt_cache_key is not None:
             prompt_cache_key = None
             if ignored is not None:
@@ -128,7 +131,7 @@ class Served:
         return namespace
 
     def request_options(self, request: Request, body: OptionFields) -> RequestOptions:
-        """What a request asks of the engine beside its prompt, its parameters and its grammar.
+        """Return a request's options for the engine, apart from prompt, sampling parameters and grammar.
 
         Raises:
             InvalidParameter: a value is outside its range, or too long.
@@ -145,12 +148,12 @@ class Served:
         )
 
     async def constraint(self, request: Request, grammar: Grammar | None) -> ConstraintSource | None:
-        """What replies can follow; None for any text.
+        """Compile a grammar into a constraint of the reply; None if there is no grammar.
 
         Raises:
-            InvalidGrammar: the grammar is wrong, or too much work.
-            GrammarsOverloaded: too many are being tried.
-            ClientGone: the client left before it was known.
+            InvalidGrammar: the grammar is invalid or too expensive.
+            GrammarsOverloaded: too many grammars are being compiled.
+            ClientGone: the client disconnected before the end.
         """
         if grammar is None:
             return None
@@ -165,12 +168,14 @@ class Served:
         *,
         field: str,
     ) -> T:
-        """What `constrain` makes of a grammar, or of what of it can be followed; then its field is listed.
+        """Return the result of `constrain` for a grammar, or for a relaxed version of it if it cannot be enforced.
+
+        A relaxed grammar's field is listed in the header.
 
         Raises:
-            InvalidGrammar: nothing of it can be.
+            InvalidGrammar: no version can be enforced.
         """
-        first, *others = await self.lanes.submission.run(request, partial(relaxed, content))
+        first, *others = await self.work_queues.submission.run(request, partial(relaxed, content))
         try:
             constraint, is_whole = await constrain(first[0]), first[1]
         except InvalidGrammar:
@@ -188,16 +193,16 @@ class Served:
         options: RequestOptions = NO_OPTIONS,
         *,
         max_tokens: int | None,
-    ) -> Truncated:
-        """A history without the turns that have no room; see `drop_middle`.
+    ) -> TruncatedHistory:
+        """Return a history without the turns that do not fit into the context; see `drop_middle`.
 
         Raises:
-            ContextLengthExceeded: what cannot be dropped has no room, either.
+            ContextLengthExceeded: the turns that cannot be dropped do not fit.
             EngineOverloaded: too many histories wait.
-            ClientGone: the client left while its history waited.
+            ClientGone: the client disconnected while its history waited.
         """
 
-        def truncate() -> Truncated:
+        def truncate() -> TruncatedHistory:
             return drop_middle(
                 self.engine.as_generated(messages, options),
                 options.tools,
@@ -206,45 +211,47 @@ class Served:
                 max_tokens=max_tokens,
             )
 
-        return await self.lanes.truncation.run(request, truncate)
+        return await self.work_queues.truncation.run(request, truncate)
 
-    async def open(self, request: Request, asks: Sequence[Ask], params: SamplingParams) -> Choices:
-        """Hand the engine one request for each reply: all of them, or none.
+    async def open(self, request: Request, asks: Sequence[StartRequest], params: SamplingParams) -> Choices:
+        """Submit one request per reply to the engine: all of them, or none.
 
         Args:
-            params: of each, but for their seeds.
+            params: sampling parameters of each, apart from their seeds.
 
         Raises:
-            InvalidParameter: the prompts together have too many logprobs, or there are more replies than the engine
-                takes at once, so that sending the request again cannot help.
+            InvalidParameter: the prompts together have too many logprobs, or there are more replies than the engine's
+                limit, so that retrying cannot help.
             InvalidRequest, EngineError: the engine refuses one; those before it are cancelled.
-            ClientGone: the client left while its request waited.
+            ClientGone: the client disconnected while its request waited.
         """
         most = self.engine.queue.max_num_requests
         if most is not None and len(asks) > most:
-            message = f"{len(asks)} replies are asked for, and this server takes {most} at once; ask for fewer"
-            raise InvalidParameter(message)  # of n, or of the prompts
+            message = (
+                f"the request asks for {len(asks)} replies, and this server computes {most} at once; ask for fewer"
+            )
+            raise InvalidParameter(message)  # from n, or from the number of prompts
         choices = Choices(self._waker(), record_of(request))
         may_hold_loop = len(asks) == 1 and not params.needs_token_texts
         try:
             for ask in asks:
                 submit = partial(choices.submit, ask)
-                await self.lanes.submission.run(request, submit, may_hold_loop=may_hold_loop)
+                await self.work_queues.submission.run(request, submit, may_hold_loop=may_hold_loop)
             if params.prompt_logprobs is not None:
                 choices.require_few_logprobs(params.prompt_logprobs)
-        except BaseException:  # a thread may have handed over a request whose client left meanwhile
+        except BaseException:  # a thread may have submitted a request whose client has disconnected
             await choices.leave()
             raise
         return choices
 
     def leave_out(self, request: Request, *, unread: Collection[str], others: Collection[str] = ()) -> None:
-        """List what is left out of a request's conversation.
+        """List ignored parts of a request's conversation in the header.
 
         Args:
-            unread: names of parts in whose place a note stands.
+            unread: names of parts that are replaced by a note to the model.
 
         Raises:
-            HTTPError: 400, there are such parts, and the server is strict.
+            HTTPError: 400 if there are replaced parts, and the server is strict.
         """
         if self.options.is_strict:
             require_none(unread)
@@ -253,7 +260,7 @@ class Served:
             ignored.harmless.update(unread, others)
 
     def _waker(self) -> Waker:
-        """The running loop's, of which a server has one, and tests have many."""
+        """Return the waker of the running event loop. A server has one loop, tests have many."""
         loop = asyncio.get_running_loop()
         waker = self._wakers.get(loop)
         if waker is None:
@@ -263,15 +270,15 @@ class Served:
         return waker
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token, its leading space included; half a character is U+FFFD."""
+        """Return the text of one token, its leading space included; an incomplete character is U+FFFD."""
         return self.text([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token; a character may need several tokens."""
+        """Return the bytes of one token; a character may take several tokens."""
         return self.engine.tokenizer.token_bytes(token_id)
 
     def begins_character(self, token_id: int) -> bool:
-        """Whether a prompt may be cut before a token. It may before an unknown one, which the engine refuses later."""
+        """Return whether a token begins a character. True for an unknown id, which the engine refuses later."""
         try:
             spelled = self.token_bytes(token_id)
         except TokenizerError:
@@ -279,12 +286,12 @@ class Served:
         return not spelled or spelled[0] & 0xC0 != 0x80
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text that ids spell; a character that is cut is U+FFFD."""
+        """Return the text of token ids; an incomplete character is U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
 
 
 def listed_of(model_ids: Sequence[str]) -> tuple[str, ...]:
-    """The names that are listed, each once.
+    """Return the model names to list: each once, without `*`.
 
     >>> listed_of(["smollm2", "*", "small", "smollm2"])
     ('smollm2', 'small')
@@ -293,12 +300,12 @@ def listed_of(model_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
-    """What OpenAI's replies say of the server: a digest of the version, of the artifact, with weights, module and
-    target, and of the options with which the same request may have another reply; then the numeric class that
-    computes, `fma` or `no-fma`.
+    """Return the `system_fingerprint` of OpenAI's replies: a digest and the numeric class, `fma` or `no-fma`.
 
-    One fingerprint, seed and request are the same bytes, where no prefix was found by text or as an alias, nor in part,
-    no call of a tool came back, and the chat template does not write the day.
+    The digest covers the version, the artifact (weights, module and target) and the options that can change a reply.
+
+    The same fingerprint, seed and request give the same bytes, unless a prefix was matched by text, as a re-rendered
+    reply or in part, a tool call was sent back, or the chat template writes the date.
     """
     options = {name: value for name, value in engine.reply_options.items() if value is not None}  # those of an extra
     means = (VERSION, engine.manifest.digest, truncation, options)
@@ -307,7 +314,7 @@ def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
 
 
 async def whole_answer(completions: Sequence[Completion], make: Callable[[], msgspec.Struct]) -> Response:
-    """What `make` makes of whole replies, as JSON; in a thread where there is much of it."""
+    """Return the result of `make` as a JSON response. Runs it in a thread if the completions are large."""
     num_parts = sum(
         len(reply.token_ids) + (len(reply.logprobs) * (1 + len(reply.logprobs[0].top)) if reply.logprobs else 0)
         for reply in completions
@@ -318,5 +325,5 @@ async def whole_answer(completions: Sequence[Completion], make: Callable[[], msg
 
 
 def json_response(value: msgspec.Struct, status: int = 200) -> Response:
-    """`value` as JSON."""
+    """Return a struct as a JSON response."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

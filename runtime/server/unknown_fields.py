@@ -1,4 +1,4 @@
-"""Take the fields out of a JSON body that its type does not have, as far as `field_policy.py` lets them go.
+"""Decode a JSON body as a type, without the unknown fields that `field_policy.py` allows to be ignored.
 
 Knows types of msgspec and values of JSON, not what any field means.
 """
@@ -18,11 +18,11 @@ from .http.request_body import decode_json, without_lone_surrogates
 
 T = TypeVar("T")
 SURROGATES = "surrogates"
-"""Listed where halves of characters were replaced."""
+"""Listed in the header if lone surrogates were replaced."""
 
 
 class LeaveOut(Protocol):
-    """Takes what is ignored out of the JSON of a body, and notes it."""
+    """Removes ignored parts from a decoded JSON body, and records them."""
 
     def __call__(self, body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None: ...
 
@@ -30,16 +30,16 @@ class LeaveOut(Protocol):
 def decode_body(
     body: bytes, type: type[T], *, is_strict: bool, leave_out: LeaveOut | None = None
 ) -> tuple[T, IgnoredFields]:
-    """JSON as a type, and the fields that are ignored.
+    """Decode a JSON body, and return it with the ignored fields.
 
     Args:
-        type: a struct, whose `ACTS_ON` names fields that others ignore.
+        type: a struct. Its `ACTS_ON` names fields that it supports and others ignore.
         is_strict: refuse every field that the type does not have.
-        leave_out: takes other things out of a body that is not of the type.
+        leave_out: removes other parts of a body that does not match the type.
 
     Raises:
-        HTTPError: 400, a field is refused by `judge`, or there are too many that are unknown.
-        msgspec.DecodeError: it is not JSON, too deep, or not of this type.
+        HTTPError: 400 if `judge` refuses a field, or there are too many unknown ones.
+        msgspec.DecodeError: it is not JSON, is nested too deep, or does not match the type.
     """
     ignored = IgnoredFields()
     try:
@@ -51,13 +51,13 @@ def decode_body(
         value = decode_json(cleaned, type)
     for name in HARMLESS.keys() - getattr(type, "ACTS_ON", frozenset()):
         asked = getattr(value, name, None)
-        if asked is not None and not asks_for_nothing(asked):  # nearly always it is None
+        if asked is not None and not asks_for_nothing(asked):  # nearly always None
             ignored.harmless.add(name)
     return value, ignored
 
 
 def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
-    """JSON as a type, in which halves of characters become U+FFFD."""
+    """Decode JSON as a type. Lone surrogates become U+FFFD, unless the server is strict."""
     try:
         return decode_json(body, type)
     except msgspec.DecodeError as error:
@@ -71,7 +71,10 @@ def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool
 def _without_unknown(
     body: bytes, type: type[Any], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool
 ) -> bytes:
-    """The same JSON without them: decoding it again costs less than to look at each value of every body in Python."""
+    """Return the JSON body without unknown fields.
+
+    Decoding such a body twice costs less than checking each value of every body in Python.
+    """
     try:
         value = _decoded(body, object, ignored, is_strict)
         if leave_out is not None:
@@ -85,7 +88,7 @@ def _without_unknown(
 
 @dataclass(frozen=True)
 class _Object:
-    """An object's fields, and the shapes of those in which there are others."""
+    """The known fields of an object, and the shapes of those that contain other objects."""
 
     fields: frozenset[str]
     shapes: Mapping[str, _Shape]
@@ -93,12 +96,12 @@ class _Object:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Where objects with known fields stand in a value.
+    """The positions of objects with known fields in a JSON value.
 
     Args:
-        objects: what the value is, if it is one, by its tag, which `tag_field` has; None: it needs none.
-        items: what an array holds; None: no such objects.
-        values: what an object with any fields holds; None: likewise.
+        objects: the objects that the value may be, by the value of `tag_field`; the key None for an untagged one.
+        items: shape of an array's items; None if they contain no objects with known fields.
+        values: shape of the values of an object with arbitrary fields; None likewise.
     """
 
     objects: Mapping[object, _Object]
@@ -108,13 +111,13 @@ class _Shape:
 
 
 class _Pruning:
-    """Takes out of a value what its type does not have."""
+    """Removes unknown fields from a decoded JSON value."""
 
     def __init__(self, ignored: IgnoredFields) -> None:
         self._ignored = ignored
 
     def prune(self, value: Any, shape: _Shape, path: str) -> None:
-        """Prune a value of a shape, which stands at `path`."""
+        """Remove unknown fields from a value, and from the objects in it. `path` names the value in errors."""
         if isinstance(value, list):
             if shape.items is not None:
                 for each in value:
@@ -137,13 +140,13 @@ class _Pruning:
                 self.prune(value[name], shape, f"{path}.{name}" if path else name)
 
 
-@cache  # to ask msgspec takes 30 ms
+@cache  # inspecting a type takes 30 ms
 def _shape_of(type: Any) -> _Shape:
     return _shape(inspect.type_info(type)) or _Shape({})
 
 
 def _shape(type: inspect.Type) -> _Shape | None:
-    """The shape of a type; None: no object in it has known fields."""
+    """Return the shape of a type; None if it contains no object with known fields."""
     while isinstance(type, inspect.Metadata):
         type = type.type
     match type:
@@ -165,7 +168,7 @@ def _shape(type: inspect.Type) -> _Shape | None:
 
 
 def _either(left: _Shape, right: _Shape) -> _Shape:
-    """The shape of a value that has one of two."""
+    """Return the shape of a union of two."""
     return _Shape(
         {**left.objects, **right.objects},
         left.tag_field or right.tag_field,

@@ -1,7 +1,7 @@
-"""Images and documents in results of tools: models here read text, and are told that something else stood there.
+"""Images and documents in tool results: replaced by a note, because the models read text only.
 
-A result is not the client's to change: its tool has run, and to refuse the request would end the conversation, for the
-result is sent again with every later one. What users attach themselves is refused where it is read.
+A client cannot change a tool result: the tool has run, and every later request sends the result again, so refusing it
+would end the conversation. Images that users attach themselves are refused by the endpoints.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 from .errors import HTTPError
 
-ADVICE: Final = "cannot be read: models here read text; leave it out"
+ADVICE: Final = "cannot be read: the models read text only; remove it"
 
 
 def note(kind: str) -> str:
-    """What a model reads in place of an image or a document; always the same, so that the prompt is found again.
+    """Return the note that replaces an image or document. It is constant, so that the prompt stays cached.
 
     >>> note("image")
     '[image left out: this model reads text only, and cannot see it]'
@@ -24,10 +24,10 @@ def note(kind: str) -> str:
 
 
 def require_none(names: Collection[str]) -> None:
-    """What a strict server does with them.
+    """Refuse unread parts, as a strict server does.
 
     Raises:
-        HTTPError: 400, there are some.
+        HTTPError: 400 if there are any.
     """
     if names:
         name = min(names)

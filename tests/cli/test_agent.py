@@ -273,7 +273,7 @@ def test_several_agents_are_told_of_one_server_that_runs(tmp_path: Path) -> None
     options = ("--port", str(port), "--no-store", "--model-id", "mine", "--api-key", "sk-1", "--write")
     with serving(tmp_path, "codex,claude", "fake.radixlm", *options) as process:
         said_until(process, "run: claude --settings")
-        assert "asks for a key" in agent_of(tmp_path, port, "opencode").stderr
+        assert "requires a key" in agent_of(tmp_path, port, "opencode").stderr
         printed = agent_of(tmp_path, port, "opencode", "--api-key", "sk-1", "--print")
         told = json.loads(printed.stdout)["provider"]["radixlm"]
         assert told["options"] == {"baseURL": f"http://127.0.0.1:{port}/v1", "apiKey": "sk-1", "timeout": 3_600_000}
@@ -336,15 +336,15 @@ def test_a_server_that_launches_an_agent_ends_with_it(tmp_path: Path, monkeypatc
     ("arguments", "says"),
     [
         (["codex"], "give a MODEL to serve, or the --url"),
-        (["codex", "a.radixlm", "b.radixlm"], "an agent has one model"),
-        (["codex", "a.radixlm", "--models", "b.radixlm"], "an agent has one model"),
-        (["codex", "one", "two", "--url", "http://127.0.0.1:1"], "of serve's options only --api-key goes with it"),
+        (["codex", "a.radixlm", "b.radixlm"], "an agent uses one model"),
+        (["codex", "a.radixlm", "--models", "b.radixlm"], "an agent uses one model"),
+        (["codex", "one", "two", "--url", "http://127.0.0.1:1"], "of serve's options only --api-key can be added"),
         (["codex,vi", "a.radixlm"], "'vi' is not one of 'codex'"),
-        (["codex", "a.radixlm", "--print", "--write"], "--print is given with --write"),
+        (["codex", "a.radixlm", "--print", "--write"], "--print cannot be combined"),
         (["codex,claude", "a.radixlm", "--launch"], "--launch starts one agent"),
         (["codex", "--url", "localhost:1"], "it must begin with http://"),
-        (["codex", "--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
-        (["codex", "--url", "http://127.0.0.1:1", "--store", "d"], "of serve's options only --api-key goes with it"),
+        (["codex", "--url", "http://127.0.0.1:1"], "no server responds at http://127.0.0.1:1"),
+        (["codex", "--url", "http://127.0.0.1:1", "--store", "d"], "of serve's options only --api-key can be added"),
     ],
 )
 def test_options_of_agents_that_contradict_are_refused(arguments: list[str], says: str) -> None:

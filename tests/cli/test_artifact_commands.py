@@ -29,8 +29,8 @@ def test_inspect_shows_dimensions_weights_and_files(runner: CliRunner, smollm2_a
     assert rows["architecture"] == "llama"
     assert rows["vocabulary"] == "49,152"
     assert rows["quantization"] == "keep"
-    assert rows["appended suffix"].startswith("token 216, a lone space at the end of a prompt: stripped")
-    assert rows["digests"] == "all files are those that the manifest describes"
+    assert rows["appended suffix"].startswith("token 216, a space at the end of a prompt: stripped")
+    assert rows["digests"] == "all files match the manifest"
     assert {"model.so", "weights.safetensors", "tokenizer.json"} <= set(rows)
 
 

@@ -98,7 +98,7 @@ def test_time_and_context_decide_what_is_measured_how_often(
         is_quick = figure.expected_s(prefill_per_s, decode_per_s) <= seconds
         if fits and is_quick != (figure.name in names):  # the warm-up tells the rates, up to rounding
             assert figure.expected_s(prefill_per_s, decode_per_s) == pytest.approx(seconds)
-        assert (figure.name in names) != any(line.startswith(f"{figure.name} is left out") for line in told)
+        assert (figure.name in names) != any(line.startswith(f"{figure.name} is skipped") for line in told)
     assert all(1 <= len(each.tokens_per_s) <= MOST_ROUNDS for each in found)
     expected = {"prefill": prefill_per_s, "decode": decode_per_s, "8 requests": 8 * decode_per_s}
     for each in found:

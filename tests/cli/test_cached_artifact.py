@@ -42,7 +42,7 @@ def test_a_model_is_compiled_once_and_again_when_it_changed(source: Path, cache:
     artifact = _kept(cache)
     second = _run("generate", source, *ARGUMENTS)
     assert artifact.name.startswith("my_model-")
-    assert first.stderr.splitlines()[0] == f"compiling {source}, once; it is kept in {artifact}"
+    assert first.stderr.splitlines()[0] == f"compiling {source}, once; it will be cached in {artifact}"
     assert "verify" in first.stderr
     assert (second.returncode, second.stdout, second.stderr) == (0, first.stdout, "")
     assert json.loads((artifact / "manifest.json").read_text())["name"] == "my_model"
@@ -150,7 +150,9 @@ def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
     """Half of all bytes become wrong once logits were compared. All bytes are compared when the server is ready. The
     log in JSON had a line that was none.
     """
-    wrong = """
+    is_serving = tmp_path / "is serving"
+    wrong = f"""
+        import pathlib, time
         from radixlm.compile import compiler, in_memory
         real = compiler.check_logits
         def check(artifact, *args):
@@ -163,10 +165,18 @@ def test_wrong_weights_stop_a_server_that_has_begun_to_serve(
                 __import__("os").utime(file.fileno(), ns=(times.st_atime_ns, times.st_mtime_ns))
             return found
         compiler.check_logits = check
-        in_memory.be_idle = lambda: __import__("time").sleep(1)"""
+        def wait():
+            while not pathlib.Path({str(is_serving)!r}).exists():
+                time.sleep(0.01)
+        in_memory.be_idle = wait"""
     _change_compiler(monkeypatch, tmp_path, wrong)
     process = _start("serve", source, "--port", "0", "--log-format", form)
-    said = process.communicate(timeout=100)[1]
+    assert process.stderr is not None
+    said = ""
+    while "serving " not in said and (line := process.stderr.readline()):
+        said += line
+    is_serving.touch()
+    said += process.communicate(timeout=100)[1]
     assert process.returncode == 143, said
     if form == "json":
         said = "\n".join(json.loads(line)["message"] for line in said.splitlines())
@@ -242,7 +252,7 @@ def test_a_damaged_artifact_is_none(tiny_artifact: Path, tmp_path: Path) -> None
 
 def test_options_of_the_compiler_are_refused_for_an_artifact(tiny_artifact: Path) -> None:
     line = _error(_run("generate", tiny_artifact, *ARGUMENTS, "--quantize", "q8"))
-    assert "is compiled already" in line and "--quantize q8" in line
+    assert "is already compiled" in line and "--quantize q8" in line
 
 
 def test_a_start_from_the_cache_loads_no_compiler(source: Path, cache: Path, tiny_artifact: Path) -> None:

@@ -151,9 +151,9 @@ def test_a_known_reply_has_the_space_that_its_prompt_loses(explain: Explain, rep
     [
         (b"", "JSON"),
         (b"\xff", "JSON"),
-        ([], "there are no turns"),
+        ([], "the file has no turns"),
         ({}, "Expected `array`"),
-        ([SYSTEM], "there are no turns"),
+        ([SYSTEM], "the file has no turns"),
         ([{"role": "user"}], "content"),
         ([QUESTION, {"role": "robot", "content": "Hi"}], "robot"),
         ([{"messages": [QUESTION], "temprature": 1}], "temprature"),

@@ -42,7 +42,7 @@ def test_the_table_says_whether_it_can_be_compiled(runner: CliRunner, tiny_sourc
     assert rows["can be compiled"].strip() == "yes"
     assert "times the file's" in rows["read per decoded token"]
     usual = "temperature 0.8, top-p 0.95, top-k 40, min-p 0.05, repetition-penalty 1"
-    assert rows["sampling"].strip() == f"{usual}, where a request does not say it"
+    assert rows["sampling"].strip() == f"{usual}, unless a request sets them"
 
 
 @pytest.mark.parametrize(("drops", "says"), [((), "yes"), (("chat_template",), "no: it has no chat template")])
@@ -67,7 +67,7 @@ def test_an_artifact_says_the_same_of_what_a_token_reads(
         next(line.split("  ", 1)[1].strip() for line in result.output.splitlines() if line.startswith("read per"))
         for result in (source, artifact)
     )
-    assert expected == f"{said}, and the keys and values before it"
+    assert expected == f"{said}, and the KV of earlier tokens"
 
 
 def test_what_no_kernel_computes_is_named_with_exit_code_2(

@@ -86,7 +86,7 @@ def test_rm_leaves_what_is_open(home: Path, tiny_artifact: Path, runner: CliRunn
     with Engine(old, kv_cache_bytes=1 << 20) as engine:
         assert "open now" in run(runner, "list").output
         refused = run(runner, "rm", "old", "new")
-        assert refused.exit_code == 2 and "open in another process" in refused.output
+        assert refused.exit_code == 2 and "in use by another process" in refused.output
         assert new.exists()
         assert run(runner, "rm", "--keep-gb", "0").exit_code == 0
         assert old.exists() and not new.exists()

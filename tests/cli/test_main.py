@@ -67,7 +67,7 @@ def test_help_loads_no_arrays() -> None:
         (OSError("the disk is gone"), "the disk is gone"),
         (
             OSError(12, "Cannot allocate memory"),
-            "there is too little memory; end other programs, lower --kv-cache-gb, or choose a smaller model",
+            "out of memory; end other programs, lower --kv-cache-gb, or choose a smaller model",
         ),
     ],
 )
@@ -109,6 +109,9 @@ def _failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> clic
 
 @pytest.mark.parametrize("name", ["serve", "chat", "generate"])
 def test_every_option_is_under_a_heading(runner: CliRunner, name: str) -> None:
+    command = main.cli.get_command(click.Context(main.cli), name)
+    assert command is not None
+    command.get_params(click.Context(command))  # without the group; click keeps the option for help that it makes here
     said = runner.invoke(main.cli, [name, "-h"]).output
     _, *rest = said.partition("\nOptions:\n")[2].split()
     assert rest[:1] == ["--help"] or rest[:2] == ["-h,", "--help"] or rest[0] == "--help", rest[:4]

@@ -117,14 +117,14 @@ def test_stats_say_how_many_pages_there_are(stored: Stored) -> None:
 
 
 def test_verify_says_what_is_wrong_and_fails(stored: Stored) -> None:
-    assert f"{len(stored.heads)} pages are right" in run("verify", stored.directory).output
+    assert f"{len(stored.heads)} pages are valid" in run("verify", stored.directory).output
     [path] = stored.directory.glob("segment-*")
     data = bytearray(path.read_bytes())
     data[-4000] ^= 1  # in the last page's keys
     path.write_bytes(data)
     done = run("verify", stored.directory)
     assert done.exit_code == 2
-    assert f"1 of {len(stored.heads)} pages are not right (1 payload)" in done.output
+    assert f"1 of {len(stored.heads)} pages are damaged (1 payload)" in done.output
 
 
 def test_gc_gives_room_back(stored: Stored) -> None:
@@ -132,7 +132,7 @@ def test_gc_gives_room_back(stored: Stored) -> None:
         store.drop([stored.heads[-1].key])
     assert "1 segments removed" in run("gc", stored.directory).output
     assert "0 segments removed" in run("gc", stored.directory).output
-    assert f"{len(stored.heads) - 1} pages are right" in run("verify", stored.directory).output
+    assert f"{len(stored.heads) - 1} pages are valid" in run("verify", stored.directory).output
 
 
 def test_gc_says_that_it_could_not_give_room_back(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_an_import_takes_nothing_out_of_a_store_unless_it_is_told_to(
     assert run(*command).output == f"{num_pages} of {num_pages} pages are stored\n"
     assert {head.key for head in first} < keys_in(there)
     told = run(*command, "--cache-salt", "other", "--store-gb", 8).output
-    assert f"{num_pages} of {num_pages} pages are stored" in told and "made room" in told
+    assert f"{num_pages} of {num_pages} pages are stored" in told and "were evicted" in told
     assert not {head.key for head in first} <= keys_in(there)
 
 

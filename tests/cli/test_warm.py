@@ -119,7 +119,7 @@ def test_a_bundle_is_taken_in_for_each_key(tmp_path: Path) -> None:
     assert exported.exit_code == 0, exported.output
     (tmp_path / "keys").write_text("sk-ours\nsk-theirs\n")
     done = warm(tmp_path / "store", tmp_path / "a.pages", api_key_file=str(tmp_path / "keys"))
-    assert done.output.count(f"{len(model.pages)} of {len(model.pages)} pages are kept") == 2
+    assert done.output.count(f"{len(model.pages)} of {len(model.pages)} pages are saved") == 2
     for key in ("sk-ours", "sk-theirs"):
         assert computed(tmp_path / "store", key) < cold / 2
 

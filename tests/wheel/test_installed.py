@@ -32,7 +32,7 @@ def test_it_compiles_and_serves_without_gcc(install: Install, python: str, tiny_
     assert shutil.which("cc", path=clean.environment["PATH"]) is None
     artifact = tmp_path / "tiny.radixlm"
     clean.run("radixlm", "compile", tiny_source, "-o", artifact)
-    assert "all files are those" in clean.run("radixlm", "inspect", artifact, "--verify").stdout
+    assert "all files match" in clean.run("radixlm", "inspect", artifact, "--verify").stdout
     said = clean.run("radixlm", "generate", artifact, "The capital", "--max-tokens", "8", "--temperature", "0").stdout
     with clean.serving(artifact) as url:
         assert completion(url, "The capital") == said.removesuffix("\n")

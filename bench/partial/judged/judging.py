@@ -1,7 +1,7 @@
-"""Whether a reply is right: words as SQuAD compares them, function calls as BFCL does, and whatever a program knows.
+"""Judge whether a reply is right: words as SQuAD compares them, function calls as BFCL does, and program-made answers.
 
-Knows texts, no tokens or models. Every judge takes a reply and what is right, and gives scores by name between 0 and 1.
-The first name of a set in `questions.py` is the one that the bar is about.
+Knows texts, no tokens or models. Every judge takes a reply and the right answer, and returns scores by name between 0
+and 1. The first name of a set in `questions.py` is the one that the requirement is about.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_WORDS = re.compile(r"[\W_]+")
 
 
 def words(reply: str, answers: Sequence[str]) -> Scores:
-    """Exact match and F1 of words with the nearest of some answers; case, articles and punctuation do not count.
+    """Score exact match and F1 of words with the nearest of some answers; ignores case, articles and punctuation.
 
     >>> words("The Eiffel Tower, Paris", ["Eiffel Tower"])
     {'exact': 0.0, 'f1': 0.8}
@@ -30,7 +30,7 @@ def words(reply: str, answers: Sequence[str]) -> Scores:
 
 
 def beginning(reply: str, answer: str) -> Scores:
-    """The reply begins with the answer, whose last word ends there.
+    """Score whether the reply begins with the answer, whose last word ends there.
 
     >>> beginning(" True, since", "True"), beginning(" ] ) }", "] )")
     ({'exact': 1.0}, {'exact': 1.0})
@@ -41,7 +41,7 @@ def beginning(reply: str, answer: str) -> Scores:
 
 
 def whole(reply: str, answer: str) -> Scores:
-    """The reply is the answer, whatever spaces it has.
+    """Score whether the reply is the answer, ignoring spaces.
 
     >>> whole(" ]) ", "] )"), whole("] ) }", "] )")
     ({'exact': 1.0}, {'exact': 0.0})
@@ -50,8 +50,8 @@ def whole(reply: str, answer: str) -> Scores:
 
 
 def call(reply: str, truth: Mapping[str, Mapping[str, Sequence[Any]]]) -> Scores:
-    """A call as JSON, `{"name": ..., "arguments": {...}}`, against one function's name and, by argument, the values
-    that are right; an argument with "" among them may be left out. `named`: the function alone is the right one.
+    """Compare a call as JSON, `{"name": ..., "arguments": {...}}`, with one function's name and the right values by
+    argument; an argument with "" among them may be omitted. `named`: whether the function alone is right.
 
     >>> call('{"name": "area", "arguments": {"base": 10}}', {"area": {"base": [10], "unit": ["cm", ""]}})
     {'exact': 1.0, 'named': 1.0}
@@ -74,8 +74,8 @@ def _is_one_of(given: Mapping[str, Any], key: str, values: Sequence[Any]) -> boo
 
 
 def _same(said: Any, right: Any) -> bool:
-    """Strings but for case, spaces and punctuation; numbers by value; lists in order; of a nested object, each of whose
-    values is a list of right ones, every argument."""
+    """Compare strings ignoring case, spaces and punctuation; numbers by value; lists in order; of a nested object, each
+    of whose values is a list of right ones, every argument."""
     if isinstance(right, bool) or isinstance(said, bool):
         return said is right
     if isinstance(said, str) and isinstance(right, str):

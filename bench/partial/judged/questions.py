@@ -1,9 +1,9 @@
-"""Questions whose answers can be judged, many behind one prefix: at least 200 of each set.
+"""Make questions whose answers can be judged, many after one prefix: at least 200 of each set.
 
 `nq` asks about passages of NQ-open, of the folder of real inputs (`RADIXLM_DATA`), none of them among those that a
 policy's settings were chosen on. `calls` are BFCL's simple calls with BFCL's answers, read from the wheel of
-`bfcl-eval` without installing it. `needles`, `booleans` and `brackets` are made by a program; the last two are tasks of
-BBH, with as many solved ones before them as make a prefix. Knows texts, no tokens or models.
+`bfcl-eval` without installing it. A program makes `needles`, `booleans` and `brackets`; the last two are tasks of BBH,
+with as many solved ones before them as make a prefix. Knows texts, no tokens or models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUM_QUESTIONS = 200  # at least
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked behind a prefix, and what is right, as the set's judge takes it. A reply is one line."""
+    """A question after a prefix, and the right answer, as the set's judge expects it. A reply is one line."""
 
     text: str
     right: Any
@@ -36,7 +36,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Asked:
-    """A prefix and the questions behind it, in the order in which they are asked."""
+    """A prefix and the questions after it, in their order."""
 
     prefix: str
     questions: Sequence[Question]
@@ -44,7 +44,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """How questions are made, how replies are judged, how long these may get, and what a guess scores."""
+    """Functions that make questions and judge replies, the length limit of replies, and the score of a guess."""
 
     asked: Callable[[Path], Iterator[Asked]]  # of the wheel of bfcl-eval
     judge: Judge
@@ -53,7 +53,7 @@ class QuestionSet:
 
 
 def _nq(wheel: Path) -> Iterator[Asked]:
-    """Four passages and a question about each, behind two passages with a question and an answer each."""
+    """Yield four passages and a question about each, after two passages with a question and an answer each."""
     with gzip.open(data_dir() / "prompts" / "nq-open-oracle.jsonl.gz", "rt", encoding="utf-8") as file:
         items = [json.loads(line) for line in itertools.islice(file, 280, 280 + 6 * NUM_QUESTIONS // 4)]
     for some in batched(items, 6):
@@ -66,7 +66,7 @@ def _nq(wheel: Path) -> Iterator[Asked]:
 
 
 def _calls(wheel: Path) -> Iterator[Asked]:
-    """Eight functions and a request for each, behind two calls of two more functions."""
+    """Yield eight functions and a request for each, after two calls of two more functions."""
     with zipfile.ZipFile(wheel) as file:
         items, answers = (
             [json.loads(line) for line in file.read(f"bfcl_eval/data/{name}").decode().splitlines()]
@@ -87,7 +87,7 @@ def _call(right: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
 
 
 def _needles(wheel: Path) -> Iterator[Asked]:
-    """Ten facts at even distances in a text, and a question about each."""
+    """Yield ten facts at even distances in a text, and a question about each."""
     chance, lines = random.Random(1), [line for line in PROSE.read_text("utf-8").split("\n\n") if line.strip()]
     things = [f"{kind} of {town}" for kind in _KINDS for town in _TOWNS]
     answers = [f"{adjective} {noun}" for adjective in _ADJECTIVES for noun in _NOUNS]
@@ -113,12 +113,12 @@ def _needles(wheel: Path) -> Iterator[Asked]:
 
 
 def _booleans(wheel: Path) -> Iterator[Asked]:
-    """Boolean expressions of BBH's kind, behind 48 with their values."""
+    """Yield Boolean expressions of BBH's kind, after 48 with their values."""
     return _made(random.Random(2), _boolean, 48, "Evaluate the result of a random Boolean expression.\n\n")
 
 
 def _brackets(wheel: Path) -> Iterator[Asked]:
-    """Brackets to be closed, behind 40 that are."""
+    """Yield brackets to be closed, after 40 that are."""
     return _made(random.Random(3), _dyck, 40, "Close all brackets, the last one first.\n\n")
 
 

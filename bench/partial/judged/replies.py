@@ -1,6 +1,6 @@
-"""One question asked over several parts of a prefix at once: a step computes a token of each reply.
+"""Answer one question over several parts of a prefix at once: a step computes a token of each reply.
 
-Knows a runner, pages and token ids; not texts, nor why rows are chosen.
+Knows a runner, pages and token ids; not texts, nor why rows are selected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..prefix import REGION, Prefix, PrefixModel
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a prefix in pages of their own, from `first_page` on; a question's rows come behind them."""
+    """Rows of a prefix in separate pages, from `first_page` on; a question's rows follow them."""
 
     first_page: int
     num_rows: int
@@ -27,23 +27,23 @@ class Part:
 @dataclass
 class _Reply:
     part: Part
-    num_rows: int  # written, the question's and the reply's among them
+    num_rows: int  # written ones, including the question's and the reply's
     ids: list[int]
 
 
 class Parts:
-    """The regions of a model's pages behind those that `Prefix` uses, one for each part that is asked at once."""
+    """The regions of a model's pages after those that `Prefix` uses, one for each part that is used at once."""
 
     def __init__(self, model: PrefixModel, prefix: Prefix) -> None:
         self._model, self._prefix = model, prefix
 
     @property
     def whole(self) -> Part:
-        """All of the prefix."""
+        """Return the whole prefix."""
         return Part(0, self._prefix.num_tokens)
 
     def write(self, region: int, choice: Order) -> Part:
-        """Put chosen rows into region `region`, from 2 on; region 1 is the probe's."""
+        """Put selected rows into region `region`, from 2 on; region 1 is the probe's."""
         first_page = region * REGION
         self._model.write(first_page, self._prefix.rows.take(choice))
         return Part(first_page, choice.shape[-1])
@@ -51,7 +51,7 @@ class Parts:
     def greedy(
         self, parts: Sequence[Part], query: Sequence[int], max_tokens: int, is_done: Callable[[list[int]], bool]
     ) -> list[list[int]]:
-        """The most likely reply over each part, until it is done or as long as it may be."""
+        """Return the most likely reply over each part, until it is done or reaches the limit."""
         replies = [_Reply(part, part.num_rows, []) for part in parts]
         at_once = max(1, self._model.max_num_tokens // len(query))
         for start in range(0, len(replies), at_once):
@@ -64,7 +64,7 @@ class Parts:
         return [reply.ids for reply in replies]
 
     def _step(self, replies: Sequence[_Reply], query: Sequence[int] | None) -> None:
-        """Feed each reply the query or its own last token, and add its next one."""
+        """Feed each reply the query or its own last token, and append its next token."""
         count = 1 if query is None else len(query)
         offsets = np.tile(np.arange(count, dtype=np.int32), len(replies))
         begins = np.repeat([reply.num_rows for reply in replies], count).astype(np.int32)

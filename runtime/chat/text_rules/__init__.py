@@ -1,1 +1,1 @@
-"""What the text of a reply ends before, what it never has, and what it begins with. Knows text, not tokens' numbers."""
+"""The text rules of a reply: strings that end it, and strings that it must not contain. Knows text, not token ids."""

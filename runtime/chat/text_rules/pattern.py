@@ -1,8 +1,8 @@
-"""Regular expressions as an automaton that reads each character once, whatever the expression.
+"""Match regular expressions with an automaton that reads each character once, whatever the expression.
 
-Python's own syntax, read by Python's own parser, without what needs to look back or ahead. The automaton is Glushkov's
-(1961): one position for each character of the expression, and which may follow which. Python's `re` is not asked to
-match: it may take exponential time, and cannot say what may still become a match.
+The syntax is Python's, parsed by Python's own parser, without features that look back or ahead. The automaton is
+Glushkov's (1961): one position for each character of the expression, and which can follow which. Python's `re` does not
+match here: it can take exponential time, and cannot tell what may still become a match.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from re import _casefix, _constants as codes, _parser as parser  # type: ignore[
 
 from ...errors import InvalidParameter
 
-MAX_POSITIONS = 256  # of all expressions of a request together: so much is looked at for a character at most
-_MAX_VISITS = 4096  # parts of expressions, repeated ones as often as they are
+MAX_POSITIONS = 256  # of all expressions of a request: the most work per character
+_MAX_VISITS = 4096  # parts of expressions, repeated ones counted each time
 _MAX_REMEMBERED = 1024
-_CASED_STOP = 0x1E944  # no letter beyond has a case
+_CASED_STOP = 0x1E944  # no character beyond has a case
 
 INSIDE, LINE_START, TEXT_START = range(3)
-"""What is before a place: another character, the end of a line, or nothing."""
+"""The context before a position: another character, the end of a line, or nothing."""
 
 _HOLDS_AT = {  # anchors
     codes.AT_BEGINNING: {TEXT_START},
@@ -55,15 +55,15 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class CharacterClass:
-    """A part of an expression that is one character.
+    """A part of an expression that matches one character.
 
-    Not an expression of its own: Python compiles a class by going through every letter of its ranges, and 16 classes of
-    330 ranges took it half a minute.
+    Not compiled by `re`: Python compiles a class by visiting every letter of its ranges, and 16 classes of
+    330 ranges took half a minute.
 
     Args:
-        ranges: of code points, `[start, stop)`, sorted and apart.
-        categories: such as `\\d`, a letter of which is in the class, too.
-        is_negated: the class has all other letters.
+        ranges: of code points, `[start, stop)`, sorted and disjoint.
+        categories: such as `\\d`, whose characters are in the class, too.
+        is_negated: the class has all other characters.
         flags: IGNORECASE and ASCII.
     """
 
@@ -74,7 +74,7 @@ class CharacterClass:
 
     @classmethod
     def of(cls, code: Any, value: Any, flags: int) -> CharacterClass:
-        """The class that a part of Python's parsed expression says."""
+        """Return the class of a part of Python's parsed expression."""
         if code is codes.ANY:
             return (
                 cls((), is_negated=True) if flags & re.DOTALL else cls(((ord("\n"), ord("\n") + 1),), is_negated=True)
@@ -92,7 +92,7 @@ class CharacterClass:
         return cls(_merged(ranges), categories, is_negated, flags)
 
     def takes(self, letter: str) -> bool:
-        """Whether a character is in the class."""
+        """Return whether a character is in the class."""
         code = ord(letter)
         codes_alike = _alike(code, self.flags) if self.flags & re.IGNORECASE else (code,)
         is_in = any(map(self._has, codes_alike)) or any(
@@ -106,7 +106,7 @@ class CharacterClass:
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same code points in ranges that are sorted and apart."""
+    """Return the same code points in sorted and disjoint ranges."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if merged and start <= merged[-1][1]:
@@ -122,7 +122,7 @@ def _category(source: str, flags: int) -> re.Pattern[str]:
 
 
 def _alike(code: int, flags: int) -> Iterable[int]:
-    """The code points that are one letter where case does not count, as Python's expressions have it."""
+    """Return the code points that are one letter if case is ignored, as in Python's `re`."""
     if flags & re.ASCII:
         letter = chr(code)
         return {code, ord(letter.lower()), ord(letter.upper())} if letter.isascii() else (code,)
@@ -131,9 +131,9 @@ def _alike(code: int, flags: int) -> Iterable[int]:
     return {code, *lowers, *(other for each in lowers for other in _raised().get(each, ()))}
 
 
-@cache  # some hundredths of a second, once
+@cache  # takes some hundredths of a second, once
 def _raised() -> Mapping[int, list[int]]:
-    """The code points that are lowered to another one."""
+    """Return the code points that lowercase to another one, by that one."""
     raised = defaultdict[int, list[int]](list)
     for code in range(_CASED_STOP):
         if (lower := _sre.unicode_tolower(code)) != code:
@@ -142,30 +142,30 @@ def _raised() -> Mapping[int, list[int]]:
 
 
 class Moves(NamedTuple):
-    """Sets of positions, as bits, at one kind of place: with which a match begins, and for each what may follow."""
+    """Sets of positions, as bits, in one context: those that begin a match, and those that can follow each."""
 
     first: int
     follow: tuple[int, ...]
-    last: tuple[int, ...]  # with which a match is complete, for each expression
+    last: tuple[int, ...]  # those that complete a match, for each expression
 
 
 @dataclass(frozen=True)
 class Automaton:
-    """All expressions of a request, as one.
+    """All expressions of a request in one automaton.
 
     Attributes:
-        patterns: as they were asked for.
-        moves: at the kinds of place: `INSIDE`, `LINE_START`, `TEXT_START`.
+        patterns: as requested.
+        moves: by context: `INSIDE`, `LINE_START`, `TEXT_START`.
     """
 
     patterns: tuple[str, ...]
     moves: tuple[Moves, ...]
-    _leaves: dict[CharacterClass, int]  # the positions that take what they match
+    _leaves: dict[CharacterClass, int]  # the positions that match each class
     _takes: dict[str, int] = field(default_factory=dict)
     _behind: tuple[dict[int, int], ...] = field(default_factory=lambda: ({}, {}, {}))
 
     def taking(self, letter: str) -> int:
-        """The positions that take a character."""
+        """Return the positions that match a character."""
         found = self._takes.get(letter)
         if found is None:
             found = reduce(or_, (bits for leaf, bits in self._leaves.items() if leaf.takes(letter)), 0)
@@ -173,7 +173,7 @@ class Automaton:
         return found
 
     def behind(self, positions: int, place: int) -> int:
-        """The positions that may follow some of these."""
+        """Return the positions that can follow some of these."""
         found = self._behind[place].get(positions)
         if found is None:
             found = reduce(or_, (self.moves[place].follow[each] for each in _bits(positions)), 0)
@@ -183,17 +183,17 @@ class Automaton:
 
 @lru_cache(maxsize=16)
 def automaton_of(patterns: tuple[str, ...], param: str = "stop_regex") -> Automaton:
-    """The automaton of expressions.
+    """Return the automaton of expressions.
 
     Raises:
-        InvalidParameter: one is wrong, matches an empty text, uses what is not known here, or they are too large
+        InvalidParameter: one is invalid, matches an empty text, uses an unsupported feature, or they are too large
             together; `param` names the field.
     """
     trees = [_parsed(pattern, param) for pattern in patterns]
     readers: list[_Reader] = []
     moves: list[Moves] = []
     for place in (INSIDE, LINE_START, TEXT_START):
-        if readers and not readers[0].has_anchors:  # every place is the same
+        if readers and not readers[0].has_anchors:  # all contexts are the same
             moves.append(moves[0])
             continue
         reader = _Reader(place, param)
@@ -208,7 +208,7 @@ def automaton_of(patterns: tuple[str, ...], param: str = "stop_regex") -> Automa
 
 
 class _Part(NamedTuple):
-    """A part of an expression: whether it may be empty, and the positions that it begins and ends with."""
+    """A part of an expression: whether it can be empty, and the positions that it begins and ends with."""
 
     is_nullable: bool
     first: int
@@ -219,7 +219,7 @@ _EMPTY, _NOTHING = _Part(True, 0, 0), _Part(False, 0, 0)
 
 
 class _Reader:
-    """Gives the characters of expressions positions, and notes which may follow which at one kind of place."""
+    """Assigns positions to the characters of expressions, and records which can follow which in one context."""
 
     def __init__(self, place: int, param: str) -> None:
         self.follow: list[int] = []
@@ -229,7 +229,7 @@ class _Reader:
         self._pattern = ""
 
     def read(self, tree: Any, flags: int, pattern: str) -> _Part:
-        """The part of a whole expression."""
+        """Return the part of a whole expression."""
         self._pattern = pattern
         try:
             return self._joined(tree, flags)
@@ -276,7 +276,7 @@ class _Reader:
         return _Part(False, 1 << position, 1 << position)
 
     def _repeated(self, least: int, most: int, tree: Any, flags: int) -> _Part:
-        """`least` copies, and so many more that may be left out; the last of them over and over if there is no end."""
+        """Return `least` copies, and optional ones up to `most`; the last one loops if there is no upper bound."""
         is_endless = most is codes.MAXREPEAT
         part = _EMPTY
         for number in range(max(least, 1) if is_endless else most):

@@ -1,6 +1,6 @@
 """The text of one reply as its tokens come: decoded, without its reasoning, and up to what ends it.
 
-Knows what is held back, and why; it can go back to where it was. Not which tokens are chosen.
+Knows what is held back, and why; it can be rewound. Does not know which tokens are chosen.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ..reasoning_splitter import ReasoningSplitter
-from ..scan import Rewindable, RewindableScan, Said
+from ..scan import ReplyPiece, Rewindable, RewindableScan
 from .text_search import Found, PatternScan, StringScan
 
 TextDecoder = RewindableScan[int, str]
-"""Ids in, text out; `tokenizer_fix.StreamDecoder` is the real one."""
+"""A decoder from ids to text, such as `tokenizer_fix.StreamDecoder`."""
 
 
 class ReplyText:
-    """What of a reply's text is released, token by token.
+    """Releases a reply's text, token by token.
 
     Args:
-        splitter: takes out what the reply thinks; fresh. None: all of it is the answer.
-        stops: end the answer.
-        banned: strings that the released answer must not have, letters in either case.
+        splitter: a fresh splitter that separates reasoning. None: all of the reply is the answer.
+        stops: the rules that end the answer.
+        banned: strings that the released answer must not contain, in either case.
 
     Attributes:
-        num_reasoning_tokens: tokens of the reasoning, with its tags.
-        found_banned: the first of the banned strings that the last piece completed; then go back.
+        num_reasoning_tokens: tokens of the reasoning, tags included.
+        found_banned: the first of the banned strings that the last piece completed; the caller then rewinds.
     """
 
     def __init__(
@@ -35,73 +35,73 @@ class ReplyText:
         self._decoder, self._splitter, self._stops = decoder, splitter, stops
         self._ban = StringScan(banned, ignores_case=True) if banned else None
         self._scans: list[Rewindable] = [each for each in (decoder, splitter, stops, self._ban) if each is not None]
-        self._num_answer = 0  # characters that the decoder and the splitter gave so far
+        self._num_answer = 0  # characters from decoder and splitter so far
         self._num_undecided = 0  # tokens that may begin reasoning
         self.num_reasoning_tokens = 0
         self.found_banned: Found | None = None
 
     @property
     def has_banned(self) -> bool:
-        """Whether there are strings that it must not have."""
+        """Return whether there are banned strings."""
         return self._ban is not None
 
     @property
     def stop(self) -> str | None:
-        """The stop string or expression that ended it; None: none did."""
+        """The stop string or expression that ended it; None if none did."""
         return self._stops.matched
 
-    def push(self, token_id: int | None, *, may_stop: bool) -> Said:
-        """What a token releases; None: it has no text."""
-        said = Said() if token_id is None else self._split(self._decoder.push(token_id))
+    def push(self, token_id: int | None, *, may_stop: bool) -> ReplyPiece:
+        """Return the text that a token releases; None is a token without text."""
+        said = ReplyPiece() if token_id is None else self._split(self._decoder.push(token_id))
         return self._released(said, may_stop=may_stop)
 
-    def finish(self, *, may_stop: bool) -> Said:
-        """What decoder, reasoning and stops still held back; it may complete a stop."""
+    def finish(self, *, may_stop: bool) -> ReplyPiece:
+        """Return the text that decoder, splitter and stops still hold back; it can complete a stop."""
         said = self._released(self._finish(), may_stop=may_stop)
         rest = self._stops.finish()
         self._look(rest)
-        return Said(said.reasoning, said.answer + rest)
+        return ReplyPiece(said.reasoning, said.answer + rest)
 
-    # What goes back: places are characters of the answer.
+    # Rewinding: positions are characters of the answer.
 
     @property
     def open_from(self) -> int:
-        """The place from which on the answer may still become a banned string."""
+        """The position from which the answer may still become a banned string."""
         assert self._ban is not None
         return self._ban.open_from
 
     def reach(self) -> int:
-        """The place that the answer would end at if it ended now; an unfinished character counts as one."""
+        """Return the length of the answer if it ended now; an unfinished character counts as one."""
         before = self.state()
         rest = self._decoder.finish()[:1]
-        said = Said(answer=rest)
+        said = ReplyPiece(answer=rest)
         if self._splitter is not None:
             said = self._splitter.push(rest).followed_by(self._splitter.finish())
         self.restore(before)
         return self._num_answer + len(said.answer)
 
     def state(self) -> Any:
-        """What `restore` needs to go on from here."""
+        """Return the value that `restore` needs to continue from here."""
         return [scan.state() for scan in self._scans], self._num_answer, self._num_undecided, self.num_reasoning_tokens
 
     def restore(self, state: Any) -> None:
-        """Go on from where `state` was asked for."""
+        """Rewind to an earlier `state`."""
         states, self._num_answer, self._num_undecided, self.num_reasoning_tokens = state
         for scan, each in zip(self._scans, states, strict=True):
             scan.restore(each)
         self.found_banned = None
 
-    def _finish(self) -> Said:
+    def _finish(self) -> ReplyPiece:
         rest = self._decoder.finish()
         if self._splitter is None:
-            return Said(answer=rest)
+            return ReplyPiece(answer=rest)
         return self._splitter.push(rest).followed_by(self._splitter.finish())
 
-    def _split(self, text: str) -> Said:
-        """The reasoning and the answer in the newest token's text; counts the token."""
+    def _split(self, text: str) -> ReplyPiece:
+        """Return the reasoning and the answer in the newest token's text; count the token."""
         splitter = self._splitter
         if splitter is None:
-            return Said(answer=text)
+            return ReplyPiece(answer=text)
         was_thinking = splitter.is_thinking
         said = splitter.push(text)
         if was_thinking or splitter.is_thinking:
@@ -111,20 +111,20 @@ class ReplyText:
             self._num_undecided = 0 if splitter.is_answering else self._num_undecided + 1
         return said
 
-    def _released(self, said: Said, *, may_stop: bool) -> Said:
+    def _released(self, said: ReplyPiece, *, may_stop: bool) -> ReplyPiece:
         self._num_answer += len(said.answer)
         answer = self._stops.push(said.answer, may_stop=may_stop)
         self._look(answer)
-        return Said(said.reasoning, answer)
+        return ReplyPiece(said.reasoning, answer)
 
     def _look(self, answer: str) -> None:
-        """Look for a banned string in what is to be released."""
+        """Search for a banned string in text to be released."""
         if self._ban is not None and self.found_banned is None:
             self.found_banned = self._ban.push(answer)
 
 
 class Search(Rewindable, Protocol):
-    """Reads a text, as a `Scan` does, until one of its rules is complete; what it has then is where."""
+    """Reads a text like a `Scan`, until one of its rules is matched; then returns the position."""
 
     @property
     def open_from(self) -> int: ...
@@ -133,10 +133,10 @@ class Search(Rewindable, Protocol):
 
 
 class Stops:
-    """Passes text through until a stop string or expression is complete; neither it nor what follows is ever released.
+    """Passes text through until a stop string or expression is complete; neither it nor later text is ever released.
 
-    The one that is completed first wins, and of those completed by the same character the longest; so how the text was
-    cut into pieces does not matter.
+    The one that completes first wins, and of those completed by the same character the longest; so the result does not
+    depend on how the text was cut into pieces.
 
     >>> stops = Stops(["\\nUser:"])
     >>> stops.push("Hello.\\nUs"), stops.push("er"), stops.push(": hi")
@@ -156,13 +156,13 @@ class Stops:
 
     @property
     def matched(self) -> str | None:
-        """The stop string or expression that was found, as it was asked for; None: none was."""
+        """The stop string or expression that was found, as requested; None if none was."""
         return self._matched
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """Take the next piece and return what can be released.
+        """Take the next piece and return the text that can be released.
 
-        What a piece completes where it may not stop is text; a later piece may complete what begins in this.
+        A match that completes while stops are off is text; a later piece can complete one that begins in this piece.
         """
         if self._matched is not None:
             return ""
@@ -178,21 +178,21 @@ class Stops:
         return self._released(min(scan.open_from for scan in self._scans))
 
     def finish(self) -> str:
-        """Return what is still held back: no more text comes, so it is no stop."""
+        """Return the text that is still held back: no more text comes, so it is no stop."""
         return self._released(self._num_released + len(self._held))
 
     def state(self) -> Any:
-        """What `restore` needs to go on from here."""
+        """Return the value that `restore` needs to continue from here."""
         return [scan.state() for scan in self._scans], self._held, self._num_released, self._matched
 
     def restore(self, state: Any) -> None:
-        """Go on from where `state` was asked for."""
+        """Rewind to an earlier `state`."""
         states, self._held, self._num_released, self._matched = state
         for scan, each in zip(self._scans, states, strict=True):
             scan.restore(each)
 
     def _released(self, stop: int) -> str:
-        """The text up to a place that nothing is held back before any more."""
+        """Return the text up to a position before which nothing is held back any more."""
         released = self._held[: stop - self._num_released]
         self._held = self._held[len(released) :]
         self._num_released += len(released)

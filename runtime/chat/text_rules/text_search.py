@@ -1,9 +1,8 @@
-"""Find strings and regular expressions in a text that comes in pieces, and say from where on one may become complete;
-and find the tokens of a model that hold a string by themselves.
+"""Search for strings and regular expressions in a text that comes in pieces, and for strings in tokens.
 
-Knows strings, an automaton of expressions and what tokens spell; not replies, nor what is done where a rule is found.
-The automaton for strings is that of Aho and Corasick (1975, "Efficient string matching"): each character is looked at
-once, however many strings there are.
+A search tells from where on the text may still become a match. Knows strings, an automaton of expressions and what
+tokens spell; not replies, nor what follows from a match. The automaton for strings is that of Aho and Corasick (1975,
+"Efficient string matching"): it reads each character once, however many strings there are.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from .pattern import INSIDE, LINE_START, TEXT_START, automaton_of
 
 IntArray = npt.NDArray[np.intp]
 
-_NUM_KEPT = 16  # answers, for clients that ask the same with each request
+_NUM_KEPT = 16  # results, for clients that send the same strings with each request
 _BETWEEN = "\ud800"  # half a character, which no token spells
 _Places = tuple[tuple[tuple[int, int], ...], int, int]
 
 
 class Found(NamedTuple):
-    """Where a rule was found: characters `[start, stop)` of all that was read, and the rule as it was asked for."""
+    """The position of a match: characters `[start, stop)` of the whole text, and the rule as requested."""
 
     stop: int
     start: int
@@ -39,7 +38,7 @@ def _as_it_is(letter: str) -> str:
 
 
 def lower(letter: str) -> str:
-    """The letter in lower case, where that is one letter.
+    """Return the letter in lower case, if that is one letter.
 
     >>> lower("A"), lower("\\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}") == "\\N{LATIN CAPITAL LETTER I WITH DOT ABOVE}"
     ('a', True)
@@ -51,8 +50,8 @@ def lower(letter: str) -> str:
 class StringScan:
     """Reads a text until one of `strings` is complete.
 
-    The string that is completed first is found, and of those completed by the same character the longest; so how the
-    text is cut into pieces does not matter.
+    The string that completes first is found, and of those completed by the same character the longest; so the result
+    does not depend on how the text is cut into pieces.
 
     >>> scan = StringScan(("cab", "abc"))
     >>> scan.push("xa"), scan.open_from, scan.push("bcd")
@@ -69,13 +68,13 @@ class StringScan:
 
     @property
     def open_from(self) -> int:
-        """Where the text begins that may still become one of them; the end of what was read if none does."""
+        """The start of the text that may still become one of the strings; the end of the text if there is none."""
         return self._num_read - self._trie.depths[self._node]
 
     def push(self, text: str, *, may_stop: bool = True) -> Found | None:
         """Read the next piece, up to the first string that it completes.
 
-        One that a piece completes where it may not stop is text.
+        A string that completes while stops are off is text.
         """
         node, nexts, fails, rules = self._node, self._trie.nexts, self._trie.fails, self._trie.rules
         for place, letter in enumerate(map(self._fold, text), start=1):
@@ -86,22 +85,22 @@ class StringScan:
                 self._node, self._num_read = node, self._num_read + place
                 return Found(self._num_read, self._num_read - len(rule), rule)
         self._num_read += len(text)
-        while node and not nexts[node]:  # a whole string is not held back, but what it ends with may be
+        while node and not nexts[node]:  # a whole string is not held back, but its end may begin another
             node = fails[node]
         self._node = node
         return None
 
     def state(self) -> tuple[int, int]:
-        """What `restore` needs to go on from here."""
+        """Return the value that `restore` needs to continue from here."""
         return self._node, self._num_read
 
     def restore(self, state: tuple[int, int]) -> None:
-        """Go on from where `state` was asked for."""
+        """Rewind to an earlier `state`."""
         self._node, self._num_read = state
 
 
 class _Trie(NamedTuple):
-    """Nodes are beginnings of strings, 0 is the empty one."""
+    """A trie of strings: nodes are beginnings of strings, 0 is the empty one."""
 
     nexts: list[dict[str, int]]
     fails: list[int]  # the longest other beginning that each one ends with
@@ -124,7 +123,7 @@ def _trie(strings: tuple[str, ...], ignores_case: bool) -> _Trie:
             node = trie.nexts[node][letter]
         trie.rules[node] = trie.rules[node] or string
     order = [0]
-    for node in order:  # by length: the ends of each are known before it
+    for node in order:  # by length: the suffix of each node is known before it
         for letter, longer in trie.nexts[node].items():
             order.append(longer)
             shorter = trie.fails[node]
@@ -138,33 +137,33 @@ def _trie(strings: tuple[str, ...], ignores_case: bool) -> _Trie:
 class PatternScan:
     """Reads a text until a match of one of `patterns` is complete.
 
-    The match that is complete first is found, and of those that end there the longest; so how the text is cut into
-    pieces does not matter, and a repetition at the end of an expression takes as little as it may.
+    The match that completes first is found, and of those that end there the longest; so the result does not depend on
+    how the text is cut into pieces, and a repetition at the end of an expression matches as little as possible.
 
     >>> scan = PatternScan([r"\\n\\d+\\."])
     >>> scan.push("One\\n1"), scan.open_from, scan.push("2. two")
     (None, 3, Found(stop=7, start=3, rule='\\\\n\\\\d+\\\\.'))
 
     Raises:
-        InvalidParameter: as `automaton_of`.
+        InvalidParameter: like `automaton_of`.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._automaton = automaton_of(tuple(patterns))
-        # where matches begin that may become complete, and the positions that each may be at; the oldest first, and no
-        # position twice: of two matches at the same one the longer is found
+        # starts of possible matches, and the positions that each can be at; the oldest first, and no
+        # position twice: of two matches at the same position the longer is kept
         self._open: list[tuple[int, int]] = []
         self._num_read, self._place = 0, TEXT_START
 
     @property
     def open_from(self) -> int:
-        """Where the text begins that may still become a match; the end of what was read if none does."""
+        """The start of the text that may still become a match; the end of the text if there is none."""
         return self._open[0][0] if self._open else self._num_read
 
     def push(self, text: str, *, may_stop: bool = True) -> Found | None:
         """Read the next piece, up to the first match that it completes.
 
-        One that a piece completes where it may not stop is text, and may go on.
+        A match that completes while stops are off is text, and may continue.
         """
         automaton = self._automaton
         for letter in text:
@@ -183,11 +182,11 @@ class PatternScan:
         return None
 
     def state(self) -> _Places:
-        """What `restore` needs to go on from here."""
+        """Return the value that `restore` needs to continue from here."""
         return tuple(self._open), self._num_read, self._place
 
     def restore(self, state: _Places) -> None:
-        """Go on from where `state` was asked for."""
+        """Rewind to an earlier `state`."""
         still_open, self._num_read, self._place = state
         self._open = list(still_open)
 
@@ -201,10 +200,10 @@ class PatternScan:
 
 
 class TokenTexts:
-    """The texts of a model's tokens; any thread may ask. They are spelled when first needed.
+    """The texts of a model's tokens, for any thread. They are decoded when first needed.
 
     Args:
-        vocab_size: of what is sampled, at most the tokenizer's.
+        vocab_size: number of tokens that can be sampled, at most the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -214,22 +213,22 @@ class TokenTexts:
         )
 
     def prepare(self) -> None:
-        """Spell all tokens here, and not in the engine's thread."""
+        """Decode all tokens now, rather than on the engine's thread."""
         assert self._joined
 
     def holding_any(self, strings: tuple[str, ...]) -> IntArray:
-        """Return the tokens whose own text has one of several strings, in order."""
+        """Return the tokens whose own text contains one of several strings, in order."""
         return self._holding_any(strings) if strings else np.empty(0, np.intp)
 
     def holding(self, string: str) -> IntArray:
-        """Return the tokens whose own text has a string that is not empty, in order."""
+        """Return the tokens whose own text contains a string, which must not be empty, in order."""
         text, starts = self._joined
         found = [match.start() for match in re.finditer(re.escape("".join(map(lower, string))), text)]
         return np.unique(np.searchsorted(starts, found, side="right") - 1)
 
     @cached_property
     def _joined(self) -> tuple[str, npt.NDArray[np.int64]]:
-        """What all tokens spell, in lower case, and where each begins; special tokens are no text."""
+        """The joined texts of all tokens, in lower case, and where each begins; special tokens are empty."""
         special_ids, spell = self._tokenizer.profile.special_ids, self._tokenizer.token_bytes
         pieces = (b"" if each in special_ids else spell(each) for each in range(self._vocab_size))
         texts = ["".join(map(lower, piece.decode(errors="replace"))) + _BETWEEN for piece in pieces]

@@ -1,1 +1,1 @@
-"""How models call tools: the formats of their templates, calls written, constrained and read back."""
+"""Tool calling: the formats of models' templates, and calls written, constrained and parsed."""

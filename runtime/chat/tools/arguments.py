@@ -1,7 +1,7 @@
-"""How a format writes the arguments of a call: what every way can do, and JSON.
+"""The arguments of a call: the interface of all formats, and JSON.
 
 Knows arguments, not the texts around them. Clients get arguments as JSON, whatever the model writes; `read_cut` reads
-those of a call that was cut.
+those of an incomplete call.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..scan import Scan
 from .format_texts import Specials, json_rule
 
 Schema = Mapping[str, Any]
-MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name, where a format of ours has them
+MAX_EXTRAS: Final = 32  # arguments that a schema allows and does not name, in grammars of ours
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 def without_halves(text: str) -> str:
-    """A text with U+FFFD in place of halves of characters, which UTF-8 cannot write.
+    """Return the text with U+FFFD in place of lone surrogates, which UTF-8 cannot encode.
 
     >>> without_halves("a\\ud83d")
     'a\ufffd'
@@ -29,58 +29,58 @@ def without_halves(text: str) -> str:
 
 
 class ArgumentStyle(Protocol):
-    """One way to write arguments."""
+    """A way to write arguments."""
 
     @property
     def opener(self) -> str:
-        """What all arguments begin with, or what ends the call where there are none."""
+        """The text that all arguments begin with, or that ends the call if there are none."""
         ...
 
     @property
     def texts(self) -> str:
-        """All that it writes beside names and values: special tokens in it are text of the reply."""
+        """All texts that it writes besides names and values: special tokens in them are text of the reply."""
         ...
 
     def written(self, arguments: str) -> str:
-        """Arguments, a JSON object, as a model writes them."""
+        """Return arguments, given as a JSON object, as a model writes them."""
         ...
 
     def reader(self, schema: Schema, ends: Sequence[str] = ()) -> ArgumentsReader:
-        """Reads the arguments of one call, which fit a schema.
+        """Return a reader of the arguments of one call, given their schema.
 
         Args:
-            ends: tags of which one stands behind the arguments, if any does.
+            ends: tags, one of which follows the arguments; empty if none does.
         """
         ...
 
     def rules(self, name: str, schema: Schema, *, is_strict: bool, specials: Specials) -> list[str]:
-        """Rules of a grammar: the first is called `name`, and the names of the others begin with it and a `_`.
+        """Return rules of a grammar: the first is called `name`, and the names of the others begin with it and a `_`.
 
         Raises:
-            InvalidGrammar: the schema is strict, and cannot be enforced in this way to write.
+            InvalidGrammar: the schema is strict, and cannot be enforced in this style.
         """
         ...
 
 
 class ArgumentsReader(Scan[str, str], Protocol):
-    """Makes JSON of the arguments of one call; at its end, what JSON can be made of arguments that were cut."""
+    """Converts the arguments of one call to JSON; at the end, it completes incomplete arguments as far as possible."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments are complete."""
+        """Return whether the arguments are complete."""
         ...
 
     @property
     def rest(self) -> str:
-        """The text behind the arguments, once they are complete."""
+        """The text after the arguments, once they are complete."""
         ...
 
 
 class StepReader:
-    """An `ArgumentsReader` that reads one thing after the other, each once all of it is there."""
+    """An `ArgumentsReader` that reads one element at a time, each once it is complete."""
 
     def __init__(self) -> None:
-        self.rest = ""  # before the end: what is held back
+        self.rest = ""  # before the end: the text that is held back
         self.is_whole = False
 
     def push(self, text: str) -> str:
@@ -96,7 +96,7 @@ class StepReader:
         return written
 
     def _next(self, held: str) -> tuple[str, int]:
-        """What JSON has for the next thing of what is held, and how many characters that is; 0: it needs more."""
+        """Return the JSON of the next element of `held`, and its length in `held`; 0 if more text is needed."""
         raise NotImplementedError
 
 
@@ -104,7 +104,7 @@ class _JsonArguments:
     """A JSON object.
 
     Args:
-        is_loose: a grammar allows any white space that JSON may have, else that which templates write.
+        is_loose: a grammar allows any white space that JSON allows, else only that of templates.
     """
 
     opener: Final = "{"
@@ -126,7 +126,7 @@ class _JsonArguments:
 
 JSON: Final[ArgumentStyle] = _JsonArguments()
 LOOSE_JSON: Final[ArgumentStyle] = _JsonArguments(is_loose=True)
-"""For calls that have no tags: models write these as they write any JSON."""
+"""For calls without tags, because models write these like any JSON."""
 
 
 class _JsonReader:
@@ -169,14 +169,14 @@ class _JsonReader:
 
 
 def read_cut(text: str) -> dict[str, Any]:
-    """A JSON object, or what can be read of one that was cut.
+    """Return a JSON object, or the readable part of an incomplete one.
 
     >>> read_cut('{"path": "a.py", "lines": [1, 2], "text": "x = \\\\"1')
     {'path': 'a.py', 'lines': [1, 2], 'text': 'x = "1'}
     """
     closers: list[str] = []
     is_in_text = is_escaped = False
-    num_whole, closing = 0, "{}"  # up to the last value that is whole, and what ends it
+    num_whole, closing = 0, "{}"  # length up to the last complete value, and the brackets that close it
     for place, letter in enumerate(text):
         if is_in_text:
             if is_escaped:
@@ -199,7 +199,7 @@ def read_cut(text: str) -> dict[str, Any]:
     candidates = [text[:num_whole] + closing]
     if is_in_text:
         candidates.insert(0, f'{text[:-1] if is_escaped else text}"{end}')
-    elif text.endswith('"'):  # else a number or a word, which may have gone on
+    elif text.endswith('"'):  # else a number or a word, which may be incomplete
         candidates.insert(0, text + end)
     for candidate in candidates:
         try:

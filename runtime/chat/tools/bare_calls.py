@@ -1,8 +1,8 @@
-"""Calls that are all of a reply, as JSON without the format's tags: bare, in fences, or in tags of another format.
+"""Recognize replies that are only calls, in JSON without the format's tags: bare, in fences, or in other tags.
 
 Models do this that were trained on other formats than their template's: `{"name": "now", "arguments": {}}`, with the
-arguments under `parameters` or before the name, in OpenAI's shape, in a list, or one call behind the other. JSON among
-words is no call, and neither is an object with more than a call has. Knows JSON and the names of tools.
+arguments under `parameters` or before the name, in OpenAI's format, in a list, or several calls in a row. JSON among
+text is no call, and neither is an object with other fields. Knows JSON and the names of tools.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from .arguments import without_halves
 
 _TAG: Final = r"""</?[^<>\s{}\[\]"'=]{1,40}>"""
-_AROUND: Final = re.compile(rf"(?:[\s,;]|```[a-zA-Z_]*(?=\s|$)|{_TAG})*")  # each call
+_AROUND: Final = re.compile(rf"(?:[\s,;]|```[a-zA-Z_]*(?=\s|$)|{_TAG})*")  # around each call
 _FENCE: Final = re.compile(r"\s*(?:```[a-zA-Z_]*[ \t]*\n\s*)?")
 _LEAD: Final = re.compile(rf"{_FENCE.pattern}(?:{_TAG}\s*)?(?:\[\s*)?")
 _CUT_TAG: Final = re.compile(_TAG.removesuffix(">").replace("{1,40}", "{0,40}"))
@@ -26,13 +26,13 @@ _MAX_CALLS: Final = 64
 
 
 def length_of_fence(text: str) -> int:
-    """How many characters of a reply are white space and the beginning of a fence."""
+    """Return how many characters of a reply are white space and the beginning of a fence."""
     found = _FENCE.match(text)
     return 0 if found is None else found.end()
 
 
 def may_be_calls(text: str, names: Collection[str]) -> bool:
-    """Whether a reply that begins so may turn out to be calls.
+    """Return whether a reply that begins with this text may turn out to be calls.
 
     >>> [may_be_calls(text, ["now"]) for text in ("```js", "<tools>", '{"name": "no', '{"name": "Al', "[1", "Hm")]
     [True, True, True, False, False, False]
@@ -57,7 +57,7 @@ def may_be_calls(text: str, names: Collection[str]) -> bool:
 
 
 def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
-    """The calls that a whole reply is, each a name and its arguments as JSON; none if it is anything else.
+    """Return the calls that a whole reply consists of, each a name and its arguments as JSON; else nothing.
 
     >>> calls_in('```json\\n{"name": "now", "arguments": {"a": 1}}\\n```', ["now"])
     [('now', '{"a": 1}')]
@@ -76,7 +76,7 @@ def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
 
 
 def _after(text: str, start: int) -> int:
-    """Where what stands around calls ends that goes on from `start`."""
+    """Return the end of the text around calls that begins at `start`."""
     found = _AROUND.match(text, start)
     return start if found is None else found.end()
 

@@ -1,14 +1,14 @@
-"""Remember the calls that clients were given, and have them stand in later prompts as the model wrote them.
+"""Remember the calls that clients received, and restore their original spelling in later prompts.
 
 A client sends a call back by its own serializer: with other spaces and escapes, with its keys in another order. The
-text of the next prompt would part there from what was generated, and all behind it be computed again. So a call is
-taken for the one that was given, and is rendered as that was generated, if all of this holds:
+text of the next prompt would differ there from what was generated, and everything after it be computed again. So a call
+is replaced by the original if all of this holds:
 
 - this server gave its id in this namespace, for a function of this name;
 - its arguments are equal in type and value: 1 is not 1.0 and not true, and neither side has a key twice;
 - the same is true of all calls of its message.
 
-Otherwise the message is rendered as it came. Nothing else is taken for equal: the words around the calls are matched as
+Otherwise the message is rendered as it came. Nothing else is replaced: the text around the calls is matched as
 all text is. Knows calls, not prompts or pages.
 """
 
@@ -29,11 +29,11 @@ from .tool_calls import ToolCall
 Message = Mapping[str, object]
 
 _Key = tuple[bytes, str]  # a namespace, and the id of a call
-_OVERHEAD = 512  # bytes of an entry beside its texts, about
+_OVERHEAD = 512  # approximate bytes of an entry besides its texts
 
 
 class GeneratedArguments(str):
-    """The arguments of a call as the model wrote them: no client changed a letter."""
+    """The arguments of a call in the model's spelling, unchanged by a client."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class _Given:
 
 
 class CallHistory:
-    """The calls that were given or came back last, of all namespaces; any thread may ask.
+    """The calls that were received or sent back most recently, in all namespaces; for any thread.
 
     >>> given = CallHistory()
     >>> given.note(b"", ToolCall("call_1", "read", '{"path": "a", "line": 1}'))
@@ -60,22 +60,23 @@ class CallHistory:
     '{"path": "a", "line": 1}'
 
     Args:
-        max_bytes: of what is remembered, about.
+        max_bytes: the most memory, approximately.
         clock: seconds; only differences count.
     """
 
     def __init__(self, max_bytes: int = 1 << 25, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
         self._num_bytes = 0
-        self._given: OrderedDict[_Key, _Given] = OrderedDict()  # the one used longest ago first
+        self._given: OrderedDict[_Key, _Given] = OrderedDict()  # least recently used first
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._given)
 
     def note(self, namespace: bytes, call: ToolCall) -> None:
-        """A namespace was given a whole call; those used longest ago are forgotten. One that could be read in two ways
-        is not noted.
+        """Remember a complete call that a namespace received; the least recently used ones are dropped.
+
+        A call that could be read in two ways is not remembered.
         """
         if _canonical(call.arguments) is None:
             return
@@ -85,7 +86,7 @@ class CallHistory:
                 self._drop(next(iter(self._given)))
 
     def respelled(self, namespace: bytes, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages, in which the arguments of calls that were given are `GeneratedArguments`."""
+        """Return the messages, with the arguments of known calls as `GeneratedArguments`."""
         return [self._respelled(namespace, message) for message in messages] if self._given else messages
 
     def forget(self, namespace: bytes | None = None) -> None:
@@ -95,7 +96,7 @@ class CallHistory:
                 self._drop(key)
 
     def forget_unused(self, since: float) -> None:
-        """Forget what was neither given nor sent back since then, on the clock."""
+        """Forget calls that were neither received nor sent back since then, on the clock."""
         with self._lock:
             while self._given and next(iter(self._given.values())).used_at < since:
                 self._drop(next(iter(self._given)))
@@ -108,7 +109,7 @@ class CallHistory:
         return message if None in respelled else {**message, "tool_calls": respelled}
 
     def _found(self, namespace: bytes, call: object) -> Mapping[str, Any] | None:
-        """A call as it was given; None if it was not, or is of another shape."""
+        """Return a call in its original spelling; None if it is unknown, or has another shape."""
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(call, Mapping) or not isinstance(function, Mapping):
             return None
@@ -120,7 +121,7 @@ class CallHistory:
         if not _are_equal(given.arguments, sent):
             return None
         with self._lock:
-            if key in self._given:  # nobody has forgotten it meanwhile
+            if key in self._given:  # it was not dropped meanwhile
                 self._put(key, _Given(given.name, given.arguments, self._clock()))
         return {**call, "function": {**function, "arguments": GeneratedArguments(given.arguments)}}
 
@@ -135,12 +136,12 @@ class CallHistory:
 
 
 def _are_equal(given: str, sent: str) -> bool:
-    """Whether arguments are equal in type and value; those that were given are JSON."""
+    """Return whether arguments are equal in type and value; the given ones are JSON."""
     return given == sent or _canonical(given) == _canonical(sent or "{}")
 
 
 def _canonical(arguments: str) -> str | None:
-    """One text for all that are equal in type and value; None: no JSON object, or one that may be read in two ways."""
+    """Return the same text for all arguments that are equal in type and value; None if ambiguous, or no JSON object."""
     try:
         value = json.loads(
             arguments, object_pairs_hook=_without_doubles, parse_float=_finite, parse_constant=_refuse_constant

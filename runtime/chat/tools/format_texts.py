@@ -1,7 +1,7 @@
-"""Texts that formats write, as a model may write them and as grammars in Lark have them.
+"""Match and describe the texts of tool-call formats: as models write them, and as Lark grammars.
 
-A slot is `{index}`, digits, or `{id}`, letters and digits that the model thinks of. White space may be any, or missing,
-where the text has some, between tags and around the punctuation of JSON. `"arguments"` and `"parameters"` are one name.
+A slot is `{index}`, digits, or `{id}`, letters and digits that the model makes up. White space can be any, or missing,
+if the text has some, between tags and around the punctuation of JSON. `"arguments"` and `"parameters"` are one name.
 Knows texts, special tokens and schemas, and Lark as llguidance reads it; not what a call looks like.
 """
 
@@ -20,11 +20,11 @@ Specials = Sequence[tuple[str, int]]
 """Special tokens: the text of each, and its id."""
 
 WHITE: Final = " \t\r\n"
-MAX_WHITE: Final = 16  # characters in one place, of what a grammar allows
+MAX_WHITE: Final = 16  # characters in one place that a grammar allows
 BLANK: Final = f"[ \\t\\r\\n]{{0,{MAX_WHITE}}}"
 
 _SLOT: Final = re.compile(r"\{(index|id)\}")
-_PATTERNS: Final = {"index": "[0-9]{1,3}", "id": "[a-zA-Z0-9]{9}"}  # of what is written in them
+_PATTERNS: Final = {"index": "[0-9]{1,3}", "id": "[a-zA-Z0-9]{9}"}  # of the text in them
 _WRITTEN: Final = re.compile(r"[a-zA-Z0-9]*")
 _WHITES: Final = re.compile(f"[{WHITE}]*")
 _WORDS: Final = ("arguments", "parameters")
@@ -32,22 +32,22 @@ _MARK: Final = "\0"
 _BLANKS: Final = re.compile(r"\s+|(?<=[{,:\[])(?=\")|(?<=\")(?=[,:}\]])|(?<=[>\]])(?=[<\[{])")
 _PIECES: Final = re.compile(rf"({_MARK})|(?<=\")({'|'.join(_WORDS)})(?=\")")
 
-# The white space that templates write when they render a call of an earlier turn: a call that is made in it stands in
-# the next prompt as it was said, and its KV is reused.
+# The white space that templates write when they render a call of an earlier turn: a call with the same white space
+# is in the next prompt as it was generated, and its KV is reused.
 AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 PieceKind = Literal["text", "blank", "index", "id", "word", "end of name"]
 
 
 class Piece(NamedTuple):
-    """A part of a text: literal, or what `kind` says."""
+    """A part of a text: a literal, or the kind of variable part."""
 
     kind: PieceKind
     text: str = ""
 
     @property
     def pattern(self) -> str:
-        """A regular expression for it."""
+        """A regular expression for this piece."""
         match self.kind:
             case "text":
                 return escaped(self.text)
@@ -63,13 +63,13 @@ class Piece(NamedTuple):
 END_OF_NAME: Final = Piece("end of name")
 
 
-class Fit(NamedTuple):
-    """How much of a text's beginning is there.
+class PieceMatch(NamedTuple):
+    """The result of matching the beginning of a text with pieces.
 
     Args:
-        length: characters that fit.
-        is_whole: all of it is there; else the text was too short to tell.
-        call_id: what `{id}` is.
+        length: number of characters that match.
+        is_whole: all pieces match; else the text was too short to tell.
+        call_id: the text of the slot `{id}`.
     """
 
     length: int
@@ -78,12 +78,12 @@ class Fit(NamedTuple):
 
 
 def filled(text: str, index: int, call_id: str) -> str:
-    """A text with its slots filled."""
+    """Return the text with its slots filled."""
     return text.replace("{index}", str(index)).replace("{id}", call_id)
 
 
 def cut_at_slots(text: str) -> list[tuple[str, str]]:
-    """The texts between slots, each with the regular expression of the slot behind it, or none.
+    """Return the texts between slots, each with the regular expression of the slot after it, or an empty one.
 
     >>> cut_at_slots(":{index}<args>")
     [(':', '[0-9]{1,3}'), ('<args>', '')]
@@ -94,7 +94,7 @@ def cut_at_slots(text: str) -> list[tuple[str, str]]:
 
 @cache
 def loose(text: str) -> tuple[Piece, ...]:
-    """The pieces of a text, with the white space that a model may write in it.
+    """Return the pieces of a text, with the white space that a model may write in it.
 
     >>> [piece.text or piece.kind for piece in loose('{"name": "')]
     ['{', 'blank', '"name"', 'blank', ':', 'blank', '"']
@@ -113,17 +113,17 @@ def loose(text: str) -> tuple[Piece, ...]:
 
 
 def loose_after_white(text: str) -> tuple[Piece, ...]:
-    """The same, with white space before it."""
+    """Return the pieces of a text with white space before it."""
     return (Piece("blank"), *loose(text.strip()))
 
 
 def pattern_of(pieces: tuple[Piece, ...]) -> str:
-    """A regular expression for a text in these pieces."""
+    """Return a regular expression for a text in these pieces."""
     return "".join(piece.pattern for piece in pieces)
 
 
 def prefix_pattern(pieces: tuple[Piece, ...]) -> str:
-    """A regular expression for all that a text in these pieces begins with, from nothing to all of it.
+    """Return a regular expression for every beginning of a text in these pieces, from empty to complete.
 
     >>> prefix_pattern((Piece("text", "ab"),))
     '(a(b)?)?'
@@ -136,7 +136,7 @@ def prefix_pattern(pieces: tuple[Piece, ...]) -> str:
 
 
 def lexemes(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[str]:
-    """A rule of a grammar for a text in pieces: one lexeme, or several where it has special tokens."""
+    """Return a grammar rule for a text in pieces: one lexeme, or several if it has special tokens."""
     parts: list[tuple[Piece, ...] | str] = [()]
     for piece in pieces:
         for text in cut_at_specials(piece.text, specials) if piece.text else [""]:
@@ -157,19 +157,19 @@ def lexemes(name: str, pieces: tuple[Piece, ...], specials: Specials) -> list[st
     return [f"{name}: {' '.join(written)}"]
 
 
-def fit(held: str, pieces: tuple[Piece, ...], start: int = 0) -> Fit | None:
-    """How `held` goes on from `start` with a text in these pieces; None if it does not. What is held is not copied.
+def match_pieces(held: str, pieces: tuple[Piece, ...], start: int = 0) -> PieceMatch | None:
+    """Match `held` from `start` with a text in these pieces; None if they differ. `held` is not copied.
 
     >>> text = loose("f:{index} <args>")
-    >>> fit("f:0<args>{", text), fit("f:0 <ar", text), fit("g", text)
-    (Fit(length=9, is_whole=True, call_id=''), Fit(length=7, is_whole=False, call_id=''), None)
+    >>> match_pieces("f:0<args>{", text), match_pieces("f:0 <ar", text), match_pieces("g", text)
+    (PieceMatch(length=9, is_whole=True, call_id=''), PieceMatch(length=7, is_whole=False, call_id=''), None)
     """
     at, call_id = start, ""
     for kind, text in pieces:
         match kind:
             case "text":
                 if not held.startswith(text, at):
-                    return Fit(len(held) - start, is_whole=False) if _may_become(held, at, text) else None
+                    return PieceMatch(len(held) - start, is_whole=False) if _may_become(held, at, text) else None
                 at += len(text)
             case "blank":
                 at += _num_matched(_WHITES, held, at)
@@ -177,37 +177,37 @@ def fit(held: str, pieces: tuple[Piece, ...], start: int = 0) -> Fit | None:
                 word = next((each for each in _WORDS if held.startswith(each, at)), None)
                 if word is None:
                     may_be = any(_may_become(held, at, each) for each in _WORDS)
-                    return Fit(len(held) - start, is_whole=False) if may_be else None
+                    return PieceMatch(len(held) - start, is_whole=False) if may_be else None
                 at += len(word)
             case "end of name":
                 if at == len(held):
-                    return Fit(at - start, is_whole=False)
+                    return PieceMatch(at - start, is_whole=False)
                 if held[at].isalnum() or held[at] in "_-.":
                     return None
             case _:
                 length = _num_matched(_WRITTEN, held, at)
                 at += length
                 if at == len(held):
-                    return Fit(at - start, is_whole=False)
+                    return PieceMatch(at - start, is_whole=False)
                 if not length:
                     return None
                 call_id = held[at - length : at] if kind == "id" else call_id
-    return Fit(at - start, is_whole=True, call_id=call_id)
+    return PieceMatch(at - start, is_whole=True, call_id=call_id)
 
 
 def _may_become(held: str, at: int, text: str) -> bool:
-    """Whether `held` ends from `at` on as `text` begins."""
+    """Return whether the rest of `held` from `at` is a proper beginning of `text`."""
     return len(held) - at < len(text) and text.startswith(held[at:])
 
 
 def _num_matched(pattern: re.Pattern[str], held: str, at: int) -> int:
-    """How many characters of `held` a pattern that matches nothing, too, takes from `at` on."""
+    """Return how many characters of `held` a pattern matches at `at`; it can match none."""
     found = pattern.match(held, at)
     return 0 if found is None else found.end() - at
 
 
 def quoted(text: str, specials: Specials = ()) -> str:
-    """A text, whose special tokens are themselves; what no text is is `""`.
+    """Return a text as a grammar rule, with ids for its special tokens; an empty text is `""`.
 
     >>> quoted("<call>now", [("<call>", 7)])
     '<[7]> "now"'
@@ -220,7 +220,7 @@ def quoted(text: str, specials: Specials = ()) -> str:
 
 
 def cut_at_specials(text: str, specials: Specials) -> list[str]:
-    """The special tokens of a text, and the texts between them, none of which is empty."""
+    """Return the special tokens of a text and the texts between them, without empty ones."""
     texts = sorted((special for special, _ in specials), key=len, reverse=True)
     if not texts:
         return [text] if text else []
@@ -228,7 +228,7 @@ def cut_at_specials(text: str, specials: Specials) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """A text in a regular expression."""
+    """Return the text escaped for a regular expression."""
     return "".join(
         "\\n" if char == "\n" else char if char.isalnum() or char in "_<> " or not char.isascii() else f"\\{char}"
         for char in text
@@ -236,7 +236,7 @@ def escaped(text: str) -> str:
 
 
 class Rules(list[str]):
-    """Rules of a grammar, no more than it has room for: schemas that refer to each other make more than memory has."""
+    """Rules of a grammar, limited in size: schemas that refer to each other could fill all memory."""
 
     def __init__(self, rules: Iterable[str] = ()) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Rules(list[str]):
         self.add(rules)
 
     def add(self, rules: Iterable[str]) -> None:
-        """Put rules at the end.
+        """Append rules.
 
         Raises:
             InvalidGrammar: there is no room.
@@ -259,11 +259,11 @@ class Rules(list[str]):
 
 
 def json_rule(schema: Mapping[str, Any], *, is_strict: bool, is_loose: bool = False) -> str:
-    """JSON that a schema describes, written as templates write it, or with any white space."""
+    """Return a rule for JSON of a schema, with the white space of templates, or with any."""
     return f"%json {with_options(schema, is_strict=is_strict, **({} if is_loose else AS_TEMPLATES_WRITE))}"
 
 
 def with_options(schema: Mapping[str, Any], *, is_strict: bool, **options: object) -> str:
-    """A schema that says how it is kept to."""
+    """Return the schema with options for its enforcement."""
     options |= {"lenient": not is_strict, "coerce_one_of": not is_strict}
     return json.dumps({**schema, "x-guidance": options}, separators=(",", ":"))

@@ -1,6 +1,6 @@
-"""The formats of models, and which of them a chat template writes.
+"""The tool-call formats of models, and which of them a chat template writes.
 
-A format is recognised by what the template makes of a call, not by the model's name.
+A format is recognized from how the template renders a call, not from the model's name.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ HERMES: Final = ToolFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</
 """Hermes 2 Pro's, Qwen's and Granite 4's."""
 
 HERMES_CONTENT: Final = replace(HERMES, is_content=True)
-"""SmolLM3's where the template tells of it; it writes no calls."""
+"""SmolLM3's, if the template describes it; it writes no calls."""
 
 LLAMA3: Final = ToolFormat('{"name": "', '", "parameters": ', "}", "{", None)
-"""Llama 3.1's JSON, of which a reply has one."""
+"""Llama 3.1's JSON, one call per reply."""
 
 PLAIN: Final = ToolFormat('{"name": "', '", "arguments": ', "}", "{", "\n", is_native=False)
 """Ours, for templates without tools, or with a format that is unknown here."""
@@ -65,7 +65,7 @@ ATEM: Final = ToolFormat(
     open="<atem:function_calls>\n",
     close="</atem:function_calls>",
 )
-"""Muse Glimmer's, behind a header that names the function, too; the template gives each call a part of its own."""
+"""Muse Glimmer's, after a header that names the function, too; the template gives each call its own part."""
 
 DSML: Final = ToolFormat(
     *('<｜DSML｜invoke name="', '">\n', "</｜DSML｜invoke>\n", "<｜DSML｜function_calls>", ""),
@@ -91,7 +91,7 @@ DEEPSEEK: Final = ToolFormat(
     open="<｜tool▁calls▁begin｜>",
     close="<｜tool▁calls▁end｜>",
 )
-"""DeepSeek V3.1's, where the template tells of tools, as the published one does not."""
+"""DeepSeek V3.1's, if the template describes tools, which the published one does not."""
 
 KIMI: Final = ToolFormat(
     *("<|tool_call_begin|>functions.", ":{index}<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -100,7 +100,7 @@ KIMI: Final = ToolFormat(
     close="<|tool_calls_section_end|>",
     id_text="functions.{name}:{number}",
 )
-"""Kimi K2's, of which some templates count calls, and some write the ids that they have."""
+"""Kimi K2's, of which some templates count calls, and some write the calls' own ids."""
 
 NEMOTRON: Final = ToolFormat(
     *('{"name": "', '", "arguments": ', "}", "<TOOLCALL>", ", "), open="<TOOLCALL>[", close="]</TOOLCALL>"
@@ -127,7 +127,7 @@ COHERE: Final = ToolFormat(
 """Command R7B's and A's, whose template counts the calls of a conversation."""
 
 PHI: Final = ToolFormat('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>", "<|tool_call|>", "")
-"""Phi-4-mini's, where the template writes calls."""
+"""Phi-4-mini's, if the template writes calls."""
 
 GRANITE: Final = ToolFormat(
     *('{"name": "', '", "arguments": ', "}", "<|tool_call|>", ", "),
@@ -135,7 +135,7 @@ GRANITE: Final = ToolFormat(
     close="]",
     is_content=True,
 )
-"""Granite 3's, whose template tells of it and writes no calls."""
+"""Granite 3's, whose template describes it and writes no calls."""
 
 OLMO: Final = ToolFormat(
     *("", "", "", "<function_calls>", "\n", LiteralArguments("(", ")", "=", ", ", is_json=True)),
@@ -149,10 +149,10 @@ LFM: Final = ToolFormat(
     open="<|tool_call_start|>[",
     close="]<|tool_call_end|>",
 )
-"""LFM 2.5's where the template writes calls."""
+"""LFM 2.5's if the template writes calls."""
 
 LFM_CONTENT: Final = replace(LFM, is_content=True)
-"""LFM 2's, and LFM 2.5's where the template writes none."""
+"""LFM 2's, and LFM 2.5's if the template writes none."""
 
 GEMMA: Final = ToolFormat(
     *("<|tool_call>call:", "", "<tool_call|>", "<|tool_call>", ""), LiteralArguments("{", "}", ":", ",", '<|"|>')
@@ -192,14 +192,14 @@ _TOLD: Final = {
     "List of tools: [": LFM_CONTENT,
     '<tool_call>\n{"name": <function-name>, "arguments":': HERMES_CONTENT,
 }
-"""By what a template that writes no calls tells of tools with."""
+"""Formats by the text with which templates that write no calls describe tools."""
 
-_ID = "abcdefgh0"  # Mistral's templates want nine letters and digits
+_ID = "abcdefgh0"  # Mistral's templates require nine letters and digits
 _ARGUMENTS = '{"fred": true, "plugh": 1, "waldo": "x y"}'
 
 
 def format_of(template: ChatTemplate) -> ToolFormat:
-    """The format of the model with this chat template: the one that the template renders earlier calls in.
+    """Return the format of the model with this chat template: the one in which it renders earlier calls.
 
     >>> format_of(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}")) is PLAIN
     True
@@ -216,7 +216,7 @@ def format_of(template: ChatTemplate) -> ToolFormat:
 
 
 def _rendered(template: ChatTemplate, num_calls: int, ids: Sequence[str]) -> str | None:
-    """A conversation with calls; None if the template takes none, or does not tell of tools."""
+    """Return a conversation with calls; None if the template refuses calls, or does not describe tools."""
     values: list[tuple[str, dict[str, object]]] = [("xyzzy", {"fred": True, "plugh": 1, "waldo": "x y"}), ("corge", {})]
     calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""Arguments as literals, in the manner of Python (LFM) and in that of Gemma 4.
+"""Arguments as literals, in the style of Python (LFM) and of Gemma 4.
 
 Knows one call: `(city='Oslo', days=3)`, or `{city:<|"|>Oslo<|"|>,days:3}`.
 """
@@ -17,21 +17,21 @@ from .literal_reader import LiteralReader
 from .raw_text import text_rules, times_of, unkept_words, values_of
 from .schema_types import ANY, STRING, Types, by_itself, looked_up, target, types_of
 
-_MAX_DEPTH: Final = 48  # of schemas within schemas that are enforced
+_MAX_DEPTH: Final = 48  # of nested schemas that are enforced
 _WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
 _PYTHON_WORDS: Final = {"boolean": ("True", "False"), "null": ("None",)}
 
 
 @dataclass(frozen=True)
 class LiteralArguments:
-    """How arguments, names and values are joined.
+    """The texts that join arguments, names and values.
 
     Args:
         opener, closer: around all arguments.
         assign: between a name and its value.
         comma: between two arguments.
-        quote: around strings, which stand there as they are; None: Python's quotes and escapes.
-        is_json: templates write values as JSON; models may write Python's, too.
+        quote: around strings, which are not escaped; None: Python's quotes and escapes.
+        is_json: templates write values as JSON; models may also write Python's.
     """
 
     opener: str
@@ -58,7 +58,7 @@ class LiteralArguments:
         return [f"{name}: {arguments}", *found.rules]
 
     def in_order(self, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """As the templates have them: Gemma's sorts."""
+        """Return the values in the order of templates: Gemma's sorts them."""
         return _by_name(values) if self.quote is not None else list(values.items())
 
     def _value(self, value: object) -> str:
@@ -79,7 +79,7 @@ class LiteralArguments:
 
 
 def _python(value: object) -> str:
-    """As LFM's template writes it, with escapes where it would be another text."""
+    """Return the value as LFM's template writes it, with escapes if needed."""
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"'{escaped}'"
@@ -95,10 +95,10 @@ class _LiteralRules:
     """A grammar for the arguments of one tool: the required ones in the order of its schema, or sorted, the others
     anywhere.
 
-    Each schema has one rule for its values, wherever it stands: recursive ones would have no end else.
+    Each schema has one rule for its values, wherever it occurs, because recursive ones would not end otherwise.
 
     Attributes:
-        rules: all so far.
+        rules: all rules so far.
     """
 
     name: str
@@ -107,13 +107,13 @@ class _LiteralRules:
     is_strict: bool
     specials: Specials
     rules: Rules = field(default_factory=Rules)
-    _values: dict[int, str] = field(default_factory=dict)  # rules, by the schemas
+    _values: dict[int, str] = field(default_factory=dict)  # rules, by id of the schema
     _seen: dict[int, Types] = field(default_factory=dict)
     _depth: int = 0
 
     def members(self, name: str, schema: Mapping[str, Any], marks: tuple[str, str, str, str]) -> str:
-        """What the rule `name` is for an object; others are added. `marks` are its opener, what stands between names,
-        values and members, and its closer.
+        """Return the rule `name` of an object, and add the others. `marks` are its opener, the texts between name and
+        value and between members, and its closer.
         """
         opener, assign, comma, closer = marks
         properties = schema.get("properties")
@@ -138,10 +138,10 @@ class _LiteralRules:
         return f"{self._quoted(opener)} {written} {self._quoted(closer)}"
 
     def _in_any_order(self, name: str, needed: list[str], others: list[str], most: int, comma: str) -> str:
-        """The needed members in their order, with at most so many others between them.
+        """Return a rule for the needed members in their order, with at most `most` others between them.
 
         Args:
-            name: of the rule for these, which is added.
+            name: of the rule for the others, which is added.
         """
         if not others:
             return f" {comma} ".join(needed) or '""'
@@ -152,10 +152,10 @@ class _LiteralRules:
         return f"({name} {comma}){{0,{most}}} " + f" {comma} ".join(f"{each} {more}" for each in needed)
 
     def _value(self, schema: object) -> str:
-        """The rule for a value that fits a schema.
+        """Return the rule for a value that fits a schema.
 
         Raises:
-            InvalidGrammar: it is strict, and too deep.
+            InvalidGrammar: it is strict, and nested too deeply.
         """
         schema = target(schema, self.schema)
         if self._depth == _MAX_DEPTH and self.is_strict:

@@ -1,4 +1,4 @@
-"""Make JSON of literals that come in pieces: names without quotes, Python's strings and words, Gemma's quotes.
+"""Convert literals that come in pieces to JSON: names without quotes, Python's strings and words, Gemma's quotes.
 
 Knows how literals are written, not what they mean.
 """
@@ -19,30 +19,30 @@ _BRACKETS: Final = {"(": "{", ")": "}", "{": "{", "}": "}", "[": "[", "]": "]"}
 _JOINTS: Final = {"=": ": ", ":": ": "}
 _BARE: Final = re.compile(r"[^\s,=:(){}\[\]'\"<]+")
 _CUT_NUMBER: Final = re.compile(r"-?(\d+(\.\d*)?([eE][-+]?\d*)?)?", re.ASCII)
-_KEY: Final = re.compile(r"[^,=:(){}\[\]]+")  # names of schemas may have spaces
+_KEY: Final = re.compile(r"[^,=:(){}\[\]]+")  # names in schemas can have spaces
 _ESCAPED: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
-_CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind an escape
+_CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits after an escape
 
 
 class LiteralReader(StepReader):
-    """Reads what stands between two brackets. Of an argument that comes twice only the first is taken.
+    """Reads the text between two brackets. Of repeated arguments only the first is used.
 
     Args:
-        quote: around strings that stand there as they are; None: Python's quotes and escapes.
+        quote: around strings, which are not escaped; None: Python's quotes and escapes.
     """
 
     def __init__(self, quote: str | None) -> None:
         super().__init__()
         self._quotes = ("'", '"') if quote is None else (quote,)
         self._is_raw = quote is not None
-        self._quote: str | None = None  # of the string that is read
+        self._quote: str | None = None  # of the current string
         self._comma = ""
         self._open: list[str] = []  # brackets, innermost last
-        self._names, self._is_known = set[str](), False  # of arguments; the one that is read came before
-        self._is_named = False  # the name of what comes next was read
+        self._names, self._is_known = set[str](), False  # names of arguments; whether the current one came before
+        self._is_named = False  # the name before the next value was read
 
     def finish(self) -> str:
-        """As `ArgumentsReader` says."""
+        """Complete incomplete arguments; see `ArgumentsReader`."""
         held, self.rest = self.rest, ""
         if self._is_known:
             return ""
@@ -59,7 +59,7 @@ class LiteralReader(StepReader):
             return string(held[: len(held) - overlap(held, self._quote)])[1:-1]
         return ""
 
-    # Each reads one thing of what is held, and returns JSON and the number of characters; none if it needs more.
+    # Each reads one element of `held`, and returns JSON and the number of characters; 0 if it needs more.
 
     def _next(self, held: str) -> tuple[str, int]:
         written, length = self._read_text(held) if self._quote is not None else self._read_token(held)
@@ -87,7 +87,7 @@ class LiteralReader(StepReader):
         return self._read_bare(held)
 
     def _read_bare(self, held: str) -> tuple[str, int]:
-        """A name, a number or a word."""
+        """Read a name, a number or a word."""
         is_key = self._is_key
         found = (_KEY if is_key else _BARE).match(held)
         word = held[0] if found is None else found[0]
@@ -101,11 +101,11 @@ class LiteralReader(StepReader):
 
     @property
     def _is_key(self) -> bool:
-        """Whether a name comes next."""
+        """Return whether a name comes next."""
         return self._open[-1:] == ["{"] and not self._is_named
 
     def _read_text(self, held: str) -> tuple[str, int]:
-        """The next piece of a string."""
+        """Read the next piece of a string."""
         assert self._quote is not None
         if held.startswith(self._quote):
             length = len(self._quote)
@@ -138,7 +138,7 @@ class LiteralReader(StepReader):
             text = self._after_comma(bracket)
             self._open.append(bracket)
             return text
-        self._comma = ""  # one before a closing bracket separates nothing
+        self._comma = ""  # a comma before a closing bracket separates nothing
         del self._open[-1:]
         self.is_whole = not self._open
         self._is_known = self._is_known and not self.is_whole
@@ -150,7 +150,7 @@ class LiteralReader(StepReader):
 
 
 def _number(word: str) -> str | None:
-    """A number as JSON writes it; None if it is none."""
+    """Return a number as JSON writes it; None if it is none."""
     try:
         value = json.loads(word)
     except ValueError:
@@ -160,7 +160,7 @@ def _number(word: str) -> str | None:
 
 
 def _coded(escape: str, digits: str) -> str:
-    """An escape with digits, as JSON writes it; pairs of surrogates stay pairs."""
+    """Return an escape with digits as JSON writes it; pairs of surrogates remain pairs."""
     try:
         code = int(digits, 16)
         return f"\\u{code:04x}" if code <= 0xFFFF else string(chr(code))[1:-1]

@@ -1,4 +1,4 @@
-"""Rules of grammars for strings that stand without JSON's quotes, up to a text that ends them.
+"""Grammar rules for strings without JSON's quotes, up to a text that ends them.
 
 Knows schemas of strings, not calls.
 """
@@ -12,11 +12,11 @@ from ...errors import InvalidGrammar
 from .format_texts import Specials, cut_at_specials, escaped, quoted
 from .schema_types import STRING, Types, looked_up, target, types_of
 
-_MAX_LENGTH: Final = 4096  # of a string that is held to its length
-_UNKEPT: Final = ("pattern", "format")  # keywords of strings
-_MAX_SEEN: Final = 256  # schemas that are looked at to say what one is: hostile ones have more ways than there is time
+_MAX_LENGTH: Final = 4096  # of a string whose length is enforced
+_UNKEPT: Final = ("pattern", "format")  # keywords of strings that rules cannot enforce
+_MAX_SEEN: Final = 256  # schemas that are visited to classify one: hostile ones have too many branches
 _WAYS: Final = ("anyOf", "oneOf", "allOf")
-_NULLS: Final = ("null", "None")  # as JSON and as Python has it
+_NULLS: Final = ("null", "None")  # in JSON and in Python
 
 
 def text_rules(
@@ -31,12 +31,12 @@ def text_rules(
     line: str = "",
     goes_on: bool = False,
 ) -> list[str]:
-    """A string that fits `asked`, or null if that is allowed, and `close`; any string where other types are allowed.
+    """Return rules for a string that fits `asked`, or null if allowed, and `close`; any string if other types can be.
 
     Args:
         root: the schema that `asked` is a part of.
-        line: may be before `close`, and is no part of the string.
-        goes_on: any string may have `close` in it: what follows in the grammar says where it ends.
+        line: can come before `close`, and is no part of the string.
+        goes_on: any string can contain `close`: what follows in the grammar decides where it ends.
 
     Raises:
         InvalidGrammar: it is strict, and cannot be enforced.
@@ -66,13 +66,13 @@ def text_rules(
 
 
 def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[str]:
-    """The keywords of a schema within `root`, and of what it chooses from, that no rule of ours keeps.
+    """Return the keywords of a schema within `root`, and of its alternatives, that our rules do not enforce.
 
     >>> unkept_words({"anyOf": [{"type": "string", "pattern": "^a$"}, {"type": "null"}]}, {})
     ['pattern']
 
     Args:
-        seen: of schemas that were looked at on the way here, what `id` says.
+        seen: ids of schemas that were visited on the way here.
     """
     found, seen = [word for word in _UNKEPT if word in asked], set() if seen is None else seen
     for way in _WAYS:
@@ -87,13 +87,13 @@ def unkept_words(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[in
 
 
 def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] | None = None) -> list[Any] | None:
-    """The values that a schema within `root` counts up for strings; None if it does not.
+    """Return the values that a schema within `root` enumerates for strings; None if it does not.
 
     >>> values_of({"anyOf": [{"enum": ["a", "b"]}, {"const": "c"}, {"type": "null"}]}, {})
     ['a', 'b', 'c']
 
     Args:
-        seen: as for `unkept_words`.
+        seen: like in `unkept_words`.
     """
     values = [asked["const"]] if "const" in asked else asked.get("enum")
     if isinstance(values, list):
@@ -118,14 +118,14 @@ def values_of(asked: Mapping[str, Any], root: Mapping[str, Any], seen: set[int] 
 
 
 def _of_strings(asked: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a schema says of strings: that of the one way to be one, where there is no other."""
+    """Return the part of a schema about strings: that of its only alternative that is a string, if there is one."""
     ways = next((asked[way] for way in ("anyOf", "oneOf") if isinstance(asked.get(way), list)), ())
     found = [looked_up(each, root) for each in ways if types_of(each, root) & STRING]
     return {**found[0], **asked} if len(found) == 1 else asked
 
 
 def times_of(asked: Mapping[str, Any]) -> str:
-    """How many characters a string has, as in a regular expression."""
+    """Return the length of a string as a quantifier of a regular expression."""
     least, most = asked.get("minLength", 0), asked.get("maxLength", "")
     if not isinstance(least, int) or not (most == "" or isinstance(most, int)) or max(least, most or 0) > _MAX_LENGTH:
         return "*"
@@ -133,7 +133,7 @@ def times_of(asked: Mapping[str, Any]) -> str:
 
 
 def _any_until(name: str, close: str, specials: Specials, *, goes_on: bool) -> list[str]:
-    """Any string."""
+    """Return rules for any string."""
     if not goes_on or close in dict(specials):
         return _until(name, "*", close, specials)
     return [f"{name}: {name}_part+", *_until(f"{name}_part", "*", close, specials)]

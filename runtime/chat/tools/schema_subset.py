@@ -1,8 +1,8 @@
-"""What of a tool's schema the arguments of a call are held to.
+"""Reduce a tool's schema to the part that a grammar can enforce.
 
-Agents send the schemas of all tools that they have, and some of these no grammar can follow. What cannot be followed is
-left out: calls may then be more than the schema allows, and never less. Knows JSON schemas and what the library reads
-of them, not requests.
+Agents send the schemas of all their tools, and no grammar can follow some of these. The part that cannot be enforced
+is left out: calls can then be more than the schema allows, and never less. Knows JSON schemas and what the library
+reads of them, not requests.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...errors import InvalidGrammar
 from .schema_types import ANY, resolved, target
 
 Schema = Mapping[str, Any]
-Hold = Literal["schema", "outline", "object"]
-"""As much as can be followed; the names of arguments, and their types; any JSON object."""
+Enforcement = Literal["schema", "outline", "object"]
+"""The level of enforcement: as much as a grammar can enforce; names and types of arguments; any JSON object."""
 
 ANY_OBJECT: Final[Schema] = {"type": "object"}
-MAX_DEPTH: Final = 48  # of schemas in schemas: the library reads 128 levels of JSON
-MAX_SCHEMAS: Final = 1 << 14  # in one: a grammar has no room for more
-MAX_MULTIPLE: Final = 4096  # the greater it is, the more work: 1000003 takes seven seconds
-MAX_FLOAT: Final = 1e18  # the library refuses greater limits
+MAX_DEPTH: Final = 48  # of nested schemas: the library reads 128 levels of JSON
+MAX_SCHEMAS: Final = 1 << 14  # in one schema: a grammar has no room for more
+MAX_MULTIPLE: Final = 4096  # higher ones are more work: 1000003 takes seven seconds
+MAX_FLOAT: Final = 1e18  # the library refuses higher limits
 
 _WORDS: Final = frozenset(("title", "description", "examples", "example", "default", "$comment", "deprecated"))
 _ONE: Final = frozenset(("additionalProperties", "items", "additionalItems"))
@@ -41,33 +41,33 @@ _UNENFORCED: Final[Mapping[str, tuple[object, ...]]] = {
     "propertyNames": (True, {}, {"type": "string"}),
     "uniqueItems": (False,),
 }
-"""Keywords that the library leaves out itself, and the values by which they ask for nothing."""
+"""Keywords that the library ignores, and the values with which they require nothing."""
 _LOOKS_AROUND: Final = re.compile(r"\(\?(=|!|<=|<!)|\\[AZbBk1-9]")
 _DRAFT: Final = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(?:19-09|20-12))/schema#?")
-_MAX_LOOKS: Final = 1 << 17  # at schemas, to find those that have no end
+_MAX_LOOKS: Final = 1 << 17  # visits of schemas, to find endless ones
 _NOTHING: Final = object()
 
 
-def held(schema: Schema, hold: Hold = "schema") -> tuple[Schema, bool]:
-    """What a grammar is made of, and whether that is all of the schema, but for the words in it.
+def enforceable(schema: Schema, level: Enforcement = "schema") -> tuple[Schema, bool]:
+    """Return the enforceable part of a schema, and whether that is all of it, descriptions aside.
 
-    >>> held({"properties": {"a": {"type": "string", "pattern": "^(?!b)", "title": "A"}}})
+    >>> enforceable({"properties": {"a": {"type": "string", "pattern": "^(?!b)", "title": "A"}}})
     ({'properties': {'a': {'type': 'string'}}}, False)
     """
-    if hold == "outline":
+    if level == "outline":
         return _outline(schema), False
     reading = _Reading(schema)
     found = reading.read(schema)
     kinds = found.get("type", "object")
-    if hold == "object" or "object" not in kinds:  # a text or a list
+    if level == "object" or "object" not in kinds:  # a string or an array
         return ANY_OBJECT, False
     if reading.num_schemas >= MAX_SCHEMAS:
         return _outline(schema), False
     return (found if isinstance(kinds, str) else {**found, "type": "object"}), reading.is_whole
 
 
-def followed(schema: Schema) -> tuple[Schema, bool]:
-    """As `held`, of any JSON: what of a schema can be followed, and whether that is all of it."""
+def enforceable_json(schema: Schema) -> tuple[Schema, bool]:
+    """Return what `enforceable` does, for a schema of any JSON."""
     reading = _Reading(schema)
     found = reading.read(schema)
     if reading.num_schemas >= MAX_SCHEMAS:
@@ -75,13 +75,13 @@ def followed(schema: Schema) -> tuple[Schema, bool]:
     return found, reading.is_whole
 
 
-def without_words(schema: Schema) -> Schema:
-    """A schema without what is said to the model alone.
+def without_descriptions(schema: Schema) -> Schema:
+    """Return the schema without descriptions, which are only for the model.
 
     Raises:
-        InvalidGrammar: no value fits it, but one without end.
+        InvalidGrammar: only an endless value fits it.
 
-    >>> without_words({"properties": {"title": {"title": "A", "pattern": "^(?!b)"}}})
+    >>> without_descriptions({"properties": {"title": {"title": "A", "pattern": "^(?!b)"}}})
     {'properties': {'title': {'pattern': '^(?!b)'}}}
     """
     if id(schema) in endless_in(schema):
@@ -90,7 +90,7 @@ def without_words(schema: Schema) -> Schema:
 
 
 def endless_in(root: Schema) -> set[int]:
-    """What `id` says of the schemas in one that only a value without end would fit: those that must hold themselves.
+    """Return the ids of the schemas in `root` that only an endless value would fit: those that must contain themselves.
 
     >>> node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
     >>> id(node) in endless_in(node), endless_in({**node, "required": []})
@@ -116,12 +116,12 @@ def endless_in(root: Schema) -> set[int]:
         num_looks += before
         if len(endless) == before:
             break
-        order.reverse()  # what leads from one to the next in this order takes one pass in the other
+        order.reverse()  # chains in this order take one pass in the other order
     return endless
 
 
 def _within(schema: Schema) -> Iterable[Any]:
-    """The schemas that stand in one."""
+    """Yield the schemas directly inside one."""
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
             yield from value.values()
@@ -132,7 +132,7 @@ def _within(schema: Schema) -> Iterable[Any]:
 
 
 def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
-    """Whether a value fits that has an end, if those are endless that are not known to have one."""
+    """Return whether a finite value fits, assuming that the schemas in `endless` have none."""
 
     def ends(each: Any) -> bool:
         return id(target(each, root)) not in endless
@@ -159,14 +159,14 @@ def _has_end(schema: Schema, root: Schema, endless: Collection[int]) -> bool:
 
 
 def _first_items(schema: Schema, count: int) -> list[Any]:
-    """The schemas of so many items that an array begins with."""
+    """Return the schemas of the first `count` items of an array."""
     first: list[Any] = next((schema[key] for key in ("prefixItems", "items") if isinstance(schema.get(key), list)), [])
     others = [schema["items"]] if len(first) < count and isinstance(schema.get("items"), Mapping) else []
     return [*first[:count], *others]
 
 
 def _draft_of(value: object) -> str | None:
-    """The name of a draft as the library knows it; None if it does not."""
+    """Return the library's name of a draft; None if it does not know it."""
     found = _DRAFT.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
@@ -189,10 +189,10 @@ def _outline(schema: Schema) -> Schema:
 
 @dataclass
 class _Reading:
-    """One look through a schema, `root`.
+    """One pass through a schema, `root`.
 
     Args:
-        leaves_out: whether what cannot be followed is left out, too; else only words are.
+        leaves_out: whether parts that cannot be enforced are left out; else only descriptions are.
     """
 
     root: Schema
@@ -200,15 +200,15 @@ class _Reading:
     is_whole: bool = True
     num_schemas: int = 0
     depth: int = 0
-    endless: set[int] | None = None  # what `id` says of schemas that no value fits, but one without end
+    endless: set[int] | None = None  # ids of schemas that only an endless value fits
 
     def read(self, schema: Schema) -> dict[str, Any]:
-        """A schema in it, with all that stand in this one."""
+        """Return the reduced copy of a schema inside `root`, with all schemas inside it."""
         self.num_schemas += 1
         found = {key: self._value(key, value) for key, value in schema.items() if key not in _WORDS}
         if any(schema[key] not in _UNENFORCED[key] for key in _UNENFORCED.keys() & schema.keys()):
             self.is_whole = False
-        if "$schema" in found:  # with another one the library would look for it elsewhere
+        if "$schema" in found:  # for an unknown one the library would look elsewhere
             draft = _draft_of(found.pop("$schema"))
             found |= {} if draft is None else {"$schema": draft}
             self.is_whole = self.is_whole and draft is not None
@@ -222,7 +222,7 @@ class _Reading:
         return found
 
     def _cut_endless(self, schema: Schema, found: dict[str, Any]) -> None:
-        """Let go of what a value must have and cannot, for it would have to hold itself."""
+        """Drop required fields that a finite value cannot have, because it would have to contain itself."""
         if self.endless is None:
             self.endless = endless_in(self.root)
         if id(schema) not in self.endless:
@@ -241,13 +241,13 @@ class _Reading:
             del found[key]
             self.is_whole = False
             if key in ("properties", "patternProperties"):
-                found.pop("additionalProperties", None)  # it would forbid what these allow
+                found.pop("additionalProperties", None)  # it would forbid fields that these allow
 
     def _value(self, key: str, value: Any) -> Any:
         if self.leaves_out and not _FITS.get(key, _is_any)(value, self.root):
             return _NOTHING
         if self.leaves_out and key == "$ref" and resolved(value, self.root) is None and not self._has_names:
-            return _NOTHING  # it leads nowhere
+            return _NOTHING  # a reference to nothing
         if key in _NAMED and isinstance(value, Mapping):
             return {name: self._schema(each) for name, each in value.items()}
         if key in _LISTS and isinstance(value, list):
@@ -256,7 +256,7 @@ class _Reading:
 
     @cached_property
     def _has_names(self) -> bool:
-        """Whether some definitions have names of their own, by which references may find them."""
+        """Return whether some definitions have names of their own, by which references can find them."""
         shared = [self.root[key] for key in ("$defs", "definitions") if isinstance(self.root.get(key), Mapping)]
         each_shared = (each for named in shared for each in named.values() if isinstance(each, Mapping))
         return any("$id" in each or "$anchor" in each for each in each_shared)
@@ -314,7 +314,7 @@ def _is_count(value: object, root: Schema) -> bool:
     return isinstance(value, int) and value >= 0 and not isinstance(value, bool)
 
 
-def _is_limit(value: object, root: Schema) -> bool:  # of draft 4, `exclusiveMinimum` may be `true`
+def _is_limit(value: object, root: Schema) -> bool:  # in draft 4, `exclusiveMinimum` can be `true`
     return isinstance(value, int) or (isinstance(value, float) and abs(value) <= MAX_FLOAT)
 
 
@@ -335,4 +335,4 @@ _FITS: Final[Mapping[str, Callable[[object, Schema], bool]]] = {
     **{name: _is_limit for names in _LIMITS for name in names},
     **{name: _is_count for names in _COUNTS for name in names},
 }
-"""What keywords must be, so that the library follows them. It takes any other, and leaves it out itself."""
+"""Tests of keywords' values, so that the library enforces them. It accepts any other keyword, and ignores it."""

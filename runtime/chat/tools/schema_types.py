@@ -1,4 +1,4 @@
-"""Which types of JSON a schema allows, for formats that write values without saying their type.
+"""Find the JSON types that a schema allows, for formats that write values without their type.
 
 Knows JSON schemas and values, not how a model writes a call.
 """
@@ -16,8 +16,8 @@ Types = frozenset[str]
 
 ANY: Final[Types] = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
 STRING: Final[Types] = frozenset(("string",))
-_ROOT: Final = "the whole"  # as a definition
-_MAX_DEPTH = 16  # of schemas that say what others are
+_ROOT: Final = "the whole"  # name of the whole schema as a definition
+_MAX_DEPTH = 16  # of schemas that refer to or combine others
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 _WORDS: Final = {
     **{"true": "boolean", "false": "boolean", "null": "null"},
@@ -32,20 +32,20 @@ _BEGINNINGS: Final[Mapping[str, Types]] = {
 def types_of(
     schema: object, root: Mapping[str, Any], seen: dict[int, Types] | None = None, *, _depth: int = 0
 ) -> Types:
-    """The types that a schema within `root` allows, or more where that is hard to say.
+    """Return the types that a schema within `root` allows, or more if it is hard to tell.
 
     >>> sorted(types_of({"anyOf": [{"type": "string"}, {"const": None}]}, {}))
     ['null', 'string']
 
     Args:
-        seen: what is known of other schemas within the same root, by their `id`; it is added to.
+        seen: types of other schemas within the same root, by their `id`; extended.
     """
     if not isinstance(schema, Mapping) or _depth > _MAX_DEPTH:
         return ANY
     seen = {} if seen is None else seen
     if id(schema) in seen:
         return seen[id(schema)]
-    seen[id(schema)] = types = ANY  # until more is known: it may lead back here
+    seen[id(schema)] = types = ANY  # preliminary, because a schema can lead back here
     inner = partial(types_of, root=root, seen=seen, _depth=_depth + 1)
     if "$ref" in schema:
         types &= inner(resolved(schema["$ref"], root))
@@ -68,7 +68,7 @@ def types_of(
 
 
 def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema with what it refers to in its place; nothing where it is none."""
+    """Return a schema with its reference replaced by the target; empty if it is no schema."""
     found = schema if isinstance(schema, Mapping) else {}
     for _ in range(_MAX_DEPTH):
         if "$ref" not in found:
@@ -80,12 +80,12 @@ def looked_up(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def target(schema: object, root: Mapping[str, Any]) -> object:
-    """What a schema that is nothing but a reference leads to; any other itself."""
+    """Return the target of a schema that is only a reference; other schemas unchanged."""
     return resolved(schema["$ref"], root) if isinstance(schema, Mapping) and schema.keys() == {"$ref"} else schema
 
 
 def resolved(ref: object, root: Mapping[str, Any]) -> object:
-    """What `#/a/b` is in `root`; None if it is not there, or `ref` is no such path.
+    """Return the part of `root` at a path `#/a/b`; None if there is none, or `ref` is no such path.
 
     >>> resolved("#/b/1", {"b": ["c", "d"]}), resolved("other.json", {})
     ('d', None)
@@ -105,7 +105,7 @@ def resolved(ref: object, root: Mapping[str, Any]) -> object:
 
 
 def type_of(value: object) -> str:
-    """The type of a value that JSON can write."""
+    """Return the type of a value that JSON can write."""
     if isinstance(value, bool):
         return "boolean"
     kinds = ((str, "string"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object"))
@@ -113,9 +113,10 @@ def type_of(value: object) -> str:
 
 
 def as_json(text: str, types: Types) -> str:
-    """A value that a model wrote without its type, as JSON: what is JSON and fits, and else a string.
+    """Return a value that a model wrote without its type, as JSON: unchanged if it is JSON of an allowed type, else a
+    string.
 
-    Python's `True`, `False` and `None` are read, too.
+    Python's `True`, `False` and `None` are recognized, too.
 
     >>> as_json("12", frozenset(["string", "null"])), as_json("12", frozenset(["integer"])), as_json("None", ANY)
     ('"12"', '12', 'null')
@@ -131,13 +132,13 @@ def as_json(text: str, types: Types) -> str:
 
 
 def cut_as_json(text: str, types: Types) -> str:
-    """The beginning of the JSON of a value that was cut: that of a type which the text may be, and else of a string.
+    """Return the beginning of the JSON of an incomplete value: of a type that the text can be, else of a string.
 
     >>> [cut_as_json(text, ANY) for text in ("No", "[1", "a b")], cut_as_json("12", STRING | {"null"})
     (['nu', '[1', '"a b'], '"12')
     """
     begun = text.strip()
-    types = types if "string" in types else ANY  # as `as_json`: JSON of another type is passed on
+    types = types if "string" in types else ANY  # like `as_json`, which passes JSON of other types on
     for word, kind in _WORDS.items():
         if begun and word.startswith(begun) and kind in types:
             return _PYTHON.get(word, word)[: len(begun)]
@@ -146,7 +147,7 @@ def cut_as_json(text: str, types: Types) -> str:
 
 
 def string(text: str) -> str:
-    """A text as JSON."""
+    """Return a text as JSON."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -155,7 +156,7 @@ def _refuse(constant: str) -> None:
 
 
 def by_itself(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema as a schema of its own, whose references lead to what they led to in all of it.
+    """Return a part of a schema as an independent one, whose references have the same targets.
 
     >>> by_itself({"$ref": "#/$defs/a"}, {"$defs": {"a": {}}})
     {'$defs': {'a': {}}, '$ref': '#/$defs/a'}
@@ -168,7 +169,7 @@ def by_itself(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, A
 
 
 def _refs(value: Any) -> Iterator[str]:
-    """The references to parts of a schema that it has."""
+    """Yield the references inside a schema."""
     if isinstance(value, Mapping):
         if isinstance(ref := value.get("$ref"), str) and ref.startswith("#"):
             yield ref
@@ -178,7 +179,7 @@ def _refs(value: Any) -> Iterator[str]:
 
 
 def _moved(value: Any) -> Any:
-    """A schema whose references are to what has become a definition."""
+    """Return a schema with its references redirected to the definition that holds the root."""
     if isinstance(value, Mapping):
         return {
             key: f"#/$defs/{_ROOT}{each[1:]}" if key == "$ref" and str(each).startswith("#") else _moved(each)

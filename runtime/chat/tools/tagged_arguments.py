@@ -1,6 +1,6 @@
-"""Arguments between tags, as Qwen's coders, GLM and MiniMax write them.
+"""Arguments between tags, as written by Qwen's coders, GLM and MiniMax.
 
-A string stands there as it is; other values are JSON, and the schema tells one from the other. Knows one call.
+A string is written without quotes; other values are JSON, and the schema tells which. Knows one call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..scan import overlap
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema, StepReader
-from .format_texts import Rules, Specials, fit, json_rule, lexemes, loose, loose_after_white, quoted
+from .format_texts import Rules, Specials, json_rule, lexemes, loose, loose_after_white, match_pieces, quoted
 from .raw_text import text_rules
 from .schema_types import ANY, STRING, Types, as_json, by_itself, cut_as_json, looked_up, string, types_of
 
@@ -24,8 +24,8 @@ class TaggedArguments:
     """The texts around an argument: `open KEY between VALUE close`.
 
     Args:
-        before_string: is there instead of `between` where the value is a string.
-        is_python: the template writes `True`, `False` and `None` for what JSON calls otherwise.
+        before_string: replaces `between` if the value is a string.
+        is_python: the template writes `True`, `False` and `None` for JSON's words.
     """
 
     open: str
@@ -33,7 +33,7 @@ class TaggedArguments:
     close: str
     before_string: str | None = None
     is_python: bool = False
-    opener: str = "<"  # of an argument, or of the end of the call
+    opener: str = "<"  # begins an argument, or the end of the call
 
     @property
     def texts(self) -> str:
@@ -58,14 +58,14 @@ class TaggedArguments:
 
 
 class _TaggedReader(StepReader):
-    """Makes JSON of one call's arguments.
+    """Converts one call's arguments to JSON.
 
-    A value ends at its tag where the next argument or the end of the call stands behind that, but for white space. So a
-    value may have such a tag itself, and a line feed that the model left out before its tag loses nothing. Of an
-    argument that comes twice only the first is taken, which clients of a stream have already.
+    A value ends at its tag if the next argument or the end of the call follows, after white space. So a
+    value can contain such a tag itself, and nothing is lost if the model leaves out the line feed before its tag. Of
+    repeated arguments only the first is used, because clients of a stream already have it.
 
     Args:
-        followers: what one of stands behind an argument.
+        followers: texts that can follow an argument.
     """
 
     def __init__(self, style: TaggedArguments, schema: Schema, followers: Sequence[str]) -> None:
@@ -75,12 +75,12 @@ class _TaggedReader(StepReader):
         self._close = style.close.strip()
         self._line = style.close[: style.close.index(self._close)]  # before the tag, as the template writes it
         self._read = self._read_boundary
-        self._before = "{"  # what JSON has before the next argument
+        self._before = "{"  # JSON before the next argument
         self._types, self._seen = ANY, dict[int, Types]()
-        self._keys, self._is_known = set[str](), False  # the argument that is read
+        self._keys, self._is_known = set[str](), False  # arguments so far; whether the current one is repeated
 
     def finish(self) -> str:
-        """As `ArgumentsReader` says; a tag that was cut is none of it."""
+        """Complete incomplete arguments, without a partial tag; see `ArgumentsReader`."""
         held, self.rest = self.rest, ""
         if self._read == self._read_value:
             if self._is_known:
@@ -92,13 +92,13 @@ class _TaggedReader(StepReader):
         key = _without_cut(_without_cut(held, self._style.between), self._style.before_string or "")
         return self._before + string(key)[:-1] if key else ""
 
-    # Each reads what it can of what is held, and returns JSON and the number of characters that were read.
+    # Each reads as much of `held` as it can, and returns JSON and the number of characters read.
 
     def _next(self, held: str) -> tuple[str, int]:
         return self._read(held)
 
     def _read_boundary(self, held: str) -> tuple[str, int]:
-        found = fit(held, loose_after_white(self._style.open))
+        found = match_pieces(held, loose_after_white(self._style.open))
         if found is not None:
             if found.is_whole:
                 self._read = self._read_key
@@ -138,15 +138,19 @@ class _TaggedReader(StepReader):
         return "" if self._is_known else string(held[:end])[1:-1], end
 
     def _end_of_value(self, held: str, *, is_cut: bool = False) -> tuple[int, int]:
-        """How much of what is held belongs to the value for certain, and the length of its tag, 0 if that is not there.
+        """Return how much of `held` certainly belongs to the value, and the length of its tag, 0 if that is incomplete.
 
         Args:
-            is_cut: no more comes.
+            is_cut: no more text comes.
         """
         at = held.find(self._close)
         while at >= 0:
             behind = at + len(self._close)
-            found = [each for each in (fit(held, follower, behind) for follower in self._followers) if each is not None]
+            found = [
+                each
+                for each in (match_pieces(held, follower, behind) for follower in self._followers)
+                if each is not None
+            ]
             is_over = any(each.is_whole for each in found)
             if found:
                 end = at - len(self._line) if self._line and held.endswith(self._line, 0, at) else at
@@ -215,7 +219,7 @@ class _TaggedRules:
         return [f"{name}: {' | '.join(ways)}", *rules]
 
     def _value(self, types: Types, schema: object) -> str:
-        """A value that is no string."""
+        """Return a rule for a value that is no string."""
         asked: dict[str, Any] = dict(schema) if isinstance(schema, Mapping) else {}
         if "string" in types:
             asked = {"type": sorted(types - STRING)}
@@ -229,7 +233,7 @@ class _TaggedRules:
 
 
 def _schema_of(schema: Schema, key: str) -> object:
-    """What a schema says of an argument."""
+    """Return the schema of an argument."""
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and key in properties:
         return properties[key]
@@ -237,8 +241,8 @@ def _schema_of(schema: Schema, key: str) -> object:
 
 
 def _length_of(mark: str, held: str) -> int:
-    """How many characters of what is held are the mark before a value; 0: it is not there, or not certain."""
-    found = fit(held, loose(mark.rstrip()))
+    """Return the length of the mark before a value at the start of `held`; 0 if it is missing or incomplete."""
+    found = match_pieces(held, loose(mark.rstrip()))
     line = mark[len(mark.rstrip()) :]
     if found is None or not found.is_whole or (line and found.length == len(held)):
         return 0

@@ -1,8 +1,8 @@
-"""Read the calls of tools out of a reply while it is generated.
+"""Parse the tool calls in a reply while it is generated.
 
 Knows how a format writes a call, not what the tools do. Models write calls with other white space than templates do,
 and without one of several tags: these are calls, too. Text that only looks like the beginning of a call becomes content
-as soon as that is certain. Text behind a call is dropped: the grammar ends a reply by it.
+as soon as that is certain. Text after a call is dropped: the grammar ends a reply there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ..scan import overlap
 from .arguments import ArgumentsReader, Schema
 from .bare_calls import calls_in, length_of_fence, may_be_calls
-from .format_texts import WHITE, fit, loose, loose_after_white
+from .format_texts import WHITE, loose, loose_after_white, match_pieces
 from .format_texts import Piece as TextPiece
 from .tool_format import Tool, ToolFormat
 from .tool_grammar import MAX_CALLS
@@ -22,14 +22,14 @@ from .tool_grammar import MAX_CALLS
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of text that is no call."""
+    """A piece of text outside calls."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallStart:
-    """A call begins; its arguments follow."""
+    """The start of a call; its arguments follow."""
 
     index: int
     call_id: str
@@ -38,7 +38,7 @@ class CallStart:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A piece of the arguments of the call that began last, as JSON."""
+    """A piece of the arguments of the last call, as JSON."""
 
     index: int
     text: str
@@ -49,7 +49,7 @@ Piece = Content | CallStart | Arguments
 
 @dataclass
 class ToolCall:
-    """A whole call."""
+    """A complete call."""
 
     call_id: str
     name: str
@@ -58,13 +58,13 @@ class ToolCall:
 
 @dataclass
 class ReadReply:
-    """What a reply says, and which tools it calls."""
+    """The content of a reply, and its tool calls."""
 
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        """Go on by a piece."""
+        """Add a piece."""
         match piece:
             case Content(text):
                 self.content += text
@@ -82,10 +82,10 @@ class ToolCallReader:
     ([], [CallStart(0, 'call_...', 'now'), Arguments(0, '{}')])
 
     Args:
-        names: of the tools that may be called.
-        schemas: of their arguments, where they are known, for formats that write values without their types.
-        max_bare_calls: how many calls a whole reply may be that is JSON without the format's texts.
-        note: told of each whole call, before its last piece is returned.
+        names: of the tools that can be called.
+        schemas: of their arguments, if known, for formats that write values without their types.
+        max_bare_calls: the most calls of a reply that is JSON without the format's texts.
+        note: called with each complete call, before its last piece is returned.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class ToolCallReader:
 
     @property
     def num_calls(self) -> int:
-        """Calls that began."""
+        """Number of calls that have begun."""
         return self._num_calls
 
     @property
     def has_whole_calls(self) -> bool:
-        """True if there are calls, and the arguments of the last one are complete."""
+        """Return whether there are calls, and the arguments of the last one are complete."""
         return self._has_whole_calls or (self._arguments is not None and self._arguments.is_whole)
 
     def push(self, text: str) -> list[Piece]:
@@ -134,7 +134,7 @@ class ToolCallReader:
         return self._noted(pieces)
 
     def finish(self) -> list[Piece]:
-        """The text that was held back, at the end of the reply. A call that was cut before its arguments is content."""
+        """Return the held-back text at the end of the reply. A call cut off before its arguments is content."""
         if self._read == self._read_start:
             calls = calls_in(self._held, self._names)
             if calls and len(calls) <= self._max_bare_calls:
@@ -148,7 +148,7 @@ class ToolCallReader:
             return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
         is_begun = self._read == self._read_next and any(
             found is not None and found.is_whole
-            for found in (fit(held, loose(opening)) for opening in self._format.later_openings if opening)
+            for found in (match_pieces(held, loose(opening)) for opening in self._format.later_openings if opening)
         )
         return [Content(held)] if held and (is_begun or self._read == self._read_content) else []
 
@@ -162,10 +162,10 @@ class ToolCallReader:
                 self._num_noted += 1
         return pieces
 
-    # Each reads what it can of what is held; None: it needs more.
+    # Each reads as much of the held text as it can; None if it needs more.
 
     def _read_start(self) -> list[Piece] | None:
-        """The beginning of a reply, which may be a call without tags, or JSON that is one as a whole."""
+        """Read the beginning of a reply, which can be a call without tags, or JSON that is a call as a whole."""
         is_tagged = self._format.is_tagged
         start = length_of_fence(self._held) if is_tagged else len(self._held) - len(self._held.lstrip(WHITE))
         begun = self._begun(start, self._format.openings)
@@ -177,7 +177,7 @@ class ToolCallReader:
         return []
 
     def _read_content(self) -> list[Piece] | None:
-        """Text, up to where a call begins or may begin."""
+        """Read text, up to where a call begins or may begin."""
         at = 0
         while (at := self._candidate(at)) < len(self._held):
             begun = self._begun(at, self._format.openings)
@@ -195,16 +195,16 @@ class ToolCallReader:
         return said or None
 
     def _candidate(self, start: int) -> int:
-        """Where a call may begin, from `start` on; the length of what is held if nowhere."""
+        """Return where a call may begin, from `start` on; the length of the held text if nowhere."""
         ends = (len(self._held) - overlap(self._held[start:], trigger) for trigger in self._triggers)
         found = (self._held.find(trigger, start) for trigger in self._triggers)
         return min((at for at in (*found, *ends) if at >= 0), default=len(self._held))
 
     def _begun(self, at: int, openings: Sequence[str]) -> _Begun | None:
-        """The call that begins at a place of what is held, or one that may begin there; None if none does."""
+        """Return the call that begins at a position of the held text, or may begin there; None if none does."""
         may_be: _Begun | None = None
         for opening in openings:
-            first = fit(self._held, loose(opening), at)
+            first = match_pieces(self._held, loose(opening), at)
             if first is not None and not first.is_whole:
                 may_be = _Begun("", 0)
             if first is None or not first.is_whole:
@@ -215,7 +215,7 @@ class ToolCallReader:
             for name in self._names:
                 if not (rest.startswith(name) or name.startswith(rest)):
                     continue
-                found = fit(rest, (TextPiece("text", name), *self._behind_name))
+                found = match_pieces(rest, (TextPiece("text", name), *self._behind_name))
                 if found is not None and found.is_whole:
                     length = len(self._held) - len(rest) + found.length - len(self._format.arguments.opener)
                     return _Begun(name, length, found.call_id)
@@ -244,9 +244,9 @@ class ToolCallReader:
         return [Arguments(self._num_calls - 1, text)] if text else []
 
     def _read_tail(self) -> list[Piece] | None:
-        """What ends a call: all of it, or those of its tags that are there."""
+        """Read the end of a call: all of it, or those of its tags that are present."""
         for text in self._format.end_tags or [self._format.end]:
-            found = fit(self._held, loose_after_white(text))
+            found = match_pieces(self._held, loose_after_white(text))
             if found is not None and not found.is_whole:
                 return None
             self._held = self._held[0 if found is None else found.length :]
@@ -254,10 +254,10 @@ class ToolCallReader:
         return []
 
     def _read_next(self) -> list[Piece] | None:
-        """What follows a call: what closes all of them, or another call. Anything else is no part of the reply."""
+        """Read what follows a call: the end of all calls, or another call. Anything else is no part of the reply."""
         self._held = self._held.lstrip(WHITE)
         close, separator = loose(self._format.close.strip()), (self._format.separator or "").strip()
-        closed = fit(self._held, close) if close else None
+        closed = match_pieces(self._held, close) if close else None
         if closed is not None and closed.is_whole:
             self._held = self._held[closed.length :]
             return []
@@ -282,7 +282,7 @@ class ToolCallReader:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A call whose arguments come next, behind so many characters; without a name, one that may begin."""
+    """A call whose arguments begin after `length` characters; without a name, one that may begin."""
 
     name: str
     length: int
@@ -294,12 +294,12 @@ class _Begun:
 
 
 def _triggers(format: ToolFormat) -> tuple[str, ...]:
-    """The texts that calls begin with."""
+    """Return the texts that calls begin with."""
     return tuple(dict.fromkeys(loose(opening)[0].text for opening in format.openings))
 
 
 def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
-    """All of a reply."""
+    """Read a whole reply."""
     reply = ReadReply()
     for piece in [*reader.push(text), *reader.finish()]:
         reply.add(piece)
@@ -307,6 +307,6 @@ def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
 
 
 def read_reply(text: str, format: ToolFormat, tools: Sequence[Tool]) -> ReadReply:
-    """Return what a whole reply says, and which of these tools it calls."""
+    """Return the content of a whole reply, and which of these tools it calls."""
     schemas = {tool.name: tool.parameters for tool in tools}
     return read_whole(text, ToolCallReader(format, list(schemas), schemas=schemas))

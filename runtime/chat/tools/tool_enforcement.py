@@ -1,7 +1,7 @@
-"""The grammar of a reply that may call tools: as much of their schemas as can be followed.
+"""Build the grammar of a reply that can call tools, with as much of their schemas as can be enforced.
 
-A tool that is strict is held to all of its schema, or the request is refused. Others let go of what cannot be followed,
-or has no room. Knows tools and grammars; a caller says what its fields are called.
+A strict tool is held to its whole schema, or the request is refused. Other schemas are reduced if they cannot be
+enforced, or have no room. Knows tools and grammars; the caller names its API fields.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from functools import partial
 
 from ...errors import InvalidGrammar, InvalidParameter
 from ..grammar import MAX_GRAMMAR_LENGTH, Grammar
-from .schema_subset import Hold, Schema, followed, held, without_words
+from .schema_subset import Enforcement, Schema, enforceable, enforceable_json, without_descriptions
 from .tool_format import Tool, ToolChoice, ToolFormat, tool_at
 
-_NEXT: dict[Hold, Hold] = {"schema": "outline", "outline": "object"}
-_MAX_TRIES = 6  # of grammars; the last asks for no more than objects, but of strict tools
+_NEXT: dict[Enforcement, Enforcement] = {"schema": "outline", "outline": "object"}
+_MAX_TRIES = 6  # of grammars; in the last one, only strict tools have more than an object
 
 
 def relaxed(content: Grammar) -> list[tuple[Grammar, bool]]:
-    """What a reply may be held to in place of a grammar, most first, and whether that is all of it.
+    """Return grammars that can replace this one, strictest first, and whether each enforces all of it.
 
-    Of a schema that is not strict it is what can be followed, and then any JSON. All others are themselves alone.
+    A schema that is not strict is reduced to its enforceable part, then to any JSON. Others have no alternative.
 
     Raises:
-        InvalidGrammar: it is strict, and no value with an end fits it.
+        InvalidGrammar: it is strict, and only an endless value fits it.
     """
     if content.kind != "json_schema":
         return [(content, True)]
     try:
         schema = content.schema()
-    except InvalidGrammar:  # what compiles it says why
+    except InvalidGrammar:  # compiling it reports the error
         return [(content, True)]
     if content.is_strict:
-        return [(Grammar.json_schema(without_words(schema)), True)]
-    found, is_whole = followed(schema)
+        return [(Grammar.json_schema(without_descriptions(schema)), True)]
+    found, is_whole = enforceable_json(schema)
     least = {"type": "object"} if found.get("type") == "object" else {}
     return [(Grammar.json_schema(found, is_strict=False), is_whole), (Grammar.json_schema(least), False)]
 
 
 class ToolEnforcement:
-    """The tools that one reply may call.
+    """The grammar of a reply that can call tools, and its reduction if it cannot be used.
 
     Args:
-        content: a JSON schema for replies that are no call; None: any text.
-        field_of: the name of the field that has the parameters of the tool at a place in `tools`.
+        content: a JSON schema for replies without calls; None: any text.
+        field_of: returns the API field with the parameters of the tool at an index in `tools`.
 
     Attributes:
-        grammar: what the reply must keep to; None: nothing.
+        grammar: the grammar of the reply; None: no constraint.
 
     Raises:
-        InvalidParameter: strict tools cannot be held to their schemas, or there is no room for their names.
+        InvalidParameter: strict schemas cannot be enforced, or there is no room for the tools' names.
         InvalidGrammar: `content` is not a JSON object.
     """
 
@@ -67,66 +67,66 @@ class ToolEnforcement:
         field_of: Callable[[int], str],
     ) -> None:
         if content is not None:
-            content.schema()  # first: what is wrong with it is no fault of the tools
+            content.schema()  # first: an error in it is not the tools' fault
         self._format, self._tools, self._field_of = format, tools, field_of
         self._grammar_of = partial(format.grammar, choice=choice, is_parallel=is_parallel, content=content)
-        self._holds: list[Hold] = ["schema"] * len(tools)
-        self._schemas: dict[tuple[int, Hold], tuple[Schema, bool]] = {}
+        self._levels: list[Enforcement] = ["schema"] * len(tools)
+        self._schemas: dict[tuple[int, Enforcement], tuple[Schema, bool]] = {}
         self._num_tries = 1
         self.grammar = self._fitting(MAX_GRAMMAR_LENGTH)
 
     @property
     def loose(self) -> list[int]:
-        """The places of tools whose calls may be more than their schemas allow."""
-        return [place for place, hold in enumerate(self._holds) if not self._asked(place, hold)[1]]
+        """Indices of tools whose calls can be more than their schemas allow."""
+        return [place for place, level in enumerate(self._levels) if not self._asked(place, level)[1]]
 
     def loosen(self, error: InvalidGrammar) -> None:
-        """Make a grammar that asks for less, after the last one could not be used.
+        """Replace the grammar by one that enforces less, because it could not be used.
 
         Args:
-            error: says why, and which line of the grammar is to blame, if one is.
+            error: the reason, and the line of the grammar that caused it, if known.
 
         Raises:
-            InvalidParameter: that is of a strict tool, or there is nothing to let go of.
+            InvalidParameter: a strict tool caused it, or nothing is left to reduce.
             InvalidGrammar: `error` itself, if it is not about tools.
         """
         if self.grammar is None or self.grammar.kind != "lark":
             raise error
         place = None if error.line is None else tool_at(self.grammar, error.line)
-        if place is None and error.line is not None:  # of what is no call
+        if place is None and error.line is not None:  # a line that describes no call
             raise error
         loosenable, most = self._loosenable(), MAX_GRAMMAR_LENGTH
         if not loosenable or (place is not None and place not in loosenable):
             raise self._refusal(error, place) from error
         self._num_tries += 1
         if self._num_tries == _MAX_TRIES or (place is None and self._num_tries > 2):
-            self._holds = self._without(loosenable)
-        elif place is None:  # it is too much work
+            self._levels = self._without(loosenable)
+        elif place is None:  # the grammar is too much work
             most = len(self.grammar.text) // 2
         else:
-            self._holds[place] = _NEXT[self._holds[place]]
+            self._levels[place] = _NEXT[self._levels[place]]
         self.grammar = self._fitting(most)
 
     def _loosenable(self) -> list[int]:
-        """The places of tools that are held to something and need not be."""
-        return [at for at, tool in enumerate(self._tools) if not tool.is_strict and self._holds[at] != "object"]
+        """Return the indices of tools whose schemas can be reduced further."""
+        return [at for at, tool in enumerate(self._tools) if not tool.is_strict and self._levels[at] != "object"]
 
-    def _without(self, places: Collection[int]) -> list[Hold]:
-        """What is held to what, where these tools are held to no more than an object."""
-        return ["object" if place in places else hold for place, hold in enumerate(self._holds)]
+    def _without(self, places: Collection[int]) -> list[Enforcement]:
+        """Return the levels of enforcement, with no more than an object for these tools."""
+        return ["object" if place in places else level for place, level in enumerate(self._levels)]
 
     def _fitting(self, most: int) -> Grammar | None:
-        """The grammar; where it has more characters than that, without the longest schemas, as few of them as may be.
+        """Return the grammar; if it has more than `most` characters, without the longest schemas, as few as possible.
 
         Raises:
-            InvalidParameter: the schemas of strict tools have no room, or cannot be followed.
+            InvalidParameter: the schemas of strict tools have no room, or cannot be enforced.
         """
         with suppress(InvalidGrammar):
             found = self._made()
             if found is None or len(found.text) <= most:
                 return found
         lengths = {place: self._length(place) for place in self._loosenable()}
-        kept, self._holds = self._holds, self._without(lengths.keys())
+        kept, self._levels = self._levels, self._without(lengths.keys())
         try:
             found = self._made()
         except InvalidGrammar as error:
@@ -135,34 +135,37 @@ class ToolEnforcement:
         for place in sorted(lengths, key=lengths.__getitem__):
             room -= lengths[place]
             if room >= 0:
-                self._holds[place] = kept[place]
+                self._levels[place] = kept[place]
         return self._made()
 
     def _made(self) -> Grammar | None:
-        asked = [self._asked(place, hold)[0] for place, hold in enumerate(self._holds)]
+        asked = [self._asked(place, level)[0] for place, level in enumerate(self._levels)]
         tools = [replace(tool, parameters=each) for tool, each in zip(self._tools, asked, strict=True)]
         return self._grammar_of(tools)
 
-    def _asked(self, place: int, hold: Hold) -> tuple[Schema, bool]:
-        """What arguments are held to, and whether that is their schema."""
-        if (place, hold) not in self._schemas:
+    def _asked(self, place: int, level: Enforcement) -> tuple[Schema, bool]:
+        """Return the schema that is enforced for arguments, and whether it is the tool's whole schema."""
+        if (place, level) not in self._schemas:
             tool = self._tools[place]
             try:
-                asked = (without_words(tool.parameters), True) if tool.is_strict else held(tool.parameters, hold)
+                if tool.is_strict:
+                    asked = without_descriptions(tool.parameters), True
+                else:
+                    asked = enforceable(tool.parameters, level)
             except InvalidGrammar as error:
                 raise self._refusal(error, place) from error
-            self._schemas[place, hold] = asked
-        return self._schemas[place, hold]
+            self._schemas[place, level] = asked
+        return self._schemas[place, level]
 
     def _length(self, place: int) -> int:
-        tool = replace(self._tools[place], parameters=self._asked(place, self._holds[place])[0])
+        tool = replace(self._tools[place], parameters=self._asked(place, self._levels[place])[0])
         try:
             return self._format.length_of_arguments(tool)
-        except InvalidGrammar:  # it alone has no room
+        except InvalidGrammar:  # it has no room even alone
             return MAX_GRAMMAR_LENGTH + 1
 
     def _unfollowed(self) -> int | None:
-        """The strict tool that is refused by itself, or the longest of them; None if there is none."""
+        """Return the strict tool that is refused by itself, or the longest one; None if there is none."""
         strict = [place for place, tool in enumerate(self._tools) if tool.is_strict]
         for place in strict:
             try:

@@ -1,8 +1,8 @@
-"""How a model writes the call of a tool.
+"""The formats in which models write tool calls.
 
 A format is a few literal texts around names and arguments; replies of gpt-oss have parts with headers, too.
-`arguments.py` has the ways to write arguments, `known_formats.py` the formats of models. Knows texts, not requests;
-`tool_grammar.py` holds replies to a format, and `tool_calls.py` reads them back.
+`arguments.py` has the styles of arguments, `known_formats.py` the formats of models. Knows texts, not requests;
+`tool_grammar.py` constrains replies to a format, and `tool_calls.py` parses them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tool_grammar import ToolGrammar, content_rule
 ToolChoice = Literal["auto", "none", "required"]
 
 _NO_ID = "a" * 9
-_BARE = ("{", "[")  # what other replies begin with, too
+_BARE = ("{", "[")  # other replies begin with these, too
 _TAG = re.compile(r"<[^<>]*>")
 _RECIPIENT: Final = re.compile(r" to=functions\.([a-zA-Z0-9_.-]+)")
 _PART_END: Final = "<|end|><|start|>assistant"
@@ -29,7 +29,7 @@ _PART_END: Final = "<|end|><|start|>assistant"
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may ask for. `is_strict`: a schema that cannot be enforced whole is refused."""
+    """A function that a model can call. `is_strict`: a schema that cannot be enforced completely is refused."""
 
     name: str
     parameters: Mapping[str, Any]  # JSON schema
@@ -37,7 +37,7 @@ class Tool:
     is_strict: bool = False
 
     def for_template(self) -> dict[str, object]:
-        """The tool as chat templates know it."""
+        """Return the tool in the form that chat templates expect."""
         function: dict[str, object] = {"name": self.name}
         if self.description is not None:
             function["description"] = self.description
@@ -51,16 +51,16 @@ class ToolFormat:
         open  begin NAME middle ARGUMENTS end  separator  begin NAME middle ARGUMENTS end  close
 
     Hermes' `begin` is `<tool_call>\\n{"name": "`, its `middle` is `", "arguments": `, and its `end` `}\\n</tool_call>`.
-    `begin`, `middle` and `end` may have slots, which are letters and digits: `{index}`, the number of the call from 0,
-    and, not in `begin`, `{id}`, which the model thinks of.
+    `begin`, `middle` and `end` can have slots, which are letters and digits: `{index}`, the number of the call from 0,
+    and, not in `begin`, `{id}`, which the model makes up.
 
     Args:
-        trigger: the beginning of a call; `{` if a call can only be a reply's beginning.
+        trigger: the beginning of a call; `{` if a call can only be at a reply's beginning.
         separator: between two calls; None: a reply has one call at most.
         is_native: the template renders tools and calls itself.
-        is_content: the template renders tools itself, and of calls what stands in a message's content.
+        is_content: the template renders tools itself, but calls only as part of a message's content.
         specials: the special tokens of the model that the format writes.
-        id_text: the id of a call that the template may write as it is, with the slots `{name}` and `{number}`, which
+        id_text: the id of a call that the template may write unchanged, with the slots `{name}` and `{number}`, which
             counts the calls of the conversation; empty: ids are in no prompt, or are `{id}`.
     """
 
@@ -79,23 +79,24 @@ class ToolFormat:
 
     @property
     def texts(self) -> str:
-        """All that the format writes: special tokens in it are text of the reply."""
+        """All texts that the format writes: special tokens in them are text of the reply."""
         return self.open + self.begin + self.middle + self.arguments.texts + self.end + self.close
 
     @property
     def is_tagged(self) -> bool:
-        """True if text may stand before a call, because no text looks like one."""
+        """Return whether text can precede a call, because no text looks like one."""
         return self.trigger not in _BARE
 
     @property
     def writes_ids(self) -> bool:
-        """Whether a call has an id that the model writes."""
+        """Return whether a call has an id that the model writes."""
         return "{id}" in self.middle + self.end
 
     @cached_property
     def openings(self) -> tuple[str, ...]:
-        """What a reply's first call may have before its name: all of it, or what is left from the last tag on, for
-        models leave out the tags before.
+        """The possible texts of a reply's first call before its name.
+
+        All of it, or the rest from the last tag on, because models leave out the tags before.
 
         >>> ToolFormat("<tool_call>\\n<function=", ">", "</function>\\n</tool_call>", "<tool_call>", "").openings
         ('<tool_call>\\n<function=', '<function=')
@@ -106,41 +107,41 @@ class ToolFormat:
 
     @cached_property
     def later_openings(self) -> tuple[str, ...]:
-        """What a later call may have there."""
+        """The possible texts of a later call before its name."""
         core = self.openings[-1]
         return tuple(dict.fromkeys([self.begin, *([core] if self.begin.endswith(core) else []), self.openings[0]]))
 
     @property
     def has_blank_before_name(self) -> bool:
-        """Whether a name may have white space before it: behind a whole tag, or nothing."""
+        """Return whether a name can have white space before it: after a whole tag, or nothing."""
         return not self.begin.strip() or self.begin.endswith((">", "]"))
 
     @cached_property
     def end_tags(self) -> tuple[str, ...]:
-        """The tags that end a call, if it ends with tags alone: models leave out one of several."""
+        """The tags that end a call, if it ends with tags only: models leave out one of several."""
         tags = _TAG.findall(self.end)
         return tuple(tags) if "".join(tags) == "".join(self.end.split()) else ()
 
     def of_model(self, special_ids: Mapping[str, int]) -> ToolFormat:
-        """The format where some of its texts are special tokens; itself where none is."""
+        """Return the format for a model in which some of its texts are special tokens."""
         specials = tuple((text, token_id) for text, token_id in special_ids.items() if text in self.texts)
         return replace(self, specials=specials) if specials else self
 
     def head(self, name: str, index: int = 0, call_id: str = _NO_ID) -> str:
-        """All of a call before its arguments."""
+        """Return the part of a call before its arguments."""
         lead = (self.open if index == 0 else "") + filled(self.begin, index, call_id)
         return lead + name + filled(self.middle, index, call_id)
 
     def head_in(self, header: str) -> str | None:
-        """The head of the call that a part with this header makes; None: it makes none, or parts have no headers."""
+        """Return the head of the call that a part with this header makes; None if there is none, or no headers."""
         return None
 
     def tail(self, index: int = 0, call_id: str = _NO_ID) -> str:
-        """All of a call behind its arguments."""
+        """Return the part of a call after its arguments."""
         return filled(self.end, index, call_id)
 
     def text_of(self, calls: Sequence[tuple[str, str]], ids: Sequence[str] = ()) -> str:
-        """Calls, each a name and its arguments as JSON, as the model would write them."""
+        """Return calls, each a name and its arguments as JSON, as the model would write them."""
         texts = []
         for index, (name, arguments) in enumerate(calls):
             call_id = ids[index] if ids else _NO_ID
@@ -151,14 +152,14 @@ class ToolFormat:
     def grammar(
         self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
     ) -> Grammar | None:
-        """What a reply must keep to; None for any text.
+        """Return the grammar that a reply must follow; None for any text.
 
         Args:
-            tools: of which those that are called are.
-            content: a JSON schema for replies that are no call; None: any text.
+            tools: the tools that can be called.
+            content: a JSON schema for replies without calls; None: any text.
 
         Raises:
-            InvalidGrammar: `content` is not a JSON object, or all of them together are too long.
+            InvalidGrammar: `content` is not a JSON object, or the grammar is too long.
         """
         if choice == "none":
             if content is not None or not self.is_tagged:
@@ -173,18 +174,17 @@ class ToolFormat:
         return rules.required() if content is None or choice == "required" else rules.or_content(content)
 
     def length_of_arguments(self, tool: Tool) -> int:
-        """The characters that the arguments of a tool take in a grammar, or a few more."""
+        """Return the characters that the arguments of a tool take in a grammar, or a few more."""
         [(_, rules)] = self.arguments_rules([tool])
         return sum(len(rule) + 2 * rule.lower().count("arguments_0") + 1 for rule in rules)
 
     def arguments_rules(
         self, tools: Sequence[Tool], style: ArgumentStyle | None = None
     ) -> Iterator[tuple[str, list[str]]]:
-        """For each tool the rule of its arguments, by name, and rules that are not there yet: those of one and the same
-        schema are shared.
+        """Yield for each tool the name of its arguments' rule, and the rules to add: equal schemas share theirs.
 
         Args:
-            style: how they are written; None: as the format has it.
+            style: the style of arguments; None: the format's own.
         """
         style = style or self.arguments
         names: dict[tuple[int, bool], str] = {}
@@ -195,16 +195,16 @@ class ToolFormat:
             yield name, rules(is_strict=tool.is_strict) if name == own else []
 
     def _no_trigger(self) -> str:
-        """A regular expression for text that begins no call."""
+        """Return a regular expression for text that begins no call."""
         if self.trigger in dict(self.specials):
-            return "/(.|\\n)+/"  # it has no special tokens at all
+            return "/(.|\\n)+/"  # the text has no special tokens at all
         return f"/(.|\\n)+/ & ~/(.|\\n)*{escaped(self.trigger)}(.|\\n)*/"
 
 
 @dataclass(frozen=True)
 class HeadedFormat(ToolFormat):
-    """A format whose grammars hold whole replies, reasoning among them. The begin of a call may stand behind the name
-    of its channel, too::
+    """A format whose grammars cover whole replies, reasoning included. The begin of a call can also follow the name
+    of its channel::
 
         <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>
         json<|message|>{}
@@ -212,18 +212,18 @@ class HeadedFormat(ToolFormat):
 
     @property
     def texts(self) -> str:
-        """As `ToolFormat.texts`."""
+        """All texts that the format writes; see `ToolFormat.texts`."""
         return super().texts + _PART_END + "<|constrain|><|channel|><|message|>"
 
     def head_in(self, header: str) -> str | None:
-        """The head of the call that a part with this header makes, as the template writes it; None if it makes none."""
+        """Return the head of the call that a part with this header makes, as the template writes it; None if none."""
         found = _RECIPIENT.search(header)
         return None if found is None else self.head(found[1])
 
     def grammar(
         self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
     ) -> Grammar | None:
-        """As `ToolFormat.grammar`, for all of a reply. A part for a function that is not there is text."""
+        """Return a grammar like `ToolFormat.grammar`, for a whole reply. A part for an unknown function is text."""
         start = {"none": "final", "required": "call tail", "auto": "(final | unknown | call tail)"}[choice]
         end, message = quoted(_PART_END, self.specials), quoted("<|message|>", self.specials)
         rules = Rules(
@@ -259,6 +259,6 @@ class HeadedFormat(ToolFormat):
 
 
 def tool_at(grammar: Grammar, line: int) -> int | None:
-    """The place of the tool that a line of `ToolFormat.grammar` describes, from 0; None if it describes none."""
+    """Return the index of the tool that a line of `ToolFormat.grammar` describes; None if it describes none."""
     found = re.match(r"arguments_(\d+)(_\w+)?(\[lazy\])?: ", grammar.text.split("\n")[line - 1], re.IGNORECASE)
     return None if found is None else int(found[1])

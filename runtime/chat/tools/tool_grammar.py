@@ -1,8 +1,8 @@
-"""The grammar of a reply that may call tools.
+"""Write the grammar of a reply that can call tools.
 
-Where a reply may call and need not, it is free text until it can be nothing but a call: until the format's texts and
-the name of a tool are there, and in JSON the key of its arguments, too. From there on it keeps to the tool's schema to
-the end of the call. White space and further calls may follow a call. Anything else that the model wants to say ends the
+If a reply need not call, it is free text until it can only be a call: until the format's texts and
+the name of a tool are there, and in JSON the key of its arguments, too. From there on it follows the tool's schema to
+the end of the call. White space and further calls can follow a call. Anything else that the model writes ends the
 reply, by `OVER`, and is dropped: no model is made to call again. Knows texts, not tools.
 """
 
@@ -40,7 +40,7 @@ _TERMINALS: Final = ("TEXT: /(.|\\n)+/", f"BLANK: /{BLANK}/", "WS: /[ \\t\\r\\n]
 
 
 class CallTexts(Protocol):
-    """What a format writes; `ToolFormat` says what each is."""
+    """The texts of a format; `ToolFormat` describes each."""
 
     @property
     def begin(self) -> str: ...
@@ -71,10 +71,10 @@ class CallTexts(Protocol):
 
 
 def content_rule(content: Grammar) -> str:
-    """A JSON schema for replies that are no call.
+    """Return the rule of a JSON schema for replies without calls.
 
-    Where a call begins as JSON does, white space that JSON may have behind its `{` would be allowed in the call as
-    well, and it would not be recognised.
+    If a call begins like JSON, white space that JSON allows after its `{` would be allowed in the call as
+    well, and the call would not be recognized.
     """
     return f"%json {with_options(content.schema(), is_strict=content.is_strict, **AS_TEMPLATES_WRITE)}"
 
@@ -83,8 +83,8 @@ class ToolGrammar:
     """Writes the grammar of replies in one format.
 
     Args:
-        names: of the tools that may be called.
-        arguments: for each the rule of its arguments, by name, and rules that are not there yet.
+        names: of the tools that can be called.
+        arguments: for each tool the name of its arguments' rule, and the rules to add.
         is_parallel: whether one reply may have several calls.
     """
 
@@ -102,19 +102,19 @@ class ToolGrammar:
         self._named = _NameRules(format, names)
 
     def required(self) -> Grammar:
-        """A reply that calls, the first time as the template writes calls."""
+        """Return the grammar of a reply that calls; the first call has the template's white space."""
         return self._grammar(["start: first after"], has_first=True)
 
     def or_content(self, content: Grammar) -> Grammar:
-        """A reply that calls, or keeps to a JSON schema.
+        """Return the grammar of a reply that calls, or follows a JSON schema.
 
         Raises:
-            InvalidGrammar: that is no object.
+            InvalidGrammar: the schema is no object.
         """
         return self._grammar(["start: first after | content", f"content: {content_rule(content)}"], has_first=True)
 
     def or_text(self) -> Grammar:
-        """A reply that says what it wants, and calls or does not."""
+        """Return the grammar of a reply of any text, with or without calls."""
         named, core = ["call after"], self._format.openings[-1]
         if self._named.has_key:
             named.append("name text")
@@ -125,7 +125,7 @@ class ToolGrammar:
         is_special = first in dict(self._specials)
         lead = "".join(others) if is_special else ""
         core = quoted(first, self._specials) if is_special else f"/{pattern_of(loose(core))}/"
-        # Special tokens that begin no call: those before one, and what else the model says of them.
+        # Special tokens that begin no call: the ones before a call, and others in the model's text.
         strays = [quoted(each, self._specials) for each, _ in self._specials if not is_special or each != first]
         rules = ["start: text", *([f"lead[lazy]: BLANK /{pattern_of(loose(lead))}/"] if lead else [])]
         for suffix in ("", "_n") if self._named.excluded else ("",):
@@ -166,16 +166,15 @@ class ToolGrammar:
         return Grammar("lark", "\n".join(rules) + "\n")
 
     def _exact(self, text: str) -> str:
-        """A text as it is, cut as the library cuts JSON.
+        """Return a rule for a literal text, split like the library splits JSON.
 
-        The library takes the longest lexeme. If the head of a call were one, a reply that begins with `{"name": ` could
         only be a call.
         """
         pieces = re.findall(r'"[^"]*"|[^"]+', text) if self._format.arguments is JSON else [text]
         return " ".join(slotted(piece, self._specials) for piece in pieces)
 
     def _end_rules(self) -> list[str]:
-        """What ends a call: the end as the template writes it, or, of tags, one of them."""
+        """Return rules for the end of a call: as the template writes it, or, of tags, one of them."""
         tags = self._format.end_tags
         if not tags and not self._format.is_tagged:
             return lexemes("end", loose_after_white(self._format.end), self._specials)
@@ -188,7 +187,7 @@ class ToolGrammar:
         return [*first, *last, "end: end_first end_last? | end_last"]
 
     def _after_rules(self) -> list[str]:
-        """What stands behind a call: white space, what closes all calls, more calls, or anything else."""
+        """Return rules for the text after a call: white space, the end of all calls, more calls, or anything else."""
         again, format = self._again(), self._format
         expected = [*again, *(loose_after_white("".join(tags)) for tags in [format.end_tags[1:]] if tags)]
         text = "TEXT_N" if self._named.excluded else "TEXT"
@@ -224,11 +223,11 @@ class ToolGrammar:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether a later call may begin with its name."""
+        """Return whether a later call can begin with its name."""
         return not (self._format.begin + (self._format.separator or "")).strip()
 
     def _again(self) -> list[tuple[Piece, ...]]:
-        """What may stand before the name of a later call."""
+        """Return the possible texts before the name of a later call."""
         if not self._max_more:
             return []
         separator = loose((self._format.separator or "").strip())
@@ -242,17 +241,17 @@ class ToolGrammar:
 
 
 class _NameRules:
-    """Rules for the name of a tool behind what begins a call, and for what follows it up to the arguments.
+    """Rules for the name of a tool after the beginning of a call, and for the text up to the arguments.
 
-    A name must be over: `now` does not begin `nowhere`. So the rule for a name has the first letter behind it, too.
-    That cannot be where arguments begin with this letter: then text behind the beginning of a call is text that does
+    A name must be complete: `now` does not begin `nowhere`. So the rule for a name includes the first letter after it.
+    That is impossible if arguments begin with this letter: then text after the beginning of a call is text that does
     not begin with a name and this letter, which `excluded` says.
 
     Attributes:
-        nexts: special tokens of which one behind a name makes it a call: behind other text it is text.
-        has_key: JSON's key of the arguments, or the like, stands behind the name: what has the name alone is text.
-        behind: rules for what stands between the name and the arguments.
-        rules: that these need.
+        nexts: special tokens, one of which after a name makes it a call: after other text it is text.
+        has_key: JSON's key of the arguments, or the like, follows the name: the name alone is text.
+        behind: rules for the text between the name and the arguments.
+        rules: rules that these need.
     """
 
     def __init__(self, format: CallTexts, names: Sequence[str]) -> None:
@@ -282,7 +281,7 @@ class _NameRules:
             )
             self.rules.append(f"NAMED: {known}")
         elif not re.search(r"[^\W_]", format.middle):
-            # Names alone, or in a tag, which text has, too: it is a call where arguments begin behind.
+            # Names alone, or in a tag, can also be text: it is a call if arguments follow.
             self.excluded, self._is_over_by_itself = True, False
             self._behind_name = "".join(" BLANK" if piece == _BLANK else f" {quoted(piece.text)}" for piece in pieces)
             self._behind_name = f"{self._behind_name.removesuffix(' BLANK')} BLANK"
@@ -301,7 +300,7 @@ class _NameRules:
                 self.rules.append(f"key[lazy]: /{pattern_of(rest[:-1] if rest[-1] == _BLANK else rest)}/")
 
     def rules_of(self, number: int, name: str) -> list[str]:
-        """What `name_0` is."""
+        """Return the rules of the name with this number."""
         text = f"{self._blank}{quoted(name)}{self._behind_name}"
         if self._is_over_by_itself:
             return [f"name_{number}[lazy]: {text}"]
@@ -309,7 +308,7 @@ class _NameRules:
 
 
 def slotted(text: str, specials: Specials) -> str:
-    """A text as it is, with anything that may be in its slots."""
+    """Return a rule for a literal text, with any content in its slots."""
     rules = [
         (quoted(piece, specials) if piece else "", f"/{slot}/" if slot else "") for piece, slot in cut_at_slots(text)
     ]
@@ -317,7 +316,7 @@ def slotted(text: str, specials: Specials) -> str:
 
 
 def _before_specials(pieces: tuple[Piece, ...], specials: Specials) -> tuple[Piece, ...]:
-    """Those of the pieces that stand before the first special token."""
+    """Return the pieces before the first special token."""
     found = []
     for piece in pieces:
         texts = cut_at_specials(piece.text, specials) if piece.text else [""]

@@ -1,4 +1,4 @@
-"""Put tools, their calls and their results in a conversation, for templates that know tools and for those that do not.
+"""Put tools, their calls and their results into a conversation, for templates with and without tool support.
 
 Knows messages in the form that chat templates expect; `tool_format.py` knows what a call looks like.
 """
@@ -22,7 +22,7 @@ from .tool_format import HeadedFormat, ToolFormat
 
 Message = Mapping[str, object]
 
-_ID_LENGTH: Final = 9  # letters and digits, as Mistral's templates want; of ours, the end that the model wrote
+_ID_LENGTH: Final = 9  # letters and digits, as Mistral's templates require; of our ids, the end, which the model wrote
 _OUR_ID: Final = re.compile(rf"call_[a-zA-Z0-9]{{{24 - _ID_LENGTH}}}([a-zA-Z0-9]{{{_ID_LENGTH}}})")
 _SHORT_ID: Final = re.compile(rf"[a-zA-Z0-9]{{{_ID_LENGTH}}}")
 _ESCAPED_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
@@ -37,14 +37,14 @@ Where no function helps, reply in words."""
 def for_template(
     messages: Sequence[Message], tools: Sequence[Message], format: ToolFormat
 ) -> tuple[list[Message], Sequence[Message]]:
-    """Messages and tools as the template of a format wants them; each message's content is one text.
+    """Return messages and tools in the form that the template of a format expects; each content is one text.
 
     Raises:
         InvalidRequest: the arguments of a call are not a JSON object, or a part of a content is not a text.
     """
     messages = [_with_one_text(message) for message in messages]
     for message in messages:
-        _calls(message)  # first: what has another shape is refused
+        _calls(message)  # first, to refuse other shapes
     if format.writes_ids:
         messages = _with_short_ids(messages)
     elif format.id_text:
@@ -63,10 +63,10 @@ def for_template(
 
 
 def _with_one_text(message: Message) -> Message:
-    """A message whose parts of text are joined.
+    """Return a message with its text parts joined.
 
-    Templates join them, too, and two parts that are harmless alone may make a control token together: what a client
-    typed is looked through for these before it is rendered.
+    Templates join them, too, and two parts that are harmless alone could form a control token together: client text is
+    searched for these before it is rendered.
     """
     content = message.get("content")
     if not isinstance(content, list | tuple):
@@ -84,7 +84,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def short_id(call_id: object) -> str:
-    """The nine letters and digits for an id; of ours, the last nine; of others, the same ones each time.
+    """Return nine letters and digits for an id: the last nine of our ids; for others, always the same ones.
 
     >>> short_id("call_0123456789abcdefghijklmn"), short_id("a1b2c3d4e"), len(short_id("toolu_1"))
     ('fghijklmn', 'a1b2c3d4e', 9)
@@ -97,12 +97,12 @@ def short_id(call_id: object) -> str:
 
 
 def _with_short_ids(messages: Sequence[Message]) -> list[Message]:
-    """Messages whose calls and results have such ids."""
+    """Return messages whose calls and results have short ids."""
     return [_with_short_id(message) for message in messages]
 
 
 def _with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message]:
-    """Messages whose calls, counted from 0 through all of them, have the ids that a template writes as they are.
+    """Return messages whose calls, counted from 0 in the conversation, have the ids that a template writes unchanged.
 
     >>> calls = [{"id": "call_1", "function": {"name": "f"}}]
     >>> said = [{"tool_calls": calls}, {"role": "tool", "tool_call_id": "call_1"}]
@@ -112,7 +112,7 @@ def _with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message
     Args:
         id_text: an id, with the slots `{name}` and `{number}`.
     """
-    ids: dict[str, str] = {}  # that were sent, to those of the template
+    ids: dict[str, str] = {}  # ids that were sent -> ids of the template
     number, counted = 0, list[Message]()
     for message in messages:
         changed: dict[str, object] = {}
@@ -141,8 +141,10 @@ def _with_short_id(message: Message) -> Message:
 
 
 def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Messages with one call each, and its results behind it, for models that make one call a reply. gpt-oss's template
-    renders the first call of a message, and names a result by the call before it; Llama 3's refuses several.
+    """Return messages with one call each, followed by its results, for models that make one call per reply.
+
+    gpt-oss's template renders only the first call of a message, and names a result by the call before it; Llama 3's
+    refuses several.
     """
     told, left = list[Message](), deque(messages)
     while left:
@@ -159,8 +161,10 @@ def _with_one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def _in_turns(message: Message, calls: Sequence[Mapping[str, Any]], results: Sequence[Message]) -> Iterator[Message]:
-    """Each call of a message, and behind it its results; of several with one id, the last has all that are left. Last
-    the results that are of none."""
+    """Yield each call of a message followed by its results, then results of unknown calls.
+
+    Of several calls with the same id, the last one gets all remaining results.
+    """
     num_left = Counter(call["id"] for call in calls if call.get("id") is not None)
     own = {call_id: deque[Message]() for call_id in num_left}
     others = deque[Message]()
@@ -174,12 +178,12 @@ def _in_turns(message: Message, calls: Sequence[Mapping[str, Any]], results: Seq
         while answers:
             yield answers.popleft()
             if num_left[call["id"]]:
-                break  # the next result is of the next call of that id
+                break  # the next result belongs to the next call of that id
     yield from others
 
 
 def _with_words_in_reasoning(message: Message) -> Message:
-    """A message whose words before a call stand behind its reasoning, and in it: gpt-oss's template refuses both."""
+    """Return the message with its text before a call moved into its reasoning: gpt-oss's template refuses both."""
     reasoning, content = message.get(FIELD), message.get("content")
     if not (message.get("tool_calls") and reasoning and content):
         return message
@@ -187,7 +191,7 @@ def _with_words_in_reasoning(message: Message) -> Message:
 
 
 def _with_parsed_calls(message: Message) -> Message:
-    """A message whose calls have their arguments as values: templates write these as JSON."""
+    """Return a message whose calls have their arguments as values, because templates write these as JSON."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -196,7 +200,7 @@ def _with_parsed_calls(message: Message) -> Message:
 
 
 def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) -> Message:
-    """A message for templates without tools: calls are the model's text, and results are the user's."""
+    """Return a message for templates without tools: calls become the model's text, and results the user's."""
     if message.get("role") == "tool":
         name = names.get(str(message.get("tool_call_id")), "the function")
         return {"role": "user", "content": f"Result of {name}: {message.get('content')}", "is_result": True}
@@ -204,7 +208,7 @@ def _in_words(message: Message, names: Mapping[str, str], format: ToolFormat) ->
 
 
 def _with_calls_said(message: Message, format: ToolFormat, between: str) -> Message:
-    """A message whose calls stand in its content, behind its words."""
+    """Return a message with its calls in its content, after its text."""
     calls = _calls(message)
     if not calls:
         return message
@@ -215,8 +219,8 @@ def _with_calls_said(message: Message, format: ToolFormat, between: str) -> Mess
 
 
 def _merged(messages: Sequence[Message]) -> list[Message]:
-    """The messages with neighbouring results, and the user's words behind them, in one: templates expect roles to take
-    turns."""
+    """Return the messages with adjacent results and the user's next text joined, because templates expect roles to
+    alternate."""
     groups = grouped(messages, lambda group, message: bool(group[0].get("is_result")) and message.get("role") == "user")
     plain = ([{key: value for key, value in each.items() if key != "is_result"} for each in group] for group in groups)
     return [
@@ -238,12 +242,12 @@ def _with_instructions(messages: list[Message], tools: Sequence[Message], format
 
 
 def _names(messages: Sequence[Message]) -> dict[str, str]:
-    """The functions that were called, by the ids of the calls."""
+    """Return the names of the called functions, by call id."""
     return {str(call.get("id")): call["function"]["name"] for message in messages for call in _calls(message)}
 
 
 def _calls(message: Message) -> Sequence[dict[str, dict[str, Any]]]:
-    """The calls of a message, each with a function that has a name and arguments."""
+    """Return the calls of a message, each with a function that has a name and arguments."""
     calls = message.get("tool_calls") or ()
     if not isinstance(calls, list | tuple) or not all(map(_is_call, calls)):
         raise InvalidRequest(
@@ -258,17 +262,17 @@ def _is_call(call: object) -> bool:
 
 
 def _arguments(call: dict[str, dict[str, Any]]) -> object:
-    """The arguments of a call, which are JSON, or values already.
+    """Return the arguments of a call, which are JSON, or values already.
 
-    Those of a call that was cut are what can be read of them: the call is sent again with every later request. Not so
-    where the model wrote them just now, for they stand in no prompt like that.
+    Of an incomplete call, return the readable part, because it is sent again with every later request. Not if the model
+    wrote it just now, because then it is in no prompt like that.
     """
     name, text = call["function"]["name"], call["function"]["arguments"]
     if isinstance(text, Mapping):
         return text
     try:
         arguments = json.loads(text or "{}")
-        if isinstance(arguments, str):  # some clients write it as JSON twice
+        if isinstance(arguments, str):  # some clients encode it as JSON twice
             arguments = json.loads(arguments or "{}")
         arguments = {} if arguments is None else arguments
     except ValueError:
@@ -278,7 +282,7 @@ def _arguments(call: dict[str, dict[str, Any]]) -> object:
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"the arguments of the call of {name!r} are {text!r:.60}; they must be a JSON object")
-    if _ESCAPED_HALF.search(text or ""):  # maybe of a pair, of which nothing is left in what was read
+    if _ESCAPED_HALF.search(text or ""):  # perhaps of a pair, which was decoded
         arguments = json.loads(without_halves(json.dumps(arguments, ensure_ascii=False)))
     return SpelledJson(arguments, text) if isinstance(text, GeneratedArguments) else arguments
 

@@ -1,6 +1,6 @@
-"""The tools that a request offers the model, and those of them that it may call.
+"""The tools that a request offers, and those of them that the model can call.
 
-Knows tools, not the fields of any API: a caller says what its field for a tool's parameters is called.
+Knows tools, not the fields of any API: the caller names its field for a tool's parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tool_grammar import MAX_CALLS
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Tools that the model is told of, and those of them that it may call."""
+    """The tools that a request offers, and those of them that the model can call."""
 
     tools: tuple[Tool, ...]
     callable: tuple[Tool, ...]
@@ -38,15 +38,15 @@ class ToolUse:
         is_parallel: bool,
         parameters_field: Callable[[int], str],
     ) -> Self:
-        """What the model is told, and what it may do.
+        """Validate tools and the choice among them.
 
         Args:
-            chosen: the name of the one tool that is called.
-            parameters_field: the name of the field that has the parameters of the tool at a place in `tools`.
+            chosen: the name of the one tool that must be called.
+            parameters_field: returns the API field with the parameters of the tool at an index in `tools`.
 
         Raises:
-            InvalidParameter: a tool is there twice, or wants no object and is strict; the chosen one is not there, or
-                there is none.
+            InvalidParameter: a tool is defined twice, or is strict and its parameters are no object; the chosen one is
+                missing, or there are no tools.
         """
         for index, tool in enumerate(tools):
             kind = tool.parameters.get("type", "object")
@@ -68,7 +68,7 @@ class ToolUse:
         return cls(tuple(tools), called, "required", is_parallel=False)
 
     def limited_to(self, names: Collection[str]) -> Self:
-        """The same, where only the tools of these names may be called.
+        """Return a copy in which only the tools of these names can be called.
 
         Raises:
             InvalidParameter: there is none of them.
@@ -83,14 +83,14 @@ class ToolUse:
     def held(
         self, format: ToolFormat, content: Grammar | None, parameters_field: Callable[[int], str]
     ) -> ToolEnforcement:
-        """What a reply must keep to, where what is no call must keep to `content`.
+        """Return the enforcement of tools for a reply; without calls it must follow `content`.
 
         Args:
             parameters_field: as in `of`.
 
         Raises:
-            InvalidParameter: `content` is of another kind than a JSON schema, or strict tools cannot be held to their
-                schemas.
+            InvalidParameter: `content` is of another kind than a JSON schema, or strict schemas cannot be
+                enforced.
             InvalidGrammar: `content` is not a JSON object.
         """
         if content is not None and content.kind != "json_schema":
@@ -107,10 +107,10 @@ class ToolUse:
     def reader(
         self, format: ToolFormat, note: Callable[[ToolCall], None] | None = None, *, has_schema: bool = False
     ) -> ToolCallReader | None:
-        """Finds the calls in a reply, and tells `note` of them; None where none can be.
+        """Return a reader of the calls in a reply, which reports them to `note`; None if there can be none.
 
         Args:
-            has_schema: whether a reply that is no call keeps to a schema: then all JSON is such a reply.
+            has_schema: whether a reply without calls follows a schema: then all JSON is such a reply.
         """
         if not self.callable:
             return None

@@ -1,1 +1,1 @@
-"""The calls of the Python API: what their arguments mean, and asking for one reply, many, or a stream."""
+"""The calls of the Python API: parse their arguments, and request one reply, many, or a stream."""

@@ -1,6 +1,6 @@
-"""What the arguments of a call mean: sampling parameters, options and a reply's format, as callers write them.
+"""Turn the arguments of a call into sampling parameters, request options and a reply format.
 
-Each argument that is wrong is named. Knows values, not engines.
+An error names the argument that is wrong. Knows values, not engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens", "n_predict"), "max_tokens"),
     "grammar": "constraint",
 }
-"""What other libraries call an argument."""
+"""Names of arguments in other libraries, and our names for them."""
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -60,29 +60,29 @@ class SchemaModel(Protocol):
     """A class that describes itself as a JSON schema; pydantic's models do."""
 
     def model_json_schema(self) -> dict[str, Any]:
-        """Return the schema."""
+        """Return the JSON schema."""
         ...
 
 
 ResponseFormat = Mapping[str, Any] | SchemaModel | Grammar
-"""What a reply keeps to: a JSON schema, OpenAI's `response_format`, a pydantic model, or a grammar."""
+"""The format of a reply: a JSON schema, OpenAI's `response_format`, a pydantic model, or a grammar."""
 Params = SamplingParams | SamplingKeywords
 """Sampling parameters, or a mapping of the fields that differ from the engine's `default_params`."""
 
 
 class RequestKeywords(OptionKeywords, SamplingKeywords, total=False):
-    """What a call takes beside its prompt: fields of `SamplingParams` and `RequestOptions`, and whole options."""
+    """The keywords of a call: the fields of `SamplingParams` and `RequestOptions`, and whole options."""
 
     options: RequestOptions | None
     response_format: ResponseFormat | None
 
 
-def asked_of(
+def parse_arguments(
     params: Params | None, keywords: Mapping[str, Any], defaults: SamplingParams
 ) -> tuple[SamplingParams | None, RequestOptions]:
-    """Return the sampling parameters and the options that a call's arguments make.
+    """Return the sampling parameters and the request options that a call's arguments specify.
 
-    Keywords change what `params` and `options` say. None as parameters: the engine's own.
+    Keywords override `params` and `options`. Without parameters the first value is None: the engine's defaults.
 
     Raises:
         InvalidArgument: an argument is unknown, or of the wrong kind.
@@ -113,7 +113,7 @@ def asked_of(
 
 
 def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
-    """Return the grammar that a reply is to keep to; None for any text.
+    """Return the grammar that a reply must follow; None if any text is allowed.
 
     Raises:
         InvalidArgument: it is no format.
@@ -143,7 +143,7 @@ def grammar_of(response_format: ResponseFormat | None) -> Grammar | None:
 
 
 def are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]]:
-    """Return whether there are several prompts: a text is one, and so is a list of ids.
+    """Return whether the argument is a list of prompts: a text is one prompt, and so is a list of token ids.
 
     Raises:
         InvalidArgument: it is neither.
@@ -160,7 +160,7 @@ def are_prompts(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Sequence[Prompt]
 def are_conversations(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> TypeGuard[Sequence[Sequence[Message]]]:
-    """Return whether there are several conversations.
+    """Return whether the argument is a list of conversations.
 
     Raises:
         InvalidArgument: it is no list.
@@ -171,12 +171,12 @@ def are_conversations(
 
 
 def is_conversation(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
-    """Return whether it is messages rather than text or ids."""
+    """Return whether the prompt is a list of messages rather than text or token ids."""
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _tools_of(tools: object) -> tuple[Tool, ...]:
-    """Tools, of which some may be written as OpenAI's clients do."""
+    """Return the tools as `Tool`s; dicts in OpenAI's format are converted."""
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise _wrong("tools", tools, "a list of Tool")
     return tuple(each if isinstance(each, Tool) else _tool_of(each) for each in tools)
@@ -191,7 +191,7 @@ def _tool_of(tool: object) -> Tool:
 
 
 def _require_known(names: Iterable[str], known: Collection[str], where: str) -> None:
-    """Raise InvalidArgument for the first name that is not known; it says which one may be meant."""
+    """Raise InvalidArgument for the first unknown name; the message suggests a similar one."""
     for name in names:
         if name not in known:
             near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(str(name), known, n=1)

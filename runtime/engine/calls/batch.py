@@ -1,6 +1,6 @@
-"""Many requests of one call: the result of each, as they end, and a line that says how far they are.
+"""Run many requests of one call: yield each result as it ends, and print a progress line.
 
-Knows streams and their ends, not what is asked.
+Knows streams and results, not prompts or parameters.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, Self
 
 from ...errors import RadixLMError
 from ..completion import Completion
-from ..generation_stream import Ask, GenerationStream
+from ..generation_stream import GenerationStream, StartRequest
 
-MIN_PERCENT = 5  # between two lines of progress, where they cannot be written over each other
+MIN_PERCENT = 5  # between two progress lines, if the output is no terminal
 
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What became of one prompt of `Engine.generate_many`: a completion or an error.
+    """The result of one prompt of `Engine.generate_many`: a completion or an error.
 
     Attributes:
-        index: the prompt's place among the prompts, from 0.
+        index: the prompt's index, from 0.
         prompt: as it was given.
-        error: why there is no completion; None: there is one.
+        error: why there is no completion; None if there is one.
     """
 
     index: int
@@ -50,11 +50,11 @@ class PromptResult:
         return self.completion.text
 
 
-def complete_all(asks: Iterable[Ask]) -> list[Completion]:
-    """Wait for all requests; where one is refused or fails, or the wait is interrupted, the others end, too.
+def complete_all(asks: Iterable[StartRequest]) -> list[Completion]:
+    """Wait for all requests. If one is refused or fails, or the wait is interrupted, the others are cancelled.
 
     Raises:
-        InvalidRequest, EngineError: of the first request that was refused or failed, with its place in the message.
+        InvalidRequest, EngineError: the error of the first request that failed; the message has its index.
     """
     ready: SimpleQueue[int] = SimpleQueue()
     with ExitStack() as opened:
@@ -75,7 +75,7 @@ def complete_all(asks: Iterable[Ask]) -> list[Completion]:
 
 @contextmanager
 def naming(index: int) -> Iterator[None]:
-    """Put the place of a prompt among several before the message of an error that it is the cause of."""
+    """Prefix the message of an error with the index of the prompt that caused it."""
     try:
         yield
     except RadixLMError as error:
@@ -85,10 +85,10 @@ def naming(index: int) -> Iterator[None]:
         raise
 
 
-def results(prompts: Iterable[Any], ask: Callable[[Any], Ask], at_once: int) -> Iterator[PromptResult]:
-    """Yield the result of each prompt when it ends, with at most `at_once` in the engine.
+def results(prompts: Iterable[Any], ask: Callable[[Any], StartRequest], at_once: int) -> Iterator[PromptResult]:
+    """Yield the result of each prompt when it ends, with at most `at_once` requests in the engine.
 
-    Prompts are taken as there is room. Where the iteration ends early, so do the requests.
+    Prompts are taken as there is room. If the iteration ends early, the running requests are cancelled.
     """
     ready: SimpleQueue[int] = SimpleQueue()
     running: dict[int, tuple[Any, GenerationStream]] = {}
@@ -121,10 +121,10 @@ def results(prompts: Iterable[Any], ask: Callable[[Any], Ask], at_once: int) -> 
 
 
 class ProgressLine:
-    """A line on standard error that says how many prompts have ended; a context manager that ends it.
+    """A progress line on standard error with the number of finished prompts; a context manager that ends the line.
 
     Args:
-        total: how many prompts there are; None if unknown.
+        total: number of prompts; None if unknown.
     """
 
     def __init__(self, total: int | None) -> None:
@@ -136,7 +136,7 @@ class ProgressLine:
         return self
 
     def count(self, result: PromptResult) -> None:
-        """Count a result, and write the line anew."""
+        """Count a result and rewrite the line."""
         before = self._percent
         self._num_ended += 1
         self._num_failed += result.error is not None
@@ -154,7 +154,7 @@ class ProgressLine:
 
     @property
     def _percent(self) -> int:
-        """Of the prompts, how many have ended; where their number is unknown, how many did."""
+        """Percentage of prompts that have ended; their number if the total is unknown."""
         return self._num_ended * 100 // self._total if self._total else self._num_ended
 
     def __str__(self) -> str:
@@ -164,7 +164,7 @@ class ProgressLine:
 
 
 def _has_ended(stream: GenerationStream) -> bool:
-    """Return whether nothing more will come; raises what the request failed with."""
+    """Return whether the stream has ended; raise the request's error if it failed."""
     with suppress(StopIteration):
         while stream.poll() is not None:
             pass

@@ -1,6 +1,6 @@
 """The calls that ask an engine for replies: one, several, streamed, awaited, or as they end.
 
-Knows what is asked and how the caller waits; what a request is made of and who computes it is the engine's.
+Knows arguments and ways to wait. The engine makes and computes the requests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..request import Request
 from ..request_maker import RequestMaker
 from ..request_options import Message, Prompt
 from ..sampling_params import SamplingParams
-from .arguments import Params, RequestKeywords, are_conversations, are_prompts, asked_of, is_conversation
+from .arguments import Params, RequestKeywords, are_conversations, are_prompts, is_conversation, parse_arguments
 from .batch import ProgressLine, PromptResult, complete_all, results
 
 
 class TextCalls(ABC):
-    """The calls of an engine that take prompts and give replies; an engine says how requests are made and started.
+    """The calls of an engine that take prompts and return replies; the engine makes and starts the requests.
 
-    Every call takes sampling parameters and options in the same three ways, which may be mixed::
+    Every call takes sampling parameters and options in the same three ways, which can be mixed::
 
         engine.generate("x", SamplingParams(max_tokens=5))
         engine.generate("x", {"max_tokens": 5})
@@ -33,16 +33,16 @@ class TextCalls(ABC):
 
     Keywords are the fields of `SamplingParams` and `RequestOptions`, `options`, which is a whole `RequestOptions`, and
     `response_format`: a JSON schema, OpenAI's `response_format`, a pydantic model, or a `Grammar`. Fields that are not
-    given are those of the positional value, else of the engine's `default_params`.
+    given come from the positional value, else from the engine's `default_params`.
     """
 
     default_params: SamplingParams
     _requests: RequestMaker
-    _num_at_once: int  # prompts that `generate_many` has in the engine together
+    _num_at_once: int  # prompts that `generate_many` keeps in the engine at once
 
     @abstractmethod
     def _require_usable(self) -> None:
-        """Raise EngineError where no request can be made."""
+        """Raise EngineError if no request can be made."""
 
     @abstractmethod
     def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
@@ -50,7 +50,7 @@ class TextCalls(ABC):
 
     @abstractmethod
     def _answer(self, request: Request) -> Completion:
-        """Wait for the end of a request, which ends with the wait."""
+        """Wait for a request and return its completion; an interrupted wait cancels it."""
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -67,22 +67,21 @@ class TextCalls(ABC):
     ) -> Completion | list[Completion]:
         """Continue `prompt` (text or token ids) and wait for the end.
 
-        Several prompts in a list are computed together, and their completions come in its order. Where one is refused
-        or fails, the others end, too, and the error names it; `generate_many` goes on.
-
-        An exception that interrupts the wait, Ctrl-C for one, ends the request.
+        Several prompts in a list are batched, and their completions are in the order of the list. If one is refused or
+        fails, the others are cancelled and the error names it; `generate_many` continues instead.
+        An exception that interrupts the wait, such as Ctrl-C, cancels the request.
 
         Args:
             params: `SamplingParams`, or a mapping of the fields that differ from the engine's `default_params`.
-            options: fields of `SamplingParams` and `RequestOptions`, which change `params` and `options`, a whole
-                `RequestOptions`; and `response_format`, a JSON schema or a pydantic model that the reply keeps to.
+            options: fields of `SamplingParams` and `RequestOptions`, which override `params` and `options`, a whole
+                `RequestOptions`; and `response_format`, a JSON schema or a pydantic model that the reply must follow.
 
         Raises:
             InvalidArgument: an argument is unknown or of the wrong kind; also a TypeError.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: before anything is computed.
-            ConstraintFailed: the reply cannot go on by its grammar.
-            EngineOverloaded: too many requests wait.
-            EngineError: the request could not be computed, or the engine is closed or another process's.
+            ConstraintFailed: no token can continue the reply by its grammar.
+            EngineOverloaded: too many requests are waiting.
+            EngineError: the request could not be computed, or the engine is closed or belongs to another process.
         """
         if are_prompts(prompt):
             return complete_all(partial(self.stream, each, params, **options) for each in prompt)
@@ -96,7 +95,7 @@ class TextCalls(ABC):
         on_ready: Callable[[], None] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> GenerationStream:
-        """Like `generate`, but returns at once; the deltas come while they are computed, to `for` and `async for`.
+        """Like `generate`, but return at once; iterate the stream with `for` or `async for` for the deltas.
 
         `on_ready` is called on the engine's thread when `poll` has something new (a delta or an error): an event loop
         passes `lambda: loop.call_soon_threadsafe(event.set)`. It must neither block nor raise.
@@ -121,11 +120,11 @@ class TextCalls(ABC):
     ) -> Completion | list[Completion]:
         """Answer a conversation of `{"role": ..., "content": ...}` messages, rendered by the model's template.
 
-        Several conversations in a list are computed together, as `generate` does it with prompts. An exception that
-        interrupts the wait ends the request.
+        Several conversations in a list are batched, like the prompts of `generate`. An exception that interrupts the
+        wait cancels the request.
 
         Raises:
-            InvalidRequest: the artifact has no chat template, a role is none, or the template refuses the messages.
+            InvalidRequest: the artifact has no chat template, a role is unknown, or the template refuses the messages.
             InvalidArgument, EmptyPrompt, ContextLengthExceeded, InvalidParameter, EngineError: as `generate`.
         """
         if are_conversations(messages):
@@ -140,20 +139,20 @@ class TextCalls(ABC):
         on_ready: Callable[[], None] | None = None,
         **options: Unpack[RequestKeywords],
     ) -> GenerationStream:
-        """Like `chat`, but returns at once; see `stream`."""
+        """Like `chat`, but return at once; see `stream`."""
         return self._start(self._chat_request(messages, params, options), on_ready)
 
     async def agenerate(
         self, prompt: Prompt, params: Params | None = None, **options: Unpack[RequestKeywords]
     ) -> Completion:
-        """Like `generate` of one prompt, while the event loop goes on; cancelling the task ends the request."""
+        """Like `generate` of one prompt, without blocking the event loop; cancelling the task cancels the request."""
         request = await asyncio.to_thread(self._completion_request, prompt, params, options)
         return await self._start(request, None).aresult()
 
     async def achat(
         self, messages: Sequence[Message], params: Params | None = None, **options: Unpack[RequestKeywords]
     ) -> Completion:
-        """Like `chat` of one conversation, while the event loop goes on; cancelling the task ends the request."""
+        """Like `chat` of one conversation, without blocking the event loop; cancelling the task cancels the request."""
         request = await asyncio.to_thread(self._chat_request, messages, params, options)
         return await self._start(request, None).aresult()
 
@@ -165,20 +164,20 @@ class TextCalls(ABC):
         progress: bool = False,
         **options: Unpack[RequestKeywords],
     ) -> Iterator[PromptResult]:
-        """Yield the result of each prompt when it ends, with its place; one that fails has its error there.
+        """Yield the result of each prompt when it ends, with its index; a prompt that fails yields its error.
 
-        Prompts are texts, token ids or conversations. They are taken from the iterable as there is room, so that it
-        may be long. With `progress` a line on standard error says how many have ended. Leaving the loop ends the rest.
+        Prompts are texts, token ids or conversations. They are taken from the iterable as there is room, so it can be
+        long. With `progress`, a line on standard error counts the finished prompts. Leaving the loop cancels the rest.
 
         Raises:
-            InvalidArgument: an argument beside the prompts is unknown or of the wrong kind.
-            EngineError: the engine is closed or another process's.
+            InvalidArgument: an argument other than the prompts is unknown or of the wrong kind.
+            EngineError: the engine is closed or belongs to another process.
         """
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise InvalidArgument(
                 f"prompts is {prompts!r:.60}; it must be a list or iterator of prompts", param="prompts"
             )
-        asked_of(params, options, self.default_params)  # before a prompt is taken
+        parse_arguments(params, options, self.default_params)  # before a prompt is taken
         self._require_usable()
         return self._many(prompts, params, options, progress)
 
@@ -208,9 +207,9 @@ class TextCalls(ABC):
     def _completion_request(self, prompt: Prompt, params: Params | None, keywords: RequestKeywords) -> Request:
         self._require_usable()
         are_prompts(prompt)
-        return self._requests.completion(prompt, *asked_of(params, keywords, self.default_params))
+        return self._requests.completion(prompt, *parse_arguments(params, keywords, self.default_params))
 
     def _chat_request(self, messages: Sequence[Message], params: Params | None, keywords: RequestKeywords) -> Request:
         self._require_usable()
         are_conversations(messages)
-        return self._requests.chat(messages, *asked_of(params, keywords, self.default_params))
+        return self._requests.chat(messages, *parse_arguments(params, keywords, self.default_params))

@@ -1,1 +1,1 @@
-"""One step: what it computes, how long it may take, the forward, and the tokens that are sampled."""
+"""One step: what it computes, how long it may take, the forward, and sampling."""

@@ -1,6 +1,6 @@
-"""Add guesses to steps that decode: to which requests, from where, and how many of them pay.
+"""Add drafts to steps that decode: choose the requests, the sources, and how many draft tokens pay.
 
-Knows requests, pages and what steps cost; not how guesses are made, nor how they are checked.
+Knows requests, pages and the cost of steps; not how drafts are made or verified.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..request import Request
 from .plan import ScheduledRequest, SchedulerPolicy, StepPlan
 from .sampler import SampledToken, sample
 
-_PLAIN_EVERY = 48  # steps: one is without guesses, so that it is known what those cost which guesses are to beat
+_PLAIN_EVERY = 48  # steps: one is without drafts, to measure the cost of a plain step
 
 
 @dataclass
-class Guessing:
-    """What guesses are made with, from step to step.
+class DraftPlanner:
+    """Makes drafts, from step to step.
 
     Args:
-        cache: of the model that they are made for.
+        cache: the cache of the model that they are made for.
         is_on: whether any are made.
-        max_num_rows: tokens with logits that a step may have.
-        looks_up: guess by what was said before.
-        model: guesses, too.
+        max_num_rows: tokens with logits that a step can have.
+        looks_up: whether n-grams of the sequence and the cache are looked up.
+        model: a draft model or MTP head.
     """
 
     cache: PrefixCache
@@ -45,14 +45,14 @@ class Guessing:
     _num_begun: int = 0
 
     @classmethod
-    def of(cls, policy: SchedulerPolicy, cache: PrefixCache, model: DraftSource | None) -> Guessing:
-        """What a policy allows."""
+    def of(cls, policy: SchedulerPolicy, cache: PrefixCache, model: DraftSource | None) -> DraftPlanner:
+        """Make the planner that a policy allows."""
         max_num_rows = min(policy.max_num_logits, policy.max_num_batched_tokens)
         cost = StepCost(recomputes=cache.tree.states is not None)
         return cls(cache, max_num_rows, policy.speculates, policy.looks_up, model, cost)
 
     def begin(self, decoding: Sequence[Request]) -> StepDrafts | None:
-        """The guesses of a step in which these requests decode, and no others have prompts; None: none are made."""
+        """Start the drafts of a step in which these requests decode and no prompt is computed; None without drafts."""
         if not self.is_on:
             return None
         self._num_begun += 1
@@ -64,22 +64,22 @@ class Guessing:
         return drafts
 
     def observe(self, scheduled: Sequence[ScheduledRequest], seconds: float) -> None:
-        """Note how long a step took."""
+        """Record how long a step took."""
         if self.is_on and all(item.reservation.decodes for item in scheduled):
             self.cost.observe(sum(item.reservation.num_tokens for item in scheduled), seconds)
 
     def end(self, request_id: str) -> None:
-        """A request gave its pages back, or ended."""
+        """Stop drafting for a request that was preempted or ended."""
         if self.model is not None:
             self.model.end(request_id)
 
     def check(self, running: Sequence[str]) -> None:
-        """Raise AssertionError unless guesses are made for running requests alone; between steps."""
+        """Raise AssertionError unless only running requests have drafts; between steps."""
         if self.model is not None:
-            assert self.model.names <= set(running), "guesses are made for a request that ended"
+            assert self.model.names <= set(running), "there are drafts for a request that ended"
 
     def drafter(self, request: Request) -> Drafter:
-        """What guesses for a request, from now on the same."""
+        """Return the drafter of a request, the same each time."""
         if request.drafter is None:
             sequence, model = request.admitted, self.model
             looks = self.looks_up and sequence.namespace is not None
@@ -93,21 +93,21 @@ class Guessing:
 
 
 class StepDrafts:
-    """The guesses of one step.
+    """The drafts of one step.
 
     They take free pages only, evict nothing, and leave each request its own row and page.
     """
 
-    def __init__(self, guessing: Guessing, decoding: Sequence[Request]) -> None:
-        self._guessing, self._cost = guessing, guessing.cost
+    def __init__(self, planner: DraftPlanner, decoding: Sequence[Request]) -> None:
+        self._planner, self._cost = planner, planner.cost
         self._num_rows = sum(1 + request.admitted.num_recomputed for request in decoding)
         self._num_expected = float(len(decoding))
-        self._num_rows_left = guessing.max_num_rows - self._num_rows
-        self._num_pages_left = guessing.cache.pool.num_free - len(decoding)
-        self._made: dict[str, Draft] = {}  # by the model
+        self._num_rows_left = planner.max_num_rows - self._num_rows
+        self._num_pages_left = planner.cache.pool.num_free - len(decoding)
+        self._made: dict[str, Draft] = {}  # by the draft model or MTP head, by request id
 
     def ask(self, model: DraftSource, decoding: Sequence[Request]) -> None:
-        """Have the model guess for the requests for which that promises more than what was said before."""
+        """Draft tokens with the model, for requests for which it promises more than n-gram lookup."""
         may = [request for request in decoding if request.may_draft]
         most = min(MAX_DEPTH, self._num_rows_left // max(1, len(may)))
         rows, expected = self._num_rows, self._num_expected
@@ -118,14 +118,14 @@ class StepDrafts:
         for request in may:
             known = self._propose(request, min(self._room(request), self._num_rows_left))
             room = min(most, self._room(request))
-            # the draft model's own cache would keep what is taken back
+            # the draft model's own cache would keep tokens that are taken back
             if room > 0 and request.num_certain is None and promised > sum(known.chances):
                 asks.append(_ask(request, room))
             self._made[request.request_id] = known
         self._made |= model.draft_tokens(asks, self._cost, num_rows=rows, num_expected=expected)
 
     def reserve(self, request: Request, plan: StepPlan) -> bool:
-        """Add a request with a draft to a plan; False, with nothing changed, if it has none that pays."""
+        """Add a request with a draft to a plan; return False, with nothing changed, if it has no draft that pays."""
         most = min(self._room(request), self._num_rows_left)
         if most <= 0 or not request.may_draft:
             return False
@@ -140,24 +140,24 @@ class StepDrafts:
         return True
 
     def _propose(self, request: Request, most: int) -> Draft:
-        """What was said before goes on with."""
-        drafter = self._guessing.drafter(request)
-        if not self._guessing.looks_up:
+        """Draft tokens by n-gram lookup."""
+        drafter = self._planner.drafter(request)
+        if not self._planner.looks_up:
             return NO_DRAFT
         return drafter.propose(most, self._cost, num_rows=self._num_rows, num_expected=self._num_expected)
 
     def _room(self, request: Request) -> int:
-        """Tokens behind the next one that the reply may have, on the sequence's last page and on free ones."""
+        """Return how many draft tokens fit the reply's length, the sequence's last page and free pages."""
         sequence = request.admitted
         on_page = -(sequence.num_rows + sequence.num_uncomputed) % PAGE_SIZE
-        states = self._guessing.cache.states
-        if states is not None and states.is_stored:  # with each page a step ends that leaves the state to be stored
+        states = self._planner.cache.states
+        if states is not None and states.is_stored:  # a step ends with each page, and leaves the state to be stored
             return min(request.num_left - 1, on_page)
         return min(request.num_left - 1, on_page + max(0, self._num_pages_left) * PAGE_SIZE)
 
 
 def _ask(request: Request, most: int) -> DraftRequest:
-    """The wish for a request's guesses, which are chosen as its reply's tokens are, with the same random numbers."""
+    """Return the input of the draft source, which chooses tokens like the reply does, with the same random numbers."""
     return DraftRequest(
         request.request_id,
         request.admitted,

@@ -1,8 +1,8 @@
-"""Draw a token from logits: which tokens may be drawn, and on which of them a random number falls.
+"""Sample a token from logits: find the tokens that can be sampled, and the one that a random number selects.
 
-A row is as long as the vocabulary, and a draw must not cost a pass over it in Python: the largest logits decide if they
-can, and else running sums of the compiled module say which few logits to read. Results are those of weights that are
-all computed and added in float64. Knows numbers, not requests or grammars.
+A row is as long as the vocabulary, and sampling must not pass over it in Python: the largest logits decide if they
+can; else running sums from the compiled module say which few logits to read. Results are the same as if all weights
+were computed and added in float64. Knows numbers, not requests or grammars.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..sampling_params import SamplingParams
 from .dry import IntArray
 from .sampler_state import ChangedLogits, LogitsArray, relative_weights
 
-ROUNDING = 1e-9  # far more than what a float64 sum of a vocabulary is off
-_MANY = 2048  # numbers from which on adding blocks first, and counting instead of comparing, pay
+ROUNDING = 1e-9  # far more than the rounding error of a float64 sum over a vocabulary
+_MANY = 2048  # from this many numbers on, adding blocks first, and counting instead of comparing, pay
 _MOST_SIGMAS = 1e6  # standard deviations; no two logits of a vocabulary are so far apart
-_LEAST_LEFT = 0.01  # of the weights of a row, where some are taken off its sums: rounding stays below `ROUNDING`
-_COLDEST = 1e-6  # the lowest temperature whose sums the module is asked for
-_GROUP = 64  # logits of which the largest is looked at before any other
-FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold the mass that it wants
+_LEAST_LEFT = 0.01  # share of a row's weights left when some are subtracted from its sums, so that errors stay small
+_COLDEST = 1e-6  # the lowest temperature for which sums are requested from the module
+_GROUP = 64  # logits, of which only the largest is compared at first
+FIRST_CANDIDATES = 256  # top-p sorts this many tokens first: nearly always they hold enough mass
 
 
 @dataclass(frozen=True)
 class Row:
-    """Logits of which one token is drawn.
+    """A row of logits, of which one token is sampled.
 
     Attributes:
-        logits: all of them.
-        largest: the largest.
-        top_ids: the ids of the largest ones, as `top_of` gives them; perhaps none.
-        running_sums: `TopLogits.running_sums` of this row; None: they are not to be had.
+        logits: all logits.
+        largest: the largest logit.
+        top_ids: the ids of the largest ones, in the order of `top_of`; can be empty.
+        running_sums: `TopLogits.running_sums` of this row; None if unavailable.
     """
 
     logits: LogitsArray
@@ -45,17 +45,17 @@ class Row:
     running_sums: Callable[[float], Float64Array] | None = None
 
     def weights(self, which: IntArray | slice, temperature: float) -> Float64Array:
-        """Of some logits, relative to the largest one's."""
+        """Return the weights of some logits, relative to the largest one's."""
         return relative_weights(self.logits[which], temperature, self.largest)
 
     def sums(self, temperature: float) -> Float64Array | None:
-        """The running sums of blocks of weights, if the module gives them."""
+        """Return the running sums of blocks of weights, if the module has them."""
         return None if self.running_sums is None or temperature < _COLDEST else self.running_sums(temperature)
 
 
 def draw(row: Row, params: SamplingParams, number: float) -> int:
-    """Draw from the logits that top-n-sigma leaves: from their `softmax(logits / temperature)`, cut to top-k, then
-    top-p, then min-p. `number` is random, from 0 to below 1.
+    """Sample from `softmax(logits / temperature)` of the logits that top-n-sigma leaves, cut to top-k, then top-p, then
+    min-p. `number` is random, at least 0 and below 1.
     """
     if params.top_n_sigma > 0.0:
         near_ids = _near_best(row.logits.astype(np.float64), params.top_n_sigma)
@@ -64,9 +64,9 @@ def draw(row: Row, params: SamplingParams, number: float) -> int:
 
 
 def draw_uncut(row: Row, changed: ChangedLogits, params: SamplingParams, number: float) -> int | None:
-    """As `draw` of a row of which a few logits are others, without any cut.
+    """Sample like `draw` from a row with a few changed logits, without any cut.
 
-    None: that must be computed, because the sums of the row as it was do not tell.
+    None if the sums of the original row cannot decide.
     """
     sums = None if number < params.xtc_probability else row.sums(params.temperature)
     if sums is None:
@@ -87,14 +87,14 @@ def draw_uncut(row: Row, changed: ChangedLogits, params: SamplingParams, number:
 
 
 def _near_best(logits: Float64Array, num_sigmas: float) -> IntArray:
-    """The ids of the logits that are so many standard deviations below the largest one or fewer (Tang et al. 2024,
+    """Return the ids of the logits at most this many standard deviations below the largest one (Tang et al. 2024,
     arXiv:2411.07641).
     """
     return np.flatnonzero(logits >= logits.max() - min(num_sigmas, _MOST_SIGMAS) * logits.std())
 
 
 def _draw_of_near(row: Row, params: SamplingParams, number: float) -> int:
-    """As `draw`, where top-n-sigma has nothing more to drop."""
+    """Sample like `draw`, without top-n-sigma."""
     token_ids = _candidates(row, params)
     if token_ids is not None:
         return int(token_ids[pick(row.weights(token_ids, params.temperature), params, number)])
@@ -106,7 +106,7 @@ def _draw_of_near(row: Row, params: SamplingParams, number: float) -> int:
 
 
 def pick(weights: Float64Array, params: SamplingParams, number: float) -> int:
-    """The index of a weight, drawn with a probability in proportion to it."""
+    """Return the index of a weight, sampled in proportion to it."""
     if params.xtc_probability > 0.0:
         weights, number = _without_top_choices(weights, params, number)
     if len(weights) > _MANY:
@@ -115,12 +115,14 @@ def pick(weights: Float64Array, params: SamplingParams, number: float) -> int:
             return found
     cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
-    return min(index, len(weights) - 1)  # rounding may place the product on the total itself
+    return min(index, len(weights) - 1)  # rounding can place the product on the total itself
 
 
 def _without_top_choices(weights: Float64Array, params: SamplingParams, number: float) -> tuple[Float64Array, float]:
-    """Leave out all likely weights but the least likely one, so often as is asked for (XTC, llama.cpp's), and return
-    what is left of a random number, which is uniform again: a token takes one number, whatever it is used for.
+    """Remove all likely weights but the least likely one, with the requested probability (XTC, as in llama.cpp).
+
+    Return the weights, and what is left of the random number, which is uniform again: a token takes one number,
+    whatever it is used for.
     """
     if number >= params.xtc_probability:
         return weights, _rest_of(number, params)
@@ -133,14 +135,14 @@ def _without_top_choices(weights: Float64Array, params: SamplingParams, number: 
 
 
 def _rest_of(number: float, params: SamplingParams) -> float:
-    """What is left of a random number that says that XTC leaves out nothing."""
+    """Return what is left of a random number for which XTC removes nothing."""
     return (number - params.xtc_probability) / (1.0 - params.xtc_probability)
 
 
 def _found(sums: Float64Array, weights_of: Callable[[slice], Float64Array], number: float) -> int | None:
-    """Return the index where a share `number` of all weights is reached, having read those of one block only.
+    """Return the index at which a share `number` of all weights is reached, reading the weights of one block only.
 
-    None: so near to the next weight that a running sum over all may round to that one.
+    None if it is so near to the next weight that a running sum over all could round to that one.
     """
     wanted, nearest = number * sums[-1], ROUNDING * sums[-1]
     block = min(int(np.searchsorted(sums, wanted, side="right")), len(sums) - 1)
@@ -154,7 +156,7 @@ def _found(sums: Float64Array, weights_of: Callable[[slice], Float64Array], numb
 
 
 def _candidates(row: Row, params: SamplingParams) -> IntArray | None:
-    """The ids that may be drawn, most likely first, or None for all."""
+    """Return the ids that can be sampled, most likely first; None for all."""
     temperature = params.temperature
     if 0 < params.top_k < len(row.logits):
         token_ids = top_of(row.logits, params.top_k)
@@ -173,7 +175,7 @@ def _candidates(row: Row, params: SamplingParams) -> IntArray | None:
 
 
 def _top_p(row: Row, params: SamplingParams) -> IntArray:
-    """The fewest most likely ids that hold `top_p` of the mass; sorts no more than it must."""
+    """Return the fewest most likely ids that hold `top_p` of the mass; sorts no more than it must."""
     temperature, top_p = params.temperature, params.top_p
     sums = row.sums(temperature)
     total = row.weights(slice(None), temperature).sum() if sums is None else sums[-1]
@@ -188,7 +190,7 @@ def _top_p(row: Row, params: SamplingParams) -> IntArray:
 
 
 def _likeliest(row: Row, share: float, temperature: float) -> Iterator[IntArray]:
-    """Ever more of the most likely ids: those at hand, some, all whose weights are at least `share`, and all."""
+    """Yield ever more of the most likely ids: the given ones, some, all with weights of at least `share`, and all."""
     if row.top_ids is not None:
         yield row.top_ids
     for count in (FIRST_CANDIDATES, 8 * FIRST_CANDIDATES):
@@ -199,7 +201,7 @@ def _likeliest(row: Row, share: float, temperature: float) -> Iterator[IntArray]
 
 
 def _at_least(row: Row, share: float, temperature: float) -> IntArray:
-    """The ids whose weights are at least `share` of the largest one's, in order."""
+    """Return the ids whose weights are at least `share` of the largest one's, in order."""
     if share <= 0.0:
         return np.arange(len(row.logits))
     bound = row.largest + temperature * math.log(share)
@@ -210,16 +212,16 @@ def _at_least(row: Row, share: float, temperature: float) -> IntArray:
 
 
 def nucleus(cumulative: Float64Array, wanted: float) -> int:
-    """How many of the sorted weights it takes to reach the mass `wanted`; at least one."""
+    """Return how many of the sorted weights reach the mass `wanted`; at least one."""
     return int(np.searchsorted(cumulative, wanted, side="left")) + 1
 
 
 def top_of(values: LogitsArray, count: int) -> IntArray:
-    """The ids of the `count` largest values, largest first, lower ids first on ties."""
+    """Return the ids of the `count` largest values, largest first, lower ids first on ties."""
     if count >= len(values):
         return _largest_first(values)
     bounds = values
-    if count <= len(values) // _GROUP:  # so many groups have a value that is no less than the bound
+    if count <= len(values) // _GROUP:  # this many groups have a value not below the bound
         bounds = values[: len(values) // _GROUP * _GROUP].reshape(_GROUP, -1).max(axis=0)
     smallest = np.partition(bounds, len(bounds) - count)[len(bounds) - count]
     token_ids = np.flatnonzero(values >= smallest)
@@ -227,10 +229,10 @@ def top_of(values: LogitsArray, count: int) -> IntArray:
 
 
 def _largest_first(values: LogitsArray) -> IntArray:
-    """The places of all values, largest first, lower places first on ties."""
+    """Return the indices of all values, largest first, lower indices first on ties."""
     if values.dtype != np.float32 or len(values) < _MANY:
         return np.argsort(-values, kind="stable")
-    bits = (values + np.float32(0.0)).view(np.uint32)  # of -0.0 those of 0.0
+    bits = (values + np.float32(0.0)).view(np.uint32)  # -0.0 gets the bits of 0.0
     keys = np.where(bits >> 31, bits, bits ^ 0x7FFFFFFF)  # rise as the values fall
     order = np.argsort(keys.astype(np.uint16), kind="stable")  # of 16 bits NumPy counts instead of comparing
     return order[np.argsort((keys >> 16).astype(np.uint16)[order], kind="stable")]

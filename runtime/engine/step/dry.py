@@ -1,4 +1,4 @@
-"""Penalize tokens that would go on with a repetition: DRY (p-e-w, oobabooga/text-generation-webui#5677, 2024).
+"""Penalize tokens that would continue a repetition: DRY (p-e-w, oobabooga/text-generation-webui#5677, 2024).
 
 Knows token ids and logits, not text.
 """
@@ -16,14 +16,14 @@ from ..sampling_params import SamplingParams
 
 IntArray = npt.NDArray[np.intp]
 
-_LONGEST = 50  # tokens beyond the allowed length: what repeats more is penalized as much
+_LONGEST = 50  # tokens beyond the allowed length: longer repetitions get the same penalty
 
 
 class Dry:
-    """The tokens of a prompt and its reply so far, and what may not come after them again.
+    """The tokens of a prompt and its reply so far, and the penalties for repeating them.
 
     Args:
-        breaker_ids: tokens over which no repetition goes.
+        breaker_ids: tokens at which a repetition ends.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Dry:
         self._is_breaker[breaker_ids] = True
 
     def copy(self) -> Self:
-        """The same, to go on by itself."""
+        """Return an independent copy."""
         other = copy(self)
         other._ids = self._ids.copy()
         return other
@@ -53,7 +53,7 @@ class Dry:
         self._length -= num_tokens
 
     def penalties(self) -> dict[int, float]:
-        """What is taken from the logits of tokens that came before behind what the sequence ends with, by token."""
+        """Return what is subtracted from the logits of tokens that would continue a repetition, by token."""
         params = self._params
         return {
             token_id: params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
@@ -61,12 +61,12 @@ class Dry:
         }
 
     def _repeats(self) -> dict[int, int]:
-        """Of the tokens that would make a repetition longer, how long it is, at least the allowed length."""
+        """Return the length of the repetition that each token would continue, if at least the allowed length."""
         last_n = self._params.dry_penalty_last_n
         start = 0 if last_n < 0 else max(0, self._length - last_n)
         newest_first = self._ids[start : self._length][::-1]
         most = min(len(newest_first) - 1, self._params.dry_allowed_length + _LONGEST)
-        alive = np.ones(max(len(newest_first) - 1, 0), np.bool_)  # by the place behind the end: what is newer by one
+        alive = np.ones(max(len(newest_first) - 1, 0), np.bool_)  # by distance from the end: whether all tokens match
         lengths = np.zeros(len(alive), np.int32)
         for length in range(most):
             if self._is_breaker[newest_first[length]]:
@@ -76,7 +76,7 @@ class Dry:
                 break
             lengths[: len(alive)] += alive
         places = np.flatnonzero(lengths >= self._params.dry_allowed_length)
-        order = places[np.argsort(lengths[places], kind="stable")]  # the longest of a token comes last
+        order = places[np.argsort(lengths[places], kind="stable")]  # the longest repetition of a token comes last
         following = newest_first[order].tolist()
         return {
             token_id: length

@@ -1,4 +1,4 @@
-"""How long a step may take, by how long steps took lately.
+"""Choose how long a step may take, from the duration of recent steps.
 
 Knows tokens and seconds, not requests.
 """
@@ -12,33 +12,33 @@ from dataclasses import dataclass, field
 from ...cache.kv_transaction import Reservation
 from .prompt_cost import FIXED_TOKENS, PromptCost
 
-ALONE_S = 0.25  # of a prompt that is alone, or of all that end in a step: so long does the next request wait for it
-GRACE_S = 3.0  # that prompts which end in a step may take more than streams: many at once are computed faster
-PARTS_GRACE_S = 0.1  # that parts of long prompts may: streams keep half of their speed from the beginning
-LONG_S = 0.5  # that what is left of a prompt takes, for it to be long
-_PAID_BACK = 0.95  # of what prompts took more, with each second of streams alone: what is measured is not all they wait
-_MOST_BETWEEN_S = 0.01  # between two steps, beside as long as the first one took
-_LEAST, _FIRST = 8, 64  # tokens of a prompt: fewer cost a step as much; before anything was measured
-_FEWEST = 32  # tokens of prompts in a step, as far as these have any: kernels take as many rows at a time
-_FIRST_WHOLE = 512  # that a prompt which is alone may have, to be computed in one step before anything was measured
-_FIRST_ROWS = 8  # that are taken to cost as much as a decode step, before a prompt was measured
-_FIXED_ALONE, _FIXED_BESIDE = 22, 11  # times a step's fixed cost: so long do tokens take that cost nearly the least
-_REST = 6  # of a part: so little is no part of its own where no stream waits
-_BLOCK = 8  # rows that kernels take at a time: a few more cost as much as all of them
-_FEW, _FAR = 64, 2048  # fewer than that cost more each, most of all behind so many, whose keys and values all are read
-_FAR_LIMITS = 8  # times the limit of a step, that so few may take there
-_KEPT = 0.9  # of how long streams took by themselves before, with each such step
-_MOST_STREAMS = 0.4  # of a step with prompts; if it were half, one slow step of streams would be believed for ever
-_MEASURED = 8  # steps, of which one at least has no prompts while streams are owed time: it measures them
-_FEWEST_BESIDE = 4  # tokens of a long prompt in a step of streams that are owed time
-_LEAST_WORTH, _MOST_WORTH = 0.8, 2.0  # of the seconds expected of these to those they took; else there are none
-_TRIED_AGAIN = 0.02  # towards 1, with each step without prompts
-_MOST_SLOWER = 8.0  # times what was expected of a step that one measurement says: the machine may have been suspended
+ALONE_S = 0.25  # for a lone prompt, or for all that end in a step: the next request waits this long for the step
+GRACE_S = 3.0  # debt up to which prompts that end in a step continue: computing many at once is faster
+PARTS_GRACE_S = 0.1  # debt up to which parts of long prompts continue: decoding keeps half of its speed
+LONG_S = 0.5  # remaining time from which a prompt is long
+_PAID_BACK = 0.95  # share of decoding alone that reduces the debt: requests wait for more than what is measured
+_MOST_BETWEEN_S = 0.01  # pause between two steps that is counted, in addition to the duration of the first one
+_LEAST, _FIRST = 8, 64  # tokens of a prompt in a step: fewer cost the same; before the first measurement
+_FEWEST = 32  # tokens of prompts in a step, if there are so many: kernels compute this many rows at a time
+_FIRST_WHOLE = 512  # tokens of a lone prompt in one step before the first measurement
+_FIRST_ROWS = 8  # rows assumed to cost as much as a decode step before a prompt was measured
+_FIXED_ALONE, _FIXED_BESIDE = 22, 11  # times a step's fixed cost: then tokens cost nearly the least
+_REST = 6  # share of a part (1/6): a smaller rest joins it if no request decodes
+_BLOCK = 8  # rows that kernels compute at a time: a few more cost as much as all of them
+_FEW, _FAR = 64, 2048  # fewer tokens than that cost more each, especially after so many, whose KV is all read
+_FAR_LIMITS = 8  # times the limit of a step, for that few tokens at a high position
+_KEPT = 0.9  # weight of earlier decode steps in the moving average, for each new one
+_MOST_STREAMS = 0.4  # share of a step with prompts: at one half, a single slow decode step would be believed for ever
+_MEASURED = 8  # steps, of which at least one has no prompts while decoding is owed time, for a measurement
+_FEWEST_BESIDE = 4  # tokens of a long prompt in a step while decoding is owed time
+_LEAST_WORTH, _MOST_WORTH = 0.8, 2.0  # expected seconds of these divided by measured ones; below, they are not computed
+_TRIED_AGAIN = 0.02  # recovery of that ratio towards 1, with each step without prompts
+_MOST_SLOWER = 8.0  # times the expected duration that one measurement can report: the machine may have been suspended
 
 
 @dataclass
 class StepPace:
-    """What a step may take.
+    """The time that prompts may take in a step, adapted to measurements.
 
     >>> pace = StepPace(limit_s=0.05)
     >>> pace.num_tokens(0, pace.prompts_s(num_streams=0, has_others=True))  # nothing was measured yet
@@ -47,32 +47,32 @@ class StepPace:
     >>> pace.num_tokens(0, pace.prompts_s(num_streams=0, has_others=True))
     100
 
-    A step costs a fixed time, in which the weights are read, and a time for each token. Prompts have at least a
+    A step costs a fixed time, in which the weights are read, and a time for each token. Prompts get at least a
     multiple of the fixed time, so that their tokens cost nearly the least. On a slow machine that is longer than
-    `limit_s`, and streams are compensated by steps without prompts.
+    `limit_s`, and decoding requests are compensated by steps without prompts.
 
     Attributes:
-        limit_s: seconds of parts of prompts in a step while others wait or stream. Where prompts have taken
-            `PARTS_GRACE_S` more than streams, there are steps without long ones, and from `GRACE_S` on without any, so
-            that streams keep half of their speed.
+        limit_s: seconds for parts of prompts in a step while other requests wait or decode. If prompts have taken
+            `PARTS_GRACE_S` more than decoding, there are steps without long ones, and from `GRACE_S` on without any, so
+            that decoding requests keep half of their speed.
     """
 
     limit_s: float
     _cost: PromptCost = field(default_factory=PromptCost)
-    _streams_s: float = 0.0  # of a step without prompts
-    _num_streams: float = 0.0  # in it
-    _tokens: float = 1.0  # that it brings each stream
-    _debt_s: float = 0.0  # that prompts took more than streams
-    _last_streams_s: float = math.inf  # of the last step without prompts
+    _streams_s: float = 0.0  # duration of a step without prompts
+    _num_streams: float = 0.0  # decoding requests in it
+    _tokens: float = 1.0  # tokens per decoding request in it
+    _debt_s: float = 0.0  # time that prompts took more than decoding
+    _last_streams_s: float = math.inf  # duration of the last step without prompts
     _num_with_prompts: int = 0  # steps since then
-    _few_worth: float = 1.0  # what a few tokens of prompts were expected to take beside streams, of what they took
+    _few_worth: float = 1.0  # expected seconds of a few prompt tokens while others decode, divided by measured ones
     _began_at: float = 0.0
-    _last: tuple[int, list[tuple[int, int]], float, int] | None = None  # streams, chunks, seconds, guesses of a step
+    _last: tuple[int, list[tuple[int, int]], float, int] | None = None  # decoding requests, chunks, seconds, accepted
 
     def time_of(self, now: float, *, num_streams: int, num_prompts: int) -> PromptTime:
-        """Return the time that the step that begins now has for this many prompts beside this many streams."""
+        """Return the time for prompts in the step that begins now, given the number of decoding and prefilling ones."""
         self.begin(now)
-        # without prompts the cost of one is not asked for: it would be fitted anew in each step
+        # not without prompts: their cost would be fitted again in each step
         parts_s = self.prompts_s(num_streams=num_streams, has_others=num_prompts > 1) if num_prompts else 0.0
         is_alone = not num_streams and num_prompts <= 1
         return PromptTime(
@@ -85,11 +85,11 @@ class StepPace:
         )
 
     def prompts_s(self, *, num_streams: int, has_others: bool) -> float:
-        """Return the seconds for parts of prompts in the next step; 0: no prompts.
+        """Return the seconds for parts of prompts in the next step; 0: no parts of prompts.
 
         Args:
             num_streams: requests that decode in it.
-            has_others: whether more than one prompt is to be computed.
+            has_others: whether there is more than one prompt.
         """
         if num_streams and self._debt_s >= GRACE_S:
             return 0.0
@@ -101,11 +101,11 @@ class StepPace:
         return max(ALONE_S, self.limit_s, _FEWEST * token_s, _FIXED_ALONE * fixed_s)
 
     def longest_s(self, *, num_streams: int) -> float:
-        """Seconds that a prompt still takes at most, for more than a few of its tokens to be in the next step."""
+        """Return the longest remaining time of a prompt that gets more than a few tokens in the next step."""
         return LONG_S if num_streams and self._debt_s >= PARTS_GRACE_S else math.inf
 
     def num_tokens(self, position: int, seconds: float) -> int:
-        """Tokens of a prompt, from `position` on, that take about so long; a few where that is fewer than pay."""
+        """Return how many tokens of a prompt from `position` take about this long; a few if fewer would not pay."""
         each_s = self._cost.token_s(position)
         if not each_s and self._streams_s:
             each_s = self._streams_s / _FIRST_ROWS
@@ -118,16 +118,16 @@ class StepPace:
         return max(_LEAST, most)
 
     def seconds(self, position: int, num_tokens: int) -> float:
-        """That so many tokens of a prompt take beside the step's fixed cost, from `position` on; 0 before anything was
-        measured.
+        """Return the seconds of a prompt's tokens from `position`, without the step's fixed cost; 0 before the first
+        measurement.
         """
         return num_tokens * (self._cost.token_s(position + num_tokens / 2) or 0.0)
 
     def observe(
         self, *, num_streams: int, chunks: Sequence[tuple[int, int]], seconds: float, num_accepted: int = 0
     ) -> None:
-        """Note how long a step took: `num_streams` requests decoded beside `chunks` (start, stop) of prompts; without
-        prompts, `num_accepted` tokens came besides, that were guessed.
+        """Record how long a step took that decoded `num_streams` requests and computed `chunks` (start, stop) of
+        prompts. Without prompts, `num_accepted` draft tokens were accepted in it.
         """
         if seconds <= 0.0 or not (num_streams or chunks):
             return
@@ -156,7 +156,7 @@ class StepPace:
         alone_s, most_s = self._streams_s / self._tokens, _MOST_STREAMS * seconds
         if 0.0 < alone_s <= most_s:
             self._cost.observe(num_tokens, position, seconds - alone_s, has_fixed=False)
-        else:  # too little is left to tell what the prompts took: a row of a stream counts as one of theirs
+        else:  # the rest is too small to tell the cost of prompts: a decoded row counts as one of theirs
             self._cost.observe(num_tokens + num_streams, position, seconds)
         if is_few:
             most_s = 0.5 * seconds
@@ -167,13 +167,13 @@ class StepPace:
         self._debt_s = min(max(0.0, self._debt_s + more_s), most_debt_s)
 
     def observe_step(self, reservations: Sequence[Reservation], seconds: float, num_accepted: int = 0) -> None:
-        """The same, of what a step reserved, when the next one begins; a sequence with one token decodes."""
+        """Record what a step reserved, for `observe` when the next one begins; a sequence with one token decodes."""
         chunks = [(each.start, each.stop) for each in reservations if not each.decodes]
         self._last = (len(reservations) - len(chunks), chunks, seconds, num_accepted)
 
     def begin(self, now: float) -> None:
-        """Begin to plan a step. What planning and handing out took belongs to the step before: to a short one it is
-        much. A longer pause is none of it.
+        """Begin to plan a step. The time since the previous one counts as part of it, because planning and delivering
+        is much of a short step; a longer pause does not count.
         """
         began_at, self._began_at = self._began_at, now
         if self._last is not None:
@@ -183,8 +183,10 @@ class StepPace:
             self.observe(num_streams=num_streams, chunks=chunks, seconds=took, num_accepted=num_accepted)
 
     def _few_s(self, num_streams: int) -> float:
-        """Seconds for a few tokens of long prompts in a step of streams that are owed time: these keep half of their
-        speed in it, and the weights are read anyway. 0.0 where it has none, so that streams are measured.
+        """Return the seconds for a few tokens of long prompts while decoding is owed time.
+
+        Decoding keeps half of its speed in such a step, and the weights are read anyway. 0.0 if there is no time, so
+        that decoding is measured.
         """
         if not num_streams or self._debt_s < PARTS_GRACE_S or self._num_with_prompts >= _MEASURED - 1:
             return 0.0
@@ -198,10 +200,10 @@ class StepPace:
 
 
 class PromptTime:
-    """What is left of the seconds that a step has for prompts.
+    """The time that is left for prompts in a step.
 
-    Prompts that end in the step may take `ALONE_S` together: fifty short ones are computed in a few steps, as beside
-    one another they cost less. Parts of longer ones take `parts_s`.
+    Prompts that end in the step can take `ALONE_S` together: fifty short ones are computed in a few steps, because
+    batched they cost less. Parts of longer ones take `parts_s`.
     """
 
     def __init__(
@@ -218,9 +220,9 @@ class PromptTime:
 
         Args:
             parts_s: for parts of prompts; 0: all prompts are long.
-            longest_s: that what is left of a prompt may take, for it not to be long.
-            few_s: for parts of long prompts, if nothing else of prompts is in the step.
-            whole_s: for all prompts, if that is more; those that end may take it.
+            longest_s: a prompt is long if its remaining tokens take more.
+            few_s: for parts of long prompts, if the step has no other prompts.
+            whole_s: for all prompts, if that is more; those that end can use it.
             block: rows that a part is rounded up to.
         """
         self._pace, self._longest_s, self._few_s, self._block = pace, longest_s, few_s, block
@@ -229,21 +231,21 @@ class PromptTime:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more prompt may begin in the step."""
+        """Return whether one more prompt can begin in the step."""
         return self._left_s > 0.0
 
     def has_room_for(self, position: int, num_tokens: int) -> bool:
-        """Whether a part of a prompt's tokens from `position` on fits, or all of them do."""
+        """Return whether a part of a prompt's tokens from `position` fits, or all of them do."""
         if self._is_long(position, num_tokens):
             return self._few(position) > 0
         return self._left_of_parts_s > 0.0 or num_tokens <= self._pace.num_tokens(position, self._left_s)
 
     def set_aside(self, share: float) -> None:
-        """Let a share of all be for later."""
+        """Keep a share of the time for later."""
         self._share_aside = share
 
     def num_tokens(self, position: int, num_tokens: int, share: float) -> int:
-        """How many of a prompt's `num_tokens` from `position` on take a share of what is left."""
+        """Return how many of a prompt's `num_tokens` from `position` fit into a share of the time that is left."""
         if self._is_long(position, num_tokens) and (few := self._few(position, share)):
             return few
         if num_tokens <= self._pace.num_tokens(position, share * self._left_s):
@@ -254,7 +256,7 @@ class PromptTime:
         return num_tokens if is_nearly_all else min(num_tokens, most)
 
     def take(self, position: int, num_tokens: int, *, ends: bool) -> None:
-        """Use the time of so many tokens, with which the prompt ends or not."""
+        """Use the time of these tokens; `ends` if the prompt ends with them."""
         self._use(self._pace.seconds(position, num_tokens), ends=ends)
 
     def give_back(self, position: int, num_tokens: int, *, ends: bool) -> None:
@@ -269,7 +271,7 @@ class PromptTime:
         return not self._parts_s or self._pace.seconds(position, num_tokens) > self._longest_s
 
     def _few(self, position: int, share: float = 1.0) -> int:
-        """Tokens of a long prompt that take a share of the time for a few; 0 where so few cost more each."""
+        """Return the tokens of a long prompt that fit into a share of `few_s`; 0 if so few cost more each."""
         left_s = self._few_s * (1 - self._share_aside) - self._used_s
         count = 0 if position >= _FAR else self._pace.num_tokens(position, share * left_s)
         return count if share * left_s >= self._pace.seconds(position, _FEWEST_BESIDE) else 0

@@ -1,7 +1,7 @@
 """Plan what one step computes, within its tokens and its time, then compute it.
 
-Knows requests, pages, reservations and the model; whose turn it is, is the scheduler's to say, and what becomes of the
-logits, the readers'.
+Knows requests, pages, reservations and the model. The scheduler chooses the order, and readers use the
+logits.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from .readers import DAMAGED, LogitRows, Outcome
 from .sampler import StepLogits
 
 AdmissionPolicy = Literal["optimistic", "conservative"]
-"""What of a reply has pages reserved when its request is let in.
+"""The part of a reply that has pages reserved when its request is admitted.
 
-`optimistic`: one token, so that more requests run, and the newest gives its pages back when they become too few;
-`conservative`: `max_tokens`, or what the context leaves, so that none ever does.
+`optimistic`: one token, so that more requests run, and the newest is preempted when pages run out;
+`conservative`: `max_tokens`, or what the context leaves, so that none is ever preempted.
 """
 
 
 @dataclass(frozen=True)
 class SchedulerPolicy:
-    """Limits of a step, and how cached prefixes weigh against waiting.
+    """Limits of a step, and the weight of cached prefixes against waiting time.
 
-    A waiting request's turn comes by `cached tokens + ageing_tokens_per_s * seconds waited`: a cached prefix
-    lets it overtake others, for a bounded time. Only the `num_candidates` oldest are looked at, so that a
+    Waiting requests are ordered by `cached tokens + ageing_tokens_per_s * seconds waited`: a cached prefix
+    lets a request overtake others, for a bounded time. Only the `num_candidates` oldest are considered, so that a
     long queue costs nothing.
 
-    Parts of prompts take about `prompts_s` seconds of a step at most while others wait or stream; the oldest has half
-    of that, and others share the rest, the shortest first. Prompts that end in the step have a quarter of a second.
-    None: tokens alone limit a step.
+    Parts of prompts take at most about `prompts_s` seconds of a step while other requests wait or decode; the oldest
+    gets half of that, and the others share the rest, the shortest first. Prompts that end in the step have a quarter of
+    a second. None: only the number of tokens limits a step.
 
-    A step has `max_num_logits` rows of logits, at least one for each sequence. A prompt whose logprobs are asked for
+    A step has `max_num_logits` rows of logits, at least one for each sequence. A prompt whose logprobs are requested
     takes one for each token, and so is computed in shorter parts.
 
-    Where it `speculates`, steps without prompts check guesses of what replies go on with, as many as pay: of a draft
-    model if there is one, and where it `looks_up`, of what was said before.
+    If it `speculates`, steps without prompts verify draft tokens, as many as pay: of a draft model or MTP head if there
+    is one, and if it `looks_up`, of n-gram lookup.
     """
 
     max_num_seqs: int = 64
@@ -56,14 +56,14 @@ class SchedulerPolicy:
     prompts_s: float | None = None
     speculates: bool = False
     looks_up: bool = True
-    whole_prompts: bool = False  # a prompt is computed in one step or not at all: its tokens see those after them
+    whole_prompts: bool = False  # a prompt is computed in one step or not at all: its tokens attend to later ones
 
 
 class ScheduledRequest(NamedTuple):
-    """One request's share of a step.
+    """The share of one request in a step.
 
-    Of its last `num_logits` tokens the logits are wanted: of the last one if it samples, of those of a prompt whose
-    logprobs are asked for, and of a draft and the token before it.
+    The logits of its last `num_logits` tokens are read: of the last one if it samples, of a prompt's tokens if their
+    logprobs are requested, and of a draft and the token before it.
     """
 
     request: Request
@@ -73,8 +73,9 @@ class ScheduledRequest(NamedTuple):
     draft: Draft = NO_DRAFT
 
     def read(self, step: StepLogits, end: int) -> Outcome | None:
-        """Hand the request's readers their rows, which end before row `end` of the step. Returns how the request fails
-        if some of these are not finite or a reader raises; None if it goes on.
+        """Pass the request's readers their rows, which end before row `end` of the step.
+
+        Return the outcome of a failure, if some rows are not finite or a reader raises; None if the request continues.
         """
         request, reserved = self.request, self.reservation
         start, stop, length = reserved.start, reserved.stop, len(request.admitted)
@@ -91,9 +92,9 @@ class ScheduledRequest(NamedTuple):
 
 
 class StepPlan:
-    """The requests of a step, in order, and the tokens that may still be added.
+    """The requests of a step, in order, and the tokens that can still be added.
 
-    `unservable` is a request that does not fit the pool even alone, if one was met: it can only fail.
+    `unservable` is a request that was found not to fit the pool even alone: it can only fail.
     """
 
     def __init__(
@@ -106,8 +107,14 @@ class StepPlan:
         max_num_logits: int = 64,
         whole_prompts: bool = False,
     ) -> None:
-        """An empty plan; a request that has a position in `stops` before it computes no further than that, prompts take
-        no longer than `time`, and `max_num_logits` rows of logits are wanted at most. `whole_prompts` are not cut."""
+        """Make an empty plan.
+
+        Args:
+            stops: by request id, positions that a request does not compute beyond.
+            time: the time for prompts; None: no limit.
+            max_num_logits: the most rows of logits.
+            whole_prompts: whether prompts must not be split.
+        """
         self._whole_prompts = whole_prompts
         self.budget = self.max_num_tokens = max_num_tokens
         self._time, self._aside = time, 0
@@ -124,22 +131,23 @@ class StepPlan:
 
     @property
     def has_room(self) -> bool:
-        """Whether tokens of prompts may still be added."""
+        """Return whether tokens of prompts can still be added."""
         return self.budget > 0 and (self._time is None or self._time.has_room)
 
     def has_room_for(self, request: Request) -> bool:
-        """Whether tokens of a running request's prompt may still be added."""
+        """Return whether tokens of a running request's prompt can still be added."""
         sequence = request.admitted
         return self.has_room and (
             self._time is None or self._time.has_room_for(sequence.num_computed, sequence.num_uncomputed)
         )
 
     def reserve(self, request: Request, share: float = 1.0) -> bool:
-        """Add as many of the request's tokens as the budget allows, none where the step has no row of logits left for
-        it; False, with nothing changed, without pages.
+        """Add as many of the request's tokens as the budget allows; none if the step has no row of logits left.
+
+        Return False, with nothing changed, if there are no pages.
 
         Args:
-            share: of the time that is left for prompts.
+            share: share of the time that is left for prompts.
         """
         sequence = request.admitted
         num_tokens = min(sequence.num_uncomputed, self.budget)
@@ -169,7 +177,7 @@ class StepPlan:
         return True
 
     def reserve_draft(self, request: Request, draft: Draft) -> bool:
-        """Add a request's uncomputed tokens and a draft behind them; False, with nothing changed, without pages."""
+        """Add a request's uncomputed tokens and a draft after them; return False, with nothing changed, if none fit."""
         num_logits, sequence = 1 + len(draft.token_ids), request.admitted
         try:
             reservation = self._step.reserve(sequence, sequence.num_uncomputed, draft.token_ids)
@@ -180,8 +188,8 @@ class StepPlan:
         self._scheduled[request.request_id] = ScheduledRequest(request, reservation, num_logits, True, draft)
         return True
 
-    def keep_to_states(self) -> None:
-        """Have requests end at a token behind which a state is wanted since they were added."""
+    def cut_at_states(self) -> None:
+        """Cut requests at tokens after which a state was requested since they were added."""
         for item in self.scheduled:
             reserved = item.reservation
             stop = reserved.sequence.state.next_stop(reserved.start)
@@ -190,7 +198,7 @@ class StepPlan:
                 self.reserve(item.request)
 
     def drop(self, request: Request) -> None:
-        """Take a request out again, if it is in; its pages, tokens and time are free for others."""
+        """Remove a request from the plan, if it is in; its pages, tokens and time are free for others."""
         dropped = self._scheduled.pop(request.request_id, None)
         if dropped is not None:
             self._step.drop(dropped.reservation.sequence)
@@ -201,7 +209,7 @@ class StepPlan:
                 self._time.give_back(reserved.start, reserved.num_tokens, ends=dropped.samples)
 
     def set_half_aside(self) -> None:
-        """Keep half of all until `take_back`, for the oldest prompt: it has what others leave it."""
+        """Keep half of tokens, rows and time until `take_back`, for the oldest prompt, which gets what others leave."""
         self._aside = (self.budget + 1) // 2
         self.budget -= self._aside
         self._logits_aside = (self._num_logits_left + 1) // 2
@@ -210,7 +218,7 @@ class StepPlan:
             self._time.set_aside(0.5)
 
     def take_back(self) -> None:
-        """Have all that is left."""
+        """Make everything that is left available."""
         self.budget, self._aside = self.budget + self._aside, 0
         self._num_logits_left, self._logits_aside = self._num_logits_left + self._logits_aside, 0
         if self._time is not None:
@@ -219,9 +227,9 @@ class StepPlan:
     def compute(
         self, forward: Forward, *, num_outputs: int, clock: Callable[[], float]
     ) -> list[tuple[ScheduledRequest, Outcome]]:
-        """Run the model, and have readers read the first `num_outputs` logits of each row.
+        """Run the model, and pass readers the first `num_outputs` logits of each row.
 
-        Returns what that brought the requests that sample, and those that fail, in order.
+        Return the outcomes of the requests that sample, and of those that fail, in order.
 
         Raises:
             EngineError: the model returned logits of another shape.
@@ -241,7 +249,7 @@ class StepPlan:
             return []
         # a padded embedding has rows that are no token: they are never sampled
         step = StepLogits(logits[:, :num_outputs], forward.top_logits(num_rows, num_outputs), clock())
-        # all rows are read before any reply goes on: in turns, both were slower (bench/LOG.md)
+        # all rows are read before any reply continues: alternating was slower for both (bench/LOG.md)
         read = [(item, item.read(step, end)) for item, end in zip(scheduled, accumulate(num_logits), strict=True)]
         return [
             (item, item.request.sampler.go_on(step.now) if failure is None else failure)
@@ -250,6 +258,6 @@ class StepPlan:
         ]
 
     def num_held_pages(self, request: Request) -> int:
-        """Pages that a running request holds, those of this step included."""
+        """Return the number of pages that a running request holds, those of this step included."""
         scheduled = self._scheduled.get(request.request_id)
         return scheduled.reservation.num_pages if scheduled else len(request.admitted.page_ids)

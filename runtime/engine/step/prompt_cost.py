@@ -1,4 +1,4 @@
-"""What a step of prompts costs: a fixed time, and a time for each token that grows with its position.
+"""Model the cost of a step of prompts: a fixed time, and a time for each token that grows with its position.
 
 Knows tokens and seconds, not requests or limits.
 """
@@ -8,36 +8,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-FIXED_TOKENS = 24.0  # that are taken to cost as much as what is fixed, where steps of one size tell nothing
-_KEPT = 0.95  # of what earlier steps said, with each new one
-_MIN_TOKENS = 8  # of a step that tells of the fixed time: the time of fewer does not grow with their number
-_FOLLOWS = 0.3  # of the way to what a step took, that all which was measured before is taken to be slower or faster
-_CERTAIN = 0.001  # spread of the sizes of steps from which the fixed time is known; weighs what was known before
-_DRIFT = 0.1  # of the way to that, with each step
-_POSITIONS = 1024.0  # to a unit of position, so that all numbers are of one size
-_NEAR = 0.125  # units of position: so near to one another, steps tell little of those that are farther
-_UNKNOWNS = range(3)  # seconds of a step, of each of its tokens, and of each of these for each unit of position
-_NON_NEGATIVE = ((0, 1, 2), (0, 1), (1, 2), (1,))  # what is fitted; what came out below 0 is left out
+FIXED_TOKENS = 24.0  # tokens assumed to cost as much as the fixed time, while all steps have the same size
+_KEPT = 0.95  # weight of earlier steps, for each new one
+_MIN_TOKENS = 8  # of a step that tells the fixed time: with fewer, the time does not grow with their number
+_FOLLOWS = 0.3  # share of a step's deviation by which all earlier measurements are scaled
+_CERTAIN = 0.001  # spread of step sizes from which the fixed time is known; weight of the earlier ratio
+_DRIFT = 0.1  # share of the way to the upper bound, with each step
+_POSITIONS = 1024.0  # tokens per unit of position, so that all numbers are of similar size
+_LEAST_SHARE = 0.01  # least share of a step's time that its tokens take; with steps of equal duration it would be none
+_NEAR = 0.125  # units of position: steps this near to one another tell little about farther ones
+_UNKNOWNS = range(3)  # seconds of a step, of each of its tokens, and of each token per unit of position
+_NON_NEGATIVE = ((0, 1, 2), (0, 1), (1, 2), (1,))  # unknowns that are fitted; those that came out below 0 are left out
 
-_Vector = list[float]  # of three: few enough that NumPy would take ten times as long
+_Vector = list[float]  # of three: NumPy would take ten times as long
 _Matrix = list[_Vector]
 
 
-class _Fit(NamedTuple):
-    """Seconds, and None where the sizes of steps do not tell."""
+class _FittedCost(NamedTuple):
+    """The fitted cost; `fixed_s` is None if steps of one size do not tell."""
 
     fixed_s: float | None
     token_s: float
-    position_s: float  # for each token and unit of position
+    position_s: float  # per token and unit of position
     mean_token_s: float
 
 
 class PromptCost:
-    """Seconds of a step as `fixed + tokens * (token + slope * position)`, fitted to what was measured lately.
+    """Seconds of a step as `fixed + tokens * (token + slope * position)`, fitted to recent measurements.
 
-    Steps of one size do not tell the fixed time from that of the tokens. Then the two keep the ratio that steps of
-    other sizes showed earlier, so that a machine that slows down changes no ratio. Before any did, a decode step is the
-    second size.
+    Steps of one size cannot separate the fixed time from that of the tokens. Then the two keep the ratio that steps of
+    other sizes showed earlier, so that a machine that slows down changes no ratio. Before there was another size, a
+    decode step is the second one.
 
     >>> cost = PromptCost()
     >>> cost.observe(64, 32, 0.2 + 64 * 0.01)
@@ -51,13 +52,13 @@ class PromptCost:
     def __init__(self) -> None:
         self._squares: _Matrix = [[0.0 for _ in _UNKNOWNS] for _ in _UNKNOWNS]
         self._products: _Vector = [0.0 for _ in _UNKNOWNS]
-        self._ratio: float | None = None  # of the fixed time to that of a token, once steps of several sizes told it
+        self._ratio: float | None = None  # fixed time divided by that of a token, once steps of several sizes told it
         self._decode: tuple[float, float] | None = None  # rows and seconds
-        self._fitted: _Fit | None = None
+        self._fitted: _FittedCost | None = None
 
     @property
     def fixed_s(self) -> float | None:
-        """The seconds that a step takes however few tokens it has; None if that is unknown."""
+        """The seconds that a step takes however few tokens it has; None if unknown."""
         fit = self._fit()
         return None if fit is None else fit.fixed_s
 
@@ -69,13 +70,12 @@ class PromptCost:
         return max(fit.token_s + fit.position_s * position / _POSITIONS, fit.mean_token_s / 4)
 
     def observe(self, num_tokens: int, position: float, seconds: float, *, has_fixed: bool = True) -> None:
-        """Note that a step of so many tokens, at this mean position, took so long.
+        """Record the duration of a step of `num_tokens` tokens at this mean position.
 
         Args:
-            has_fixed: whether the fixed time is in `seconds`; not where requests decoded in the same step and what
-                these take by themselves was left out.
+            has_fixed: whether `seconds` includes the fixed time; it does not if a decode step was subtracted.
         """
-        if num_tokens < _MIN_TOKENS and self._is_measured:
+        if seconds <= 0.0 or (num_tokens < _MIN_TOKENS and self._is_measured):
             return
         has_fixed = has_fixed and num_tokens >= _MIN_TOKENS
         row = [has_fixed / num_tokens, 1.0, position / _POSITIONS]
@@ -93,14 +93,14 @@ class PromptCost:
             self._ratio = self._likely_ratio()
 
     def observe_decode(self, num_rows: float, seconds: float) -> None:
-        """Note what a step without prompts takes, of so many rows: no less than the fixed time."""
+        """Record the duration of a step without prompts, of `num_rows` rows: an upper bound of the fixed time."""
         self._decode = num_rows, seconds
         self._fitted = None
 
     def _likely_ratio(self) -> float:
-        """Return the fixed time in tokens, a little towards the most that it can be.
+        """Return the fixed time in tokens, moved a little towards its upper bound.
 
-        So steps of one size become longer until their sizes tell, and a ratio that was measured too small is noticed.
+        So steps of one size grow until their sizes tell, and a ratio that was measured too small is corrected.
         """
         fit = self._solve()
         token_s = max(fit.token_s, fit.mean_token_s / 4)
@@ -109,7 +109,7 @@ class PromptCost:
         return ratio + _DRIFT * max(0.0, min(most, FIXED_TOKENS) - ratio)
 
     def _spread(self) -> float:
-        """How unequal the sizes of steps with a fixed time were: what they say about it, in 1 / tokens."""
+        """Return how much the sizes of steps with a fixed time vary, and so tell about it, in 1 / tokens."""
         own, mixed, _ = self._squares[0]
         return own - mixed * mixed / self._squares[1][1]
 
@@ -117,12 +117,12 @@ class PromptCost:
     def _is_measured(self) -> bool:
         return self._squares[1][1] > 0.0
 
-    def _fit(self) -> _Fit | None:
+    def _fit(self) -> _FittedCost | None:
         if self._fitted is None and self._is_measured:
             self._fitted = self._solve()
         return self._fitted
 
-    def _solve(self) -> _Fit:
+    def _solve(self) -> _FittedCost:
         squares, products = [squares.copy() for squares in self._squares], self._products
         squares[2][2] += squares[1][1] * _NEAR**2
         is_known = True
@@ -138,11 +138,12 @@ class PromptCost:
         fixed_s, token_s, position_s = _non_negative(
             squares, products, _NON_NEGATIVE if is_known else _NON_NEGATIVE[2:]
         )
-        mean_token_s = (self._products[1] - fixed_s * self._squares[0][1]) / self._squares[1][1]
+        all_s, num_tokens = self._products[1], self._squares[1][1]
+        mean_token_s = max(all_s - fixed_s * self._squares[0][1], _LEAST_SHARE * all_s) / num_tokens
         if self._decode is not None:
             num_rows, seconds = self._decode
             fixed_s = min(fixed_s, max(0.0, seconds - num_rows * token_s))
-        return _Fit(fixed_s if is_known else None, token_s, position_s, max(mean_token_s, 0.0))
+        return _FittedCost(fixed_s if is_known else None, token_s, position_s, mean_token_s)
 
 
 def _with_row(squares: _Matrix, row: _Vector, weight: float) -> _Matrix:
@@ -154,9 +155,9 @@ def _with_row(squares: _Matrix, row: _Vector, weight: float) -> _Matrix:
 
 
 def _non_negative(squares: _Matrix, products: _Vector, choices: Sequence[Sequence[int]]) -> _Vector:
-    """Solve the normal equations for the choice of unknowns that fits best and is not negative; others are 0.
+    """Solve the normal equations for the set of unknowns that fits best and is not negative; others are 0.
 
-    The first choice has the unknowns of all others, so that none fits better.
+    The first set contains all others, so none fits better.
     """
     best, best_fit = [0.0 for _ in _UNKNOWNS], 0.0
     for chosen in choices:
@@ -177,7 +178,7 @@ def _non_negative(squares: _Matrix, products: _Vector, choices: Sequence[Sequenc
 def _solved(matrix: _Matrix, values: _Vector) -> _Vector | None:
     """Solve `matrix @ found = values` by Gaussian elimination; the matrix is positive definite and needs no pivots.
 
-    None: it is singular, as where a step of prompts had as many tokens as one that decoded.
+    None if it is singular, as when a step of prompts had as many tokens as one that decoded.
 
     >>> _solved([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0]), _solved([[1.0, 2.0], [2.0, 4.0]], [1.0, 2.0])
     ([1.0, 2.0], None)

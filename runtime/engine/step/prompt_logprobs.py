@@ -13,10 +13,10 @@ from .sampler import logprob_of
 
 
 class PromptLogprobsReader:
-    """A reader of all rows of a prompt but the last, which tells the reply's first token.
+    """A reader of all rows of a prompt except the last, which is for the reply's first token.
 
     Attributes:
-        logprobs: those that were read so far.
+        logprobs: the logprobs read so far.
     """
 
     def __init__(self, prompt_ids: Iterable[int], num_top: int) -> None:
@@ -24,7 +24,7 @@ class PromptLogprobsReader:
 
     @property
     def num_reusable(self) -> int | None:
-        """Tokens whose rows were read; None: all were. A prompt of one token, which has no such row, stays as it is."""
+        """Number of first tokens whose rows were read; None: all, or the prompt has one token, and no such row."""
         num_rows = self.logprobs.num_rows
         return None if num_rows and self.logprobs.is_complete else num_rows
 
@@ -34,7 +34,7 @@ class PromptLogprobsReader:
         return self.logprobs if self.logprobs.is_complete else None
 
     def wanted(self, start: int, stop: int, length: int) -> range:
-        """Those of the prompt's positions that were not read yet."""
+        """Return the prompt's positions that were not read yet."""
         return range(max(start, self.logprobs.num_rows), min(stop, len(self.logprobs.token_ids) - 1))
 
     def read(self, rows: LogitRows) -> bool:

@@ -1,7 +1,7 @@
-"""Choose one token per row of logits, as each request's `SamplingParams` wish.
+"""Choose one token per row of logits, by each request's `SamplingParams`.
 
-Rows are independent: what a request draws depends on its own logits, parameters, generator and constraint, never on
-the rows beside it. Knows numbers and bits, not text, grammars or pages.
+Rows are independent: the token depends on the request's own logits, parameters, generator and constraint, never on
+other rows. Knows numbers and bits, not text, grammars or pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .draws import ROUNDING, Row, draw, draw_uncut, nucleus, pick, top_of
 from .dry import IntArray
 from .sampler_state import ChangedLogits, SamplerState, logarithm, relative_weights
 
-_FEW = 8192  # logits of a row that are changed in its sums; where more are, all weights are computed
+_FEW = 8192  # changed logits of a row that its sums are corrected for; with more, all weights are computed
 _ONLY_BANNED = "that may come here leads to a banned string; ban fewer strings"
 
 
@@ -34,8 +34,8 @@ class StepLogits:
         values: the logits.
         top: the largest of each row.
         most_likely: the id of the largest of each row.
-        is_finite: of each row, whether all of it are finite.
-        now: when they were computed, in seconds on the engine's clock.
+        is_finite: for each row, whether all its logits are finite.
+        now: time at which they were computed, in seconds on the engine's clock.
     """
 
     __slots__ = ("_sums", "is_finite", "most_likely", "now", "top", "values")
@@ -48,7 +48,7 @@ class StepLogits:
         self._sums: dict[tuple[int, float], Float64Array] = {}
 
     def running_sums(self, row: int, temperature: float) -> Float64Array:
-        """`TopLogits.running_sums`, which there are, computed once."""
+        """Return `TopLogits.running_sums`, computed once; there must be some."""
         key = row, temperature
         if (found := self._sums.get(key)) is None:
             assert self.top.running_sums is not None
@@ -56,13 +56,13 @@ class StepLogits:
         return found
 
     def row(self, row: int) -> Row:
-        """All logits of a row, to draw from."""
+        """Return all logits of a row, to sample from."""
         sums = None if self.top.running_sums is None else partial(self.running_sums, row)
         top = self.top
         return Row(self.values[row], float(top.values[row, 0]), top.token_ids[row].astype(np.intp), sums)
 
     def total_weight(self, row: int) -> float:
-        """The sum of a row's weights at temperature 1, relative to that of its largest logit."""
+        """Return the sum of a row's weights at temperature 1, relative to the weight of its largest logit."""
         if self.top.running_sums is not None:
             return float(self.running_sums(row, 1.0)[-1])
         return float(relative_weights(self.values[row], 1.0).sum())
@@ -76,7 +76,7 @@ class SampledToken(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """No token can be chosen for one row: its constraint failed."""
+    """The failure of a constraint, so that no token can be chosen for a row."""
 
     error: ConstraintFailed
 
@@ -85,16 +85,15 @@ Sampled = SampledToken | Refusal | None
 
 
 def sample(logits: Float32Array, top: TopLogits, states: Sequence[SamplerState]) -> list[Sampled]:
-    """Return a token for each row of `logits` `[R, vocab]`, of which `top` are the largest; see `sample_row`."""
+    """Return a token for each row of `logits` `[R, vocab]` with the largest logits `top`; see `sample_row`."""
     step = StepLogits(logits, top)
     return [sample_row(step, row, state) for row, state in zip(range(len(logits)), states, strict=True)]
 
 
 def sample_row(step: StepLogits, row: int, state: SamplerState) -> Sampled:
-    """Return a token for a row of a step; None if the row has a number that is not finite, and a refusal if the
-    state's constraint lets no token be chosen.
+    """Return a token for a row of a step; None if the row is not finite, a refusal if the constraint allows no token.
 
-    The row itself is read only where its largest logits do not decide, and the result is the same as if it always were.
+    The row itself is read only if its largest logits do not decide; the result is the same as if it always were.
     Draws from the state's generator, but records nothing: the caller does when it accepts the token.
     """
     if not step.is_finite[row]:
@@ -135,7 +134,7 @@ def _chosen(step: StepLogits, row: int, state: SamplerState) -> SampledToken | R
 def _choose_of_all(
     row: Row, changed: ChangedLogits | None, is_allowed: BoolArray | None, params: SamplingParams, number: float
 ) -> int:
-    """As if the tokens that are not allowed did not exist; the others keep their logits, as penalties leave them."""
+    """Choose from a row as if the forbidden tokens did not exist; the others keep their logits, after penalties."""
     if not params.greedy and not params.cuts:
         every = changed if is_allowed is None else _without_forbidden(changed, is_allowed)
         if every is not None and len(every.ids) <= _FEW:
@@ -154,7 +153,7 @@ def _choose_of_all(
 
 
 def _without_forbidden(changed: ChangedLogits | None, is_allowed: BoolArray) -> ChangedLogits:
-    """The same changes, and logits of tokens that are not allowed become -inf."""
+    """Return the changes, with logits of -inf for tokens that are not allowed."""
     is_forbidden = ~is_allowed
     if changed is None:
         ids = np.flatnonzero(is_forbidden)
@@ -167,12 +166,12 @@ def _without_forbidden(changed: ChangedLogits | None, is_allowed: BoolArray) -> 
 
 @dataclass(frozen=True)
 class _Head:
-    """The largest logits of a row as one request sees it, which often decide what is chosen.
+    """The largest logits of a row as one request sees them, which often decide the token.
 
     Attributes:
-        values, token_ids: largest first, the lower id first among equals.
+        values, token_ids: largest first, the lower id first on ties.
         limit: no other logit is larger.
-        num_others: how many others there are.
+        num_others: number of other logits.
     """
 
     values: Float64Array
@@ -182,12 +181,12 @@ class _Head:
 
     @classmethod
     def of(cls, step: StepLogits, row: int) -> _Head:
-        """The largest logits as the model computed them."""
+        """Return the largest logits as the model computed them."""
         values, token_ids = step.top.values[row].astype(np.float64), step.top.token_ids[row].astype(np.intp)
         return cls(values, token_ids, float(values[-1]), step.values.shape[1] - len(values))
 
     def with_changed(self, changed: ChangedLogits) -> _Head:
-        """The same with other values of some ids: of those above the limit, for equals of it may be elsewhere."""
+        """Return a copy with changed values of some ids: only those above the limit, because others may equal it."""
         size = len(self.token_ids) + self.num_others
         limit = self.limit if self.num_others else -math.inf
         places = np.searchsorted(changed.ids, self.token_ids)
@@ -199,13 +198,13 @@ class _Head:
         return _Head(values[order], token_ids[order], self.limit, size - len(values))
 
     def with_allowed(self, is_allowed: BoolArray, num_allowed: int) -> _Head:
-        """The same without tokens that are not allowed."""
+        """Return a copy without tokens that are not allowed."""
         is_kept = is_allowed[self.token_ids]
         values, token_ids = self.values[is_kept], self.token_ids[is_kept]
         return _Head(values, token_ids, self.limit, num_allowed - len(values))
 
     def choose(self, params: SamplingParams, number: float) -> int | None:
-        """What the whole row would have chosen; None if others matter."""
+        """Return the token that the whole row would choose; None if other logits matter."""
         if not len(self.values):
             return None
         if params.greedy:
@@ -217,9 +216,9 @@ class _Head:
         return None if kept is None else int(self.token_ids[kept[pick(weights[kept], params, number)]])
 
     def _kept(self, weights: Float64Array, limit: float, params: SamplingParams) -> IntArray | None:
-        """Return which of the largest weights can be drawn, in the order of `draw`.
+        """Return the indices of the largest weights that can be sampled, in the order of `draw`.
 
-        None: other weights can be drawn as well, or all logits decide (top-n-sigma).
+        None if other weights can be sampled as well, or if all logits decide (top-n-sigma).
         """
         if params.top_n_sigma > 0.0:
             return None
@@ -232,7 +231,7 @@ class _Head:
         return np.arange(int((weights[:num_kept] >= params.min_p).sum()))
 
     def _num_kept(self, weights: Float64Array, limit: float, params: SamplingParams) -> int | None:
-        """How many of the largest weights top-k and top-p keep; None if they may keep others."""
+        """Return how many of the largest weights top-k and top-p keep; None if they may keep others."""
         if 0 < params.top_k <= len(weights) and params.top_k < len(weights) + self.num_others:
             num_kept = params.top_k
             if params.top_p < 1.0:
@@ -240,7 +239,7 @@ class _Head:
         elif params.top_p < 1.0:
             cumulative = np.cumsum(weights)
             least, most = cumulative[-1], cumulative[-1] + self.num_others * limit
-            # the sum of a row in another order is another one in the last digits
+            # the sum of a row in another order differs in the last digits
             num_kept = nucleus(cumulative, params.top_p * least * (1 - ROUNDING))
             if num_kept != nucleus(cumulative, params.top_p * most * (1 + ROUNDING)) or num_kept > len(weights):
                 return None
@@ -250,9 +249,9 @@ class _Head:
 
 
 def logprob_of(step: StepLogits, row: int, token_id: int, num_top: int) -> TokenLogprob:
-    """What the model itself says of a token, before anything that a request wishes, and of the `num_top` most likely.
+    """Return the model's own log probability of a token, before a request's parameters, and the `num_top` most likely.
 
-    All logits of the row are finite.
+    All logits of the row must be finite.
     """
     logits, top_ids, top_values = step.values[row], step.top.token_ids[row], step.top.values[row]
     if len(top_ids) < min(num_top, len(logits)):

@@ -1,4 +1,4 @@
-"""What sampling remembers of one request: its random numbers, counts for penalties, and what its reply must keep to.
+"""The state of sampling for one request: random numbers, counts for penalties, and the reply's constraint.
 
 Knows one request's parameters, not rows of logits of others, text or pages.
 """
@@ -26,20 +26,19 @@ NO_IDS: IntArray = np.empty(0, np.intp)
 
 
 class ChangedLogits(NamedTuple):
-    """The logits of a row that are others for one request, each of another id."""
+    """The logits of a row that differ for one request, each of another id."""
 
     ids: IntArray
     values: Float64Array
 
 
 class SamplerState:
-    """What sampling remembers of one request: its random generator, what its reply must keep to, and, if a
-    penalty needs them, token counts.
+    """The state of sampling for one request: its random generator, its constraint and, if a penalty needs them, counts.
 
-    It is the request's own and survives preemption untouched.
+    It belongs to the request and survives preemption unchanged.
 
     Attributes:
-        banned_ids: tokens that must not come next, whatever the constraint says.
+        banned_ids: tokens that must not come next, whatever the constraint allows.
     """
 
     def __init__(
@@ -60,11 +59,11 @@ class SamplerState:
         if not params.greedy:
             seed = None if params.seed is None else params.seed % 2**64
             self._generator = np.random.Generator(np.random.PCG64(seed))
-        self._counts: npt.NDArray[np.int32] | None = None  # [vocab], of the reply
+        self._counts: npt.NDArray[np.int32] | None = None  # [vocab], in the reply
         self._is_seen: npt.NDArray[np.bool_] | None = None  # [vocab], in prompt or reply
         if params.presence_penalty or params.frequency_penalty:
             self._counts = np.zeros(vocab_size, np.int32)
-        self._times_seen: npt.NDArray[np.int32] | None = None  # likewise, of strings that may be taken back
+        self._times_seen: npt.NDArray[np.int32] | None = None  # the same as counts, if tokens can be taken back
         if params.repetition_penalty != 1.0:
             self._is_seen = np.zeros(vocab_size, np.bool_)
             self._is_seen[list(prompt_ids)] = True
@@ -77,8 +76,9 @@ class SamplerState:
         self._bias = np.fromiter(params.logit_bias.values(), np.float64, len(params.logit_bias))
 
     def ahead(self) -> SamplerState:
-        """The state as it is, to go on by itself: what is drawn and counted there is not drawn or counted here. It
-        keeps to no constraint that cannot be gone on with.
+        """Return an independent copy, to draft with: it draws and counts on its own.
+
+        The copy has no constraint if that cannot be forked.
         """
         other = copy(self)
         if self._generator is not None:
@@ -93,8 +93,8 @@ class SamplerState:
         return other
 
     def likelihood(self, token_id: int, top: TopLogits) -> float:
-        """How likely the largest logits of one row find a token, among themselves and at the temperature of the reply,
-        or as they are if it is greedy.
+        """Return the probability of a token among the largest logits of one row, at the temperature of the reply (1 if
+        greedy).
         """
         temperature = 1.0 if self.params.greedy else self.params.temperature
         weights = relative_weights(top.values[0], temperature)
@@ -102,14 +102,14 @@ class SamplerState:
 
     @property
     def takes_best(self) -> bool:
-        """Whether nothing but the first of the largest logits is needed."""
+        """Return whether the largest logit alone decides."""
         return self._is_free and not len(self.banned_ids)
 
     def record(self, token_id: int) -> None:
-        """Count a token of the reply, and go on in what it must keep to.
+        """Count a token of the reply, and advance the constraint.
 
         Raises:
-            ConstraintFailed: it may not come here.
+            ConstraintFailed: the constraint forbids it.
         """
         if self.constraint is not None:
             self.constraint.accept(token_id)
@@ -123,8 +123,7 @@ class SamplerState:
             self._dry.record(token_id)
 
     def take_back(self, token_ids: Sequence[int]) -> None:
-        """Forget the newest tokens that were recorded, and draw their random numbers again; the constraint is its
-        owner's to take back."""
+        """Forget the newest tokens, and draw their random numbers again; the owner of the constraint rewinds that."""
         for token_id in token_ids:
             if self._counts is not None:
                 self._counts[token_id] -= 1
@@ -139,10 +138,10 @@ class SamplerState:
             bits.advance(-len(token_ids))
 
     def penalized(self, logits: Float32Array) -> ChangedLogits:
-        """Apply penalties and bias to one row: to the few logits that have any, whose ids rise.
+        """Apply penalties and bias to one row: return the few logits that change, with ascending ids.
 
         The repetition penalty is that of CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
-        penalties are OpenAI's.
+        The repetition penalty follows CTRL (Keskar et al. 2019, arXiv:1909.05858), presence and frequency
         """
         by_dry = {} if self._dry is None else self._dry.penalties()
         dry_ids = np.fromiter(by_dry, np.intp, len(by_dry))
@@ -164,18 +163,18 @@ class SamplerState:
         return ChangedLogits(ids, values)
 
     def uniform(self) -> float:
-        """The next random number in `[0, 1)`; one is drawn for each token."""
+        """Return the next random number in `[0, 1)`; each token takes one."""
         assert self._generator is not None, "greedy requests draw nothing"
         return float(self._generator.random())
 
 
 def relative_weights(logits: LogitsArray, temperature: float, largest: float | None = None) -> Float64Array:
-    """Probabilities times a constant: every weight is at most 1, the best one's is 1.
+    """Return probabilities times a constant: no weight is above 1, the best one's is 1.
 
     Args:
         largest: the best one's logit, if it may not be among `logits`.
     """
-    # the maximum first: a tiny temperature would overflow otherwise
+    # subtract the maximum first: a tiny temperature would overflow otherwise
     weights = logits.astype(np.float64)
     weights -= weights.max() if largest is None else largest
     with np.errstate(over="ignore", under="ignore"):

@@ -1,1 +1,1 @@
-"""Vectors of texts and scores of documents: what embedding models and rerankers are asked for."""
+"""Embeddings of texts and scores of documents, from embedding models and rerankers."""

@@ -1,6 +1,6 @@
-"""The calls that ask an engine for vectors of texts, and for scores of documents.
+"""The calls that ask an engine for embeddings of texts, and for scores of documents.
 
-Knows what is asked and how results are made of completions; who computes them is the engine's.
+Knows arguments, and how results are made from completions. The engine computes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...errors import InvalidArgument
 from ..calls.arguments import are_prompts
 from ..calls.batch import naming, results
 from ..completion import Completion
-from ..generation_stream import Ask, GenerationStream
+from ..generation_stream import GenerationStream, StartRequest
 from ..request import Request
 from ..request_maker import RequestMaker
 from ..request_options import NO_OPTIONS, Prompt, RequestOptions
@@ -26,16 +26,16 @@ from .token_scores import TokenScoreReader
 
 
 class VectorCalls(ABC):
-    """The calls of an engine that give vectors and scores; an engine says how requests are made and started."""
+    """The calls of an engine that return embeddings and scores; the engine makes and starts the requests."""
 
     manifest: Manifest
     vector_prompts: VectorPrompts
     _requests: RequestMaker
-    _num_at_once: int  # texts that are in the engine together
+    _num_at_once: int  # texts that are in the engine at once
 
     @abstractmethod
     def _require_usable(self) -> None:
-        """Raise EngineError where no request can be made."""
+        """Raise EngineError if no request can be made."""
 
     @abstractmethod
     def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
@@ -69,18 +69,18 @@ class VectorCalls(ABC):
         prompt_name: str | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> Embedding | list[Embedding]:
-        """Return the vector of a text, or of each text of a list. The same text has the same bits in any batch.
+        """Return the embedding of a text, or of each text of a list. It has the same bits in any batch.
 
         Args:
             text: as text, or as token ids, which are taken as they are.
             dimensions: numbers of a vector; the first ones are kept (Matryoshka). None: all.
-            prompt_name: which of the model's own prompts stands before the texts, such as `query`.
+            prompt_name: name of a prompt of the model's that is put before the texts, such as `query`.
 
         Raises:
             InvalidRequest: the model makes no embeddings, or a text cannot be encoded.
             InvalidParameter: it has no such prompt, or too few dimensions.
-            EmptyPrompt, ContextLengthExceeded: of a text; the message has its place among several.
-            EngineError: it could not be computed, or the engine is closed or another process's.
+            EmptyPrompt, ContextLengthExceeded: of a text; the message has its index among several.
+            EngineError: it could not be computed, or the engine is closed or belongs to another process.
         """
         texts = text if are_prompts(text) else [cast("Prompt", text)]
         info = self.vector_prompts.embedding
@@ -98,17 +98,17 @@ class VectorCalls(ABC):
         instruction: str | None = None,
         options: RequestOptions = NO_OPTIONS,
     ) -> list[DocumentScore]:
-        """Return how well each document answers a query, the best first.
+        """Return the score of each document for a query, the best first.
 
         The instruction and the query are computed once: documents find them in the prefix cache.
 
         Args:
-            top_n: so many documents at most; None: all.
-            instruction: what a relevant document is; None: the model's own words.
+            top_n: the most documents; None: all.
+            instruction: describes relevant documents; None: the model's default.
 
         Raises:
             InvalidRequest: the model is no reranker, or a text cannot be encoded.
-            ContextLengthExceeded: of a document; the message has its place.
+            ContextLengthExceeded: of a document; the message has its index.
             EngineError: as `embed`.
         """
         if isinstance(documents, str):
@@ -125,7 +125,7 @@ class VectorCalls(ABC):
         options: RequestOptions = NO_OPTIONS,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
-        """Have a text computed; `embedding_of` makes its vector of the completion."""
+        """Start computing a text; `embedding_of` makes its embedding from the completion."""
         self._require_usable()
         pooling = self.vector_prompts.embedding.pooling
         request = self._requests.reading(
@@ -144,7 +144,7 @@ class VectorCalls(ABC):
         options: RequestOptions = NO_OPTIONS,
         on_ready: Callable[[], None] | None = None,
     ) -> GenerationStream:
-        """Have a document computed; `score_of` makes its score of the completion."""
+        """Start computing a document; `score_of` makes its score from the completion."""
         self._require_usable()
         info = self.vector_prompts.reranking
         request = self._requests.reading(
@@ -155,10 +155,10 @@ class VectorCalls(ABC):
         return self._start(request, on_ready)
 
     def _completions(self, texts: Iterable[Prompt], ask: Callable[..., GenerationStream]) -> list[Completion]:
-        """The completion of each text, in order; where one fails, the others end, too."""
+        """Return the completion of each text, in order; if one fails, the others are cancelled."""
         self._require_usable()
         found: dict[int, Completion] = {}
-        for result in results(texts, lambda text: cast("Ask", partial(ask, text)), self._num_at_once):
+        for result in results(texts, lambda text: cast("StartRequest", partial(ask, text)), self._num_at_once):
             if result.error is not None:
                 with naming(result.index):
                     raise result.error

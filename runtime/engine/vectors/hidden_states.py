@@ -1,6 +1,6 @@
-"""Read hidden states: of an embedding model's text, those of which its vector is made.
+"""Read the hidden states of an embedding model's text that its vector is made from.
 
-Knows one text's rows and how they are pooled; what a client gets of the result is `results.py`'s.
+Knows one text's rows and how they are pooled; `results.py` makes the client's result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PooledState:
-    """What a text's hidden states were pooled to, `[hidden_size]`."""
+    """The pooled hidden states of a text, `[hidden_size]`."""
 
     values: Float64Array
 
@@ -26,10 +26,10 @@ class PooledState:
 class HiddenStateReader:
     """A reader of the rows of an embedding model's text.
 
-    Rows are added in order of position, one by one: the sum is the same bits in whatever steps they were computed.
+    Rows are added in order of position, one by one, so the sum has the same bits however steps split the text.
 
     Args:
-        num_tokens: of the text.
+        num_tokens: number of tokens of the text.
     """
 
     def __init__(self, pooling: Pooling, num_tokens: int) -> None:
@@ -41,7 +41,7 @@ class HiddenStateReader:
 
     @property
     def num_reusable(self) -> int | None:
-        """Tokens before the first row that is missing; the last token's row is always computed."""
+        """Number of tokens before the first missing row; the last token's row is always computed."""
         return None if self._is_complete or self._next == self._last else self._next
 
     @property
@@ -50,7 +50,7 @@ class HiddenStateReader:
         return PooledState(self._sum / self._num_read) if self._sum is not None and self._is_complete else None
 
     def wanted(self, start: int, stop: int, length: int) -> range:
-        """Those of the rows that were not read yet."""
+        """Return the positions of rows that were not read yet."""
         return range(max(start, self._next), max(start, min(stop, self._positions.stop)))
 
     def read(self, rows: LogitRows) -> bool:

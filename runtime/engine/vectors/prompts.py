@@ -1,6 +1,6 @@
-"""What an embedding model or a reranker is fed: texts with their prompts, and pairs of a query and a document.
+"""The prompts of embedding models and rerankers: texts with their prefixes, and pairs of a query and a document.
 
-Knows one model's tokenizer and what its artifact says of prompts; not requests.
+Knows one model's tokenizer and the prompts in its artifact; not requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PLACEHOLDER = re.compile(r"\{(instruction|query|document)\}")
 
 
 class VectorPrompts:
-    """Makes the prompts of one model; any thread may ask.
+    """Makes the prompts of one model, in any thread.
 
     Args:
-        max_tokens: of a prompt, at most.
+        max_tokens: the most tokens of a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, manifest: Manifest, *, max_tokens: int) -> None:
@@ -36,7 +36,7 @@ class VectorPrompts:
 
     @property
     def embedding(self) -> EmbeddingInfo:
-        """How the model makes vectors.
+        """The settings by which the model makes embeddings.
 
         Raises:
             InvalidRequest: it makes none.
@@ -49,26 +49,26 @@ class VectorPrompts:
 
     @property
     def reranking(self) -> RerankingInfo:
-        """How the model scores documents.
+        """The settings by which the model scores documents.
 
         Raises:
-            InvalidRequest: it scores none.
+            InvalidRequest: it is no reranker.
         """
         if self._manifest.reranking is None:
             raise InvalidRequest(f"model {self._manifest.name} is no reranker; ask one, such as Qwen3-Reranker")
         return self._manifest.reranking
 
     def text(self, text: Prompt, prompt_name: str | None = None) -> PreparedPrompt:
-        """A text behind its prompt, with the tokens that the tokenizer puts around texts; ids are taken as they are.
+        """Prepare a text after its prompt, with the tokens that the tokenizer puts around texts; ids stay as they are.
 
         Args:
-            prompt_name: one of the model's prompts; None: its default, if it has one.
+            prompt_name: name of a prompt of the model's; None: its default, if it has one.
 
         Raises:
-            EmptyPrompt: there is nothing to feed.
-            ContextLengthExceeded: it has more tokens than there is room for.
+            EmptyPrompt: there are no tokens.
+            ContextLengthExceeded: it has more than `max_tokens` tokens.
             InvalidParameter: there is no such prompt.
-            InvalidRequest: it is no text that can be encoded, or ids that are not known; or the model makes no vectors.
+            InvalidRequest: the text cannot be encoded, ids are unknown, or the model makes no embeddings.
         """
         info = self.embedding
         name = info.default_prompt if prompt_name is None else prompt_name
@@ -83,10 +83,10 @@ class VectorPrompts:
         return self._checked([*ids, *self._suffix])
 
     def pair(self, query: str, document: str, instruction: str | None = None) -> PreparedPrompt:
-        """A query and a document in the model's template. Control tokens in them are text.
+        """Prepare a query and a document in the model's template. Control tokens in them are text.
 
         Raises:
-            ContextLengthExceeded: it has more tokens than there is room for.
+            ContextLengthExceeded: it has more than `max_tokens` tokens.
             InvalidRequest: a text cannot be encoded, or the model is no reranker.
         """
         info = self.reranking
@@ -102,7 +102,7 @@ class VectorPrompts:
         return self._checked(ids)
 
     def _sections(self, template: str, values: Mapping[str, str]) -> Iterator[str | int]:
-        """The texts between the template's own control tokens, with `values` in them, and the ids of these tokens."""
+        """Yield the texts between the template's own control tokens, with `values` filled in, and the tokens' ids."""
         for part in [template] if self._special is None else self._special.split(template):
             if part in self._special_ids:
                 yield self._special_ids[part]

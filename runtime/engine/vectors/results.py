@@ -1,6 +1,6 @@
-"""What embedding models and rerankers give their callers: vectors of texts, and documents with their scores.
+"""The results of embedding models and rerankers: vectors of texts, and scores of documents.
 
-Frozen values, made of the completions of requests. Knows numbers, not models or steps.
+Frozen values, made from the completions of requests. Knows numbers, not models or steps.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Embedding:
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """How well a document answers a query.
+    """The relevance of a document for a query.
 
     Attributes:
-        index: the document's place among the documents.
+        index: the document's index among the documents.
         score: from 0 to 1.
-        prompt_tokens: of the prompt that has both; `cached_tokens` of them were found in the prefix cache.
+        prompt_tokens: of the prompt with both; `cached_tokens` of them were found in the prefix cache.
     """
 
     index: int
@@ -52,7 +52,7 @@ class DocumentScore:
 
 
 def embedding_of(completion: Completion, info: EmbeddingInfo, dimensions: int | None) -> Embedding:
-    """The vector of a text that was read: its first `dimensions` numbers, or all, then normalized as `info` says."""
+    """Return the embedding of a computed text: its first `dimensions` numbers, or all, normalized if `info` says so."""
     pooled = _reading_of(completion, PooledState).values[:dimensions]
     length = float(np.sqrt(np.square(pooled).sum()))
     vector = pooled / length if info.normalize and length else pooled
@@ -61,19 +61,19 @@ def embedding_of(completion: Completion, info: EmbeddingInfo, dimensions: int | 
 
 
 def score_of(completion: Completion, index: int) -> DocumentScore:
-    """The score of the document in the place `index`, whose prompt was read."""
+    """Return the score of the document with this index, whose prompt was computed."""
     usage = completion.usage
     value = _reading_of(completion, TokenScore).value
     return DocumentScore(index, value, usage.prompt_tokens, usage.cached_tokens)
 
 
 def best_first(scores: Iterable[DocumentScore], top_n: int | None = None) -> list[DocumentScore]:
-    """The `top_n` best documents, or all; of equals those that came first."""
+    """Return the `top_n` best documents, or all; on ties in their order."""
     return sorted(scores, key=lambda each: (-each.score, each.index))[:top_n]
 
 
 def require_dimensions(dimensions: int | None, num_outputs: int) -> None:
-    """Raise InvalidParameter if a vector cannot be cut to so many numbers."""
+    """Raise InvalidParameter unless a vector can be cut to `dimensions` numbers."""
     if dimensions is not None and not 1 <= dimensions <= num_outputs:
         raise InvalidParameter(
             f"dimensions is {dimensions}; this model's vectors have {num_outputs}: ask for 1 to {num_outputs}",

@@ -13,7 +13,7 @@ from ..step.readers import LogitRows
 
 @dataclass(frozen=True)
 class TokenScore:
-    """`P(true) / (P(true) + P(false))` of the token that comes after a prompt."""
+    """The score `P(true) / (P(true) + P(false))` of the token after a prompt."""
 
     value: float
 
@@ -22,7 +22,7 @@ class TokenScoreReader:
     """A reader of the row of a prompt's last token.
 
     Args:
-        num_tokens: of the prompt.
+        num_tokens: number of tokens of the prompt.
     """
 
     num_reusable = None
@@ -37,11 +37,11 @@ class TokenScoreReader:
         return self._score
 
     def wanted(self, start: int, stop: int, length: int) -> range:
-        """The last position, if the step computes it."""
+        """Return the last position, if the step computes it."""
         return range(self._last, self._last + 1) if start <= self._last < stop else range(0)
 
     def read(self, rows: LogitRows) -> bool:
-        """Compare the two logits."""
+        """Compare the logits of the two tokens."""
         if not rows.step.is_finite[rows.first]:
             return False
         logits = rows.step.values[rows.first]
@@ -50,7 +50,7 @@ class TokenScoreReader:
 
 
 def sigmoid(x: float) -> float:
-    """`1 / (1 + exp(-x))`, without overflow.
+    """Return `1 / (1 + exp(-x))`, without overflow.
 
     >>> sigmoid(0.0), sigmoid(1000.0), sigmoid(-1000.0)
     (0.5, 1.0, 0.0)

@@ -1,1 +1,1 @@
-"""Prefixes of which only the rows that matter are read: attention scores, the choice of rows, their loads."""
+"""Approximate KV loading: attention scores, the choice of rows to read, and their loading."""

@@ -1,4 +1,4 @@
-"""Choose rows of stored prefixes for a disk tier: its `TierExtra`.
+"""Add approximate KV loading to a disk tier: its `TierExtra`.
 
 Knows the tier's parts, not requests.
 """
@@ -19,7 +19,6 @@ from .calibration.calibration import Calibration
 from .chosen_loader import ChosenLoader
 from .chosen_rows import PartStats
 from .packed_keys import kept_dims
-from .part_teacher import PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .promoter import Promoter
@@ -28,12 +27,13 @@ from .records.chunk_cache import ChunkCache
 from .records.row_records import RowRecords
 from .run_compactor import MIN_PAGES, RUN_BYTES, RunCompactor
 from .score_keeper import ScoreKeeper
+from .score_updater import ScoreUpdater
 
-CHUNK_CACHE_BYTES = 64 << 20  # of keys and values that are read often: a quarter of 11,000 tokens of SmolLM2
+CHUNK_CACHE_BYTES = 64 << 20  # of frequently read KV: a quarter of 11,000 tokens of SmolLM2
 
 
 def score(runner: Runner) -> ScoredRunner:
-    """The same runner, which records the attention to each KV row.
+    """Return the same runner, which now records the attention to each KV row.
 
     Raises:
         InvalidParameter: it cannot.
@@ -53,10 +53,10 @@ def choose_rows(
     *,
     clock: Callable[[], float],
 ) -> Callable[[DiskTier], ApproximateTier]:
-    """Makes the `TierExtra` of a tier under this cache, for a model that was calibrated.
+    """Return a factory of the `TierExtra` for a tier of this cache and a calibrated model.
 
     Args:
-        chunk_cache_bytes: for keys and values that are read often; 0: none are kept; None: `CHUNK_CACHE_BYTES`.
+        chunk_cache_bytes: memory for frequently read KV; 0: none; None: `CHUNK_CACHE_BYTES`.
     """
     num_bytes = CHUNK_CACHE_BYTES if chunk_cache_bytes is None else chunk_cache_bytes
     known = ProbeKeyCache(kept_dims(manifest), chunks=ChunkCache(num_bytes) if num_bytes else None)
@@ -66,12 +66,12 @@ def choose_rows(
 
 
 class ApproximateTier:
-    """Has runs stored in the order of `scores`, and reads rows by that order and by probes.
+    """Stores runs in the order of `scores`, and reads rows by that order and by probes.
 
     Attributes:
-        records: what is stored beside pages.
-        observer: the first.
-        sources: the second; what `offers` loads with.
+        records: the records stored besides pages.
+        observer: stores the runs.
+        sources: reads rows for `offers`.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class ApproximateTier:
         page_bytes = tier.store.identity.page_bytes
         self.records = records = RowRecords.of(tier.store)
         step = max(MIN_PAGES, RUN_BYTES // page_bytes)
-        teacher = PartTeacher(records, tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
+        updater = ScoreUpdater(records, tier.cache, tier.writer, scores, step, calibration.probe_head, known.pack)
         promoter = Promoter(PageInserter(tier.cache, probe.runner), tier.reader, tier.read_ahead, clock)
         keeper = ScoreKeeper(records, tier.cache, tier.index, tier.writer, tier.reader, scores)
         self.observer = RunCompactor(
-            *(tier.cache, tier.index, tier.writer, scores, keeper, teacher, page_bytes),
+            *(tier.cache, tier.index, tier.writer, scores, keeper, updater, page_bytes),
             calibration.probe_head,
             tier.saver.go_on,
         )
@@ -102,7 +102,7 @@ class ApproximateTier:
             least_share=calibration.least_budget,
             clock=clock,
             idle=tier.read_ahead,
-            teacher=teacher,
+            updater=updater,
             promoter=promoter,
         )
         self.offers = ChosenLoader(
@@ -115,11 +115,11 @@ class ApproximateTier:
 
     @property
     def num_read_bytes(self) -> int:
-        """Bytes that were asked of the disk for chosen rows."""
+        """Bytes requested from disk for chosen rows."""
         return self.sources.num_read_bytes
 
     def stats(self) -> PartStats:
-        """Counts as of now, from any thread."""
+        """Return the current counts, in any thread."""
         return PartStats(
             chosen=replace(self.offers.counts),
             num_rewritten_runs=self.observer.num_rewritten,

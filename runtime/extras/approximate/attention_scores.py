@@ -1,19 +1,19 @@
-"""How much attention each KV row of the pool gets: a history, prompt by prompt, that orders the tokens of pages.
+"""Record how much attention each KV row of the pool gets: a history over prompts, which ranks the tokens of pages.
 
 A use is the attention of one prompt's new tokens to a row that was cached before. It is the mean over the tokens that
 came after the row, so that a long prompt counts as much as a short one, and an early row as much as a late one. Each
 use weighs `DECAY` times as much as the one after it: 0.8 covers about five uses.
 
-The prompt that computes a row counts apart and never fades. Its sum is divided as if `PASS_RUN_UP` more tokens had come
-after the row, or the last rows would rank first: this prompt says less than later ones about what is asked again, and
-more about what nothing asked for yet. By both, a quarter of the rows loses less than half of the attention that the
-first and the recent rows lose, on all texts of bench/LOG.md.
+The prompt that computes a row is counted separately and never fades. Its sum is divided as if `PASS_RUN_UP` more tokens
+had come after the row, or the last rows would rank first: this prompt says less than later ones about rows that are
+used again, and more about rows that nothing has used yet. By both, a quarter of the rows loses less than half of the
+attention that the first and the recent rows lose, on all texts of bench/LOG.md.
 
-Of a long prompt one of `STRIDE` tokens is scored, and steps that only decode are not. Of sequences with a sparse span
-only the chosen rows count, apart from all else, because attention that belongs to missing rows goes to others. Knows
+One in `STRIDE` tokens of a long prompt is scored, and steps that only decode are not. Of sequences with a sparse span
+only the chosen rows count, separately, because attention that belongs to missing rows goes to others. Knows
 pages and batches, not requests, trees or disks. The engine's thread owns it.
 
-`ScoredRunner` is for its callers a runner like any other, with the same numbers to the last bit; it records the
+`ScoredRunner` is a runner like any other, with bit-identical logits; it records the
 attention. Its caller tells `scores` when a prompt is done.
 """
 
@@ -33,13 +33,13 @@ from ...model.batch import Batch, BatchArrays, Float32Array, Forward, Int32Array
 from .records.scores_record import RowScores
 
 DECAY = 0.8
-STRIDE = 8  # of a long prompt one of so many tokens is scored: all of them take 11 to 42 % of its time (bench/LOG.md)
-PASS_RUN_UP = 512 // STRIDE  # of tokens that are scored
+STRIDE = 8  # one in this many tokens of a long prompt is scored: all of them take 11 to 42 % of its time (bench/LOG.md)
+PASS_RUN_UP = 512 // STRIDE  # scored tokens
 _NO_PAGES: Int32Array = np.zeros(0, np.int32)
 
 
 class AttentionScores:
-    """Scores of the rows of a pool.
+    """The scores of the rows of a pool.
 
     >>> sums, counts = np.zeros((1, 1, 2, 16), np.float32), np.zeros((2, 16), np.int32)
     >>> scores = AttentionScores(sums, counts)
@@ -51,12 +51,12 @@ class AttentionScores:
 
     Args:
         sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, to which a forward adds the attention of tokens;
-            emptied here.
-        counts: int32 `[num_pages, PAGE_SIZE]`, to which it adds how many of these tokens see each row; likewise.
+            reset here.
+        counts: int32 `[num_pages, PAGE_SIZE]`, to which it adds how many of these tokens see each row; reset here.
 
     Attributes:
-        is_changed: `[num_pages]`, pages of which more was learned since their owner has set this to False.
-        lookups: int32 `[num_pages]`, for the owner to note where it looked for what is known of a page; 0 once the page
+        is_changed: `[num_pages]`, pages whose scores have changed since their owner reset this.
+        lookups: int32 `[num_pages]`, for the owner to record where it looked for scores of a page; 0 once the page
             is cleared.
     """
 
@@ -65,7 +65,7 @@ class AttentionScores:
         num_pages = sums.shape[2]
         self._history = np.zeros_like(sums)  # of uses
         self._weight = np.zeros((num_pages, PAGE_SIZE), np.float32)  # of the uses in the history
-        self._pass = np.zeros_like(sums)  # of the prompt that computed the row
+        self._pass = np.zeros_like(sums)  # attention of the prompt that computed the row
         self.is_changed = np.zeros(num_pages, np.bool_)
         self.lookups = np.zeros(num_pages, np.int32)
         self._is_apart = np.zeros(num_pages, np.bool_)
@@ -74,19 +74,21 @@ class AttentionScores:
         """Clear rows that are about to be written."""
         pages, rows = np.divmod(slots, PAGE_SIZE)
         self._clear(pages, rows)
-        self._is_apart[pages[rows == 0]] = False  # the page is another sequence's
+        self._is_apart[pages[rows == 0]] = False  # the page belongs to another sequence now
 
     def forget_pages(self, page_ids: Sequence[int]) -> None:
-        """Clear pages that come from elsewhere."""
+        """Clear pages that are written from elsewhere."""
         self._clear_pages(np.array(page_ids, np.int64))
 
     def set_apart(self, page_ids: Sequence[int]) -> None:
-        """These pages have chosen rows of one sequence, and no other's, until they are cleared."""
+        """Mark pages as chosen rows of one sequence only, until they are cleared."""
         self._is_apart[list(page_ids)] = True
 
     def attention_to(self, page_ids: Sequence[int], num_rows: int) -> Float32Array | None:
-        """The attention to the first rows of pages that were set apart, `[layers, kv_heads, num_rows]`: the mean over
-        the tokens since, summed over the queries of a KV head. None if there were none, or the numbers went wrong.
+        """Return the attention to the first rows of pages that were set apart, `[layers, kv_heads, num_rows]`.
+
+        It is the mean over the tokens since then, summed over the queries of a KV head. None without tokens, or if
+        numbers are not finite.
         """
         pages = np.array(page_ids, np.int64)
         sums = self._sums[:, :, pages].reshape(*self._sums.shape[:2], -1)[..., :num_rows]
@@ -96,7 +98,7 @@ class AttentionScores:
         return np.asarray(sums / num_queries, np.float32)
 
     def copy_rows(self, copies: Sequence[PageCopy]) -> None:
-        """Copy the history of rows that are copied to another page, but not what is not folded yet."""
+        """Copy the history of rows that are copied to another page, without attention that is not folded yet."""
         for copy in copies:
             self.forget_pages([copy.dst_page])
             for array in (self._history, self._pass, self._weight):
@@ -104,8 +106,9 @@ class AttentionScores:
 
     @contextmanager
     def recording(self, arrays: BatchArrays) -> Iterator[None]:
-        """Around a forward that adds to `sums` and `counts`. The pages of a sequence with a sparse span stay as they
-        were, for the other sequences of the batch, too, but for those that are set apart.
+        """Surround a forward that adds to `sums` and `counts`.
+
+        The pages of a sequence with a sparse span are not changed, unless they are set apart.
         """
         hidden = np.unique(np.concatenate([_NO_PAGES, *_sparse_pages(arrays)]))
         hidden = hidden[~self._is_apart[hidden]]
@@ -116,16 +119,16 @@ class AttentionScores:
             self._num_queries[hidden] = num_queries
 
     def fold(self, page_ids: Sequence[int], *, num_reused: int) -> None:
-        """Add the attention since the last fold to the history, as one use: a prompt is done.
+        """Add the attention since the last fold to the history, as one use, when a prompt is done.
 
         Args:
-            page_ids: pages of the prompt, from its first token on.
-            num_reused: its first tokens that were cached before.
+            page_ids: pages of the prompt, from its first token.
+            num_reused: number of first tokens that were cached before.
         """
         pages = np.array(page_ids, np.int64)
         sums, num_queries = self._sums[:, :, pages], self._num_queries[pages]
         self._sums[:, :, pages] = self._num_queries[pages] = 0
-        if not np.isfinite(sums).all():  # the step's numbers went wrong: all that came of them is dropped
+        if not np.isfinite(sums).all():  # the step's numbers were wrong: all of it is dropped
             return
         is_reused = (np.arange(pages.size * PAGE_SIZE) < num_reused).reshape(-1, PAGE_SIZE)
         is_use = is_reused & (num_queries > 0)
@@ -137,9 +140,10 @@ class AttentionScores:
         self.is_changed[pages] |= num_queries.any(axis=1)
 
     def of(self, page_ids: Sequence[int]) -> Float32Array:
-        """The scores of each row of pages, `[layers, kv_heads, PAGE_SIZE * len(page_ids)]`: the share of a later
-        token's attention that the row gets, summed over the queries of its KV head, plus something for the prompt that
-        computed it; 0 for rows that no token attended to. A copy.
+        """Return the scores of each row of pages, `[layers, kv_heads, PAGE_SIZE * len(page_ids)]`, as a copy.
+
+        A score is the share of a later token's attention that the row gets, summed over the queries of its KV head, and
+        something for the prompt that computed it; 0 for rows that no token attended to.
         """
         pages = np.array(page_ids, np.int64)
         weight = self._weight[pages]
@@ -147,18 +151,19 @@ class AttentionScores:
         return np.asarray(scores.reshape(*scores.shape[:2], -1))
 
     def learned(self, page_ids: Sequence[int]) -> RowScores:
-        """All that is to be known of pages after they were cleared; `add_learned` undoes this. A copy."""
+        """Return all scores of pages, so that `add_learned` can restore them after they were cleared. A copy."""
         pages = np.array(page_ids, np.int64)
         history, first = (a[:, :, pages].reshape(*a.shape[:2], -1) for a in (self._history, self._pass))
         return RowScores(history, first, self._weight[pages].reshape(-1))
 
     def add_learned(self, page_ids: Sequence[int], before: RowScores) -> None:
-        """Add what was learned of pages before they were cleared. What was learned since counts as later, so that the
-        outcome is that of one history. The prompt that computed a row first is the one that counts.
+        """Add the scores of pages from before they were cleared.
+
+        Later uses count as later, so the result is that of one history. The first prompt that computed a row counts.
         """
         pages = np.array(page_ids, np.int64)
         shape = *self._history.shape[:2], len(pages), PAGE_SIZE
-        # of n uses since, a row has the weight (1 - DECAY ** n) / (1 - DECAY)
+        # after n later uses, a row has the weight (1 - DECAY ** n) / (1 - DECAY)
         faded = 1 - (1 - np.float32(DECAY)) * self._weight[pages]
         self._history[:, :, pages] += faded * before.history.reshape(shape)
         self._weight[pages] += faded * before.weight.reshape(shape[2:])
@@ -178,7 +183,7 @@ class AttentionScores:
 
 
 def _sparse_pages(arrays: BatchArrays) -> Iterator[Int32Array]:
-    """The pages of each sequence of a batch whose tokens see fewer rows than there are positions."""
+    """Yield the pages of each sequence of a batch whose tokens see fewer rows than there are positions."""
     num_tokens = np.bincount(arrays.row_of_token, minlength=len(arrays.page_table))
     last = np.cumsum(num_tokens) - 1
     lengths = arrays.kv_lengths[last]
@@ -190,7 +195,7 @@ MAX_SCORED: Final = 16  # of a question's tokens: all of 64 took 27 % of its tim
 
 
 def stride_of(num_tokens: int, *, ends_prompt: bool) -> int:
-    """One of how many tokens of a step is scored.
+    """Return the stride of scored tokens in a step.
 
     >>> [stride_of(count, ends_prompt=True) for count in (16, 17, 64, 512)], stride_of(16, ends_prompt=False)
     ([1, 2, 4, 8], 8)
@@ -200,18 +205,18 @@ def stride_of(num_tokens: int, *, ends_prompt: bool) -> int:
 
 @runtime_checkable
 class ScoringRunner(Forward, PageIO, Protocol):
-    """What a ScoredRunner wraps: a `ModelRunner` with `keep_scores`."""
+    """A runner that a ScoredRunner can wrap: a `ModelRunner` with `keep_scores`."""
 
     attention_sums: Float32Array | None
     attention_counts: Int32Array | None
     queries: Float32Array | None
 
     def forward_scored(self, batch: Batch, *, stride: int) -> Float32Array:
-        """As `forward`; adds to `attention_sums` and `attention_counts`, of one of `stride` tokens; sets `queries`."""
+        """Run `forward`; add one in `stride` tokens to `attention_sums` and `attention_counts`, and set `queries`."""
         ...
 
     def close(self) -> None:
-        """Free it."""
+        """Free the runner."""
         ...
 
 
@@ -233,17 +238,18 @@ class ScoredRunner:
 
     @property
     def apart(self) -> PageIO:
-        """The same pool, in which what is written are chosen rows of one sequence."""
+        """The same pool, for writing chosen rows of one sequence."""
         return _Apart(self)
 
     @property
     def queries(self) -> Float32Array | None:
-        """Of the last step that was scored, `[layers, max_num_tokens, heads, head_dim]`."""
+        """The queries of the last scored step, `[layers, max_num_tokens, heads, head_dim]`."""
         return self._runner.queries
 
     def forward(self, batch: Batch) -> Float32Array:
-        """Run a step. It is scored unless each sequence has one token: nearly all such steps only decode, and scoring
-        makes decode 10 to 50 % slower (bench/LOG.md). One of `stride_of` its tokens is.
+        """Run a step, and score one in `stride_of` its tokens unless each sequence has one token.
+
+        Nearly all such steps only decode, and scoring makes decode 10 to 50 % slower (bench/LOG.md).
         """
         num_tokens, num_sequences, _, num_logits = batch.shape
         if num_tokens > num_sequences:
@@ -252,7 +258,7 @@ class ScoredRunner:
         return self._runner.forward(batch)
 
     def forward_scored(self, batch: Batch) -> Float32Array:
-        """Run a step after which `queries` has those of its tokens, however few they are."""
+        """Run a step and score it, however few its tokens are, so that `queries` has theirs."""
         return self._forward_scored(batch, STRIDE)
 
     def _forward_scored(self, batch: Batch, stride: int) -> Float32Array:
@@ -267,19 +273,19 @@ class ScoredRunner:
         self.scores.copy_rows(copies)
 
     def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:
-        """Write pages, which begin without scores."""
+        """Write pages, without scores at first."""
         self._runner.write_pages(page_ids, pages)
         self.scores.forget_pages(page_ids)
 
 
 @dataclass(frozen=True)
 class _Apart:
-    """Writes chosen rows."""
+    """Writes chosen rows of one sequence."""
 
     runner: ScoredRunner
 
     def read_pages(self, page_ids: Sequence[int], out: UInt8Array) -> None:
-        """As the runner does."""
+        """Read pages like the runner."""
         self.runner.read_pages(page_ids, out)
 
     def write_pages(self, page_ids: Sequence[int], pages: UInt8Array) -> None:

@@ -1,8 +1,8 @@
-"""Load chosen rows of stored prefixes for requests that said which share of the rows is enough.
+"""Load chosen rows of stored prefixes, for requests that allow a share of the rows.
 
-Drives row sources, stage by stage. Knows prompts by name, not which rows are chosen. Whatever is missing, wrong, late,
-or not clearly quicker sends a request back, to be served from exact pages. Each request has its own rows, which are
-shared with no other.
+Drives row sources, stage by stage. Knows prompts by name, not which rows are chosen. If anything is missing, wrong,
+late, or not clearly faster, the request is sent back, to be served from exact pages. Each request has its own rows.
+They are shared with no other request.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from .chosen_rows import ChosenCounts, RowSource, RowSources, TransferRefused, W
 
 _LOGGER = logging.getLogger(__name__)
 
-MAX_STAGED_BYTES = 256 << 20  # of rows that requests wait for, or with; beyond it requests are served exactly
-MAX_SOURCES = 16  # each may have a file open for each run of its prefix
+MAX_STAGED_BYTES = 256 << 20  # of rows that requests wait for, or hold; beyond it requests are served exactly
+MAX_SOURCES = 16  # each can have a file open for each run of its prefix
 _SLACK_S = 0.05
 
 
 @dataclass(eq=False)
 class _Transfer:
-    """The rows of one request on their way."""
+    """The load of one request's rows."""
 
     wanted: PrefixLookup
     namespace: bytes
     source: RowSource
-    num_bytes: int  # of the rows when all are there, about
+    num_bytes: int  # approximate bytes of all rows
     deadline: float
     read: Read | None = None
     is_over: bool = False
 
 
 class ChosenLoader:
-    """The `RowOffers` of a tier: `begin` says whether a request is to wait.
+    """The `RowOffers` of a tier: `begin` tells whether a request must wait.
 
     Args:
-        ready: told of a request whose rows are there.
-        send_back: told of a request that is to be served from exact pages.
-        ended: told when a transfer has ended.
+        ready: called when the rows of a request are loaded.
+        send_back: called when a request must be served from exact pages.
+        ended: called when a transfer has ended.
 
     Attributes:
-        counts: what became of the requests.
+        counts: outcomes of the requests.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class ChosenLoader:
         self._ready, self._send_back, self._ended = ready, send_back, ended
         self.counts = ChosenCounts()
         self._transfers: dict[str, _Transfer] = {}  # by the request's name
-        self._closing: list[_Transfer] = []  # that are over, and whose read runs still
+        self._closing: list[_Transfer] = []  # ended, while their read still runs
         self._staged: WeakSet[LoadedRows] = WeakSet()  # until they are in the pool
-        self._has_computed = False  # since the last step
+        self._has_computed = False  # a forward ran since the last step
 
     def begin(self, wanted: PrefixLookup) -> bool:
-        """Load the share of the rows that the disk has and memory has not, or the least share that is enough, if that
-        may be worth it. Returns whether the request is to wait.
+        """Load the requested share of the rows that are on disk and not in memory, or the least share that is enough,
+        if that may be worth it. Return whether the request must wait.
         """
         share = max(_enough(wanted), self._sources.least_share)
         memory, match = wanted.find(self._cache), wanted.find(self._index.cache)
@@ -105,37 +105,37 @@ class ChosenLoader:
         return True
 
     def abandon(self, name: str) -> None:
-        """Load nothing for a request any more that has ended."""
+        """Stop loading for a request that has ended."""
         if (transfer := self._transfers.get(name)) is not None:
             self._end(transfer)
 
     def end(self, namespace: bytes | None = None) -> None:
-        """Send the requests of a namespace, or all, back before the next step, and drop what memory keeps of runs."""
+        """Send the requests of a namespace, or all, back before the next step, and drop cached data of runs."""
         self._sources.forget(namespace)
         for transfer in list(self._transfers.values()):
             if namespace is None or transfer.namespace == namespace:
                 self._break(transfer)
 
     def read_ahead(self) -> None:
-        """Read something for later requests, if the disk has nothing to read and no request waits for rows."""
+        """Read something for later requests, if the disk is idle and no request waits for rows."""
         if not self._transfers and not self._reader.queued_bytes:
             self._sources.read_ahead()
 
     def close(self) -> None:
-        """Close all sources; the reader has ended."""
+        """Close all sources; the reader must have ended."""
         for transfer in [*self._transfers.values(), *self._closing]:
             transfer.source.close()
         self._sources.close()
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether there is room for one more source, with so many bytes of rows."""
+        """Return whether there is room for one more source, with rows of `num_bytes`."""
         staged = sum(transfer.num_bytes for transfer in self._transfers.values())
         staged += sum(rows.pages.nbytes for rows in self._staged)
         num_sources = len(self._transfers) + len(self._closing)
         return staged + num_bytes <= MAX_STAGED_BYTES and num_sources < MAX_SOURCES
 
     def _go_on(self, transfer: _Transfer) -> None:
-        """Have the next stage read; after the last one, the request goes on with the rows."""
+        """Start reading the next stage; after the last one, the request continues with the rows."""
         if (stage := transfer.source.next_stage()) is not None:
             transfer.read = self._reader.run(stage.run, partial(self._arrived, transfer), num_bytes=stage.num_bytes)
             return
@@ -148,12 +148,12 @@ class ChosenLoader:
         self._ready(transfer.wanted, rows)
 
     def _arrived(self, transfer: _Transfer, read: Read) -> None:
-        """A stage was read."""
+        """Handle a stage that was read."""
         if transfer.is_over:
             self._close(transfer)
             return
         if read.is_right and transfer.source.computes_next:
-            if self._clock() >= transfer.deadline:  # which ends it, before the forward
+            if self._clock() >= transfer.deadline:  # the deadline ends it, before the forward
                 return
             if self._has_computed:
                 self._queue.post(partial(self._arrived, transfer, read))  # after the next step
@@ -170,17 +170,17 @@ class ChosenLoader:
             self.counts.num_refused += 1
         except (OutOfPages, SparseSpanError):
             self.counts.num_broken += 1
-        except Exception:  # the request must go on
+        except Exception:  # the request must continue
             _LOGGER.exception("the rows that %s waits for could not be loaded", transfer.wanted.name)
             self.counts.num_broken += 1
         self._break(transfer)
 
     def _may_compute(self) -> None:
-        """Let the next forward run."""
+        """Allow the next forward."""
         self._has_computed = False
 
     def _end_late(self, transfer: _Transfer) -> None:
-        """The deadline has passed."""
+        """End a transfer whose deadline has passed."""
         if not transfer.is_over:
             self.counts.num_late += 1
             transfer.source.late()
@@ -192,7 +192,7 @@ class ChosenLoader:
         self._end(transfer)
 
     def _end(self, transfer: _Transfer) -> None:
-        """Forget a transfer; its source is closed once the reader has done with it."""
+        """Forget a transfer; its source is closed once the reader has finished with it."""
         del self._transfers[transfer.wanted.name]
         transfer.is_over = True
         assert transfer.read is not None
@@ -209,6 +209,6 @@ class ChosenLoader:
 
 
 def _enough(wanted: PrefixLookup) -> float:
-    """The share of the rows that a request said is enough, above 0 and at most 1."""
+    """Return the share of the rows that the request allows, above 0 and at most 1."""
     options = wanted.options
     return options.kv_budget or 1.0 if isinstance(options, RequestOptions) else 1.0

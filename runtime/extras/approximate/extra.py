@@ -1,6 +1,6 @@
-"""Approximate KV loading as an extra: what `kv_budget` and `chunk_cache_bytes` mean, and what an engine opens for them.
+"""Approximate KV loading as an extra: the options `kv_budget` and `chunk_cache_bytes`, and the parts that they open.
 
-Knows options and in what order the parts are made. What is large loads when an engine is opened.
+Knows options and the order in which parts are made. Large modules are imported when an engine is opened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OpenApproximate:
     calibration: Calibration
 
     def observe(self, runner: Runner) -> Runner:
-        """Return the same runner, which records the attention to each KV row."""
+        """Return the same runner, which now records the attention to each KV row."""
         from .approximate_tier import score
 
         return score(runner)
@@ -45,7 +45,7 @@ class OpenApproximate:
     def tier_extra(
         self, cache: PrefixCache, runner: Runner, *, clock: Callable[[], float]
     ) -> Callable[[DiskTier], TierExtra]:
-        """Return what makes the hooks of a tier under this cache."""
+        """Return a factory of the hooks for a tier of this cache."""
         from .approximate_tier import choose_rows
         from .attention_scores import ScoredRunner
 
@@ -55,23 +55,23 @@ class OpenApproximate:
 
 
 class Approximate:
-    """See `Extra`. Drafts need whole prefixes, so that replies are not speculated on."""
+    """The extra for approximate KV loading; see `Extra`. Drafts need whole prefixes, so replies are not speculated."""
 
     speculates = False
 
     def check(self, options: EngineOptions) -> None:
-        """Raise InvalidParameter if the options do not go with others."""
+        """Raise InvalidParameter if the options conflict with others."""
         if options.kv_budget is not None and (options.draft is not None or options.speculate == "lookup"):
             one = "draft" if options.draft is not None else "speculate"
             raise InvalidParameter(f"{one} is given, and drafts need whole prefixes; leave it out, or kv_budget")
 
     def check_request(self, asked: RequestOptions) -> None:
-        """Raise InvalidParameter if the budget is no share."""
+        """Raise InvalidParameter if the budget is out of range."""
         if asked.kv_budget is not None:
             _require_share(asked.kv_budget)
 
     def check_model(self, kv_budget: float, model: ModelConfig) -> None:
-        """Raise InvalidParameter if the model needs all of its keys and values."""
+        """Raise InvalidParameter if the model needs all of its KV."""
         if (why := model.why_not_partial) is not None:
             raise InvalidParameter(
                 f"kv_budget is {kv_budget}, and this model needs all of its keys and values: {why}; leave kv_budget "
@@ -80,10 +80,10 @@ class Approximate:
             )
 
     def decide(self, options: EngineOptions, asked: RequestOptions, model: ModelConfig) -> RequestOptions:
-        """Return what a request asks for, with the engine's budget where it has none.
+        """Return the request's options, with the engine's budget if it has none.
 
         Raises:
-            InvalidParameter: it asks for a part of stored prefixes, and the model allows none, or this engine loads
+            InvalidParameter: it allows a part of stored prefixes, and the model does not, or this engine loads
                 all.
         """
         kv_budget = options.kv_budget if asked.kv_budget is None else asked.kv_budget
@@ -97,10 +97,10 @@ class Approximate:
         return asked.changed(kv_budget=kv_budget)
 
     def open(self, artifact: Artifact, options: EngineOptions) -> OpenApproximate:
-        """Open it for an engine.
+        """Open approximate loading for an engine.
 
         Raises:
-            InvalidParameter: the model needs all of its keys and values, or the artifact was not calibrated.
+            InvalidParameter: the model needs all of its KV, or the artifact was not calibrated.
         """
         from .calibration.calibration import Calibration
 
@@ -109,25 +109,25 @@ class Approximate:
         return OpenApproximate(artifact, options, Calibration.read(artifact.path, artifact.manifest))
 
     def reply_options(self, opened: OpenExtra | None) -> Mapping[str, object]:
-        """Return the budget and the digest of the calibration; None where it is not in use."""
+        """Return the budget and the digest of the calibration; None if it is not in use."""
         if not isinstance(opened, OpenApproximate):
             return {"kv_budget": None, "calibration": None}
         return {"kv_budget": opened.options.kv_budget, "calibration": opened.calibration.digest}
 
     def record_kinds(self) -> RecordKinds:
-        """Return rows by importance, and what was learned of rows."""
+        """Return the kinds of records: rows by importance, and scores of rows."""
         from .records.row_records import KINDS
 
         return KINDS
 
     def attach(self, store: PageStore) -> None:
-        """Attach these records to a store."""
+        """Attach the record kinds to a store."""
         from .records.row_records import RowRecords
 
         RowRecords.of(store)
 
     def metrics(self, tier: TierStats) -> Iterator[Metric]:
-        """Yield what became of parts of prefixes."""
+        """Yield the metrics of partly loaded prefixes."""
         from .metrics import part_metrics
 
         return part_metrics(tier.extra)

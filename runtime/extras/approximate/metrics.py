@@ -1,4 +1,4 @@
-"""Metrics of approximate loading. Knows names and counts; counts nothing itself."""
+"""Export metrics of approximate loading. Knows names and counts; counts nothing itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .chosen_rows import PartStats
 
 
 def part_metrics(stats: object) -> Iterator[Metric]:
-    """Yield what became of parts of prefixes; zeros if `stats` are not `PartStats`."""
+    """Yield the metrics of partly loaded prefixes; zeros if `stats` are not `PartStats`."""
     parts = stats if isinstance(stats, PartStats) else PartStats()
     chosen = parts.chosen
     outcomes = {
@@ -34,7 +34,7 @@ def part_metrics(stats: object) -> Iterator[Metric]:
 
 
 def _saved_metrics(parts: PartStats) -> Iterator[Metric]:
-    """Of what need not be read from disk."""
+    """Yield the metrics of KV that need not be read from disk."""
     saved, chunks = {("budget",): parts.chosen.num_missing_bytes}, parts.chunks
     if chunks is not None:
         saved |= {("chunks",): chunks.hit_bytes}

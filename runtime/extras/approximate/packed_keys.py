@@ -1,8 +1,8 @@
-"""Keys of one KV head in 4 bits a number, of those numbers that RoPE turns slowly.
+"""Pack keys of one KV head into 4 bits per number, keeping only the numbers that RoPE rotates slowly.
 
-A number that turns fast says how far away a token is, one that turns slowly what the token is: of SmolLM2's 64, the 32
-slowest find the same rows as all of them in 32 bits, and the 32 of largest variance do not (bench/LOG.md). Memory
-and ordered runs on disk have the same. Knows keys and positions in them, not files or runs.
+A number that rotates fast tells how far away a token is, one that rotates slowly which token it is. Of SmolLM2's 64,
+the 32 slowest find the same rows as all of them in 32 bits, and the 32 of largest variance do not (bench/LOG.md).
+Memory and ordered runs on disk use the same format. Knows keys and positions in them, not files or runs.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from ...artifact.manifest import KVLayout, Manifest
 from ...artifact.model_config import Attention
 from ...model.batch import Float32Array
 
-MEMORY_SHARE: Final = 0.04  # of keys and values, for what memory keeps of a run
-ORDER_BYTES: Final = 2.5 / 4  # of a token in each layer and KV head: of a quarter the place, and a chunk's checksum
-PART_BYTES: Final = 0.5  # of a token in each layer: a sixteenth of the checksum of what its page has of the layer
+MEMORY_SHARE: Final = 0.04  # of the KV of a run, for its data in memory
+ORDER_BYTES: Final = 2.5 / 4  # per token, layer and KV head: ranks of a quarter of the tokens, and checksums
+PART_BYTES: Final = 0.5  # per token and layer: a sixteenth of the checksum of a page's part of the layer
 _SCALE_BYTES: Final = 2
 _MAX_CODE: Final = 7
 _MIN_NUMBERS, _STEP = 8, 4
-_SHAPE: Final = struct.Struct("<HHI")  # numbers of a key that are kept, and that it has; tokens
-Dims = npt.NDArray[np.int64]  # [layers, n]: which numbers of a key are kept, ascending
+_SHAPE: Final = struct.Struct("<HHI")  # kept numbers of a key, all its numbers, tokens
+Dims = npt.NDArray[np.int64]  # [layers, n]: kept numbers of a key, ascending
 
 
 def kept_dims(manifest: Manifest, share: float = MEMORY_SHARE) -> Dims:
-    """The numbers of each layer's keys to keep, so that what memory has of a run takes `share` of its keys and values:
-    those that turn slowest, and at least eight."""
+    """Return the numbers to keep of each layer's keys, so that a run's data in memory takes `share` of its KV.
+
+    They are the slowest ones, at least eight.
+    """
     attentions = manifest.model.attentions
     rotary = [each.rope.rotary_dim if isinstance(each, Attention) and each.rope else 0 for each in attentions]
     return slowest(rotary, manifest.kv.head_dim, num_kept(manifest.kv, share))
 
 
 def num_kept(kv: KVLayout, share: float) -> int:
-    """How many numbers of a key fit into a share of keys and values, beside the orders and checksums of a run."""
+    """Return how many numbers of a key fit into a share of KV, after the orders and checksums of a run."""
     of_layer = share * kv.page_bytes / kv.page_size / kv.num_layers
     tables = ORDER_BYTES * kv.num_kv_heads + PART_BYTES
     most = int(2 * (of_layer - tables - _SCALE_BYTES)) // _STEP * _STEP
@@ -46,8 +48,10 @@ def num_kept(kv: KVLayout, share: float) -> int:
 
 
 def slowest(rotary_dims: Sequence[int], head_dim: int, count: int) -> Dims:
-    """The `count` numbers of a key that turn slowest, by layer. Of the first `rotary_dim` numbers, the i-th of each
-    half turn alike, and more slowly than those before them; the others do not turn.
+    """Return the `count` slowest numbers of a key, by layer.
+
+    Of the first `rotary_dim` numbers, the i-th ones of both halves rotate alike, and more slowly than those before
+    them. The others do not rotate.
 
     >>> slowest([8], head_dim=8, count=4)  # halves of four
     array([[2, 3, 6, 7]])
@@ -62,13 +66,13 @@ def slowest(rotary_dims: Sequence[int], head_dim: int, count: int) -> Dims:
 
 @dataclass(frozen=True)
 class PackedKeys:
-    """Indexed by layer it gives keys, `[tokens, head_dim]`, with zeros for what was left out."""
+    """The packed keys of a run; indexed by layer they give keys, `[tokens, head_dim]`, dropped numbers are 0."""
 
     head_dim: int
     dims: Dims
-    codes: npt.NDArray[np.uint8]  # [layers, tokens, n / 2]: a number of the first half in the low bits
+    codes: npt.NDArray[np.uint8]  # [layers, tokens, n / 2]: numbers of the first half in the low bits
     scales: npt.NDArray[np.float16]  # [layers, tokens]
-    means: Float32Array  # [layers, n], which no key differs much from
+    means: Float32Array  # [layers, n]: subtracted before packing
 
     @classmethod
     def of(cls, keys: npt.NDArray[np.floating[Any]], dims: Dims) -> PackedKeys:
@@ -85,7 +89,7 @@ class PackedKeys:
         return cls(keys.shape[-1], dims, codes[..., :half] | codes[..., half:] << 4, scales, means)
 
     def encode(self) -> npt.NDArray[np.uint8]:
-        """As bytes, `[layers, n]`, for a run on disk."""
+        """Return the keys as bytes, `[layers, n]`, for a run on disk."""
         num_layers, num_kept = self.dims.shape
         shape = np.frombuffer(_SHAPE.pack(num_kept, self.head_dim, self.shape[1]), np.uint8)
         parts = [np.broadcast_to(shape, (num_layers, len(shape)))]
@@ -95,7 +99,7 @@ class PackedKeys:
 
     @classmethod
     def decode(cls, packed: npt.NDArray[np.uint8]) -> PackedKeys | None:
-        """Undo `encode`; None if it made no such bytes."""
+        """Decode bytes of `encode`; None if they are invalid."""
         num_layers, num_bytes = packed.shape
         if not num_layers or num_bytes < _SHAPE.size:
             return None
@@ -113,16 +117,16 @@ class PackedKeys:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`[layers, tokens, head_dim]`."""
+        """The shape of the keys: `[layers, tokens, head_dim]`."""
         return (*self.scales.shape, self.head_dim)
 
     @property
     def nbytes(self) -> int:
-        """In memory, but for what all runs share."""
+        """Bytes in memory, without what all runs share."""
         return self.codes.nbytes + self.scales.nbytes + self.means.nbytes
 
     def kept(self, layer: int) -> Float32Array:
-        """The numbers of a layer's keys that are kept, `[tokens, n]`: those of `dims`."""
+        """Return the kept numbers of a layer's keys, `[tokens, n]`: those of `dims`."""
         codes = self.codes[layer]
         numbers = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
         numbers -= _MAX_CODE
@@ -138,23 +142,23 @@ class PackedKeys:
 
 @dataclass(frozen=True)
 class JoinedKeys:
-    """The keys of several runs of one model, one behind the other."""
+    """The keys of several consecutive runs of one model."""
 
     parts: Sequence[PackedKeys]
 
     @property
     def dims(self) -> Dims:
-        """Which numbers of a key are kept; runs of one model keep the same."""
+        """The kept numbers of a key, the same in all runs of one model."""
         return self.parts[0].dims
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """`[layers, tokens, head_dim]`."""
+        """The shape of the keys: `[layers, tokens, head_dim]`."""
         layers, _, head_dim = self.parts[0].shape
         return layers, sum(part.shape[1] for part in self.parts), head_dim
 
     def kept(self, layer: int) -> Float32Array:
-        """The numbers of a layer's keys that are kept, `[tokens, n]`: those of `dims`."""
+        """Return the kept numbers of a layer's keys, `[tokens, n]`: those of `dims`."""
         return np.concatenate([part.kept(layer) for part in self.parts])
 
     def __getitem__(self, layer: int) -> Float32Array:

@@ -1,6 +1,6 @@
 """Run the end of a prompt over a few rows of its prefix, to learn which other rows its queries attend to.
 
-Knows a cache and a runner that scores; neither where the rows come from, nor what the queries are used for. The forward
+Knows a cache and a runner that scores; not where the rows come from, nor what the queries are used for. The forward
 leaves nothing in the cache, and nothing in the history of attention.
 """
 
@@ -17,7 +17,7 @@ from .row_selection import MAX_PROBE_TOKENS
 
 @dataclass(frozen=True)
 class ProbeForward:
-    """Forwards of `runner`, of at most `max_num_tokens` tokens each; `group_size` query heads share a KV head."""
+    """Runs forwards of `runner`, of at most `max_num_tokens` tokens; `group_size` query heads share a KV head."""
 
     cache: PrefixCache
     runner: ScoredRunner
@@ -25,11 +25,12 @@ class ProbeForward:
     group_size: int
 
     def queries(self, rows: LoadedRows, head: int) -> Float32Array:
-        """Compute the prompt's tokens behind `rows`, and return the queries of the last `MAX_PROBE_TOKENS` of them,
-        `[layers, tokens, group, head_dim]`, in the heads that share KV head `head`.
+        """Compute the prompt's tokens after `rows`, and return the queries of the last `MAX_PROBE_TOKENS` of them.
+
+        The shape is `[layers, tokens, group, head_dim]`, for the heads that share KV head `head`.
 
         Raises:
-            OutOfPages, SparseSpanError: it cannot be done now.
+            OutOfPages, SparseSpanError: it is impossible now.
         """
         sequence = rows.open(self.cache, context_length=len(rows.match.prompt_ids))
         try:

@@ -1,6 +1,6 @@
-"""What memory keeps of ordered runs on disk: the keys of their probe heads, orders and checksums.
+"""Cache data of ordered runs on disk: the keys of their probe heads, orders and checksums.
 
-With these, a query ranks the rows of a prefix without the disk, and asks it only for the rows that it picks. Knows runs
+With these, a query ranks the rows of a prefix without the disk, and reads only the rows that it picks. Knows runs
 by their keys and the number of their file, not what they are used for.
 """
 
@@ -27,7 +27,7 @@ DEFAULT_MAX_BYTES: Final = 128 << 20
 
 @dataclass(frozen=True)
 class KnownRun:
-    """What is kept of one run."""
+    """The cached data of one run."""
 
     namespace: bytes
     tables: RunTables
@@ -36,14 +36,14 @@ class KnownRun:
 
 
 class ProbeKeyCache:
-    """Keeps what is known of runs in at most `max_bytes`, and drops the least recently used. Any thread may use it.
+    """Caches data of runs in at most `max_bytes`, and drops the least recently used. For any thread.
 
     Args:
-        dims: which numbers of keys are kept, by `packed_keys.kept_dims` so many that a run takes 4 % of its keys and
-            values: 671 bytes for a token of SmolLM2 in k12v8.
+        dims: kept numbers of keys; with `packed_keys.kept_dims`, a run takes 4 % of its KV: 671 bytes for a token of
+            SmolLM2 in k12v8.
 
     Attributes:
-        chunks: keeps keys and values of runs, with a bound of its own; None: they are read from disk each time.
+        chunks: a cache of KV of runs, with its own bound; None: KV is read from disk each time.
     """
 
     def __init__(self, dims: Dims, max_bytes: int = DEFAULT_MAX_BYTES, *, chunks: ChunkCache | None = None) -> None:
@@ -54,24 +54,26 @@ class ProbeKeyCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is kept."""
+        """Bytes of all cached data."""
         return int(self._runs.currsize)
 
-    def find(self, heads: list[PageKey]) -> KnownRun | None:
-        """What is known of the longest run that `heads` begin with; the file may have another order by now."""
+    def find(self, page_keys: list[PageKey]) -> KnownRun | None:
+        """Return the data of the longest run that `page_keys` begin with; its file may have another order by now."""
         with self._lock:
-            for head in reversed(heads):
-                if (key := (heads[0].parent_key, head.key)) in self._runs:
+            for page in reversed(page_keys):
+                if (key := (page_keys[0].parent_key, page.key)) in self._runs:
                     return self._runs[key]
         return None
 
     def pack(self, keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint8]:
-        """The bytes that a run on disk has of its probe keys, `[layers, tokens, head_dim]`: a row a layer."""
+        """Return the bytes of probe keys, `[layers, tokens, head_dim]`, for a run on disk: a row per layer."""
         return PackedKeys.of(keys, self._dims).encode()
 
     def keep(self, run: OpenRun, packed: npt.NDArray[np.uint8]) -> KnownRun | None:
-        """Keep what was read of a run, the keys as `pack` made them, in place of what was known of it. None if it did
-        not make them: then other numbers may be kept of each key."""
+        """Cache the data of a run, replacing older data.
+
+        Return None if `pack` did not make the keys: then other numbers of each key may be kept.
+        """
         keys = PackedKeys.decode(packed)
         if keys is None or not np.array_equal(keys.dims, self._dims):
             return None
@@ -87,6 +89,6 @@ class ProbeKeyCache:
         """Drop the runs of a namespace, or all."""
         with self._lock:
             for key in list(self._runs):
-                run = Cache.__getitem__(self._runs, key)  # a look that is no use
+                run = Cache.__getitem__(self._runs, key)  # does not count as a use
                 if namespace is None or run.namespace == namespace:
                     del self._runs[key]

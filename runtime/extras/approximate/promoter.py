@@ -1,7 +1,7 @@
-"""Bring a prefix that is often asked for in part into memory, whole: then it is exact, and need not be read again.
+"""Load a prefix into memory, whole, if parts of it are requested often: then it is exact, and need not be read again.
 
-Only while the disk has nothing else to read, and onto pages that are free, or that no request has used since parts of
-the prefix were first asked for; a quarter of the pool stays such. Knows prefixes, pages and the reader; not requests.
+Only while the disk is idle, and onto pages that are free, or that no request has used since parts of the prefix were
+first requested; a quarter of the pool stays free or unused. Knows prefixes, pages and the reader; not requests.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ...prefix.disk_reader import DiskReader, Read
 from ...prefix.transfer import PageInserter
 
 PROMOTE_AT: Final = 4  # requests that were served a part of it since it was last in memory
-FREE_SHARE: Final = 0.25  # of all pages, that is free or could be afterwards
+FREE_SHARE: Final = 0.25  # of all pages: stays free or evictable
 PIECE_BYTES: Final = 4 << 20
 MAX_COUNTED: Final = 1024  # prefixes
 
 
 class _Wanted(NamedTuple):
     prefix: StoredPrefix
-    since: float  # when a part of it was first asked for
+    since: float  # first request of a part
 
 
 @dataclass
@@ -36,14 +36,14 @@ class _Count:
 
 @dataclass
 class Promoter:
-    """Call `used` for each request that is served in part, and `advance` while the disk is idle.
+    """Loads prefixes whose parts are requested often: call `used` for each request, and `advance` on an idle disk.
 
     Args:
-        idle: called when the disk may have nothing to read.
+        idle: called when the disk may be idle.
         clock: the cache's.
 
     Attributes:
-        num_promoted: prefixes that came to memory whole.
+        num_promoted: prefixes that were loaded whole.
     """
 
     inserter: PageInserter
@@ -56,7 +56,7 @@ class Promoter:
     _is_reading: bool = False
 
     def used(self, prefix: StoredPrefix) -> None:
-        """A request was served a part of a prefix."""
+        """Count a request that was served a part of a prefix."""
         key = prefix.page_keys[-1].key
         count = self._counts.setdefault(key, _Count(self.clock()))
         count.num_uses += 1
@@ -78,7 +78,7 @@ class Promoter:
                 self._drop(key)
 
     def forget(self, namespace: bytes | None = None) -> None:
-        """Bring nothing of a namespace, or nothing at all."""
+        """Stop loading prefixes of a namespace, or of all."""
         for key, (prefix, _) in list(self._wanted.items()):
             if namespace is None or prefix.namespace == namespace:
                 self._drop(key)
@@ -99,6 +99,6 @@ class Promoter:
         self.idle()
 
     def _drop(self, key: bytes) -> None:
-        """Count anew."""
+        """Restart the count of a prefix."""
         self._wanted.pop(key, None)
         self._counts.pop(key, None)

@@ -1,8 +1,8 @@
 """Read chosen rows of a stored prefix from its ordered runs and their pages, in two rounds.
 
 The first round reads the rows that earlier queries attended to, the second the pages that the query's own probe picks.
-Knows runs and rows, not requests, pools or engines. Anything missing or wrong ends the read, and the exact pages must
-do.
+Knows runs and rows, not requests, pools or engines. Anything missing or wrong ends the read; the exact pages are then
+used.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from .records.ordered_reader import OpenRun
     from .records.row_records import RowRecords
 
-MAX_REST_PAGES: Final = 3  # at the end of a prefix: so short a node has no run, and is computed with the query
-MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no quicker than the exact pages
-_SCATTER: Final = 1.6  # bytes read for a byte that a probe picks: rows of its pages that are there, and units (LOG.md)
+MAX_REST_PAGES: Final = 3  # at the end of a prefix: such a short node has no run, and is computed with the query
+MAX_RUNS: Final = 32  # of a prefix: each has a file open, and so many reads are no faster than the exact pages
+_SCATTER: Final = 1.6  # bytes read per byte that a probe picks: other rows of its pages, and whole units (LOG.md)
 
 
 @dataclass(eq=False)
 class _Run:
-    """One run of the prefix."""
+    """A run of the prefix."""
 
     file: OpenRun
     start: int  # its first token in the prefix
-    always: Tokens  # of its tokens, counted from `start`, those that are read in any case
+    always: Tokens  # tokens, counted from `start`, that are always read
     num_stored: int  # rows that are read by stored order
     known: KnownRun | None  # None: its probe keys are not in memory
 
@@ -58,36 +58,36 @@ class _Run:
 
     @property
     def num_first(self) -> int:
-        """Of the rows that are read by stored order those that the run has."""
+        """Number of rows read by stored order that the run has."""
         return min(self.num_stored, self.file.layout.num_ranks)
 
 
 class PrunedPrefix:
     """A share of the rows of whole pages, the same number in each layer and KV head, for one request.
 
-    Not thread-safe, but any thread may call it after another. The methods that read belong to the reader thread;
-    `choose` uses numpy only.
+    Not thread-safe, but any thread can use it after another. The methods that read belong to the reader thread;
+    `choose` uses NumPy only.
 
-    >>> prefix = PrunedPrefix.open(records, heads, budget=0.25, num_before=0, known=cache)
+    >>> prefix = PrunedPrefix.open(records, page_keys, budget=0.25, num_before=0, known=cache)
     >>> if prefix is not None and prefix.read_stored():
     ...     queries = probe_forward.queries(prefix.rows())  # of the prompt's end, over these rows
     ...     if prefix.choose(queries) <= calibration.max_dropped_attention and prefix.read_chosen():
     ...         admit_over(prefix.rows())
 
     Attributes:
-        num_tokens: of the prefix.
-        num_rows: in each layer and head, when all is read.
-        num_stored: in each layer and head, after `read_stored`.
-        num_there: in each layer and head, that `rows` has now.
+        num_tokens: tokens of the prefix.
+        num_rows: rows in each layer and head, when all is read.
+        num_stored: rows in each layer and head, after `read_stored`.
+        num_there: rows in each layer and head that `rows` has now.
         probe_head: the KV head whose group's queries `choose` needs.
-        run_pages: of each run.
-        seen: where `choose` found that the query looks; None before, and if all rows are read.
+        run_pages: pages of each run.
+        seen: the query's attention, found by `choose`; None before, and if all rows are read.
     """
 
     def __init__(
         self, runs: Sequence[tuple[OpenRun, KnownRun | None]], *, budget: float, num_before: int, known: ProbeKeyCache
     ) -> None:
-        """Use `open`."""
+        """Make a prefix from open runs; use `open`."""
         self._cache, self._files = known, ExitStack()
         self._token_bytes = runs[0][0].layout.kv.page_bytes // PAGE_SIZE
         self.probe_head = runs[0][0].header.probe_head
@@ -108,7 +108,7 @@ class PrunedPrefix:
             for (file, kept), start, tokens, share in zip(runs, starts, fixed_of, shares, strict=True)
         ]
         self.num_there = 0
-        # [layers, kv_heads, n], ascending: by stored order, once these are read, and what was chosen beside them
+        # [layers, kv_heads, n], ascending: read by stored order, and chosen in addition
         self._stored: Tokens | None = None
         self._picked: Tokens | None = None
         self._read = ReadRounds()
@@ -117,18 +117,20 @@ class PrunedPrefix:
 
     @classmethod
     def open(
-        cls, records: RowRecords, heads: Sequence[PageKey], *, budget: float, num_before: int, known: ProbeKeyCache
+        cls, records: RowRecords, page_keys: Sequence[PageKey], *, budget: float, num_before: int, known: ProbeKeyCache
     ) -> PrunedPrefix | None:
-        """Open the runs that together hold the pages `heads`, except for a few at the end, which `num_tokens` leaves
-        out. Reads their headers only. None if there is a gap, a run is not right, or there are more than `MAX_RUNS`.
+        """Open the runs that together hold the pages `page_keys`, except for a few at the end.
+
+        Reads their headers only. None if there is a gap, a run is invalid, or there are too many. `num_tokens`
+        does not count the pages at the end.
 
         Args:
             budget: share of the rows to read, above 0 and at most 1.
-            num_before: tokens of the prompt before `heads`, which have all their rows.
-            known: what memory keeps of the store's runs.
+            num_before: tokens of the prompt before `page_keys`, which have all their rows.
+            known: cached data of the store's runs.
         """
         with ExitStack() as files:
-            runs = _open_runs(records, heads, known, files)
+            runs = _open_runs(records, page_keys, known, files)
             if not runs:
                 return None
             prefix = cls(runs, budget=budget, num_before=num_before, known=known)
@@ -137,7 +139,7 @@ class PrunedPrefix:
 
     @property
     def bytes_to_read(self) -> int:
-        """About what is asked of the disk in all, for planning; `bytes_to_prefetch` included."""
+        """Approximate bytes that will be read in total, `bytes_to_prefetch` included."""
         num_bytes = self.bytes_to_prefetch
         for run in self._runs:
             num_blocks = -(-run.num_first // run.file.layout.chunk_size)
@@ -147,27 +149,27 @@ class PrunedPrefix:
 
     @property
     def bytes_to_prefetch(self) -> int:
-        """Bytes of the probe keys that are not in memory, and of the checksums beside them."""
+        """Bytes of probe keys that are not in memory, and of their checksums."""
         if self.num_rows == self.num_tokens:
             return 0
         return sum(run.file.layout.tail.num_bytes for run in self._runs if run.known is None)
 
     @property
     def bytes_read(self) -> int:
-        """What was asked of the disk so far, in whole units of 4 KiB."""
+        """Bytes requested from disk so far, in whole units of 4 KiB."""
         return sum(run.file.counts.num_bytes for run in self._runs)
 
     @property
     def num_reads(self) -> int:
-        """Reads so far."""
+        """Number of reads so far."""
         return sum(run.file.counts.num_reads for run in self._runs)
 
     def prefetch(self) -> bool:
-        """Read only what memory keeps for the next request. False if a run is not right."""
+        """Read only the data that is cached for the next request. Return False if a run is invalid."""
         return all([self._prefetch(run) for run in self._runs])
 
     def read_stored(self) -> bool:
-        """Read the rows that most queries attend to, and what `choose` needs. False: use the exact pages."""
+        """Read the rows that most queries attend to, and what `choose` needs. Return False to use the exact pages."""
         chosen = []
         for run in self._runs:
             mine = self._read_first(run) if self._prefetch(run) else None
@@ -179,13 +181,15 @@ class PrunedPrefix:
         return True
 
     def rows(self) -> UInt8Array:
-        """The `num_there` rows that were read so far, those of `chosen`, as pages `[N, page_bytes]`."""
+        """Return the `num_there` rows read so far, those of `chosen`, as pages `[N, page_bytes]`."""
         return self._read.pages()
 
     def choose(self, queries: Float32Array) -> float:
-        """Choose the other rows by `queries`, `[layers, rows, group, head_dim]`, of the heads that share the probe's
-        keys, from a forward of the query over `rows()`. Returns the estimated share of the query's attention on the
-        prefix that falls on rows which are not chosen."""
+        """Choose the other rows by `queries`, `[layers, rows, group, head_dim]`, of the heads that share its keys.
+
+        The queries come from a forward over `rows()`. Return the estimated share of the query's attention on the prefix
+        that falls on rows that are not chosen.
+        """
         assert self._stored is not None, "nothing was read"
         if self.num_rows == self.num_tokens:
             self._picked = probed(self._stored, np.zeros((len(self._stored), self.num_tokens)), self.num_tokens)
@@ -197,13 +201,13 @@ class PrunedPrefix:
 
     @property
     def chosen(self) -> Tokens:
-        """The tokens of `rows()`, `[layers, kv_heads, n]`: those that are read by stored order, ascending, and behind
-        them those that `choose` has added, ascending."""
+        """The tokens of `rows()`, `[layers, kv_heads, n]`: those read by stored order, ascending, then those added by
+        `choose`, ascending."""
         assert self._stored is not None, "nothing was chosen"
         return self._stored if self._picked is None else np.concatenate([self._stored, self._picked], axis=-1)
 
     def read_chosen(self) -> bool:
-        """Read what was chosen and is not there. False: use the exact pages."""
+        """Read chosen rows that are missing. Return False to use the exact pages."""
         assert self._picked is not None and self.num_there == self.num_stored, "nothing was chosen, or all is read"
         is_wanted = np.zeros((*self._picked.shape[:2], self.num_tokens), bool)
         np.put_along_axis(is_wanted, self._picked, True, axis=-1)
@@ -215,12 +219,12 @@ class PrunedPrefix:
         return True
 
     def close(self) -> None:
-        """Close the files; may be called twice."""
+        """Close the files; can be called twice."""
         with suppress(OSError):
             self._files.close()
 
     def _prefetch(self, run: _Run) -> bool:
-        """Have a run's probe keys in memory, for later requests, too. Not needed if all rows are read."""
+        """Load a run's probe keys into memory, also for later requests. Not needed if all rows are read."""
         if run.known is None and self.num_rows < self.num_tokens:
             keys = run.file.probe_keys()
             run.known = None if keys is None else self._cache.keep(run.file, keys)
@@ -228,7 +232,7 @@ class PrunedPrefix:
         return True
 
     def _read_first(self, run: _Run) -> Tokens | None:
-        """Read the rows of a run that are read by stored order, and which tokens these are."""
+        """Read the rows of a run that are read by stored order; return their tokens, None if invalid."""
         first = run.file.first(run.num_first)
         if first is None:
             return None
@@ -237,12 +241,14 @@ class PrunedPrefix:
         is_wanted = np.zeros((*mine.shape[:2], run.file.layout.num_tokens), bool)
         np.put_along_axis(is_wanted, mine, True, axis=-1)
         self._read.add(run.start, tokens, first.rows, is_wanted)
-        np.put_along_axis(is_wanted, tokens, False, axis=-1)  # what is always read and ranks too low is in pages
+        np.put_along_axis(is_wanted, tokens, False, axis=-1)  # rows that are always read but rank too low are in pages
         return mine if self._read_wanted(run, is_wanted) else None
 
     def _read_wanted(self, run: _Run, is_wanted: npt.NDArray[np.bool_]) -> bool:
-        """Read the wanted tokens of a run, `[layers, kv_heads, tokens]`, from its pages: some layers want more of these
-        than others, and of one page some heads more rows."""
+        """Read the wanted tokens of a run, `[layers, kv_heads, tokens]`, from its pages.
+
+        Layers can want different numbers of pages, and heads different rows of a page.
+        """
         by_page = is_wanted.reshape(*is_wanted.shape[:2], -1, PAGE_SIZE)
         pages = np.asarray(by_page.any(axis=(1, 3)))
         if not pages.any():
@@ -262,19 +268,19 @@ class PrunedPrefix:
 
 
 def _open_runs(
-    records: RowRecords, heads: Sequence[PageKey], known: ProbeKeyCache, files: ExitStack
+    records: RowRecords, page_keys: Sequence[PageKey], known: ProbeKeyCache, files: ExitStack
 ) -> list[tuple[OpenRun, KnownRun | None]]:
-    """The runs that hold the pages `heads`, except for a few at the end, with what is known of each; or none."""
+    """Return the runs that hold the pages, except for a few at the end, with the cached data of each; or none."""
     runs: list[tuple[OpenRun, KnownRun | None]] = []
     first = 0
-    while first < len(heads):
-        rest = list(heads[first:])
+    while first < len(page_keys):
+        rest = list(page_keys[first:])
         kept = known.find(rest)
         file = records.open_ordered(rest, tables=None if kept is None else kept.tables, chunks=known.chunks)
         if file is None:
             return runs if len(rest) <= MAX_REST_PAGES else []
         files.callback(file.close)
-        if kept is not None and kept.tables.number != file.header.number:  # its order was written again since
+        if kept is not None and kept.tables.number != file.header.number:  # it was rewritten in another order since
             kept = None
         runs.append((file, kept))
         if len(runs) > MAX_RUNS or file.header.probe_head != runs[0][0].header.probe_head:

@@ -1,7 +1,7 @@
 """Read a pruned prefix for one request, stage by stage: a `RowSource`.
 
 Opens the runs, reads the rows that most queries attend to, probes with the prompt's own end, and reads the rows that
-the probe picks. Knows one prompt and its prefix; neither what other requests wait for, nor when it is too late.
+the probe picks. Knows one prompt and its prefix; not what other requests wait for, nor deadlines.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ...prefix.disk_reader import DiskReader
 from ...prefix.loaded_prefix import LoadedRows
 from ...prefix.rates import Rates
 from .chosen_rows import Stage, TransferRefused, WantedRows
-from .part_teacher import PartLook, PartTeacher
 from .probe_forward import ProbeForward
 from .probe_keys import ProbeKeyCache
 from .promoter import Promoter
 from .pruned_prefix import PrunedPrefix
 from .records.chunk_cache import ChunkCacheStats
 from .row_rates import RowRates, plan_chosen
+from .score_updater import ScoreUpdater, ServedPart
 
 if TYPE_CHECKING:
     from .records.row_records import RowRecords
@@ -35,17 +35,17 @@ class PrunedSources:
     """Makes the sources of a store; see `RowSources`.
 
     Args:
-        known: what memory keeps of the store's runs.
+        known: cached data of the store's runs.
         max_dropped_attention: above it a prompt is served with all rows.
-        least_share: of the rows: with fewer most prompts are above that, and have read a part for nothing.
-        idle: called when the disk may have nothing to read; calls `read_ahead` if so.
-        teacher: learns from what is served.
-        promoter: brings prefixes to memory that are often served in part.
+        least_share: of rows: with fewer, most prompts exceed that bound, and have read a part for nothing.
+        idle: called when the disk may be idle; calls `read_ahead` then.
+        updater: learns from served parts.
+        promoter: loads prefixes whole whose parts are requested often.
 
     Attributes:
         plan: decides whether chosen rows are worth it.
-        num_prefetches: prefixes whose probe keys are to be read ahead.
-        generation: counts the calls of `forget`.
+        num_prefetches: number of prefixes whose probe keys are queued for reading ahead.
+        generation: number of calls of `forget`.
     """
 
     plan = staticmethod(plan_chosen)
@@ -63,43 +63,45 @@ class PrunedSources:
         least_share: float,
         clock: Callable[[], float],
         idle: Callable[[], None],
-        teacher: PartTeacher,
+        updater: ScoreUpdater,
         promoter: Promoter,
     ) -> None:
         self.records, self.reader, self.probe, self.known = records, reader, probe, known
         self.rates = RowRates(rates)
         self.page_bytes, self.clock, self._idle = page_bytes, clock, idle
         self.max_dropped_attention, self.least_share = max_dropped_attention, least_share
-        self.teacher, self.promoter = teacher, promoter
+        self.updater, self.promoter = updater, promoter
         self.num_read_bytes = self.generation = 0
         self._prefetches: dict[bytes, _Prefetch] = {}  # by the key of the prefix's last page
-        self._is_prefetching = False  # the first of them
+        self._is_prefetching = False  # whether the first of them is being read
 
     @property
     def chunks(self) -> ChunkCacheStats | None:
-        """What memory keeps of rows that are read often; None: nothing is kept."""
+        """The statistics of the cache of frequently read rows; None if there is none."""
         return None if self.known.chunks is None else self.known.chunks.stats()
 
     @property
     def num_prefetches(self) -> int:
-        """See above."""
+        """Number of prefixes whose probe keys are queued for reading ahead."""
         return len(self._prefetches)
 
     def source(self, wanted: WantedRows) -> PrunedSource | None:
-        """What reads rows for a request; None: its prompt's end is too long for one probe."""
+        """Return a source of rows for a request; None if its prompt's end is too long for one probe."""
         num_query_tokens = len(wanted.match.prompt_ids) - len(wanted.prefix.page_keys) * PAGE_SIZE
         return None if num_query_tokens > self.probe.max_num_tokens else PrunedSource(wanted, self)
 
     def add_prefetch(self, key: bytes, prefix: PrunedPrefix, close: Callable[[], None]) -> bool:
-        """Read the probe keys of a prefix later, and close it. Returns False if too many wait, or this prefix does."""
+        """Queue the probe keys of a prefix for reading ahead, then close it. Return False if full, or queued."""
         if len(self._prefetches) >= MAX_PREFETCHES or key in self._prefetches:
             return False
         self._prefetches[key] = _Prefetch(prefix, close)
         return True
 
     def read_ahead(self) -> None:
-        """Read the probe keys of a prefix whose first request was better off without pruning, because all keys would
-        have had to be read first. Otherwise it would never be pruned. Or a prefix, whole, that is often pruned.
+        """Read ahead the probe keys of a prefix, or a whole prefix that is pruned often.
+
+        The first request of a prefix is often faster without pruning, because all keys would have to be read first.
+        Without reading ahead, the prefix would never be pruned.
         """
         if not self._prefetches:
             self.promoter.advance()
@@ -109,15 +111,16 @@ class PrunedSources:
             self.reader.run(first.prefix.prefetch, lambda _: self._end_prefetch(key), num_bytes=num_bytes)
 
     def forget(self, namespace: bytes | None = None) -> None:
-        """Drop what memory keeps of the runs of a namespace, or of all."""
+        """Drop cached data of the runs of a namespace, or of all."""
         self.generation += 1
         self.known.discard(namespace)
-        self.teacher.forget(namespace)
+        self.updater.forget(namespace)
         self.promoter.forget(namespace)
 
     def close_prefix(self, prefix: PrunedPrefix, namespace: bytes, generation: int) -> None:
-        """Close a prefix that was opened in this generation, and that the reader has done with. If its namespace may
-        have been forgotten since, what was read of it is forgotten, too.
+        """Close a prefix of this generation, when the reader has finished with it.
+
+        If its namespace may have been forgotten since, drop its cached data, too.
         """
         self.num_read_bytes += prefix.bytes_read
         prefix.close()
@@ -125,7 +128,7 @@ class PrunedSources:
             self.known.discard(namespace)
 
     def close(self) -> None:
-        """Close the files of prefetches; the reader has ended."""
+        """Close the files of prefetches; the reader must have ended."""
         for prefetch in self._prefetches.values():
             prefetch.close()
         self._prefetches.clear()
@@ -137,7 +140,7 @@ class PrunedSources:
 
 
 class _Prefetch(NamedTuple):
-    """Probe keys that are to be read for later requests."""
+    """The probe keys to read for later requests."""
 
     prefix: PrunedPrefix
     close: Callable[[], None]
@@ -150,46 +153,46 @@ class PrunedSource:
         self._wanted, self._shared = wanted, shared
         self.computes_next = self.is_not_enough = False
         self._generation = shared.generation
-        self._start = wanted.num_in_memory  # the page from which on rows are pruned
+        self._start = wanted.num_in_memory  # the page from which rows are pruned
         self._prefix: PrunedPrefix | None = None
         self._pages: UInt8Array | None = None
         self._dropped_attention = 0.0
         self._planned_at = 0.0
-        self._expected_s: float | None = None  # seconds for all reads; None: they are not planned
+        self._expected_s: float | None = None  # seconds for all reads; None: not planned yet
         self._stages = self._in_order()
 
     def next_stage(self) -> Stage | None:
-        """What to read next; None: all is read."""
+        """Return the next read; None if all is read."""
         return next(self._stages, None)
 
     def rows(self) -> LoadedRows:
-        """The rows that are there."""
+        """Return the rows read so far."""
         assert self._prefix is not None and self._pages is not None, "nothing was read"
         stored, stop = self._wanted.prefix, self._stop * PAGE_SIZE
         token_ids, generated = stored.token_ids[:stop], stored.generated[:stop]
         span = SparseSpan(self._start * PAGE_SIZE, self._prefix.num_there, token_ids, generated)
         io = self._shared.probe.runner.apart
-        if self._prefix.seen is not None:  # these are all
+        if self._prefix.seen is not None:  # these are all rows
             look = stored, self._start, self._prefix.run_pages, self._prefix.chosen, self._prefix.seen.mean
-            self._shared.teacher.note(span, PartLook(*look))
+            self._shared.updater.note(span, ServedPart(*look))
             self._shared.promoter.used(stored)
         return LoadedRows(self._wanted.match, span, self._pages, io, self._dropped_attention)
 
     def late(self) -> None:
-        """Have later plans be more careful: the request has waited too long."""
+        """Make later plans more careful, because the request has waited too long."""
         if self._expected_s is not None:
             self._observe(max(self._expected_s, self._shared.clock() - self._planned_at))
 
     def close(self) -> None:
-        """Close the files; the reader has done with them."""
-        self._stages.close()  # it refers to this source, and would keep it
+        """Close the files; the reader must have finished with them."""
+        self._stages.close()  # it refers to this source, and would keep it alive
         self._pages = None
         if self._prefix is not None:
             self._shared.close_prefix(self._prefix, self._wanted.prefix.namespace, self._generation)
             self._prefix = None
 
     def _in_order(self) -> Generator[Stage]:
-        """The stages; between two of them the engine's thread runs."""
+        """Yield the stages; between two of them the engine's thread runs."""
         yield Stage(self._open)
         prefix = self._prefix
         assert prefix is not None
@@ -205,9 +208,9 @@ class PrunedSource:
         self._observe(self._shared.clock() - self._planned_at)
 
     def _plan(self, prefix: PrunedPrefix, num_bytes: int) -> float | None:
-        """Seconds that reading so many bytes and the probe should take; None: it is not worth it."""
+        """Return the seconds that reading and the probe should take; None if not worth it."""
         shared, first = self._shared, self._wanted.num_in_memory
-        start, stop = first * PAGE_SIZE, max(first, self._stop) * PAGE_SIZE  # what exact pages would bring
+        start, stop = first * PAGE_SIZE, max(first, self._stop) * PAGE_SIZE  # what exact pages would provide
         num_query_tokens = len(self._wanted.match.prompt_ids) - self._stop * PAGE_SIZE
         if num_query_tokens > shared.probe.max_num_tokens:
             return None
@@ -224,7 +227,7 @@ class PrunedSource:
         )
 
     def _prefetch(self, prefix: PrunedPrefix) -> None:
-        """Have the probe keys read later, if pruning would be worth it with them in memory."""
+        """Queue the probe keys for reading ahead, if pruning would be worth it with them in memory."""
         num_bytes, stored = prefix.bytes_to_prefetch, self._wanted.prefix
         if num_bytes and self._plan(prefix, prefix.bytes_to_read - num_bytes) is not None:
             key = stored.page_keys[self._stop - 1].key
@@ -238,26 +241,26 @@ class PrunedSource:
 
     @property
     def _stop(self) -> int:
-        """The page before which rows are pruned. The prompt's tokens from there on are computed."""
+        """The page at which pruning ends. The prompt's later tokens are computed."""
         num_pages = len(self._wanted.prefix.page_keys)
         return num_pages if self._prefix is None else self._start + self._prefix.num_tokens // PAGE_SIZE
 
-    # In the reader's thread.
+    # In the reader's thread
 
     def _open(self) -> bool:
-        """Open the runs behind what memory has. Where memory ends within a run, open all from the prompt's start."""
+        """Open the runs after the pages in memory; if memory ends within a run, open all from the prompt's start."""
         wanted, shared = self._wanted, self._shared
         for self._start in dict.fromkeys((wanted.num_in_memory, 0)):
-            heads, num_before = wanted.prefix.page_keys[self._start :], self._start * PAGE_SIZE
+            page_keys, num_before = wanted.prefix.page_keys[self._start :], self._start * PAGE_SIZE
             self._prefix = PrunedPrefix.open(
-                shared.records, heads, budget=wanted.share, num_before=num_before, known=shared.known
+                shared.records, page_keys, budget=wanted.share, num_before=num_before, known=shared.known
             )
             if self._prefix is not None:
                 return True
         return False
 
     def _read_stored(self) -> bool:
-        """Read what most queries attend to."""
+        """Read the rows that most queries attend to."""
         assert self._prefix is not None
         if not self._prefix.read_stored():
             return False
@@ -265,7 +268,7 @@ class PrunedSource:
         return True
 
     def _read_chosen(self, queries: Float32Array) -> bool:
-        """Choose the other rows by the prompt's queries, and read them, if little enough attention is dropped."""
+        """Choose the other rows by the prompt's queries, and read them if little enough attention is dropped."""
         assert self._prefix is not None
         self._dropped_attention = self._prefix.choose(queries)
         self.is_not_enough = self._dropped_attention > self._shared.max_dropped_attention

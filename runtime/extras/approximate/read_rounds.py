@@ -1,7 +1,7 @@
-"""Rows that were read in two rounds, as pages: those of the second round behind those of the first.
+"""Make pages of rows that were read in two rounds: those of the second round after those of the first.
 
-In which order rows lie does not matter after RoPE, so that what was made of the first round need not be made again.
-Knows rows and the tokens that they are of, not where they were read.
+The order of rows does not matter after RoPE, so the pages of the first round need not be made again.
+Knows rows and their tokens, not where they were read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...model.batch import UInt8Array
 from ...model.kv_rows import KVRows
 from .row_selection import Tokens
 
-_NOTHING: Final = 1 << 30  # stands for no token
+_NOTHING: Final = 1 << 30  # marks no token
 
 
 @dataclass(frozen=True)
@@ -29,34 +29,34 @@ class _Rows:
 
 @dataclass
 class ReadRounds:
-    """`add` what is read, `end_first` after the first round; then `pages` has that, and after `end_second` all."""
+    """Collects rows of two rounds: `add` them, call `end_first` after the first; `pages` has the ended rounds."""
 
     _first: list[_Rows] = field(default_factory=list)
     _second: list[_Rows] = field(default_factory=list)
-    _counts: list[int] = field(default_factory=list)  # of the rounds that have ended, rows of each layer and head
+    _counts: list[int] = field(default_factory=list)  # rows of each layer and head, by round that has ended
     _first_pages: UInt8Array | None = None
 
     def add(self, start: int, tokens: Tokens, rows: KVRows, is_wanted: npt.NDArray[np.bool_]) -> None:
-        """Rows of `tokens`, `[layers, kv_heads, n]`, counted from token `start` of the prefix.
+        """Add rows of `tokens`, `[layers, kv_heads, n]`, counted from token `start` of the prefix.
 
         Args:
-            is_wanted: by such a token, `[layers, kv_heads, tokens]`; the others are left out.
+            is_wanted: by such a token, `[layers, kv_heads, tokens]`; other rows are dropped.
         """
         is_some = np.take_along_axis(is_wanted, tokens, axis=-1)
         mine = self._second if self._counts else self._first
         mine.append(_Rows(np.where(is_some, tokens + start, _NOTHING), rows))
 
     def end_first(self, count: int) -> None:
-        """All wanted rows of the first round are there, `count` of each layer and head."""
+        """End the first round, with `count` wanted rows of each layer and head."""
         self._counts = [count]
         self._first_pages = _pages_of(self._first, _order_of(self._first, count))
 
     def end_second(self, count: int) -> None:
-        """The same of the second round."""
+        """End the second round, with `count` wanted rows of each layer and head."""
         self._counts.append(count)
 
     def pages(self) -> UInt8Array:
-        """`[N, page_bytes]`: of each round its rows in the order of the text."""
+        """Return the pages, `[N, page_bytes]`: the rows of each round in the order of the text."""
         assert self._first_pages is not None, "nothing was read"
         num_first, num_second = self._counts[0], sum(self._counts[1:])
         if not num_second:
@@ -70,7 +70,7 @@ class ReadRounds:
 
 
 def _order_of(read: Sequence[_Rows], count: int) -> Tokens:
-    """Where the wanted rows lie among those that were read, in the order of the text."""
+    """Return the indices of the wanted rows among those read, in the order of the text."""
     tokens = np.concatenate([some.tokens for some in read], axis=-1)
     return np.asarray(np.argsort(tokens, axis=-1, kind="stable")[..., :count])
 

@@ -1,4 +1,4 @@
-"""Plan whether to read chosen rows of a prefix, by what that was measured to take. In seconds, bytes and tokens.
+"""Plan whether to read chosen rows of a prefix, from measured rates. In seconds, bytes and tokens.
 
 Knows no pages, threads or requests.
 """
@@ -11,18 +11,18 @@ from typing import Final
 from ...prefix.prefix_plan import SPLIT_S
 from ...prefix.rates import Rates
 
-_MAX_CHOSEN: Final = 0.9  # of the quickest exact way: if chosen rows take longer, the exact reply is worth the wait
-_EXTRA_S: Final = 0.03  # what chosen rows take beyond their bytes where nothing else is known
-_FORGOTTEN_S: Final = 60.0  # until half of what they took longer is forgotten
+_MAX_CHOSEN: Final = 0.9  # of the fastest exact way: otherwise the exact reply is worth the wait
+_EXTRA_S: Final = 0.03  # time of chosen rows beyond their bytes, before a measurement
+_FORGOTTEN_S: Final = 60.0  # half-life of measurements above that
 
 
 @dataclass
 class RowRates:
-    """What disk and model were measured to do with chosen rows.
+    """The measured rates of disk and model with chosen rows.
 
     Attributes:
-        exact: what they do with whole pages.
-        extra_s: that to read chosen rows takes beyond what their bytes and their query do.
+        exact: rates with whole pages.
+        extra_s: time to read chosen rows beyond their bytes and their query.
     """
 
     exact: Rates
@@ -30,13 +30,15 @@ class RowRates:
     _forgot_at: float | None = None
 
     def observe(self, *, expected_s: float, seconds: float) -> None:
-        """Note how long it took to read chosen rows: many small reads take longer than their bytes say."""
+        """Record how long it took to read chosen rows: many small reads take longer than their bytes."""
         extra_s = max(0.0, self.extra_s + seconds - expected_s)
         self.extra_s = (self.extra_s + extra_s) / 2
 
     def forget(self, now: float) -> None:
-        """Forget what chosen rows once took too long, half of it a minute since the last call: they are tried again at
-        some time, and no sooner because many requests ask."""
+        """Reduce measurements that were too slow by half per minute since the last call.
+
+        So chosen rows are tried again after some time, and no sooner if many requests ask.
+        """
         seconds = 0.0 if self._forgot_at is None else now - self._forgot_at
         longer_s = max(0.0, self.extra_s - _EXTRA_S)
         self.extra_s -= longer_s * (1 - 0.5 ** (seconds / _FORGOTTEN_S))
@@ -53,14 +55,14 @@ def plan_chosen(
     num_query_tokens: int,
     queued_bytes: int = 0,
 ) -> float | None:
-    """Seconds to read chosen rows of the tokens `[start, stop)`, and to run the query behind them once more to choose.
+    """Return the seconds to read chosen rows of the tokens `[start, stop)`, with one more run of the query.
 
-    None: to load all rows, to compute them, or to do both at once is as quick, or a rate was never measured.
+    None if loading all rows, computing them, or both at once is as fast, or if a rate was never measured.
 
     Args:
-        num_bytes: of the chosen rows.
-        full_bytes: of all rows.
-        queued_bytes: that the disk reads before.
+        num_bytes: bytes of the chosen rows.
+        full_bytes: bytes of all rows.
+        queued_bytes: bytes that the disk reads before.
     """
     exact = rates.exact
     compute_s, probe_s = exact.compute_s(start, stop), exact.compute_s(stop, stop + num_query_tokens)
@@ -68,5 +70,5 @@ def plan_chosen(
     if compute_s is None or probe_s is None or queued_s is None or load_s is None or read_s is None:
         return None
     chosen_s = queued_s + read_s + probe_s + rates.extra_s
-    both_s = load_s * compute_s / max(load_s + compute_s, 1e-9) + SPLIT_S  # they meet where both took as long
+    both_s = load_s * compute_s / max(load_s + compute_s, 1e-9) + SPLIT_S  # they meet when both took as long
     return chosen_s if chosen_s < _MAX_CHOSEN * min(queued_s + min(load_s, both_s), compute_s) else None

@@ -1,7 +1,7 @@
-"""Choose which KV rows of a prefix to read: half by the order in which they are stored, half by a probe.
+"""Choose which KV rows of a prefix to read: half by their stored order, half by a probe.
 
-The stored order ranks tokens by the attention of earlier queries, and fails completely on a question that is new. So
-this query's own attention to the keys of one KV head, the probe, chooses the other half, whole pages of a layer.
+The stored order ranks tokens by the attention of earlier queries, and fails completely on a new question. So
+this query's own attention to the keys of one KV head, the probe, chooses the other half, in whole pages of a layer.
 bench/LOG.md has what each rule finds and loses. A choice is `[layers, kv_heads, n]`, tokens in ascending order: the
 same number in each layer and head, of different tokens. Knows arrays of scores and token numbers, not files or models.
 """
@@ -25,16 +25,16 @@ Scores = npt.NDArray[np.floating[Any]]
 Tokens = npt.NDArray[np.int64]
 NUM_FIRST: Final = 4  # tokens of a prompt: attention sinks
 NUM_RECENT: Final = 16  # tokens of a prefix: the query continues them
-WINDOW: Final = 15  # an answer lies beside the words that a query finds: on needles 15 and 7 found what 1 never did
+WINDOW: Final = 15  # an answer is near the words that a query finds: on needles 15 and 7 found what 1 never did
 PASSAGE: Final = 65  # and in a passage that gets attention as a whole: KL 0.44 instead of 0.58 on BBH's examples
-MAX_PROBE_TOKENS: Final = 128  # of a longer query the last ones probe
-STORED_BUDGET: Final = 0.5  # the largest share of the rows of which a run on disk has the half that is stored by order
-_MANY_WEIGHTS: Final = 1 << 20  # of which one thread makes 100 in a microsecond
+MAX_PROBE_TOKENS: Final = 128  # only the last tokens of a longer query probe
+STORED_BUDGET: Final = 0.5  # the largest share of rows for which a run has the half that is read by stored order
+_MANY_WEIGHTS: Final = 1 << 20  # one thread computes 100 of these in a microsecond
 _MAX_PRODUCTS: Final = 1 << 17  # OpenBLAS uses one thread below twice as many multiplications
 
 
 def num_rows(num_tokens: int, budget: float) -> int:
-    """The rows that `budget`, a share of `num_tokens`, allows: whole pages, at least two, at most all.
+    """Return the number of rows that `budget`, a share of `num_tokens`, allows: whole pages, at least two, at most all.
 
     >>> num_rows(1000, 0.25), num_rows(100, 0.1), num_rows(16, 0.5)
     (256, 32, 16)
@@ -44,7 +44,7 @@ def num_rows(num_tokens: int, budget: float) -> int:
 
 
 def always(num_tokens: int, num_before: int = 0) -> Tokens:
-    """The tokens that are read in any case: the first of the prompt, and the last before the query.
+    """Return the tokens that are always read: the first of the prompt, and the last before the query.
 
     Args:
         num_before: tokens of the prompt before these `num_tokens`, which have all their rows.
@@ -57,13 +57,13 @@ def always(num_tokens: int, num_before: int = 0) -> Tokens:
 def stored_shares(
     run_lengths: Sequence[int], num_always: Sequence[int], count: int, most: Sequence[int] | None = None
 ) -> list[int]:
-    """How many rows of each run are read by stored order, if `count` rows are read in all.
+    """Return how many rows of each run are read by stored order, if `count` rows are read in total.
 
     About half of `count`, in proportion to the runs' lengths, and at least those that are always read; in multiples of
-    16 where a run is that long, since blocks are read whole.
+    16 if a run is long enough, because blocks are read whole.
 
     Args:
-        most: of each run, that its order has; None: all.
+        most: the rows in each run's order; None: all.
     """
     most = run_lengths if most is None else [max(pair) for pair in zip(most, num_always, strict=True)]
     least = [min(length, _padded(some)) for length, some in zip(most, num_always, strict=True)]
@@ -82,8 +82,7 @@ def stored_shares(
 
 
 def stored_rows(order: npt.NDArray[np.integer[Any]], always: Tokens, count: int, num_tokens: int) -> Tokens:
-    """`count` of `num_tokens` tokens of each layer and head: `always`, and then the first in `order`, `[layers,
-    kv_heads, ranks]`, which has enough of them."""
+    """Return `count` tokens of each layer and head: `always`, then the first in `order`, `[layers, heads, ranks]`."""
     scores = np.full((*order.shape[:2], num_tokens), -np.inf, np.float32)
     ranks = np.broadcast_to(-np.arange(order.shape[-1], dtype=np.float32), order.shape)
     np.put_along_axis(scores, order.astype(np.int64), ranks, axis=-1)
@@ -92,8 +91,9 @@ def stored_rows(order: npt.NDArray[np.integer[Any]], always: Tokens, count: int,
 
 
 def scores_to_store(scores: Scores, *, is_start: bool) -> npt.NDArray[np.float64]:
-    """Change the attention scores of a run, `[layers, kv_heads, tokens]`, to those that decide how it is stored: first
-    come the tokens that are always read.
+    """Change the attention scores of a run, `[layers, kv_heads, tokens]`, to scores for its stored order.
+
+    Tokens that are always read come first.
 
     Args:
         is_start: the run begins a prompt, whose first tokens are always read.
@@ -104,8 +104,8 @@ def scores_to_store(scores: Scores, *, is_start: bool) -> npt.NDArray[np.float64
 
 
 def ranks_to_store(num_tokens: int, *, is_start: bool) -> int:
-    """How many rows of each layer and head a run of so many tokens has on disk: those that are read by stored order at
-    `STORED_BUDGET`."""
+    """Return the number of rows of each layer and head that a run of this many tokens has on disk: those that are read
+    by stored order at `STORED_BUDGET`."""
     fixed = _always_of_run(num_tokens, is_start)
     [num_ranks] = stored_shares([num_tokens], [len(fixed)], num_rows(num_tokens, STORED_BUDGET))
     return num_ranks
@@ -119,33 +119,32 @@ def _always_of_run(num_tokens: int, is_start: bool) -> Tokens:
 class Probe:
     """A query's attention to a prefix by the keys of one KV head: softmax weights over the tokens of the prefix."""
 
-    largest: Float32Array  # [layers, tokens], over the query's rows and the head's group, of tokens not there yet
+    largest: Float32Array  # [layers, tokens], over the query's rows and the head's group, of tokens not read yet
     mean: Float32Array  # [layers, tokens]; sums to 1
 
 
 class LayerKeys(Protocol):
-    """Keys of one KV head, `[layers, tokens, head_dim]`, of which some numbers are kept; made when they are asked
-    for."""
+    """Keys of one KV head, `[layers, tokens, head_dim]`, of which some numbers are kept; computed when requested."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dims(self) -> npt.NDArray[np.int64]:
-        """Which numbers of a layer's keys are kept, `[layers, n]`; the others count as zeros."""
+        """The kept numbers of each layer's keys, `[layers, n]`; the others count as zeros."""
         ...
 
     def kept(self, layer: int) -> Float32Array:
-        """These numbers, `[tokens, n]`."""
+        """Return the kept numbers, `[tokens, n]`."""
         ...
 
 
 def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -> Probe:
-    """The attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`.
+    """Return the attention of `queries`, `[layers, rows, group, head_dim]`, to `keys`.
 
-    Where it is much to do and there are processors, two threads do it.
+    Two threads do it if there is much to do and there are several CPUs.
 
     Args:
-        there: tokens that are there already, `[layers, n]` of the keys' head. `largest` is of a softmax over the other
+        there: tokens that were read already, `[layers, n]` of the keys' head. `largest` is of a softmax over the other
             tokens, so that rows which attend mostly to the first token count as much as the rest.
     """
     num_layers, num_tokens, head_dim = keys.shape
@@ -156,7 +155,7 @@ def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -
         np.put_along_axis(is_left, there, 0, axis=-1)
     scale = np.float32(head_dim**-0.5)
 
-    def look(layer: int) -> None:  # the weights of a layer stay in the processor's cache
+    def look(layer: int) -> None:  # the weights of a layer stay in the CPU's cache
         weights = _products(keys.kept(layer), queries[layer][:, keys.dims[layer]] * scale)  # [tokens, rows]
         weights -= weights.max(axis=0)
         np.exp(weights, out=weights)
@@ -177,8 +176,10 @@ def probe(queries: Float32Array, keys: LayerKeys, there: Tokens | None = None) -
 
 
 def _products(left: Float32Array, right: Float32Array) -> Float32Array:
-    """`left @ right.T`, in pieces so small that BLAS starts no threads: they would spin afterwards, and the model's
-    next step took ten times as long beside them."""
+    """Return `left @ right.T`, computed in pieces so small that BLAS starts no threads.
+
+    Its threads would spin afterwards, and the model's next step took ten times as long.
+    """
     (num_rows, size), num_columns = left.shape, len(right)
     piece = max(1, _MAX_PRODUCTS // (size * num_columns))
     padded = np.zeros((-(-num_rows // piece), piece, size), np.float32)
@@ -187,16 +188,16 @@ def _products(left: Float32Array, right: Float32Array) -> Float32Array:
 
 
 def with_probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
-    """`chosen`, and what is `probed` beside it: `count` tokens in all."""
+    """Return `chosen` and the `probed` tokens: `count` tokens in total."""
     return np.asarray(np.sort(np.concatenate([chosen, probed(chosen, seen, count)], axis=-1), axis=-1))
 
 
 def probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
-    """The tokens that are not `chosen` of the pages that are worth most by what was `seen`, `[layers, tokens]`: so many
-    that there are `count` of each layer and head.
+    """Return tokens that are not `chosen`, from the pages of highest worth by `seen`, `[layers, tokens]`.
 
-    A page is read whole and for all heads of a layer in any case. It is a passage, of which a query loses less than of
-    single tokens. Of the last page a head takes what it has left, from its beginning.
+    As many as are needed for `count` of each layer and head. A page is read whole and for all heads of a layer anyway.
+    It is a passage, of which a query loses less than of single tokens. From the last page a head takes only the rows
+    that it still needs, from its beginning.
     """
     num_tokens = seen.shape[-1]
     starts = np.arange(0, num_tokens, PAGE_SIZE)
@@ -214,14 +215,14 @@ def probed(chosen: Tokens, seen: Scores, count: int) -> Tokens:
 
 
 def dropped_attention(mean: Scores, chosen: Tokens) -> float:
-    """The estimated share of a query's attention on a prefix that falls on none of `chosen`, `[layers, n]` of the
-    probe's head, by `Probe.mean`: the mean over layers."""
+    """Return the estimated share of a query's attention on a prefix that falls on none of `chosen`, `[layers, n]` of
+    the probe's head, by `Probe.mean`: the mean over layers."""
     kept = np.take_along_axis(mean, chosen, axis=-1).sum(axis=-1, dtype=np.float64)
     return float(np.clip(1 - kept, 0, 1).mean())
 
 
 def largest(scores: Scores, count: int) -> Tokens:
-    """The `count` tokens with the largest scores, of each layer and head."""
+    """Return the `count` tokens with the largest scores, for each layer and head."""
     tokens = scores.shape[-1]
     if count >= tokens:
         return np.broadcast_to(np.arange(tokens), scores.shape).copy()
@@ -232,14 +233,14 @@ def largest(scores: Scores, count: int) -> Tokens:
 
 
 def widened(scores: Scores) -> Scores:
-    """For each token, the largest of the `WINDOW` scores around it."""
+    """Return for each token the largest of the `WINDOW` scores around it."""
     padded = np.pad(scores, [(0, 0)] * (scores.ndim - 1) + [(WINDOW // 2, WINDOW // 2)])
     return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, WINDOW, axis=-1).max(axis=-1))
 
 
 def worth(seen: Scores) -> Scores:
-    """The worth of each token of a prefix by what was `seen`, `[layers, tokens]`: the largest weight beside it, times
-    the mean weight of the `PASSAGE` around it."""
+    """Return the worth of each token of a prefix by the attention `seen`, `[layers, tokens]`: the largest weight near
+    it, times the mean weight of the `PASSAGE` around it."""
     sums = np.cumsum(np.pad(seen, [(0, 0), (PASSAGE // 2 + 1, PASSAGE // 2)]), axis=-1, dtype=np.float64)
     return np.asarray(widened(seen) * (sums[:, PASSAGE:] - sums[:, :-PASSAGE]) / PASSAGE)
 

@@ -1,8 +1,8 @@
-"""Keep what was learned of rows on disk, beside their pages, and take it up again when the pages come back to memory.
+"""Store the scores of rows on disk with their pages, and restore them when the pages come back to memory.
 
-Scores are looked for when a prompt has found pages whose rows nothing is known of, and are there some time later; what
-is learned meanwhile counts as later. They are stored while nothing else is to be written, when their pages leave
-memory, and at the end. Knows nodes of the tree and the store, not when a node is worth it.
+Scores are looked up when a prompt has found pages whose rows have none, and arrive some time later; uses in between
+count as later ones. They are stored while the writer is idle, when their pages leave memory, and at the end. Knows
+nodes of the tree and the store, not when a node is worth it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from .records.row_records import RowRecords
     from .records.scores_record import FoundScores
 
-MAX_QUEUED_BYTES: Final = 64 << 20  # of scores that wait for the writer; more are not kept
-_IS_KNOWN: Final = -1  # in `AttentionScores.lookups`: the disk has no more of the page than memory
+MAX_QUEUED_BYTES: Final = 64 << 20  # of scores waiting for the writer; more are dropped
+_IS_KNOWN: Final = -1  # in `AttentionScores.lookups`: the disk has no more about the page than memory
 
 
 @dataclass
 class ScoreKeeper:
-    """The engine's thread owns it.
+    """Saves and restores scores. The engine's thread owns it.
 
     Attributes:
-        num_dropped: nodes whose scores were not kept, because too many waited for the writer.
+        num_dropped: nodes whose scores were dropped, because too many were waiting for the writer.
     """
 
     records: RowRecords
@@ -54,28 +54,28 @@ class ScoreKeeper:
     def look_up(
         self, namespace: bytes, token_ids: Sequence[int], found: Callable[[Sequence[FoundScores]], None]
     ) -> None:
-        """Have added what the disk knows of the pages of a prompt, which is in memory, if memory knows nothing of some.
+        """Look up the scores of a prompt's pages on disk, if some have none in memory, and add them.
 
         Args:
-            found: told of what was read, after it was added; not if nothing is looked for.
+            found: called with the scores after they were added; not called if nothing is looked up.
         """
         pages = np.array(self.cache.tree.find(namespace, token_ids).pages, np.int64)
         unknown = np.flatnonzero(self.scores.lookups[pages] == 0)
         if not unknown.size:
             return
         num_stored = min(len(self.index.keys(namespace, token_ids)), len(pages))
-        self.scores.lookups[pages[unknown[unknown >= num_stored]]] = _IS_KNOWN  # what is not on disk has no scores
+        self.scores.lookups[pages[unknown[unknown >= num_stored]]] = _IS_KNOWN  # without pages on disk, no scores
         if not (unknown := unknown[unknown < num_stored]).size:
             return
         token_ids = tuple(token_ids[: (int(unknown[-1]) + 1) * PAGE_SIZE])
-        heads = self.index.run(namespace, token_ids, 0, len(token_ids) // PAGE_SIZE)
-        assert heads is not None, "its keys were found"
+        page_keys = self.index.run(namespace, token_ids, 0, len(token_ids) // PAGE_SIZE)
+        assert page_keys is not None, "its keys were found"
         self._num_lookups += 1
         self.scores.lookups[pages[unknown]] = number = self._num_lookups
         read: list[FoundScores] = []
 
         def work() -> bool:
-            read.extend(self.records.scores.read(heads))
+            read.extend(self.records.scores.read(page_keys))
             return True
 
         def done(_: Read) -> None:
@@ -85,14 +85,14 @@ class ScoreKeeper:
         self.reader.run(work, done)
 
     def is_awaited(self, page_ids: Sequence[int]) -> bool:
-        """Whether the disk was asked about one of these pages, and has not answered."""
+        """Return whether a lookup of one of these pages has not been answered."""
         return bool((self.scores.lookups[list(page_ids)] > 0).any())
 
     def save(self, node: Node, *, num_uses: int, next_at: int) -> None:
-        """Have the scores of a node's pages stored, if more was learned of them, behind what the writer has to do."""
+        """Queue the scores of a node's pages for the writer, if they have changed."""
         if node.is_tail or not node.pages or not self.scores.is_changed[node.pages].any():
             return
-        if self.is_awaited(node.pages):  # what is on disk is worth more
+        if self.is_awaited(node.pages):  # the stored scores are worth more
             return
         learned = self.scores.learned(node.pages)
         num_bytes = 2 * learned.history.nbytes
@@ -101,18 +101,18 @@ class ScoreKeeper:
             self.num_dropped += 1
             return
         kept = RowScores(learned.history, learned.first, learned.weight, num_uses, next_at)
-        heads = heads_of(self.records.store.identity, node)
+        page_keys = page_keys_of(self.records.store.identity, node)
         self.scores.is_changed[node.pages] = False
-        self._queued.append((self.writer.submit(lambda _: self.records.scores.put(heads, kept)), num_bytes))
+        self._queued.append((self.writer.submit(lambda _: self.records.scores.put(page_keys, kept)), num_bytes))
 
     def changed(self) -> list[Node]:
-        """The nodes of which more was learned than is stored."""
+        """Return the nodes whose scores have changed since they were stored."""
         pages = np.flatnonzero(self.scores.is_changed).tolist()
         nodes = {id(node): node for page in pages if (node := self.cache.tree.node_of(page)) is not None}
         return list(nodes.values())
 
     def _add(self, namespace: bytes, token_ids: tuple[int, ...], read: Sequence[FoundScores], number: int) -> None:
-        """Add what was read to the pages that were asked about, and are still there."""
+        """Add scores that were read, to pages of this lookup that are still in memory."""
         pages = np.array(self.cache.tree.find(namespace, token_ids).pages, np.int64)
         is_asked = self.scores.lookups[pages] == number
         latest = np.full(len(pages), -1)
@@ -127,8 +127,8 @@ class ScoreKeeper:
         self.scores.lookups[pages[is_asked]] = _IS_KNOWN
 
 
-def heads_of(identity: StoreIdentity, node: Node) -> list[PageKey]:
-    """The keys of a node's pages."""
+def page_keys_of(identity: StoreIdentity, node: Node) -> list[PageKey]:
+    """Return the keys of a node's pages."""
     num_pages = len(node.pages)
     finder = UnsavedFinder(identity, is_saved=lambda key: False)
     return finder.find(node, num_pages, most=num_pages, num_done=node.start).page_keys

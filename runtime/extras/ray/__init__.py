@@ -1,1 +1,1 @@
-"""Several engines behind one address, with Ray Serve: each request goes where its prefix is."""
+"""Several engines at one address, with Ray Serve: each request goes where its prefix is cached."""

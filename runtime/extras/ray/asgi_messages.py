@@ -1,7 +1,7 @@
-"""Ask an ASGI application without a socket: one request in, the messages of its answer out, in batches.
+"""Call an ASGI application without a socket: one request in, batches of response messages out.
 
-So requests reach a server in another process over any channel that carries Python values. Knows ASGI, not what is
-served.
+So requests can reach a server in another process over any channel that carries Python values. Knows ASGI, not the
+served application.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query
 
 
 def plain_scope(scope: Scope) -> dict[str, Any]:
-    """The parts of a request's scope that can be sent to another process."""
+    """Return the parts of a request's scope that can be sent to another process."""
     plain = {name: scope[name] for name in _PLAIN if name in scope}
     return plain | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]]}
 
 
 async def answer_of(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[list[Message]]:
-    """The messages of the answer, in batches of all that are ready. Closed early, it tells the application to stop.
+    """Yield the response's messages, in batches of all that are ready; if closed early, stop the application.
 
     Raises:
-        Exception: raised by the application, unless its answer is complete. Starlette answers 500 and then raises.
+        Exception: raised by the application, unless its response is complete. Starlette answers 500 and then raises.
     """
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
     is_gone = asyncio.Event()

@@ -1,9 +1,9 @@
-"""Choose the replica that holds a prompt's longest prefix, unless it is overloaded.
+"""Choose the replica with a prompt's longest prefix, unless it is overloaded.
 
-Knows texts as bytes, the bodies of the endpoints loosely, namespaces, names of replicas and how many requests each has;
-not where replicas are or how they are asked. A replica is taken to hold the texts that were sent to it. They are kept
-as digests of their blocks, up to a number for each replica. It is enough that two prompts which begin alike give texts
-which begin alike: replicas find what is wrong with bodies.
+Knows texts as bytes, roughly the bodies of the endpoints, namespaces, names of replicas and how many requests they
+have; not where replicas are or how they are called. A replica is assumed to have the texts that were sent to it. They
+are kept as digests of their blocks, up to a limit per replica. It is enough that prompts with a common beginning have
+texts with a common beginning: replicas validate bodies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ...server.anthropic.conversation import without_billing_line
 
 @dataclass(frozen=True)
 class RouterPolicy:
-    """How texts are remembered, and how much busier than others the holder of a prefix may be.
+    """The limits of remembered texts, and how much busier than others the holder of a prefix may be.
 
-    A text is cut in blocks of `block_bytes`, of which the first `max_blocks_of_text` count; of each replica the
-    `max_blocks` used last are remembered, 260 bytes of memory each. A replica is overloaded when it has `max_lead`
-    requests more than the one that has fewest.
+    A text is cut into blocks of `block_bytes`, of which the first `max_blocks_of_text` count; for each replica the
+    `max_blocks` most recently used are remembered, 260 bytes of memory each. A replica is overloaded when it has
+    `max_lead` requests more than the one with the fewest.
     """
 
     block_bytes: int = 64
@@ -39,7 +39,7 @@ class RouterPolicy:
 
 
 class PrefixRouter:
-    """Remembers which texts each of `replicas` was sent. One thread uses it.
+    """Remembers which texts each of `replicas` was sent. For one thread.
 
     >>> router = PrefixRouter(["a", "b"])
     >>> talk = b"A long conversation about radix trees, from its very first word on..."
@@ -56,11 +56,11 @@ class PrefixRouter:
 
     @property
     def max_text_bytes(self) -> int:
-        """How much of a text counts."""
+        """The most bytes of a text that count."""
         return self._policy.block_bytes * self._policy.max_blocks_of_text
 
     def choose(self, namespace: bytes, text: bytes, loads: Mapping[str, int]) -> str:
-        """One of the replicas in `loads`, which maps at least one replica to the number of its requests.
+        """Return one of the replicas in `loads`, which maps at least one replica to the number of its requests.
 
         Of the replicas that are not overloaded the one with the longest prefix wins, then the one with the fewest
         requests, then the one that holds least, so that new conversations spread.
@@ -73,33 +73,33 @@ class PrefixRouter:
         )
 
     def record(self, replica: str, namespace: bytes, text: bytes) -> None:
-        """Note that the replica gets this text, and will hold it."""
+        """Record that the replica gets this text, and will have its prefix cached."""
         held = self._held[replica]
         for block in reversed(self._blocks(namespace, text)):  # the first ones are forgotten last
             held[block] = namespace
 
     def num_held_bytes(self, replica: str, namespace: bytes, text: bytes) -> int:
-        """How many bytes of the text the replica was sent before, in whole blocks."""
+        """Return how many bytes of the text the replica was sent before, in whole blocks."""
         return self._num_held(replica, self._blocks(namespace, text)) * self._policy.block_bytes
 
     def forget(self, replica: str) -> None:
-        """Note that the replica holds nothing, because it was started anew."""
+        """Record that the replica has nothing cached, because it was restarted."""
         self._held[replica] = self._nothing()
 
     def forget_namespace(self, namespace: bytes) -> None:
-        """Note that no replica holds anything of the namespace."""
+        """Record that no replica has anything of the namespace cached."""
         for held in self._held.values():
             held.forget(namespace)
 
     def _nothing(self) -> _HeldBlocks:
-        """What a new replica holds."""
+        """Return an empty record for a new replica."""
         return _HeldBlocks(self._policy.max_blocks)
 
     def _num_held(self, replica: str, blocks: Sequence[bytes]) -> int:
         return sum(1 for _ in takewhile(self._held[replica].__contains__, blocks))
 
     def _blocks(self, namespace: bytes, text: bytes) -> list[bytes]:
-        """A digest for each whole block, of all up to its end and of the namespace."""
+        """Return a digest for each whole block, of everything up to its end and of the namespace."""
         size = self._policy.block_bytes
         num_blocks = min(len(text) // size, self._policy.max_blocks_of_text)
         digest = blake2b(len(namespace).to_bytes(8, "big") + namespace, digest_size=16)
@@ -111,7 +111,7 @@ class PrefixRouter:
 
 
 class _HeldBlocks(LRUCache[bytes, bytes]):
-    """Digests of blocks, those used last, with the namespaces that they belong to."""
+    """The most recently used digests of blocks, with their namespaces."""
 
     def __init__(self, max_blocks: int) -> None:
         super().__init__(max_blocks)
@@ -122,7 +122,7 @@ class _HeldBlocks(LRUCache[bytes, bytes]):
         self._by_namespace.setdefault(namespace, set()).add(block)
 
     def __delitem__(self, block: bytes) -> None:
-        namespace = Cache.__getitem__(self, block)  # the cache's own method is a use
+        namespace = Cache.__getitem__(self, block)  # the subclass's method counts as a use
         super().__delitem__(block)
         blocks = self._by_namespace[namespace]
         blocks.remove(block)
@@ -130,17 +130,17 @@ class _HeldBlocks(LRUCache[bytes, bytes]):
             del self._by_namespace[namespace]
 
     def forget(self, namespace: bytes) -> None:
-        """Drop the blocks of a namespace, without a look at those of others: any client may ask for it."""
+        """Drop the blocks of a namespace, without visiting those of others, because any client can request it."""
         for block in [*self._by_namespace.get(namespace, ())]:
             del self[block]
 
 
-MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; a longer body may go to any replica
+MAX_BODY_BYTES = 4 << 20  # more text than any context has room for; a longer body can go to any replica
 
 
 @dataclass(frozen=True)
 class RoutedPrompt:
-    """The namespace of a request and the text of its prompt; both empty if there is none, or it must not be kept."""
+    """The namespace of a request and the text of its prompt; both empty if there is none, or it must not be cached."""
 
     namespace: bytes = b""
     text: bytes = b""
@@ -155,10 +155,10 @@ class RoutedPrompt:
         *,
         match: MatchPolicy = "text",
     ) -> RoutedPrompt:
-        """The prompt of a body, with the first `max_bytes` of its text. Never raises: any replica may get a bad body.
+        """Read the prompt of a body, with the first `max_bytes` of its text. Never raises: replicas reject bad ones.
 
         Args:
-            match: the match of requests that do not name one.
+            match: the match of requests that do not set one.
         """
         if len(body) > MAX_BODY_BYTES:
             return cls()
@@ -173,7 +173,7 @@ class RoutedPrompt:
 
 
 def _first(max_bytes: int, parts: Iterator[str]) -> bytes:
-    """What parts begin with, joined; those after it are not made."""
+    """Return the beginning of the joined parts; later ones are not made."""
     text = bytearray()
     for part in parts:
         text += part[:max_bytes].encode(errors="replace")
@@ -197,7 +197,7 @@ def _parts(fields: dict[str, Any]) -> Iterator[str]:
 
 
 def _item(item: object) -> str:
-    """A message, a token id, or a text among several."""
+    """Return the text of a message, a token id, or a text among several."""
     if isinstance(item, dict):
         content = item.get("content")
         parts = content if isinstance(content, list) else [content]

@@ -1,9 +1,9 @@
-"""Several engines as a Ray Serve application with the server's API: `pip install radixlm[ray]`.
+"""Serve several engines as a Ray Serve application with the server's API: `pip install radixlm[ray]`.
 
     serve run radixlm.runtime.extras.ray.ray_app:app artifact=/models/smollm2.radixlm num_replicas=4
 
 Each engine is a deployment of one replica, so that the front itself decides which engine gets a request. Serve places
-the replicas, watches their health and starts dead ones anew. Knows Ray; `replica_front.py` knows where requests go.
+the replicas, watches their health and restarts dead ones. Knows Ray; `replica_front.py` decides where requests go.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from ...engine.engine import Engine
 
-ACCEPT_S = 10.0  # a replica that does not take a request within this time is dead, or as good as dead
-MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has a queue of its own, and says when that is full
+ACCEPT_S = 10.0  # a replica that does not accept a request within this time counts as dead
+MAX_ONGOING_REQUESTS = 10_000  # of a replica: its engine has its own queue, and reports when that is full
 MAX_STALL_S = 60.0
-_LISTS = frozenset({"api_keys", "hosts", "cors_origins"})  # arguments that have several values
-_GROUPS = ("engine", "serve")  # flags of `radixlm serve`; a store or a log is one process's own
+_LISTS = frozenset({"api_keys", "hosts", "cors_origins"})  # arguments with several values
+_GROUPS = ("engine", "serve")  # flags of `radixlm serve`; a store or a log belongs to one process
 _OWN = {"kv_log", "kv_log_bytes"}
 _FIELDS = {
     field.about.flag.name.removeprefix("--").replace("-", "_"): field
@@ -49,19 +49,19 @@ _FIELDS = {
 _KNOWN = {*_FIELDS, *_LISTS, "artifact", "num_replicas", "num_cpus", "truncation"}
 
 OpenEngine = Callable[[], "Engine"]
-"""Opens a replica's engine in the replica's process; it is sent there by cloudpickle."""
+"""Open a replica's engine in the replica's process; cloudpickle sends it there."""
 
 
 def app(arguments: Mapping[str, str]) -> Application:
-    """The application that `serve run` starts.
+    """Build the application that `serve run` starts.
 
-    `artifact` must be given. The engine's flags of `radixlm serve` may be given, `kv_cache_gb=4` for `--kv-cache-gb 4`,
-    but for those of files. So may `truncation`; `num_replicas`; `num_cpus`, which Ray reserves for each replica; and
-    with commas between their values `api_keys`, `cors_origins` and `hosts`, the names that requests may be sent to
+    `artifact` is required. The engine's flags of `radixlm serve` are allowed, `kv_cache_gb=4` for `--kv-cache-gb 4`,
+    except those of files. So are `truncation`; `num_replicas`; `num_cpus`, which Ray reserves for each replica; and,
+    with commas between their values, `api_keys`, `cors_origins` and `hosts`, the names that requests can be sent to
     (`*`: any).
 
     Raises:
-        ValueError: as `engine_options` and `front_options`.
+        ValueError: like `engine_options` and `front_options`.
     """
     options = engine_options(arguments)
     artifact = arguments["artifact"]
@@ -82,22 +82,22 @@ def app(arguments: Mapping[str, str]) -> Application:
 
 
 def engine_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The options of each replica's engine, from the arguments of `app`.
+    """Return the options of each replica's engine, from the arguments of `app`.
 
     Raises:
-        ValueError: an argument is missing or unknown, or its value is none of those allowed.
+        ValueError: an argument is missing or unknown, or its value is not allowed.
     """
     if "artifact" not in arguments or not set(arguments) <= _KNOWN:
         raise ValueError(f"got {', '.join(sorted(arguments)) or 'nothing'}; give artifact=, and only {sorted(_KNOWN)}")
     options: dict[str, Any] = {each.name: each.about.flag.default for each in _FIELDS.values() if each.about.flag}
     options |= {_FIELDS[name].name: _FIELDS[name].parsed(text) for name, text in arguments.items() if name in _FIELDS}
     options = {name: value for name, value in options.items() if value is not None}
-    EngineOptions(**options)  # says what is wrong before anything is deployed
+    EngineOptions(**options)  # validates before anything is deployed
     return options
 
 
 def front_options(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The options of the front that say which clients it answers, from the arguments of `app`.
+    """Return the options of the front that restrict its clients, from the arguments of `app`.
 
     Raises:
         ValueError: a list is empty, or has an empty value.
@@ -131,13 +131,13 @@ def build_app(
     match: MatchPolicy = "text",
     truncation: Truncation = "none",
 ) -> Application:
-    """A front and `num_replicas` engines behind it, for `serve.run`.
+    """Build a front and `num_replicas` engines behind it, for `serve.run`.
 
     Args:
-        hosts: names that requests may be sent to; none: any; None: this machine's own, or any where there are keys.
-            Ray may listen on addresses that others reach: they must be told to use a key, or a name that is given here.
-        match: that of the engines. With `off` the front remembers no prompt, either.
-        truncation: as `create_app` has it.
+        hosts: names that requests can be sent to; empty: any; None: this machine's own, or any if there are keys.
+            Ray may listen on addresses that others reach: they must use a key, or a name that is given here.
+        match: match policy of the engines. With `off` the front remembers no prompt, either.
+        truncation: like in `create_app`.
     """
     if hosts is None:
         hosts = () if api_keys else LOCAL_HOSTS
@@ -154,7 +154,7 @@ def build_app(
     ]
 
     def front_app() -> ASGIApp:
-        """Made in the front's process, where the engines' handles are to be had."""
+        """Make the front in its own process, which can get the engines' handles."""
         of = serve.get_replica_context().app_name
         replicas = {name: _RayReplica(serve.get_deployment_handle(name, app_name=of)) for name in names}
         front = ReplicaFront(replicas, policy=policy, match=match)
@@ -171,7 +171,7 @@ def build_app(
 
 
 class _EngineReplica:
-    """An engine and its whole server, without a socket; warm when it is made."""
+    """An engine and its whole server, without a socket; warmed up when it is made."""
 
     def __init__(self, open_engine: OpenEngine, api_keys: Sequence[str], truncation: Truncation = "none") -> None:
         from ...server import create_app
@@ -182,14 +182,14 @@ class _EngineReplica:
         self._engine.warm_up()  # Serve sends requests once the replica is made
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """An empty batch at once, to say that the request was taken; then the answer's messages."""
+        """Yield an empty batch at once, to confirm the request; then the response's messages."""
         yield []
         async with aclosing(answer_of(self._app, dict(scope), body)) as batches:
             async for batch in batches:
                 yield batch
 
     def check_health(self) -> None:
-        """Serve starts the replica anew where this raises."""
+        """Raise if the engine died or stalls; Serve then restarts the replica."""
         stats = self._engine.stats()
         if not stats.alive or stats.stalled_s > MAX_STALL_S:
             raise RuntimeError(f"the engine has not got on for {stats.stalled_s:.0f} s")
@@ -209,7 +209,7 @@ class _RayReplica:
             async for batch in batches:
                 yield batch
             is_whole = True
-        except RayTaskError as error:  # it lives, and its server raised without an answer
+        except RayTaskError as error:  # it lives, and its server raised without a response
             raise EngineError(f"the replica failed: {error.cause}") from error
         except (RayError, RayServeException, TimeoutError) as error:
             raise ReplicaGone(f"{type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""One server in front of several replicas: a request goes to the replica that holds its prefix, never to a dead one.
+"""Serve several replicas as one server: a request goes to the replica that has its prefix, never to a dead one.
 
 An ASGI application that answers for all replicas, each of which is the whole server of one engine. Knows HTTP and the
 `Replica` protocol; not what carries requests to replicas, or how these are started.
@@ -35,30 +35,30 @@ from ...server.server_options import ServerOptions
 from .asgi_messages import plain_scope
 from .prefix_router import PrefixRouter, RoutedPrompt, RouterPolicy
 
-REPLICA_HEADER = "x-radixlm-replica"  # names the replica that answered; in a request, the one that shall answer
+REPLICA_HEADER = "x-radixlm-replica"  # names the replica that answered; in a request, the one that must answer
 RETRY_S = 2  # the value of Retry-After while no replica lives
-MAX_TRIES = 2  # replicas that a request is sent to, so that one which kills replicas kills two at most
+MAX_TRIES = 2  # replicas that a request is sent to, so that one that kills replicas kills at most two
 MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 _METHODS = ["GET", "POST", "DELETE", "OPTIONS"]
 
 
 class ReplicaGone(ServerGone):
-    """The replica died, or does not take requests."""
+    """An error of a replica that died, or does not accept requests."""
 
 
 class Replica(Protocol):
     """A server in another process."""
 
     def ask(self, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[list[Message]]:
-        """The messages of the replica's answer. Closed early, it cancels the request there.
+        """Yield the messages of the replica's response; if closed early, cancel the request there.
 
         Raises:
-            ReplicaGone: the replica does not take the request, or dies while it answers.
+            ReplicaGone: the replica does not accept the request, or dies while it answers.
         """
         ...
 
     async def wait_until_ready(self) -> None:
-        """Return when the replica takes requests, however long that takes."""
+        """Return when the replica accepts requests, however long that takes."""
         ...
 
 
@@ -77,17 +77,17 @@ class ReplicaFront:
         self._router = PrefixRouter(replicas, policy)
         self._namespaces = CacheNamespaces(ModelIdentity())
         self._max_body_bytes, self._bodies = max_body_bytes, BodyRoom(MAX_BODIES * max_body_bytes)
-        self._match = match  # the engines', for requests that do not say
+        self._match = match  # the engines', for requests that do not set one
         self._loads = dict.fromkeys(replicas, 0)
-        self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they take requests again
+        self._returning: dict[str, asyncio.Task[None]] = {}  # dead ones, until they accept requests again
 
     def app(
         self, api_keys: Sequence[str] = (), *, hosts: Sequence[str] = (), cors_origins: Sequence[str] = ()
     ) -> Starlette:
-        """The application; `api_keys`, `hosts` and `cors_origins` as `create_app` has them.
+        """Return the application; `api_keys`, `hosts` and `cors_origins` as in `create_app`.
 
-        `/metrics` and `GET /v1/cache` describe one replica: the request's `REPLICA_HEADER` chooses it, and the answer's
-        names it.
+        `/metrics` and `GET /v1/cache` describe one replica: the request's `REPLICA_HEADER` chooses it, and the
+        response's names it.
         """
         routes = [
             Route("/health", partial(self._health, has_keys=bool(api_keys)), methods=["GET"]),
@@ -103,7 +103,7 @@ class ReplicaFront:
         return app
 
     async def _health(self, request: Request, *, has_keys: bool) -> Response:
-        """Ready while one replica takes requests. Where there are keys, only clients with one learn of replicas."""
+        """Answer "ready" while a replica accepts requests. With keys, only authorized clients see the replicas."""
         living = self._living()
         replicas = {
             name: {"status": "ready" if name in living else "gone", "num_requests": load}
@@ -115,7 +115,7 @@ class ReplicaFront:
         return JSONResponse({"status": status, "replicas": replicas}, 200 if living else 503)
 
     async def _forget_everywhere(self, request: Request) -> Response:
-        """Ask every replica to forget, and add up their numbers."""
+        """Tell every replica to forget, and add up their numbers."""
         scope = _forwarded_scope(request)
         answers = [*filter(None, await asyncio.gather(*(self._whole(name, scope) for name in self._living())))]
         if not answers:
@@ -142,10 +142,10 @@ class ReplicaFront:
     async def answer(
         self, scope: Mapping[str, Any], body: bytes, prompt: RoutedPrompt, wanted: str | None
     ) -> AsyncGenerator[Message]:
-        """The answer of a living replica. If it dies before it begins to answer, another one gets the request, once.
+        """Yield the response of a living replica. If it dies before that, send the request to another, once.
 
         Raises:
-            HTTPError: 503, no replica lives, or `MAX_TRIES` died; 404, the wanted replica is unknown.
+            HTTPError: 503 if no replica lives, or `MAX_TRIES` died; 404 if the wanted replica is unknown.
             ReplicaGone: the replica died while it answered.
         """
         if wanted is not None and wanted not in self._replicas:
@@ -172,7 +172,7 @@ class ReplicaFront:
                     raise
 
     async def _ask(self, name: str, scope: Mapping[str, Any], body: bytes) -> AsyncGenerator[Message]:
-        """One replica's messages; the request counts as its load meanwhile."""
+        """Yield one replica's messages; the request counts as its load meanwhile."""
         self._loads[name] += 1
         try:
             async with aclosing(self._replicas[name].ask(scope, body)) as batches:
@@ -186,7 +186,7 @@ class ReplicaFront:
             self._loads[name] -= 1
 
     async def _whole(self, name: str, scope: Mapping[str, Any]) -> tuple[int, bytes] | None:
-        """Status and body of a replica's answer; None if it died, and so forgot everything."""
+        """Return status and body of a replica's response; None if it died, and so forgot everything."""
         try:
             start, *parts = [message async for message in self._ask(name, scope, b"")]
         except ReplicaGone:
@@ -198,7 +198,7 @@ class ReplicaFront:
         return [name for name in self._replicas if name not in self._returning]
 
     def _bury(self, name: str) -> None:
-        """Send the replica no request until it has returned with an empty cache."""
+        """Send the replica no requests until it has returned with an empty cache."""
         if name not in self._returning:
             self._router.forget(name)
             self._returning[name] = asyncio.create_task(self._await_return(name))
@@ -211,7 +211,7 @@ class ReplicaFront:
 
 
 def _forwarded_scope(request: Request) -> dict[str, Any]:
-    """The scope that a replica gets. The page's origin is left out: the front has already decided about it."""
+    """Return the scope for a replica, without the page's origin, which the front has already checked."""
     scope = plain_scope(request.scope)
     return scope | {"headers": [(name, value) for name, value in scope["headers"] if name != b"origin"]}
 

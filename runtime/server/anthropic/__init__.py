@@ -1,1 +1,1 @@
-"""Anthropic's endpoints: what clients send, what they get."""
+"""Anthropic's Messages API: its endpoints, requests and replies."""

@@ -1,6 +1,6 @@
-"""What a conversation is made of in Anthropic's shapes: blocks of text, of calls and their results, and of thoughts.
+"""Types of Anthropic's messages: blocks of text, reasoning, tool calls and tool results.
 
-Knows shapes; `conversation.py` knows what they are for chat templates.
+Knows formats. `conversation.py` translates them for chat templates.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fie
 
 
 class SystemBlock(msgspec.Struct, forbid_unknown_fields=True):
-    """A text of the system's, which has blocks of no other type."""
+    """A text block of the system prompt, which has no other blocks."""
 
-    type: Literal["text"]  # a field, no tag: msgspec does not miss a tag where no other could stand
+    type: Literal["text"]  # a field, not a tag: msgspec does not require the tag of a single type
     text: str
 
 
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
-    """What an earlier reply thought. The signature is whatever the client got."""
+    """Reasoning of an earlier reply. The signature is not checked."""
 
     thinking: str
     signature: str | None = None
 
 
 class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
-    """A thought that another server has hidden: nobody here can read it."""
+    """Encrypted reasoning of another server, which is dropped."""
 
     data: str = ""
 
 
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
-    """A call that an earlier reply made."""
+    """A tool call of an earlier reply."""
 
     id: str
     name: str
@@ -46,7 +46,7 @@ class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", forbid_unkn
 
 
 class UnreadBlock(msgspec.Struct):
-    """What no model here can read. Its fields are not looked at."""
+    """A block that models cannot read. Its fields are not checked."""
 
     @property
     def kind(self) -> str:
@@ -54,7 +54,7 @@ class UnreadBlock(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """What stands for it in the result of a call."""
+        """The note that replaces it in a tool result."""
         return note(self.kind)
 
 
@@ -67,7 +67,7 @@ class DocumentBlock(UnreadBlock, tag_field="type", tag="document"):
 
 
 class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
-    """What a call brought."""
+    """The result of a tool call."""
 
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
@@ -75,13 +75,13 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbi
 
     @property
     def text(self) -> str:
-        """All of it; a model is told of an error in words."""
-        said = text_of(self.content or "")
-        return f"Error: {said}" if self.is_error else said
+        """Its text. An error is marked in the text, for the model to read."""
+        text = text_of(self.content or "")
+        return f"Error: {text}" if self.is_error else text
 
     @property
     def unread(self) -> set[str]:
-        """Names of what stands in it and cannot be read."""
+        """Names of its blocks that models cannot read."""
         parts = self.content if isinstance(self.content, list) else ()
         return {f"messages.content.content.{part.kind}" for part in parts if isinstance(part, UnreadBlock)}
 
@@ -90,15 +90,15 @@ Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolR
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation. One of the system stands where it is to be read."""
+    """One message of a conversation. A system message may be anywhere, and stays there."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
-    clear_at: Literal["next_user_message", "never"] | None = None  # of the system's: when it is no longer read
+    clear_at: Literal["next_user_message", "never"] | None = None  # of a system message: when to drop it
 
     @property
     def blocks(self) -> list[Block]:
-        """Its content; a text is a block."""
+        """Its content as blocks; a plain text is one block."""
         return [TextBlock(self.content)] if isinstance(self.content, str) else self.content
 
 
@@ -107,5 +107,5 @@ System = str | list[SystemBlock]
 
 
 def text_of(content: str | list[Any]) -> str:
-    """A text, or the texts of blocks, joined as those of chat completions are."""
+    """Return a text, or the texts of blocks joined without a separator, as in Chat Completions."""
     return content if isinstance(content, str) else "".join(block.text for block in content)

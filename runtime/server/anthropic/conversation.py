@@ -1,6 +1,6 @@
-"""Translate a conversation in Anthropic's shapes into messages as chat templates know them.
+"""Translate a conversation in Anthropic's format into messages for a chat template.
 
-Knows which calls and results belong together, not how either is written for a model.
+Knows which tool calls and results belong together, not how a template writes them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from .blocks import (
 )
 
 BILLING_LINE = "x-anthropic-billing-header:"
-"""Begins the line that Claude Code puts before the system prompt, with a number of its own for each request.
+"""Prefix of the line that Claude Code puts before the system prompt, with a different number in each request.
 
-It would hide all that follows from the cache, and means nothing to a model."""
+It means nothing to a model, and would keep the rest of the prompt from matching the prefix cache."""
 Message = dict[str, object]
 
 
 @dataclass
 class Conversation:
-    """Messages for a chat template, each with its place in what was sent; the system's first words have none.
+    """Messages for a chat template.
 
     Attributes:
-        ignored: names of parts that were left out, as the header of ignored fields lists them.
-        unread: likewise of images and documents in results of calls, in whose place a note stands.
+        places: index of the request's message that each was made from; None for the system prompt.
+        ignored: names of dropped parts, for the header of ignored fields.
+        unread: names of images and documents in tool results that were replaced by a note.
     """
 
     messages: list[Message] = field(default_factory=list)
@@ -48,11 +49,11 @@ class Conversation:
 
     @classmethod
     def of(cls, system: System | None, messages: Sequence[InputMessage]) -> Conversation:
-        """The same conversation.
+        """Translate a system prompt and messages.
 
         Raises:
-            InvalidParameter: calls and results do not belong together, a block stands in a message of a role that has
-                none such, or the last message is the assistant's.
+            InvalidParameter: tool calls and results do not match, a block is not allowed in a message of its role, or
+                the last message is the assistant's.
         """
         conversation = cls()
         conversation._add_system(system)
@@ -68,11 +69,11 @@ class Conversation:
                     conversation._add_user(place, message, calls)
                 case "assistant":
                     calls.close(place)
-                    conversation._add(place, _said(place, message, calls))
+                    conversation._add(place, _assistant(place, message, calls))
         calls.close(len(messages))
         if messages[-1].role == "assistant":
             raise InvalidParameter(
-                "the last message is the assistant's; a reply always begins anew here: end with a user's message",
+                "the last message is the assistant's; replies cannot be prefilled: end with a user message",
                 param="messages",
             )
         return conversation
@@ -82,7 +83,7 @@ class Conversation:
         self.places.append(place)
 
     def _add_system(self, system: System | None) -> None:
-        """The system's words, without a line that differs in each request and hides the rest from the cache."""
+        """Add the system prompt, without a billing line, which would differ in each request."""
         if isinstance(system, list) and system and is_billing_line(system[0].text):
             system = system[1:]
             self.ignored.add(f"system.{BILLING_LINE.removesuffix(':')}")
@@ -90,20 +91,20 @@ class Conversation:
             self._add(None, {"role": "system", "content": text_of(system)})
 
     def _add_user(self, place: int, message: InputMessage, calls: _Calls) -> None:
-        """Results of calls and words, each where it stands: templates know results as messages of their own."""
-        words: list[str] = []
+        """Add a user message in its order. Tool results become messages of their own, as templates expect."""
+        texts: list[str] = []
 
-        def say() -> None:
-            if words:
-                self._add(place, {"role": "user", "content": "".join(words)})
-                words.clear()
+        def add_text() -> None:
+            if texts:
+                self._add(place, {"role": "user", "content": "".join(texts)})
+                texts.clear()
 
         for number, block in enumerate(message.blocks):
             match block:
                 case TextBlock(text):
-                    words.append(text)
+                    texts.append(text)
                 case ToolResultBlock(tool_use_id, _):
-                    say()
+                    add_text()
                     name = calls.answer(tool_use_id, _field(place, number))
                     result: Message = {"role": "tool", "tool_call_id": tool_use_id, "name": name}
                     self._add(place, {**result, "content": block.text})
@@ -111,52 +112,53 @@ class Conversation:
                 case _:
                     raise _misplaced(place, number, message, block)
         if not message.blocks:
-            words.append("")
-        say()
+            texts.append("")
+        add_text()
 
 
 @dataclass
 class _Calls:
-    """The calls so far: each is answered before the assistant speaks again, and until then no other has its id. Some
-    servers count the calls of each reply anew.
+    """The tool calls without a result. Each needs one before the next assistant message.
+
+    Ids must be unique among them only, because some servers restart numbering with each reply.
     """
 
     unanswered: dict[str, str] = field(default_factory=dict)  # ids to names
 
     def begin(self, call: ToolUseBlock, param: str) -> None:
         if call.id in self.unanswered:
-            message = f"{param}: the id {call.id!r:.80} is that of another call without a result; ids must be unique"
+            message = f"{param}: another call without a result has the id {call.id!r:.80}; ids must be unique"
             raise InvalidParameter(message, param=param)
         self.unanswered[call.id] = call.name
 
     def answer(self, call_id: str, param: str) -> str:
-        """The name of the tool that was called."""
+        """Remove the call that a result answers, and return the name of its tool."""
         name = self.unanswered.pop(call_id, None)
         if name is None:
-            message = f"{param}: no call before it has the id {call_id!r:.80}, or it has its result already"
-            raise InvalidParameter(f"{message}; send results right after their calls, each once", param=param)
+            message = f"{param}: there is no open tool call with the id {call_id!r:.80}"
+            raise InvalidParameter(f"{message}; send each result once, right after its call", param=param)
         return name
 
     def close(self, place: int) -> None:
-        """The assistant speaks, or the conversation ends."""
+        """Require that all calls have results. Called before an assistant message, and at the end."""
         if self.unanswered:
             ids = ", ".join(repr(each)[:80] for each in list(self.unanswered)[:8])
             raise InvalidParameter(
-                f"messages[{place - 1}]: calls are without results: {ids}; send a tool_result for each of them in the "
-                "user's message behind them",
+                f"messages[{place - 1}]: tool calls have no results: {ids}; send a tool_result for each in the next "
+                "user message",
                 param=f"messages[{place - 1}]",
             )
 
 
-def _said(place: int, message: InputMessage, calls: _Calls) -> Message:
-    """A message of the assistant: templates know thoughts, words and calls, in this order."""
-    thoughts, words, called = list[str](), list[str](), list[Message]()
+def _assistant(place: int, message: InputMessage, calls: _Calls) -> Message:
+    """Translate an assistant message: templates write reasoning, text and calls, in this order."""
+    reasoning, texts, called = list[str](), list[str](), list[Message]()
     for number, block in enumerate(message.blocks):
         match block:
             case TextBlock(text):
-                words.append(text)
+                texts.append(text)
             case ThinkingBlock(thinking):
-                thoughts.append(thinking)
+                reasoning.append(thinking)
             case RedactedThinkingBlock():
                 pass
             case ToolUseBlock(call_id, name, arguments):
@@ -165,10 +167,10 @@ def _said(place: int, message: InputMessage, calls: _Calls) -> Message:
                 called.append({"id": call_id, "type": "function", "function": function})
             case _:
                 raise _misplaced(place, number, message, block)
-    said: Message = {"role": "assistant", "content": "".join(words)}
-    if any(thoughts):
-        said[REASONING_FIELD] = "".join(thoughts)
-    return {**said, "tool_calls": called} if called else said
+    translated: Message = {"role": "assistant", "content": "".join(texts)}
+    if any(reasoning):
+        translated[REASONING_FIELD] = "".join(reasoning)
+    return {**translated, "tool_calls": called} if called else translated
 
 
 def _only_text(place: int, message: InputMessage) -> str:
@@ -194,13 +196,11 @@ def _misplaced(place: int, number: int, message: InputMessage, block: msgspec.St
     kind = block.__struct_config__.tag
     if isinstance(block, UnreadBlock):
         return InvalidParameter(f"{param}: {kind} blocks {ADVICE}", param=param)
-    return InvalidParameter(
-        f"{param} is a {kind} block, and a message of the {message.role} has none such", param=param
-    )
+    return InvalidParameter(f"{param}: a {kind} block is not allowed in a message of role {message.role}", param=param)
 
 
 def is_billing_line(text: str) -> bool:
-    """Whether a text is that line, and nothing else.
+    """Return whether a text is Claude Code's billing line and nothing else.
 
     >>> is_billing_line("x-anthropic-billing-header: cc_version=2.1; cch=fa690;"), is_billing_line("Be brief.")
     (True, False)
@@ -209,7 +209,7 @@ def is_billing_line(text: str) -> bool:
 
 
 def without_billing_line(system: object) -> object:
-    """What a body has as `system`, whatever it is, without a first block that is the line."""
+    """Return the `system` field of an unvalidated body without a billing line as its first block."""
     if isinstance(system, list) and system and isinstance(system[0], dict):
         text = system[0].get("text")
         if isinstance(text, str) and is_billing_line(text):

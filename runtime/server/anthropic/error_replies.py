@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}}`.
+"""Errors in Anthropic's format: `{"type": "error", "error": {"type", "message"}}`.
 
 Knows statuses and paths; `errors.py` knows which error has which status.
 """
@@ -21,7 +21,7 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# by which Anthropic's packages know that they must send whole conversations
+# tells Anthropic's packages to send whole conversations
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
@@ -32,7 +32,7 @@ class MessagesErrorBody(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """What logs call it."""
+        """The name of the error in logs."""
         return self.type
 
 
@@ -42,12 +42,12 @@ class MessagesErrorReply(msgspec.Struct):
 
 
 def is_of_messages(path: str) -> bool:
-    """Whether requests to a path are answered in Anthropic's shapes."""
+    """Return whether a path belongs to Anthropic's API."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
 def error_reply(error: Exception, status: int, message: str) -> MessagesErrorReply:
-    """An error with its status and what `errors.describe` says of it.
+    """Return an error in Anthropic's format, given the status and message of `errors.describe`.
 
     >>> error_reply(ValueError(), 404, "there is nothing").error.type
     'not_found_error'
@@ -60,7 +60,7 @@ def error_reply(error: Exception, status: int, message: str) -> MessagesErrorRep
 
 
 def _too_long(error: ContextLengthExceeded, message: str) -> str:
-    """In Anthropic's words, by which Claude Code knows that it must make its conversation shorter."""
+    """Return the message in Anthropic's words, by which Claude Code knows that it must compact its conversation."""
     if error.num_tokens is None or error.most is None:
         return f"prompt is too long: {message}"
     return f"prompt is too long: {error.num_tokens} tokens > {error.most} maximum"

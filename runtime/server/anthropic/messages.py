@@ -1,6 +1,6 @@
-"""`POST /v1/messages`, a conversation's next message, whole or as it is made; and how many tokens its prompt has.
+"""`POST /v1/messages`, whole or streamed, and `/v1/messages/count_tokens`.
 
-A translation: `asked_chat.py` asks the engine, as for chat completions.
+Translates only: `chat_task.py` submits the chat to the engine, as for Chat Completions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ...chat.tools.arguments import read_cut
 from ...engine.completion import Completion, Delta, PrefillProgress
-from ..asked_chat import AskedChat, OpenedChat
+from ..chat_task import ChatTask, RunningChat
 from ..choices import Choices
 from ..http.connection import while_connected
 from ..http.sse import EventStream, named_event
@@ -55,16 +55,16 @@ from .replies import (
 )
 from .requests import CountTokensRequest, MessagesRequest, leave_out_of_counting
 
-SIGNATURE = "unsigned"  # clients drop thoughts without a signature, and thoughts that come back are not checked
-Asked = tuple[MessagesRequest, Conversation, AskedChat]
+SIGNATURE = "unsigned"  # clients drop reasoning without a signature; it is not checked when it comes back
+Prepared = tuple[MessagesRequest, Conversation, ChatTask]
 Encode = Callable[[], list[int]]
 _DELTAS = {"reasoning": ThinkingDelta, "text": TextDelta, "call": InputJsonDelta}
 
 
-def _asked(served: Served, request: Request, body: MessagesRequest) -> Asked:
+def _prepare(served: Served, request: Request, body: MessagesRequest) -> Prepared:
     conversation = _conversation(served, request, body)
     options = served.request_options(request, body)
-    asked = AskedChat(
+    chat = ChatTask(
         conversation.messages,
         body.sampling_params(served.engine.default_params),
         options.changed(template_kwargs=body.template_kwargs, with_progress=bool(body.stream)),
@@ -75,12 +75,12 @@ def _asked(served: Served, request: Request, body: MessagesRequest) -> Asked:
         content_field="output_config.format.schema",
         truncates=served.truncates(body.truncation),
     )
-    return body, conversation, asked
+    return body, conversation, chat
 
 
-async def create(served: Served, request: Request, asked: Asked) -> Response:
-    """Answer one request."""
-    body, conversation, chat = asked
+async def create(served: Served, request: Request, prepared: Prepared) -> Response:
+    """`POST /v1/messages`: return the reply, whole or as a stream."""
+    body, conversation, chat = prepared
     opened = await chat.open(served, request)
     choices = opened.choices
     truncation = _truncation(chat, opened, conversation)
@@ -99,8 +99,8 @@ def _encoding(served: Served, request: Request, body: CountTokensRequest) -> Enc
 
 
 async def count_tokens(served: Served, request: Request, encode: Encode) -> Response:
-    """Count the tokens of a conversation."""
-    ids = await served.lanes.tokenization.run(request, encode)
+    """`POST /v1/messages/count_tokens`: return the number of prompt tokens of a conversation."""
+    ids = await served.work_queues.tokenization.run(request, encode)
     return json_response(CountTokensReply(len(ids)))
 
 
@@ -110,7 +110,7 @@ def _conversation(served: Served, request: Request, body: CountTokensRequest) ->
     return conversation
 
 
-MESSAGES = ModelEndpoint(MessagesRequest, _asked, create, leave_out=relaxing(SHAPES, MessagesRequest))
+MESSAGES = ModelEndpoint(MessagesRequest, _prepare, create, leave_out=relaxing(SHAPES, MessagesRequest))
 COUNT_TOKENS = ModelEndpoint(
     CountTokensRequest,
     _encoding,
@@ -121,25 +121,25 @@ COUNT_TOKENS = ModelEndpoint(
 
 
 class _Message:
-    """One reply while it is made."""
+    """One reply in Anthropic's format, whole or as events."""
 
     def __init__(
         self,
         served: Served,
         body: MessagesRequest,
-        asked: AskedChat,
+        chat: ChatTask,
         reply: ReplyEvents,
         truncation: TruncationReply | msgspec.UnsetType,
         *,
         is_marked: bool,
     ) -> None:
-        self._served, self._asked, self._events = served, asked, reply
+        self._served, self._chat, self._events = served, chat, reply
         self._tells_progress = bool(body.return_progress)
-        self._is_kept = is_marked and (asked.options.cache_match or served.engine.match) != "off"
+        self._is_kept = is_marked and (chat.options.cache_match or served.engine.match) != "off"
         self._reply = partial(MessageReply, id=new_id("msg_"), model=served.called(body.model), truncation=truncation)
 
     def whole(self, completion: Completion) -> MessageReply:
-        """The whole message."""
+        """Return the whole message."""
         self._events.push(Delta.whole(completion))
         end = self._end(completion)
         return self._reply(
@@ -151,7 +151,7 @@ class _Message:
         )
 
     async def events(self, choices: Choices) -> AsyncGenerator[msgspec.Struct]:
-        """Anthropic's events. The first tells what of the prompt was found, once that is known."""
+        """Yield Anthropic's events. The first has the number of cached prompt tokens, once that is known."""
         has_begun = False
         async for _, delta in choices:
             if not has_begun:
@@ -175,7 +175,7 @@ class _Message:
         if isinstance(sequence, str):
             return StopDelta("stop_sequence", sequence)
         if completion.finish_reason == "length":
-            most = self._asked.params.max_tokens
+            most = self._chat.params.max_tokens
             is_full = most is not None and len(completion.token_ids) < most
             reason: StopReason = "model_context_window_exceeded" if is_full else "max_tokens"
             return StopDelta(reason)
@@ -184,7 +184,7 @@ class _Message:
 
     def _usage(self, completion: Completion) -> MessagesUsage:
         usage = completion.usage
-        is_kept = self._is_kept and usage.pruning is None  # what attended to a part of a prefix is not shared
+        is_kept = self._is_kept and usage.pruning is None  # KV computed with approximate loading is not cached
         told = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
         if usage.thought_tokens:
             told.output_tokens_details = ThinkingTokens(usage.thought_tokens)
@@ -199,10 +199,10 @@ class _Message:
 
 
 def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: bool) -> MessagesUsage:
-    """Anthropic's counts.
+    """Return Anthropic's token counts.
 
     Args:
-        is_kept: whether what is computed of the prompt counts as kept: where the client marks what is to be cached.
+        is_kept: count computed prompt tokens as cache creation, because the client sent `cache_control`.
     """
     num_computed = num_prompt - num_cached
     return MessagesUsage(
@@ -214,7 +214,7 @@ def _usage(num_prompt: int, num_cached: int, num_generated: int, *, is_kept: boo
 
 
 def _block(part: ReplyPart, text: str) -> BlockReply:
-    """A part of a reply as a block with so much of its text; the input of a call may be cut."""
+    """Return a part of a reply as a block with this text. The arguments of a call may be incomplete."""
     if part.call is not None:
         return ToolUseBlockReply(part.call.call_id, part.call.name, read_cut(text))
     if part.kind == "text":
@@ -223,7 +223,7 @@ def _block(part: ReplyPart, text: str) -> BlockReply:
 
 
 def _sent(event: ReplyEvent) -> Iterator[msgspec.Struct]:
-    """An event in Anthropic's words."""
+    """Yield Anthropic's events for one event of a reply."""
     part = event.part
     match event:
         case PartBegin():
@@ -237,16 +237,14 @@ def _sent(event: ReplyEvent) -> Iterator[msgspec.Struct]:
 
 
 def _has_marks(request: Request) -> bool:
-    """Whether something in the body has `cache_control`, which nothing else is done with."""
+    """Return whether anything in the body has `cache_control`, which only affects the counts."""
     ignored = record_of(request).ignored
     return ignored is not None and any(name.rpartition(".")[2] == "cache_control" for name in ignored.harmless)
 
 
-def _truncation(
-    asked: AskedChat, opened: OpenedChat, conversation: Conversation
-) -> TruncationReply | msgspec.UnsetType:
-    """Which of the messages that were sent were left out, wholly or in part."""
-    if not asked.truncates:
+def _truncation(chat: ChatTask, opened: RunningChat, conversation: Conversation) -> TruncationReply | msgspec.UnsetType:
+    """Return which messages of the request were dropped, wholly or in part; UNSET if the request does not truncate."""
+    if not chat.truncates:
         return msgspec.UNSET
     places = {conversation.places[each] for each in opened.truncated.dropped}
     dropped = tuple(sorted(place for place in places if place is not None))

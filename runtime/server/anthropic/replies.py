@@ -1,6 +1,6 @@
-"""What `/v1/messages` answers, as types: Anthropic's message, and the events that it is streamed as.
+"""Types of the replies of `/v1/messages`: Anthropic's message, and the events of its stream.
 
-Knows shapes, not how they are filled.
+Knows formats, not how they are filled.
 """
 
 from __future__ import annotations
@@ -39,33 +39,34 @@ class ThinkingTokens(msgspec.Struct):
 
 
 class MessagesUsage(msgspec.Struct, kw_only=True):
-    """Tokens. Those of the prompt are the sum of the first three.
+    """Token counts. The prompt's tokens are the sum of the first three.
 
-    Each was found, or computed. A request with `cache_control` counts what it computed as created, others as input.
+    Each prompt token was cached or computed. Computed ones count as cache creation if the request has `cache_control`,
+    else as input.
     """
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: ThinkingTokens | msgspec.UnsetType = msgspec.UNSET  # unset: no thought, or the reply goes on
+    output_tokens_details: ThinkingTokens | msgspec.UnsetType = msgspec.UNSET  # unset: no reasoning, or not the end
     service_tier: Literal["standard"] = "standard"
-    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # ours; unset: the reply goes on
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # radixlm's; unset: not the end
 
 
 class MessageReply(msgspec.Struct, kw_only=True):
-    """A message, whole or at its beginning."""
+    """A message, whole or at the beginning of a stream."""
 
     id: str
     model: str
     content: list[BlockReply]
     usage: MessagesUsage
-    stop_reason: StopReason | None = None  # None: the reply goes on
+    stop_reason: StopReason | None = None  # None before the end
     stop_sequence: str | None = None
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for
-    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not
+    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's, on request
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's; unset: it did not
 
 
 class CountTokensReply(msgspec.Struct):
@@ -98,7 +99,7 @@ class MessageStart(msgspec.Struct):
 
 
 class Ping(msgspec.Struct):
-    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for
+    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's, on request
     type: Literal["ping"] = "ping"
 
 
@@ -122,7 +123,7 @@ class BlockStop(msgspec.Struct):
 class StopDelta(msgspec.Struct):
     stop_reason: StopReason
     stop_sequence: str | None = None
-    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours, as of the whole message
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's, as in the whole message
 
 
 class MessageDelta(msgspec.Struct):

@@ -1,6 +1,6 @@
-"""What clients send to `/v1/messages`, as types: Anthropic's requests, and the fields that are ours.
+"""Types of the requests to `/v1/messages`: Anthropic's fields, and radixlm's own.
 
-Knows shapes and defaults, not the engine's work.
+Knows formats and defaults, not the engine's work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .blocks import InputMessages, System
 
 
 class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool of the client's. One of another type is Anthropic's own, and nothing here runs it or knows its schema."""
+    """A tool of the client. Other types are tools of Anthropic's servers, which are ignored."""
 
     name: FunctionName
     input_schema: dict[str, Any] | None = None
@@ -39,7 +39,7 @@ class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is the client's own."""
+        """Return whether it is a tool of the client."""
         return self.type in (None, "custom")
 
 
@@ -61,7 +61,7 @@ class NoneChoice(msgspec.Struct, tag_field="type", tag="none", forbid_unknown_fi
 
 
 class EnabledThinking(msgspec.Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True):
-    budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None  # nothing cuts a thought short
+    budget_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None  # ignored: reasoning has no limit
 
 
 class AdaptiveThinking(msgspec.Struct, tag_field="type", tag="adaptive", forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class DisabledThinking(msgspec.Struct, tag_field="type", tag="disabled", forbid_
 
 
 class JsonFormat(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["json_schema"]  # a field, no tag: msgspec does not miss a tag where no other could stand
+    type: Literal["json_schema"]  # a field, not a tag: msgspec does not require the tag of a single type
     schema: dict[str, Any]
 
 
@@ -87,7 +87,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/messages/count_tokens`: what a prompt is made of."""
+    """Body of `POST /v1/messages/count_tokens`: the parts of a prompt."""
 
     messages: InputMessages
     model: str | None = None
@@ -95,24 +95,24 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     tools: list[ToolDefinition] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedToolChoice | NoneChoice | None = None  # None: auto
     thinking: EnabledThinking | AdaptiveThinking | BetweenTools | DisabledThinking | None = (
-        None  # None: as the model has it
+        None  # None: the model's default
     )
     output_config: OutputConfig | None = None
-    output_format: JsonFormat | None = None  # as `output_config.format`, which came later
+    output_format: JsonFormat | None = None  # the older name of `output_config.format`
 
     @property
     def ignored(self) -> set[str]:
-        """Names of what nothing is done with, as the header of ignored fields lists them."""
+        """Names of ignored parts, for the header of ignored fields."""
         names = {f"tools.{tool.type}" for tool in self.tools or () if not tool.is_custom}
         if isinstance(self.thinking, EnabledThinking) and self.thinking.budget_tokens is not None:
             names.add("thinking.budget_tokens")
         return names
 
     def tool_use(self) -> ToolUse:
-        """What the model is told of tools, and what it may do with them.
+        """Return the tools for the model, and how it may use them.
 
         Raises:
-            InvalidParameter: the fields do not fit each other.
+            InvalidParameter: the fields contradict each other.
         """
         require_at_most("tools", self.tools, MAX_TOOLS)
         tools = [_tool(tool, number) for number, tool in enumerate(self.tools or ()) if tool.is_custom]
@@ -131,22 +131,22 @@ class CountTokensRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def parameters_field(self) -> Callable[[int], str]:
-        """Names the field that has the parameters of a tool that the model is told of."""
+        """A function that returns the request field with the schema of the n-th tool, for errors."""
         places = [number for number, tool in enumerate(self.tools or ()) if tool.is_custom]
         return lambda index: _parameters_field(places[index])
 
     def grammar(self) -> Grammar | None:
-        """What a reply that is no call must keep to; None for any text.
+        """Return the grammar of a reply that is not a tool call; None for any text.
 
         Raises:
-            InvalidGrammar: it is too long.
+            InvalidGrammar: the schema is too long.
         """
         asked = self.output_format or (self.output_config and self.output_config.format)
         return None if not asked else Grammar.json_schema(asked.schema, is_strict=False)
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
-        """More variables of the chat template."""
+        """Additional variables for the chat template."""
         kwargs: dict[str, object] = {}
         if self.thinking is not None:
             kwargs["enable_thinking"] = not isinstance(self.thinking, DisabledThinking)
@@ -161,18 +161,18 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     max_tokens: MaxTokens
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None  # for the client's own books: nothing is done with it
-    service_tier: str | None = None  # likewise
-    cache_match: MatchPolicy | None = None  # how cached prefixes may be found, instead of the server's way
-    kv_budget: KVShare | None = None  # of a prefix on disk, the share of keys and values that is enough
-    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    metadata: dict[str, Any] | None = None  # ignored: for the client's own records
+    service_tier: str | None = None  # ignored
+    cache_match: MatchPolicy | None = None  # match policy of the prefix cache; None: the server's default
+    kv_budget: KVShare | None = None  # share of a stored prefix's KV rows to load
+    cache_salt: CacheText | None = None  # isolates the cache: only requests with the same salt share prefixes
     prompt_cache_key: CacheText | None = None  # likewise
-    speculate: bool | None = None  # false: nothing is guessed; the reply is the same bytes
+    speculate: bool | None = None  # false: no speculative decoding; the reply is the same bytes
     return_progress: ReturnProgress | None = None
-    truncation: Truncation | None = None  # what becomes of what does not fit; None: as the server has it
+    truncation: Truncation | None = None  # policy for prompts that exceed the context; None: the server's default
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what the request says instead.
+        """Return `defaults` with the parameters that the request sets.
 
         Raises:
             InvalidParameter: a value is outside its range.
@@ -182,8 +182,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def leave_out_of_counting(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
-    """Take what is about the reply out of a body for `/v1/messages/count_tokens`, and list it: clients send what they
-    will send to `/v1/messages`.
+    """Remove fields about the reply from a body for `/v1/messages/count_tokens`, and list them as ignored.
+
+    Clients send the same body that they will send to `/v1/messages`.
     """
     if isinstance(body, dict) and not is_strict:
         for name in _OF_REPLIES & body.keys():

@@ -1,1 +1,1 @@
-"""`/v1/embeddings`, `/v1/rerank` and `/v1/score`: vectors of texts, and scores of documents."""
+"""`/v1/embeddings`, `/v1/rerank` and `/v1/score`: embeddings of texts, and relevance scores of documents."""

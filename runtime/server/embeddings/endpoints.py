@@ -27,11 +27,11 @@ from .replies import (
 from .requests import EmbeddingsRequest, RerankRequest, ScoreRequest
 from .vectors import scores_of, vectors_of
 
-_MAX_NUMBERS_AT_ONCE = 1 << 14  # of an answer that is made on the event loop
+_MAX_NUMBERS_AT_ONCE = 1 << 14  # of a response that is encoded on the event loop
 
 
 async def embed(served: Served, request: Request, body: EmbeddingsRequest) -> Response:
-    """The vector of each text."""
+    """`POST /v1/embeddings`: return the embedding of each text."""
     texts, options = body.texts, body.options(served, request)
     vectors = await vectors_of(
         served, request, texts, options, dimensions=body.dimensions, prompt_name=body.prompt_name
@@ -47,7 +47,7 @@ async def embed(served: Served, request: Request, body: EmbeddingsRequest) -> Re
 
 
 async def rerank(served: Served, request: Request, body: RerankRequest) -> Response:
-    """The best documents for a query, with their scores."""
+    """`POST /v1/rerank`: return the best documents for a query, with their scores."""
     texts, options = body.texts, body.options(served, request)
     pairs = [(body.query, text) for text in texts]
     scores = await scores_of(served, request, pairs, options, instruction=body.instruction)
@@ -59,7 +59,7 @@ async def rerank(served: Served, request: Request, body: RerankRequest) -> Respo
 
 
 async def score(served: Served, request: Request, body: ScoreRequest) -> Response:
-    """The score of each pair of texts, in order."""
+    """`POST /v1/score`: return the score of each pair of texts, in order."""
     scores = await scores_of(served, request, body.pairs, body.options(served, request), instruction=body.instruction)
     data = [ScoreReply(each.index, each.score) for each in scores]
     usage = VectorUsage.of(scores)

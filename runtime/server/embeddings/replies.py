@@ -1,4 +1,4 @@
-"""Replies of `/v1/embeddings`, `/v1/rerank` and `/v1/score`, in the shapes of the servers that have these."""
+"""Types of the replies of `/v1/embeddings`, `/v1/rerank` and `/v1/score`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Counted(Protocol):
-    """Something that was computed of a text."""
+    """A result with token counts, such as an embedding or a score."""
 
     @property
     def prompt_tokens(self) -> int: ...
@@ -22,7 +22,7 @@ class CachedTokens(msgspec.Struct):
 
 
 class VectorUsage(msgspec.Struct):
-    """Tokens of all texts together."""
+    """Token counts over all texts."""
 
     prompt_tokens: int
     total_tokens: int
@@ -30,7 +30,7 @@ class VectorUsage(msgspec.Struct):
 
     @classmethod
     def of(cls, counted: Iterable[Counted]) -> Self:
-        """The sum."""
+        """Return the sum of the counts."""
         counts = [(each.prompt_tokens, each.cached_tokens) for each in counted]
         num_tokens = sum(tokens for tokens, _ in counts)
         return cls(num_tokens, num_tokens, CachedTokens(sum(cached for _, cached in counts)))
@@ -38,7 +38,7 @@ class VectorUsage(msgspec.Struct):
 
 class EmbeddingReply(msgspec.Struct):
     index: int
-    embedding: list[float] | str  # base64: of float32, the lowest byte first
+    embedding: list[float] | str  # base64 of little-endian float32
     object: str = "embedding"
 
 
@@ -54,15 +54,15 @@ class DocumentReply(msgspec.Struct):
 
 
 class RankedReply(msgspec.Struct):
-    """A document, by its place in the request."""
+    """The score of a document, which is named by its index in the request."""
 
     index: int
     relevance_score: float
-    document: DocumentReply | msgspec.UnsetType = msgspec.UNSET  # unset: not asked for
+    document: DocumentReply | msgspec.UnsetType = msgspec.UNSET  # unset if not requested
 
 
 class RerankReply(msgspec.Struct):
-    """The best documents first."""
+    """The scores of documents, best first."""
 
     id: str
     model: str

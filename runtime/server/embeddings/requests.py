@@ -1,7 +1,6 @@
-"""Bodies of `/v1/embeddings`, `/v1/rerank` and `/v1/score`.
+"""Types of the requests to `/v1/embeddings`, `/v1/rerank` and `/v1/score`.
 
-Embeddings are OpenAI's, with the prompt names of sentence-transformers. Documents are Jina's and Cohere's; pairs are
-vLLM's.
+The first is OpenAI's, with the prompt names of sentence-transformers, the second Jina's and Cohere's, the third vLLM's.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ..request_log import record_of
 from ..served import Served
 
 T = TypeVar("T")
-MAX_TEXTS = 2048  # of one request, as OpenAI has it
+MAX_TEXTS = 2048  # per request, as in OpenAI's API
 
 
 class VectorRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What all of them have: the model, and which part of the prefix cache is used."""
+    """The fields of all three: the model, and the namespace and match policy of the prefix cache."""
 
     model: str | None = None
     cache_salt: CacheText | None = None
@@ -32,7 +31,7 @@ class VectorRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cache_match: MatchPolicy | None = None
 
     def options(self, served: Served, request: Request) -> RequestOptions:
-        """What is asked of the engine beside texts.
+        """Return the request's options for the engine.
 
         Raises:
             InvalidParameter: the salt or the cache key is too long.
@@ -51,11 +50,11 @@ class EmbeddingsRequest(VectorRequest, kw_only=True):
     input: str | list[str | TokenId | list[TokenId]]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    prompt_name: str | None = None  # as TEI has it: which of the model's own prompts stands before each text
+    prompt_name: str | None = None  # TEI's: which of the model's own prompts to put before each text
 
     @property
     def texts(self) -> list[Prompt]:
-        """Every text; a list of token ids is one.
+        """The list of texts; a list of token ids is one text.
 
         Raises:
             InvalidParameter: the list is empty, mixes texts and ids, or has too many.
@@ -74,7 +73,7 @@ class EmbeddingsRequest(VectorRequest, kw_only=True):
 
 
 class DocumentText(msgspec.Struct, kw_only=True):
-    """A document as an object, whose other fields are not read."""
+    """A document as an object; its other fields are ignored."""
 
     text: str
 
@@ -86,7 +85,7 @@ class RerankRequest(VectorRequest, kw_only=True):
     documents: list[str | DocumentText]
     top_n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     return_documents: bool | None = None
-    instruction: str | None = None  # ours: what a relevant document is, in words
+    instruction: str | None = None  # radixlm's: description of a relevant document, for the model
 
     @property
     def texts(self) -> list[str]:
@@ -106,14 +105,14 @@ class ScoreRequest(VectorRequest, kw_only=True):
 
     text_1: str | list[str]
     text_2: str | list[str]
-    instruction: str | None = None  # ours, as `RerankRequest`'s
+    instruction: str | None = None  # radixlm's, as in `RerankRequest`
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Each query with its document.
+        """The pairs of a query and a document.
 
         Raises:
-            InvalidParameter: there are none, too many, or other numbers of both.
+            InvalidParameter: there are none, too many, or different numbers of queries and documents.
         """
         queries = [self.text_1] if isinstance(self.text_1, str) else self.text_1
         documents = [self.text_2] if isinstance(self.text_2, str) else self.text_2
@@ -128,10 +127,10 @@ class ScoreRequest(VectorRequest, kw_only=True):
 
 
 def require_few(texts: list[T], name: str) -> list[T]:
-    """`texts`, unless there are too many.
+    """Return `texts` if there are at most `MAX_TEXTS`.
 
     Raises:
-        InvalidParameter: there are.
+        InvalidParameter: there are more.
     """
     if len(texts) > MAX_TEXTS:
         raise InvalidParameter(

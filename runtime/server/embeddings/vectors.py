@@ -1,4 +1,4 @@
-"""Have an engine compute the vectors of many texts, or the scores of many documents, for any endpoint.
+"""Compute the embeddings of many texts, or the scores of many documents, for any endpoint.
 
 Knows how many texts of one request the engine gets at a time, not what bodies and replies look like.
 """
@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from ...engine.calls.batch import naming
 from ...engine.completion import Completion
-from ...engine.generation_stream import Ask, GenerationStream
+from ...engine.generation_stream import GenerationStream, StartRequest
 from ...engine.request_options import Prompt, RequestOptions
 from ...engine.sampling_params import SamplingParams
 from ...engine.vectors.results import DocumentScore, Embedding, embedding_of, require_dimensions, score_of
@@ -22,7 +22,7 @@ from ..choices import Choices
 from ..http.connection import while_connected
 from ..served import Served
 
-AT_ONCE = 64  # texts in a group; two groups are in the engine, so that one is there when the other ends
+AT_ONCE = 64  # texts per group; two groups are in the engine, so that it is never idle between groups
 _NOTHING = SamplingParams(max_tokens=0)
 
 
@@ -35,12 +35,12 @@ async def vectors_of(
     dimensions: int | None = None,
     prompt_name: str | None = None,
 ) -> list[Embedding]:
-    """The vector of each text, in order.
+    """Return the embedding of each text, in order.
 
     Raises:
-        InvalidRequest: the model makes no embeddings, or a text cannot be computed; the message has its place.
-        EngineError: one could not be computed; the others are cancelled.
-        ClientGone: the client left.
+        InvalidRequest: the model makes no embeddings, or a text is not valid; the message has its index.
+        EngineError: computing one failed; the others are cancelled.
+        ClientGone: the client disconnected.
     """
     engine = served.engine
     info = engine.vector_prompts.embedding
@@ -58,14 +58,14 @@ async def scores_of(
     *,
     instruction: str | None = None,
 ) -> list[DocumentScore]:
-    """The score of each pair of a query and a document, in order; raises as `vectors_of`."""
+    """Return the score of each pair of a query and a document, in order. Raises as `vectors_of` does."""
     ask = partial(served.engine.stream_score, instruction=instruction, options=options)
     completions = await _completions(served, request, [partial(ask, *pair) for pair in pairs])
     return [score_of(each, index) for index, each in enumerate(completions)]
 
 
-async def _completions(served: Served, request: Request, asks: Sequence[Ask]) -> list[Completion]:
-    """What became of each, in order. Half of the engine's queue, at most, is left to others."""
+async def _completions(served: Served, request: Request, asks: Sequence[StartRequest]) -> list[Completion]:
+    """Run requests in groups, and return their completions in order. They take at most half of the engine's queue."""
     most = served.engine.queue.max_num_requests
     size = AT_ONCE if most is None else max(1, min(AT_ONCE, most // 4))
     named = [partial(_named, index, ask) for index, ask in enumerate(asks)] if len(asks) > 1 else asks
@@ -82,6 +82,6 @@ async def _completions(served: Served, request: Request, asks: Sequence[Ask]) ->
     return found
 
 
-def _named(index: int, ask: Ask, *, on_ready: Callable[[], None]) -> GenerationStream:
+def _named(index: int, ask: StartRequest, *, on_ready: Callable[[], None]) -> GenerationStream:
     with naming(index):
         return ask(on_ready=on_ready)

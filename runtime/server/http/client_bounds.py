@@ -1,8 +1,8 @@
-"""Bound what the client of a connection may take: the event loop's time, memory for bytes that wait, connections.
+"""Limits on a client's use of the event loop's time, of buffer memory and of connections.
 
-`StepReader` feeds bytes in steps, one a turn of the event loop. `GuardedWriter` drops a connection whose client stops
-reading. `connection_to_close` makes room where there are as many connections as there may be. Knows transports, times
-and addresses, not what the bytes mean.
+`StepReader` feeds bytes in steps, one per turn of the event loop. `GuardedWriter` drops a connection whose client stops
+reading. `connection_to_close` chooses a connection to close when there are too many. Knows transports, times and
+addresses, not what the bytes mean.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-ABOUT_TO_ASK_S = 1.0  # a connection that was opened, or got an answer, so shortly ago may be about to be used
-MIN_TAKEN_BYTES = 16 << 10  # of what waits for a client, in the time that it has; all of it, if that is less
-_LOOKS = 4  # of a writer in that time
+ABOUT_TO_ASK_S = 1.0  # a connection opened or answered less than this ago may be about to be used
+MIN_TAKEN_BYTES = 16 << 10  # that a client must read in `write_s`, or all that is buffered if that is less
+_LOOKS = 4  # checks of a writer in that time
 
 
 class StepReader:
-    """Gives `feed` the bytes that are `received`, at most `step_bytes()` a turn, and none while reading is paused.
+    """Passes received bytes on to `feed`, at most `step_bytes()` per turn, and none while reading is paused.
 
-    The bytes that wait are bounded: nothing more is read from the socket meanwhile.
-    uvicorn's flow control gets this object in place of the transport.
+    The buffer is bounded, because nothing more is read from the socket while bytes wait. uvicorn's flow control gets
+    this object in place of the transport.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class StepReader:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Bytes that were received and not fed yet."""
+        """Number of bytes that were received and not fed yet."""
         return len(self._waiting)
 
     @property
     def drops(self) -> bool:
-        """Whether nothing is fed any more."""
+        """Return whether all bytes are dropped from now on."""
         return self._drops
 
     def received(self, data: bytes) -> None:
-        """Take bytes; the first step of them is fed at once if no others wait."""
+        """Take bytes, and feed the first step at once if no others wait."""
         if self._drops:
             return
         self._waiting += data
@@ -61,20 +61,20 @@ class StepReader:
         self._settle()
 
     def resume_reading(self) -> None:
-        """Feed again, from the next turn on."""
+        """Resume feeding with the next turn."""
         self._is_paused = False
         self._settle()
 
     def drop(self) -> None:
-        """Feed nothing any more: bytes that wait or arrive are read and forgotten."""
+        """Drop all bytes that wait or arrive from now on."""
         self._drops = True
         self._waiting.clear()
         self._settle()
 
     def take_turn(self) -> None:
-        """Feed the next few bytes; the event loop calls it again while some wait."""
+        """Feed the next step. The event loop calls this again while bytes wait."""
         self._turn = None
-        if self._is_paused or not self._waiting or self._transport.is_closing():  # no bytes would be read as the end
+        if self._is_paused or not self._waiting or self._transport.is_closing():  # feeding no bytes would mean the end
             return
         num_bytes = self._step_bytes()
         step = bytes(self._waiting[:num_bytes])
@@ -83,7 +83,7 @@ class StepReader:
         self._settle()
 
     def _settle(self) -> None:
-        """Read from the socket exactly while no bytes wait and reading is not paused."""
+        """Read from the socket if and only if no bytes wait and reading is not paused."""
         if self._drops or not (self._is_paused or self._waiting):
             self._transport.resume_reading()
             return
@@ -93,10 +93,11 @@ class StepReader:
 
 
 class GuardedWriter:
-    """Writes to `transport`, and aborts it unless `MIN_TAKEN_BYTES` of what waits, or all of it, is taken in `write_s`
-    seconds: a client that takes one byte a minute would hold its answer for years.
+    """Writes to a transport, and aborts it if its client reads too slowly.
 
-    A timer runs only while bytes wait, also after the transport was closed: until then it would wait for ever.
+    The client must read `MIN_TAKEN_BYTES`, or all that is buffered, every `write_s` seconds. Otherwise a client that
+    reads one byte a minute would hold a response for years. A timer runs only while bytes wait, also after the
+    transport was closed, because a closed transport waits for its buffer without a limit.
     """
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop, write_s: float) -> None:
@@ -106,19 +107,19 @@ class GuardedWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
-        """Write bytes."""
+        """Write bytes, and start the timer if they are buffered."""
         self._transport.write(data)
         self._num_written += len(data)
         if self._timer is None and (num_waiting := self._transport.get_write_buffer_size()):
             self._num_taken, self._taken_at = self._num_written - num_waiting, self._loop.time()
-            self._timer = self._loop.call_later(self._write_s / _LOOKS, self._look)
+            self._timer = self._loop.call_later(self._write_s / _LOOKS, self._check_progress)
 
     def stop(self) -> None:
-        """Look no more: the connection is lost."""
+        """Stop the timer, because the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_progress(self) -> None:
         self._timer = None
         num_waiting, now = self._transport.get_write_buffer_size(), self._loop.time()
         if not num_waiting:
@@ -128,7 +129,7 @@ class GuardedWriter:
         if now - self._taken_at >= self._write_s:
             self._transport.abort()
         else:
-            self._timer = self._loop.call_later(self._write_s / _LOOKS, self._look)
+            self._timer = self._loop.call_later(self._write_s / _LOOKS, self._check_progress)
 
 
 class Connection(Protocol):
@@ -141,12 +142,12 @@ class Connection(Protocol):
 
     @property
     def idle_since(self) -> float:
-        """When it was opened, or its last answer ended."""
+        """Time of the loop at which it was opened, or its last response ended."""
         ...
 
     @property
     def has_request(self) -> bool:
-        """Whether a part of a request's body is still to come."""
+        """Return whether a request has begun, and the rest of its body is still to come."""
         ...
 
 
@@ -154,11 +155,16 @@ C = TypeVar("C", bound=Connection)
 
 
 def connection_to_close(waiting: Sequence[C], newest: C, *, now: float) -> C:
-    """The connection that makes room for the newest one, which counts as its client's: of the address that has most of
-    those that wait for their client. One without a request goes first, unless it is about to be used, then the oldest.
+    """Return the connection to close so that the newest one fits.
+
+    It belongs to the address with the most waiting connections, `newest` included. A connection without a request comes
+    first, unless it may be about to be used, then the oldest.
+
+    Args:
+        waiting: connections whose client has yet to send something.
 
     Returns:
-        `newest` if its address has most, and no other that waits.
+        `newest` if its address has most, and no other waiting connection.
     """
     by_host = Counter(each.host for each in waiting)
     by_host[newest.host] += 1

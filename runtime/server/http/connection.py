@@ -1,4 +1,4 @@
-"""A client's connection: one header of its request, and that it has gone.
+"""A client's connection: detect that it has disconnected, and read a header of its request.
 
 Knows ASGI, not what headers mean.
 """
@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope
 
 T = TypeVar("T")
-NOTICED_AFTER_S = 0.02  # short work ends sooner, and is spared the task that listens
+NOTICED_AFTER_S = 0.02  # shorter work ends before the listening task is started
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was ready."""
+    """The client closed the connection before its response was ready."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client disconnects, and not before `NOTICED_AFTER_S`.
+    """Return the result of `work`, and cancel it as soon as the client disconnects, but not before `NOTICED_AFTER_S`.
 
     The request's body must have been read before. `work` has always ended when this returns. It runs in the caller's
-    task: a task of its own would cost every request two more turns of the event loop.
+    task, because a task of its own would cost every request two more turns of the event loop.
 
     Raises:
         ClientGone: the client disconnected first.
@@ -65,7 +65,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """The first header of a name, which is in small letters; None if there is none.
+    """Return the first header with this lower-case name, or None.
 
     >>> header_of({"headers": [(b"host", b"localhost"), (b"accept", b"*/*")]}, b"host")
     'localhost'

@@ -1,10 +1,10 @@
-"""What stands between every request and its endpoint: who may ask, and what becomes of an error.
+"""Access control and error handling around all endpoints: API keys, host names, origins, CORS.
 
-One middleware asks all guards: each layer of its own costs a stream's every event. Two guards refuse what a browser
-sends for web pages of other sites. CORS alone keeps pages from reading answers, not from sending requests: a page
-anywhere could let its visitor's browser fill the queue of a server on the visitor's machine. And a page may let its own
-name point to that machine (DNS rebinding): the browser takes it for the server's own page then, and only the name in
-Host tells. Knows headers, not routes.
+One middleware runs all guards, because each layer adds work to every event of a stream. Two guards refuse requests that
+a browser sends on behalf of other web sites. CORS alone keeps pages from reading responses, but not from sending
+requests: any page could make its visitor's browser fill the queue of a server on the visitor's machine. A page can also
+point its own name to that machine (DNS rebinding). The browser then takes the server for the page's own, and only the
+Host header tells them apart. Knows headers, not routes.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from .connection import ClientGone, header_of
 
 _HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _EXPOSED = ("retry-after", "x-request-id", IGNORED_HEADER)
-OPEN_PATHS = frozenset(HEALTH_PATHS) | PAGE_PATHS  # the page asks its user for a key
+OPEN_PATHS = frozenset(HEALTH_PATHS) | PAGE_PATHS  # the web UI asks its user for a key
 _NO_HEADER = frozenset("\r\n\0")
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 Guard = Callable[[Scope], Response | None]
-"""Returns the answer to a request that is refused."""
+"""Returns the response to a refused request, None to let it pass."""
 
 
 def door(options: ServerOptions) -> list[Middleware]:
-    """The middlewares of an application whose clients send one of `api_keys` to one of `hosts`.
+    """Return the middlewares for a server's keys, hosts and origins.
 
     Raises:
-        InvalidParameter: an API key or an origin is none.
+        InvalidParameter: an API key or an origin is invalid.
     """
     host, pages = KnownHosts(options.hosts), cors(options.cors_origins)
     others = SameOrigin(options.cors_origins), _keys_of(options)
     if not pages:
-        return [Middleware(Guarded, guards=(host, *others))]
-    return [Middleware(Guarded, guards=(host,)), *pages, Middleware(Guarded, guards=others)]
+        return [Middleware(AccessGuards, guards=(host, *others))]
+    return [Middleware(AccessGuards, guards=(host,)), *pages, Middleware(AccessGuards, guards=others)]
 
 
-class Guarded:
-    """An ASGI middleware that passes on what no guard refuses."""
+class AccessGuards:
+    """An ASGI middleware that passes on requests which no guard refuses."""
 
     def __init__(self, app: ASGIApp, guards: Sequence[Guard]) -> None:
         self._app, self._guards = app, guards
@@ -74,18 +74,18 @@ class Guarded:
 
 
 class App(Starlette):
-    """Routes behind middlewares, the last of which answers errors."""
+    """A Starlette application with fewer layers: routes, error handling, and the given middlewares."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Starlette's, without two layers of its own; `Answering` does what they do."""
-        app: ASGIApp = Answering(self.router)
+        """Build the middlewares without Starlette's two layers for errors, which `ErrorResponses` replaces."""
+        app: ASGIApp = ErrorResponses(self.router)
         for middleware, args, options in reversed(self.user_middleware):
             app = middleware(app, *args, **options)
         return app
 
 
-class Answering:
-    """An ASGI middleware that answers the errors that are known; others are a mistake of ours."""
+class ErrorResponses:
+    """An ASGI middleware that turns known errors into responses. Other exceptions are bugs, and pass through."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -99,11 +99,11 @@ class Answering:
             response = await answer(Request(scope), error)
             await response(scope, receive, send)
         except (ClientGone, ClientDisconnect):  # the latter in the middle of a request's body
-            await Response(status_code=499)(scope, receive, send)  # nginx's status; only the log sees it
+            await Response(status_code=499)(scope, receive, send)  # nginx's status, for the log only
 
 
 class Endpoint:
-    """An ASGI application of a function that answers requests."""
+    """An ASGI application made of a function from a request to a response."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
         self._answer = answer
@@ -114,10 +114,10 @@ class Endpoint:
 
 
 def cors(allowed: Sequence[str]) -> list[Middleware]:
-    """A middleware that answers pages of the `allowed` origins; `*` allows all, none needs none.
+    """Return the CORS middleware for web pages of the `allowed` origins, `*` for all; none if the list is empty.
 
     Raises:
-        InvalidParameter: an origin is not `scheme://host[:port]`.
+        InvalidParameter: an origin is not of the form `scheme://host[:port]`.
     """
     for origin in allowed:
         _check(origin)
@@ -127,20 +127,20 @@ def cors(allowed: Sequence[str]) -> list[Middleware]:
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=_EXPOSED,
-        allow_private_network=True,  # a page of an origin that is let in may ask a server in a private network
+        allow_private_network=True,  # allowed pages may access a server in a private network
     )
     return [answering] if allowed else []
 
 
 def local_hosts(host: str) -> tuple[str, ...]:
-    """The names of a server that listens on `host`, where only this machine can connect."""
+    """Return the host names of a server to which only this machine can connect."""
     return (*LOCAL_HOSTS, host)
 
 
 class KnownHosts:
-    """A guard that refuses requests which were sent to another name than one of `hosts`; none: any name.
+    """A guard that refuses requests whose Host is not in `hosts`; an empty list accepts any.
 
-    A request without Host does not come from a browser.
+    Requests without Host pass: they do not come from a browser.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -151,14 +151,14 @@ class KnownHosts:
         if host is None or self._is_known(_name_of(host)):
             return None
         message = (
-            f"this server answers only to names that it knows, as localhost, not to {host!r:.100}: a web page "
-            "may have made that name point here; start it with --allowed-host or --api-key, under Ray with api_keys= "
-            "or hosts=, or have a proxy send Host: localhost"
+            f"the host name {host!r:.100} is not allowed, because a web page may have made it point to this server; "
+            "start the server with --allowed-host or --api-key (under Ray: hosts= or api_keys=), or let the proxy "
+            "send Host: localhost"
         )
         return respond(HTTPError(403, message, code="host_not_allowed"), scope["path"])
 
     def _is_known(self, name: str) -> bool:
-        """True if a name can only mean this server: browsers ask no name server about these."""
+        """Return whether a name is allowed, or can only mean this machine, because browsers never look it up in DNS."""
         if name in self._hosts or name.endswith(".localhost"):
             return True
         try:
@@ -169,9 +169,9 @@ class KnownHosts:
 
 
 class SameOrigin:
-    """A guard that refuses requests from pages of other origins than `allowed`; `*` allows all.
+    """A guard that refuses requests from web pages of other origins, except the `allowed` ones; `*` allows all.
 
-    Only browsers send an origin.
+    Requests without Origin pass: they do not come from a browser.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -181,8 +181,8 @@ class SameOrigin:
         if scope["type"] != "http" or scope["method"] in _HARMLESS or self._is_welcome(scope):
             return None
         message = (
-            "pages of other sites may not send requests here; start the server with --cors-origin for those, under "
-            "Ray with cors_origins="
+            "web pages of other origins may not use this server; start it with --cors-origin to allow one (under "
+            "Ray: cors_origins=)"
         )
         return respond(HTTPError(403, message, code="origin_not_allowed"), scope["path"])
 
@@ -195,12 +195,12 @@ class SameOrigin:
 
 
 class ApiKeys:
-    """A guard that asks for one of `keys`, if there are any; `api_key_of` returns the key of a request later.
+    """A guard that requires one of `keys`, if there are any. `api_key_of` returns the key of a request later.
 
-    Every key is compared, each in constant time, so that the time of an answer reveals nothing about them.
+    Every key is compared, each in constant time, so that the response time reveals nothing about them.
 
     Args:
-        metrics_key: opens `/metrics`, and nothing else; if there is one, `/metrics` asks for it or for a client's key.
+        metrics_key: gives access to `/metrics` only. If set, `/metrics` requires it or a client's key.
     """
 
     def __init__(self, keys: Sequence[str], metrics_key: str | None = None) -> None:
@@ -213,11 +213,11 @@ class ApiKeys:
         if (has_own_key and self._opens_metrics(scope)) or not (has_own_key or self._keys):
             return None
         key = self._known(_bearer_of(header_of(scope, b"authorization") or ""))
-        if key is None:  # as Anthropic's clients send it, beside a token of another server or alone
+        if key is None:  # Anthropic's clients send it here, alone or together with a token of another server
             key = self._known(header_of(scope, b"x-api-key"))
         if key is None and (scope["type"] != "http" or scope["path"] not in OPEN_PATHS):
-            # begins as OpenAI's, by which litellm knows what it is
-            message = "Incorrect API key provided: send one that this server knows, as Authorization: Bearer KEY"
+            # litellm recognizes OpenAI's first words
+            message = "Incorrect API key provided: send a valid key as Authorization: Bearer KEY"
             headers = {"WWW-Authenticate": "Bearer"}
             return respond(HTTPError(401, message, code="invalid_api_key"), scope["path"], headers)
         scope.setdefault("state", {})["api_key"] = key
@@ -228,7 +228,7 @@ class ApiKeys:
         return hmac.compare_digest(_digest(sent.encode("latin-1")), self._metrics_digest or b"")
 
     def _known(self, sent: str | None) -> str | None:
-        sent = (sent or "").strip(" \t")  # other white space is a byte of the key
+        sent = (sent or "").strip(" \t")  # other white space is part of the key
         given, known = _digest(sent.encode("latin-1")), None
         for key, digest in self._keys:
             if hmac.compare_digest(given, digest):
@@ -249,25 +249,25 @@ def _keys_of(options: ServerOptions) -> ApiKeys:
 
 
 def checked_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """The keys themselves.
+    """Return the keys after checking them.
 
     Raises:
-        InvalidParameter: a key is empty, has white space around it, is too long or of several lines.
+        InvalidParameter: a key is empty, too long, surrounded by white space or has several lines.
     """
     for key in keys:
         CacheScope(api_key=key)
         if not key or key != key.strip():
             raise InvalidParameter("an API key is empty or has white space around it; choose another")
         if not _NO_HEADER.isdisjoint(key):
-            raise InvalidParameter("an API key has several lines, which no header can; give one key, or a file of keys")
+            raise InvalidParameter("an API key has several lines; give one key, or a file of keys")
     return tuple(keys)
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line. Empty lines, and those that begin with `#`, are left out.
+    """Return the keys in a file, one per line. Empty lines and lines that begin with `#` are skipped.
 
     Raises:
-        InvalidParameter: it cannot be read, or has no key: a server without keys answers every client.
+        InvalidParameter: the file cannot be read, or has no key, which would let every client in.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -275,27 +275,27 @@ def read_keys(path: Path) -> tuple[str, ...]:
         raise InvalidParameter(f"cannot read API keys from {path}: {error}") from error
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise InvalidParameter(f"{path} holds no API key; write one into it, each on a line of its own")
+        raise InvalidParameter(f"{path} has no API key; write each on a line of its own")
     return checked_keys(keys)
 
 
 def api_key_of(connection: HTTPConnection) -> str | None:
-    """The key of a request; None on a server without keys, whatever the client sent."""
+    """Return the API key of a request; None on a server without keys, whatever the client sent."""
     key: str | None = getattr(connection.state, "api_key", None)
     return key
 
 
 def client_of(connection: HTTPConnection) -> str:
-    """The name of the client that takes turns with others: its key, or its address where there are no keys.
+    """Return the client for fair scheduling: its API key, or its address if there are no keys.
 
-    Not its namespace: a client may make any number of namespaces with its salts.
+    Its namespace will not do, because a client can have any number of namespaces with its salts.
     """
     address = "" if connection.client is None else connection.client.host
     return api_key_of(connection) or address
 
 
 def _name_of(host: str) -> str:
-    """`host` without its port, in small letters; an IPv6 address without its brackets, a name without its last dot.
+    """Return the name in a Host header: lower case, without port, brackets of IPv6 and final dot.
 
     >>> [_name_of(host) for host in ("LocalHost.:8000", "[::1]:8000", "127.0.0.1")]
     ['localhost', '::1', '127.0.0.1']
@@ -309,7 +309,9 @@ def _check(origin: str) -> None:
     parts = urlsplit(origin)
     is_bare = not (parts.path or parts.query or parts.fragment or parts.username)
     if origin != "*" and not (parts.scheme and parts.netloc and is_bare):
-        raise InvalidParameter(f"the origin {origin!r:.80} is not of the form https://example.com[:port], without path")
+        raise InvalidParameter(
+            f"the origin {origin!r:.80} is not of the form https://example.com[:port]; remove the path"
+        )
 
 
 def _digest(key: bytes) -> bytes:

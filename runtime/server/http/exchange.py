@@ -1,4 +1,4 @@
-"""One request and its answer, as ASGI has them: an application reads the body, and what it sends becomes HTTP/1.1.
+"""One request and its response over HTTP/1.1: an ASGI application reads the body and sends the response.
 
 Knows a connection that it writes to, not how bytes were read.
 """
@@ -23,24 +23,24 @@ _log = logging.getLogger("radixlm.http")
 
 
 class Writer(Protocol):
-    """Sends bytes to the client; a transport is one."""
+    """Sends bytes to the client, such as an asyncio transport."""
 
     def write(self, data: bytes) -> None: ...
 
 
 class Exchange:
-    """Is filled by a connection while the application runs.
+    """One request and its response. The connection adds the body while the application runs.
 
     Args:
-        read_on: called when the application took what came of the body.
-        begins: called before an answer; returns the headers that every answer has.
-        ends: called after it.
+        read_on: called when the application has read the body received so far.
+        begins: called before the response; returns the headers that every response has.
+        ends: called after the response.
 
     Attributes:
-        num_body_bytes: that have come.
-        is_whole: whether the whole body has come.
-        keep_alive: whether the connection takes another request afterwards.
-        has_started: whether something of the answer was sent.
+        num_body_bytes: bytes of the body received so far.
+        is_whole: the whole body was received.
+        keep_alive: the connection takes another request afterwards.
+        has_started: a part of the response was sent.
     """
 
     def __init__(
@@ -61,33 +61,33 @@ class Exchange:
         self._scope, self._writer, self._flow = scope, writer, flow
         self._awaits_continue, self._read_on, self._begins, self._ends = awaits_continue, read_on, begins, ends
         self._body, self._start = bytearray(), dict[str, Any]()
-        self._has_read = self._has_ended = self._is_gone = False  # all of the body; the answer; the client
-        self._is_chunked = self._has_body = False  # the answer
+        self._has_read = self._has_ended = self._is_gone = False  # the whole body; the response; the client
+        self._is_chunked = self._has_body = False  # of the response
         self._changed = asyncio.Event()
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Bytes of the body that the application has not read."""
+        """Number of received bytes that the application has not read."""
         return len(self._body)
 
     def add(self, body: bytes) -> None:
-        """A part of the body has come."""
+        """Add a received part of the body."""
         self._body += body
         self.num_body_bytes += len(body)
         self._changed.set()
 
     def end(self) -> None:
-        """The body has come to its end."""
+        """Note the end of the body."""
         self.is_whole = True
         self._changed.set()
 
     def leave(self) -> None:
-        """The client has gone, or nothing can be sent to it any more."""
+        """Note that the client has disconnected, or that nothing can be sent to it any more."""
         self._is_gone = True
         self._changed.set()
 
     async def run(self, app: ASGIApp) -> None:
-        """Have the application answer. Whatever it does, the client gets an answer, or sees the connection close."""
+        """Run the application. If it fails, the client gets a 500, or sees the connection close within the response."""
         try:
             await app(self._scope, self.receive, self.send)
         except BaseException as error:
@@ -102,7 +102,7 @@ class Exchange:
             self._ends(self)
 
     async def receive(self) -> Message:
-        """What came of the body since the last call; after its end wait until the client goes, or has its answer."""
+        """Return the body received since the last call. After its end, wait until the client leaves or is answered."""
         if self._awaits_continue and not self.is_whole:
             self._writer.write(_CONTINUE)
         self._awaits_continue = False
@@ -116,13 +116,13 @@ class Exchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer; its headers leave with the first part of its body."""
-        if message["type"] == "http.response.start":  # waits for nothing, so that no part of the body overtakes it
+        """Send a part of the response. The headers are sent with the first part of the body."""
+        if message["type"] == "http.response.start":  # never waits, so that no part of the body overtakes it
             self._start = {**message}
             return
         if self._flow.write_paused:
             await self._flow.drain()
-        if self._is_gone or self._has_ended:  # what waited to be sent until the answer had ended is no part of it
+        if self._is_gone or self._has_ended:  # parts that waited until after the end are dropped
             return
         is_last = not message.get("more_body", False)
         head = b"" if self.has_started else self._head()
@@ -144,15 +144,15 @@ class Exchange:
         if self._is_chunked:
             headers.append((b"transfer-encoding", b"chunked"))
         elif self._has_body and b"content-length" not in names:
-            self.keep_alive = False  # the end of the connection is that of the body
+            self.keep_alive = False  # the body ends with the connection
         if b"connection" in names:
-            self.keep_alive = False  # applications only ever say that it closes
+            self.keep_alive = False  # applications only ever send "close"
         elif not self.keep_alive:
             headers.append((b"connection", b"close"))
         lines = [_status_line(status), *(b"%b: %b" % header for header in headers), b"\r\n"]
         head = b"\r\n".join(lines)
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-            raise ValueError("a header of the answer has several lines")
+            raise ValueError("a header of the response has several lines")
         return head
 
     def _framed(self, body: bytes, is_last: bool) -> bytes:

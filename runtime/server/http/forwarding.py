@@ -1,6 +1,6 @@
-"""Pass another server's answer on while it is made, as long as the client is connected.
+"""Forward another server's response as it arrives, as long as the client is connected.
 
-Knows ASGI's messages; not which server answers, nor what carries them here.
+Knows ASGI's messages, not which server responds, nor how its messages arrive.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .sse import error_event
 
 
 class ServerGone(RadixLMError):
-    """The server that a request was passed on to has ended, or takes none."""
+    """The server that a request was forwarded to has ended, or accepts no requests."""
 
 
 class Forwarded(Response):
-    """The answer that another server makes.
+    """A response that another server makes.
 
     Args:
-        messages: of the answer; closed when the client leaves. It raises `ServerGone` if the server ends on the way.
-        gone: what the last event of a stream says then; any other answer breaks off, which the client sees.
+        messages: the response's ASGI messages; closed when the client leaves. Raises `ServerGone` if the server dies.
+        gone: the error in a stream's last event if the server dies. Other responses break off, which clients notice.
         ended: called once, when nothing more is sent.
     """
 

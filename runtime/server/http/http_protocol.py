@@ -1,7 +1,6 @@
-"""HTTP/1.1 over one connection, for uvicorn's server: with bounds on a client's time and bytes, and errors in OpenAI's
-shape.
+"""HTTP/1.1 over one connection, for uvicorn's server, with limits on a client's time and bytes.
 
-Knows connections, and how llhttp reads requests; what is answered is `exchange.py`'s.
+Knows connections, and how llhttp parses requests. `exchange.py` writes the responses; errors are in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from .client_bounds import GuardedWriter, StepReader, connection_to_close
 from .exchange import Exchange, Headers
 from .listener import max_connections
 
-MAX_HEADER_BYTES = 32 << 10  # of all headers of a request and its first line
+MAX_HEADER_BYTES = 32 << 10  # of a request's first line and all headers
 STEP_BYTES = 4 << 10
-MAX_FRAMING_BYTES = 64 << 10  # of a body's chunks, beside as many bytes as they hold
-_NO_HTTP = f"this is not HTTP/1.1, or its headers have more than {MAX_HEADER_BYTES} bytes"
-_FRAMING = "the body's chunks hold less than their borders take; send it in larger ones, or with its length"
+MAX_FRAMING_BYTES = 64 << 10  # of a chunked body, in addition to as many bytes as the chunks contain
+_NO_HTTP = f"the request is not HTTP/1.1, or its headers have more than {MAX_HEADER_BYTES} bytes"
+_FRAMING = "the body's chunks are too small; send larger ones, or a Content-Length"
 _VERSIONS = ("1.0", "1.1")
 _ABSOLUTE = re.compile(rb"(?i:https?)://(?:[^/?@]*@)?(?P<host>[^/?@]+)(?P<rest>.*)")
 
 
 class HTTPProtocol(asyncio.Protocol):
-    """A connection whose client has `headers_s` seconds to send the headers of each request.
+    """One connection. Its client has `headers_s` seconds to send the headers of each request.
 
-    An answer that is sent before the end of its request's body is the last one of the connection. The rest of the body
-    is read and dropped, and after `linger_s` the connection is closed. If it were closed at once, the client's system
-    would get a reset, and drop the answer.
+    A response that is sent before the end of its request's body is the last one of the connection. The rest of the body
+    is read and dropped, and the connection is closed after `linger_s`. Closing it at once would send a reset, on which
+    the client's system would drop the response.
 
-    Give it to `uvicorn.Config(http=...)`.
+    Pass this class to `uvicorn.Config(http=...)`.
     """
 
     headers_s: ClassVar[float] = 10.0
     linger_s: ClassVar[float] = 1.0
-    write_s: ClassVar[float] = 60.0  # in which a client takes some of what waits for it
+    write_s: ClassVar[float] = 60.0  # in which a client must read some of the buffered bytes
     max_connections: ClassVar[Callable[[], int]] = max_connections
 
     def __init__(
@@ -64,14 +63,14 @@ class HTTPProtocol(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._target, self._headers = b"", Headers()
         self._exchanges: deque[Exchange] = deque()  # the first is being answered
-        self._reading: Exchange | None = None  # its body; None: headers are read
-        self._num_missing_bytes: int | None = None  # of a body's declared length; None: chunked
+        self._reading: Exchange | None = None  # whose body is read; None while headers are read
+        self._num_missing_bytes: int | None = None  # rest of a body with a declared length; None if chunked
         self._num_fed_bytes = 0  # since the headers or the body began
-        self._is_idle = False  # after an answer nothing has come
+        self._is_idle = False  # nothing was received since the last response
         self._closes_at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    # What uvicorn and asyncio call
+    # Called by uvicorn and asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport, self.idle_since = transport, self._loop.time()
@@ -90,8 +89,10 @@ class HTTPProtocol(asyncio.Protocol):
         self._reader.received(data)
 
     def eof_received(self) -> bool:
-        """The client has sent all that it will, or has gone: an answer that has not begun soon is not sent. On a Unix
-        socket it has gone: proxies close the whole connection."""
+        """Handle a client that sends nothing more, or has gone: a response that does not begin soon is not sent.
+
+        On a Unix socket the client has gone, because proxies close the whole connection.
+        """
         if not (self._exchanges and self._exchanges[-1].is_whole):
             return False
         self._exchanges[-1].keep_alive = False
@@ -114,13 +115,13 @@ class HTTPProtocol(asyncio.Protocol):
         self._flow.resume_writing()
 
     def shutdown(self) -> None:
-        """Close the connection when the answer is sent that is being sent."""
+        """Close the connection after the response that is being sent."""
         if self._exchanges:
             self._exchanges[0].keep_alive = False
         else:
             self._transport.close()
 
-    # What `connection_to_close` asks
+    # Read by `connection_to_close`
 
     @property
     def host(self) -> str | None:
@@ -130,7 +131,7 @@ class HTTPProtocol(asyncio.Protocol):
     def has_request(self) -> bool:
         return bool(self._exchanges)
 
-    # What the parser calls
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         self._target, self._headers = b"", []
@@ -139,7 +140,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading is None:  # else it stands behind a chunked body
+        if self._reading is None:  # otherwise it is a trailer of a chunked body
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -148,11 +149,11 @@ class HTTPProtocol(asyncio.Protocol):
         method = self._parser.get_method().decode()
         is_taken = version in _VERSIONS and (version == "1.1") <= num_hosts <= 1 and method != "CONNECT"
         if not is_taken or self._reader.drops:
-            raise ValueError("it is not taken")  # which the parser turns into an error of its own
+            raise ValueError("not accepted")  # the parser turns it into an error of its own
         if self._parser.should_upgrade():
-            return  # `_parse` has it read again
+            return  # `_parse` parses it again
         if not self._target.startswith(b"/") and (absolute := _ABSOLUTE.fullmatch(self._target)):
-            # as proxies send it: what it names is asked for, whatever the header says
+            # proxies send absolute targets, which override the Host header
             self._headers = [(name, absolute["host"] if name == b"host" else value) for name, value in self._headers]
             self._target = b"/" + absolute["rest"].removeprefix(b"/")
         path, _, query = self._target.partition(b"?")
@@ -205,15 +206,15 @@ class HTTPProtocol(asyncio.Protocol):
                 self._reader.drop()
             self._reading, self._num_fed_bytes = None, 0
 
-    # What an exchange calls
+    # Called by an exchange
 
     def _read_on(self) -> None:
-        """Read more, unless requests wait behind the one that is answered: a client may send any number of those."""
+        """Read more, unless further requests already wait: a client may pipeline any number."""
         if len(self._exchanges) < 2:
             self._flow.resume_reading()
 
     def _answer_begins(self, exchange: Exchange) -> Headers:
-        """The answer to a request that has not come whole is the connection's last."""
+        """Return the headers of every response. A response before the end of the request is the connection's last."""
         self._close_after(None)
         if not exchange.is_whole:
             exchange.keep_alive = False
@@ -236,11 +237,10 @@ class HTTPProtocol(asyncio.Protocol):
             self._is_idle, self.idle_since = True, self._loop.time()
             self._close_after(self._keep_alive_s)
 
-    # What happens here
+    # Internals
 
     def _make_room(self) -> None:
-        """Close a connection whose client has yet to send something, where there are as many as there may be; this one,
-        if all are at work."""
+        """Close a connection that waits for its client if there are too many; this one if none waits."""
         others: set[Any] = self._server.connections
         if len(others) < type(self).max_connections():
             return
@@ -251,7 +251,7 @@ class HTTPProtocol(asyncio.Protocol):
 
     @property
     def _waits_for_client(self) -> bool:
-        """Whether nothing is done for the client until it sends a request, or the rest of its body."""
+        """Return whether the connection waits for a request, or for the rest of its body."""
         return not self._exchanges or (self._exchanges[0] is self._reading and not self._exchanges[0].has_started)
 
     def _answer_first(self) -> None:
@@ -260,8 +260,10 @@ class HTTPProtocol(asyncio.Protocol):
         task.add_done_callback(self._server.tasks.discard)
 
     def _step_bytes(self) -> int:
-        """How many bytes the parser gets at a time: a part of headers or chunks, for each of them costs work, however
-        short it is, or what is missing of a body."""
+        """Return how many bytes the parser gets at a time: the rest of a body, or a step of headers or chunks.
+
+        Each header and chunk costs work, however short it is.
+        """
         return STEP_BYTES if self._reading is None or self._num_missing_bytes is None else self._num_missing_bytes
 
     def _feed(self, data: bytes) -> None:
@@ -282,19 +284,19 @@ class HTTPProtocol(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            # To another protocol, which no client insists on. The parser takes the body for that: it gets the request
-            # again, without the wish.
+            # Clients that offer another protocol never insist on it. The parser would take the body for that protocol,
+            # so it gets the request again, without the offer.
             first = b"%b %b HTTP/%b" % (
                 self._parser.get_method(),
                 self._target,
                 self._parser.get_http_version().encode(),
             )
-            wished = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+            headers = [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
             self._parser = httptools.HttpRequestParser(self)
-            self._parse(b"\r\n".join([first, *wished, b"", data[upgrade.args[0] :]]))
+            self._parse(b"\r\n".join([first, *headers, b"", data[upgrade.args[0] :]]))
 
     def _refuse(self, message: str) -> None:
-        """Answer 400 to what is not HTTP, and close the connection; what was asked before is answered first."""
+        """Send 400 to a client that does not speak HTTP, after answering earlier requests, and close the connection."""
         self._reader.drop()
         broken, self._reading = self._reading, None
         if broken is not None:
@@ -309,27 +311,27 @@ class HTTPProtocol(asyncio.Protocol):
         self._close_soon()
 
     def _close_soon(self) -> None:
-        """Send nothing any more, and close the connection when the client had time to read what was sent."""
+        """Stop sending, and close the connection when the client has had time to read what was sent."""
         if self._transport.can_write_eof():
             self._transport.write_eof()
         self._close_after(self.linger_s)
 
     def _close_after(self, seconds: float | None) -> None:
-        """Close the connection then, unless this is called again before; None: leave it open.
+        """Close the connection after this time, unless this is called again before; None leaves it open.
 
-        A timer is only made where there is none that ends earlier: most requests make none.
+        A timer is only made if none ends earlier: most requests make none.
         """
         self._closes_at = None if seconds is None else self._loop.time() + seconds
         if self._closes_at is not None and (self._timer is None or self._closes_at < self._timer.when()):
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(self._closes_at, self._look)
+            self._timer = self._loop.call_at(self._closes_at, self._close_if_due)
 
-    def _look(self) -> None:
+    def _close_if_due(self) -> None:
         self._timer = None
         if self._closes_at is None:
             return
         if self._loop.time() >= self._closes_at:
             self._transport.close()
         else:
-            self._timer = self._loop.call_at(self._closes_at, self._look)
+            self._timer = self._loop.call_at(self._closes_at, self._close_if_due)

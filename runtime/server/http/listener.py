@@ -1,4 +1,4 @@
-"""The socket that a server listens on: an address of TCP, or a Unix socket.
+"""The socket that a server listens on: a TCP address or a Unix socket.
 
 Knows addresses and options of sockets, not HTTP.
 """
@@ -12,15 +12,15 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-BACKLOG = 1024  # connections that wait for the event loop; the kernel allows fewer where somaxconn is lower
-MAX_ACCEPTED = 64  # connections that asyncio accepts in a row, before the first of them is looked at
+BACKLOG = 1024  # connections that wait for the event loop; the kernel's somaxconn may lower it
+MAX_ACCEPTED = 64  # connections that asyncio accepts in a row before it serves the first
 MAX_CONNECTIONS = 1 << 13
-_USUALLY_OPEN = 64  # descriptors, where they cannot be counted
+_USUALLY_OPEN = 64  # file descriptors, if they cannot be counted
 
 
 @cache
 def max_connections() -> int:
-    """How many connections may be open at a time: below what descriptors the process has left when it begins."""
+    """Return the maximum number of open connections, limited by the file descriptors that the process has left."""
     try:
         import resource
 
@@ -36,14 +36,14 @@ def max_connections() -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on `host` and `port`; port 0 takes any free one.
+    """Return a socket that listens on `host` and `port`; port 0 takes any free one.
 
-    Accepted connections inherit TCP_NODELAY. Without it the kernel holds the second packet of an answer back until
-    the client acknowledges the first, and clients acknowledge after 40 ms. asyncio sets the option only on sockets
-    that were made for IPPROTO_TCP by name, which `socket.create_server` does not do.
+    Accepted connections inherit TCP_NODELAY. Without it the kernel holds back the second packet of a response until the
+    client acknowledges the first, which takes 40 ms. asyncio sets the option only on sockets created explicitly for
+    IPPROTO_TCP, which `socket.create_server` does not do.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: listening on the address failed.
     """
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -52,10 +52,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_on_unix_socket(path: Path) -> socket.socket:
-    """Listen on a Unix socket, in place of one that a server left there.
+    """Return a socket that listens on a Unix socket; replaces one that a dead server left.
 
     Raises:
-        OSError: the path is too long or cannot be written, or something else is there, such as a server that answers.
+        OSError: the path is too long or not writable, or something else exists there, such as a live server's socket.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -70,7 +70,7 @@ def listen_on_unix_socket(path: Path) -> socket.socket:
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Whether only this machine can connect."""
+    """Return whether only this machine can connect to a listening socket."""
     return listener.family == socket.AF_UNIX or ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 

@@ -1,4 +1,4 @@
-"""Answer 503 while the model loads, and then pass requests on to the application that serves it.
+"""Respond 503 while the model loads, and then pass requests on to the application that serves it.
 
 Knows ASGI, not engines.
 """
@@ -17,14 +17,14 @@ _HEALTH = ("/health", "/health/ready")
 
 
 class Loading:
-    """An ASGI application that stands for another one until that is ready.
+    """An ASGI application that replaces another one until that is ready.
 
     Any thread may set the attributes.
 
     Attributes:
-        app: the application that answers; None: every answer but that of `/health/live` is 503.
+        app: the application that serves; while None, every response except `/health/live` is 503.
         stage: the stage of loading or compiling.
-        fraction: the part of it all that is done, 0 to 1; None if unknown.
+        fraction: overall progress, 0 to 1; None if unknown.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Loading:
         self.fraction: float | None = None
 
     def progressed(self, stage: str, fraction: float | None) -> None:
-        """Tell clients from now on that loading is at `stage`."""
+        """Set the stage and progress that clients see."""
         self.stage = stage
         self.fraction = fraction
 
@@ -59,5 +59,5 @@ class Loading:
 
 
 def live() -> Response:
-    """Return the answer of `/health/live`: the process answers, whatever its models do."""
+    """Return the response of `/health/live`: the process is alive, whatever its models do."""
     return Response(b'{"status":"live"}', media_type="application/json")

@@ -1,7 +1,7 @@
-"""A request's body. One that is too long, too slow, too deep or no JSON is refused.
+"""Read a request's body. Bodies that are too long, too slow, too deep or not JSON are refused.
 
-The bodies that are read at a time have room together; the client that has most of it makes room for others. Knows bytes
-and headers, not what is asked.
+All bodies that are read at a time share a memory limit. Above it, the client with the most bytes loses its largest
+body. Knows bytes and headers, not what is requested.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from .connection import ClientGone, header_of
 
 T = TypeVar("T")
 RETRY_AFTER_S = 1
-MAX_BODIES = 16  # of the largest size that a server reads at a time
-DEADLINE_S = 60.0  # for a whole body: a client that sends a byte now and then cannot hold a connection longer
-# curl sends JSON as a form unless told otherwise. A body of any other type is not meant as JSON.
+MAX_BODIES = 16  # of maximum size, read at a time
+DEADLINE_S = 60.0  # for a whole body, so that a client that sends a byte now and then cannot hold a connection
+# curl declares JSON as a form unless told otherwise. Bodies of other types are not meant as JSON.
 _TYPES = ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded")
 
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_HALVES = re.compile(rb"(\\\\|" + _HIGH + _LOW + rb")|" + _HIGH + rb"|" + _LOW)  # an escaped backslash begins none
+_HALVES = re.compile(rb"(\\\\|" + _HIGH + _LOW + rb")|" + _HIGH + rb"|" + _LOW)  # the first group skips `\\`
 _ENCODED_HALF = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-_BORDERS = b",[{"  # a value that is not the first of an array or an object stands behind one of these
+_BORDERS = b",[{"  # every value in an array or object follows one of these, or a colon
 
 
 async def read_json(
     request: Request, *, max_bytes: int, deadline_s: float = DEADLINE_S, room: BodyReading | None = None
 ) -> bytes:
-    """The body of `request`, which is meant as JSON; `decode_json` and `unknown_fields.decode_body` read it.
+    """Read the body of a request in JSON. `decode_json` and `unknown_fields.decode_body` decode it.
 
     Raises:
-        HTTPError: 413, it is longer than `max_bytes`, or has more than `MAX_VALUES` values; 408, it has not arrived
-            after `deadline_s` seconds; 503, `room` has none for it. The rest is not read then. 400, a header says that
-            it is compressed, or no JSON.
-        ClientGone: the client left before it had sent it.
+        HTTPError: 413 if it is longer than `max_bytes` or has more than `MAX_VALUES` values, 408 if it has not arrived
+            after `deadline_s` seconds, 503 if there is no room for it; the rest is not read. 400 if a header declares
+            it as compressed, or as something other than JSON.
+        ClientGone: the client disconnected before the end.
     """
     _check_headers(request)
     return await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s, room=room)
@@ -57,19 +57,19 @@ async def read_body(
     room: BodyReading | None = None,
     is_one_value: bool = True,
 ) -> bytes:
-    """The bytes of a request's body.
+    """Read the bytes of a request's body.
 
     Args:
-        room: where they are counted beside those of other bodies.
-        is_one_value: whether they are decoded as one JSON value, which may not be too large.
+        room: counts the bytes together with those of other bodies.
+        is_one_value: the body is one JSON value, whose size is limited.
 
     Raises:
-        HTTPError: 413, 408, 503, as `read_json`.
-        ClientGone: the client left before it had sent them.
+        HTTPError: 413, 408 or 503, as in `read_json`.
+        ClientGone: the client disconnected before the end.
     """
     declared = header_of(request.scope, b"content-length") or ""
     if declared.isdecimal() and declared.isascii():
-        _check_length(int(declared[:20]), max_bytes)  # a number of more digits is too long as well
+        _check_length(int(declared[:20]), max_bytes)  # a number with more digits exceeds the limit, too
     try:
         async with asyncio.timeout(deadline_s) as deadline:
             if room is not None:
@@ -78,7 +78,7 @@ async def read_body(
     except TimeoutError as error:
         if room is not None:
             room.require_room()
-        message = f"the body was not there after {deadline_s:g} s; send it faster"
+        message = f"the body did not arrive within {deadline_s:g} s; send it faster"
         raise HTTPError(408, message, code="request_timeout", headers={"connection": "close"}) from error
     if room is not None:
         room.deadline = None
@@ -87,16 +87,16 @@ async def read_body(
 
 
 def num_body_bytes_of(request: Request) -> int:
-    """The length of the body that was read; 0 if none was."""
+    """Return the length of the body that was read; 0 if none was."""
     num_bytes: int = getattr(request.state, "num_body_bytes", 0)
     return num_bytes
 
 
 def decode_json(body: bytes, type: type[T]) -> T:
-    """JSON as a type.
+    """Decode JSON as a type.
 
     Raises:
-        msgspec.DecodeError: it is not JSON, too deep, or not of this type.
+        msgspec.DecodeError: it is not JSON, is nested too deep, or does not match the type.
     """
     try:
         return msgspec.json.decode(body, type=type)
@@ -107,8 +107,7 @@ def decode_json(body: bytes, type: type[T]) -> T:
 
 
 def without_lone_surrogates(body: bytes) -> bytes:
-    """JSON with U+FFFD in place of halves of characters, which clients make that cut texts between them; itself if it
-    has none.
+    """Replace lone surrogates in JSON by U+FFFD. Clients that cut texts inside a character produce them.
 
     >>> without_lone_surrogates(rb'"a \\ud83d b \\ud83d\\ude00 \\\\ud83d"')
     b'"a \\\\ufffd b \\\\ud83d\\\\ude00 \\\\\\\\ud83d"'
@@ -118,7 +117,7 @@ def without_lone_surrogates(body: bytes) -> bytes:
 
 
 async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_one_value: bool) -> bytes:
-    chunks: list[bytes] = []  # joined once: a long array that grows is moved, which holds the event loop
+    chunks: list[bytes] = []  # joined once: growing a long array copies it, which blocks the event loop
     num_bytes, size = 0, JSONSize()
     is_whole = False
     while not is_whole:
@@ -144,7 +143,7 @@ def _check_headers(request: Request) -> None:
         raise HTTPError(400, message, code="unsupported_content_type")
     encoding = header_of(request.scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
-        message = f"the body is compressed with {encoding!r:.80}; send it as it is"
+        message = f"the body is compressed with {encoding!r:.80}; send it uncompressed"
         raise HTTPError(400, message, code="unsupported_content_encoding")
 
 
@@ -161,9 +160,9 @@ def _check_values(num_values: int) -> None:
 
 
 class JSONSize:
-    """How many values a JSON text has, counted while its bytes come: decoding holds the interpreter longer for more.
+    """Counts the values of a JSON text while its bytes arrive, because decoding more values holds the GIL longer.
 
-    Knows quotes, commas and brackets, not whether they are JSON.
+    Knows quotes, commas and brackets, not whether the text is valid.
 
     >>> size = JSONSize()
     >>> for piece in (b'{"a,b": [1, 2', b', "[,]"]}'):
@@ -192,19 +191,19 @@ class JSONSize:
 
 @dataclass(eq=False)
 class BodyReading:
-    """One body that is read, or was read and is not decoded yet."""
+    """One body that is being read, or has been read and is not decoded yet."""
 
     client: str
     room: BodyRoom
     num_bytes: int = 0
     is_refused: bool = False
-    deadline: asyncio.Timeout | None = None  # of its reading: brought forward where the body is refused
+    deadline: asyncio.Timeout | None = None  # of reading it; set to now if the body is refused
 
     def add(self, num_bytes: int) -> None:
-        """Take room for more bytes.
+        """Reserve room for more bytes.
 
         Raises:
-            HTTPError: 503, there is none, and no client has more of it.
+            HTTPError: 503 if there is no room, and no client uses more.
         """
         self.room.take(self, num_bytes)
         self.require_room()
@@ -214,15 +213,15 @@ class BodyReading:
         if self.is_refused:
             raise HTTPError(
                 503,
-                f"the bodies of requests that arrive now have more than {self.room.max_bytes} bytes together, and most "
-                "of them are yours; send fewer large ones at a time",
+                f"the request bodies being received exceed {self.room.max_bytes} bytes together, and most of them are "
+                "yours; send fewer large ones at a time",
                 code="too_many_bytes",
                 headers={"connection": "close", "Retry-After": str(RETRY_AFTER_S)},
             )
 
 
 class BodyRoom:
-    """Room for `max_bytes` of bodies. Where it is full, the client with most bytes loses its largest body.
+    """A memory limit for all bodies being read. Above it, the client with the most bytes loses its largest body.
 
     >>> room = BodyRoom(max_bytes=10)
     >>> with room.reading("a client") as reading:
@@ -238,7 +237,7 @@ class BodyRoom:
 
     @contextmanager
     def reading(self, client: str) -> Iterator[BodyReading]:
-        """Have room for one body of a client until the block ends."""
+        """Reserve room for one body of a client until the block ends."""
         reading = BodyReading(client, self)
         self._readings.add(reading)
         try:
@@ -249,11 +248,11 @@ class BodyRoom:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all bodies."""
+        """Number of bytes of all bodies."""
         return self._by_client.total()
 
     def take(self, reading: BodyReading, num_bytes: int) -> None:
-        """Count more bytes of a body, and refuse bodies until the others fit: its own, if no client has more."""
+        """Count more bytes of a body. Refuse bodies until the rest fits: this one, unless another client has more."""
         self._count(reading, num_bytes)
         while self.num_bytes > self.max_bytes:
             greediest = max(self._by_client, key=self._by_client.__getitem__)

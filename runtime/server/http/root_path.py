@@ -1,4 +1,4 @@
-"""Serve under a path of a proxy that passes the whole path on."""
+"""Serve under a path prefix, for a proxy that forwards the whole path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOT_PATH = re.compile(r"(/[^/?#\s]+)*/?")
 
 
 def checked_root_path(root_path: str) -> str:
-    """Return the path without a slash at its end.
+    """Return the path without a final slash.
 
     Raises:
         InvalidParameter: it does not begin with a slash, or has a query or an empty part.
@@ -21,14 +21,14 @@ def checked_root_path(root_path: str) -> str:
     ('/llm', '')
     """
     if not _ROOT_PATH.fullmatch(root_path):
-        raise InvalidParameter(f"the root path {root_path!r:.80} is not of the form /path; give one that is")
+        raise InvalidParameter(f"the root path {root_path!r:.80} is not of the form /path")
     return root_path.removesuffix("/")
 
 
 class UnderRootPath:
-    """An ASGI application that drops `root_path` from the beginning of each request's path.
+    """An ASGI application that removes the prefix `root_path` from each request's path.
 
-    Requests without it are passed on as they are, because many proxies drop it themselves.
+    Requests without it are passed on unchanged, because many proxies remove it themselves.
     """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:

@@ -1,4 +1,4 @@
-"""Streams of JSON values, sent while they are made, until the client goes: server-sent events, or another encoding."""
+"""Streaming responses of JSON values, until the client disconnects: server-sent events, or another encoding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .connection import ClientGone, while_connected
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-MAX_BURST = 16  # events in one turn of the event loop
-_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # nor may proxies hold events back
+MAX_BURST = 16  # events per turn of the event loop
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second keeps proxies from buffering
 
 
 class NamedEvent(Protocol):
@@ -31,23 +31,23 @@ class NamedEvent(Protocol):
     def type(self) -> str: ...
 
 
-class Awaited(AbstractAsyncContextManager[object], Protocol):
-    """What values come from; `before_waiting` is awaited whenever there is none yet."""
+class ValueSource(AbstractAsyncContextManager[object], Protocol):
+    """The source of a stream's values. It awaits `before_waiting` before it waits for the next value."""
 
     before_waiting: Callable[[], Awaitable[None]]
 
 
 class EventStream(Response):
-    """Each of `values` as an event, then `[DONE]`. An error on the way is the last event, without `[DONE]`.
+    """A streaming response: each of `values` as an event, then `[DONE]`. An error is sent as the last event instead.
 
-    Events that are there at once leave together.
+    Events that are available at the same time are sent together.
 
     Args:
-        reply: left as soon as the client disconnects or all is sent, also if nothing was ever sent.
-        encode: writes a value.
-        encode_error: writes an error for clients of a path.
+        reply: the source of the values; left when the client disconnects or all is sent, even if nothing was sent.
+        encode: encodes a value.
+        encode_error: encodes an error in the format of the path's API.
         done: sent after the last value.
-        keep_alive_s: after so many seconds without an event `comment` is sent, which clients ignore; None: never.
+        keep_alive_s: after this many seconds without an event, send `comment`, which clients ignore; None: never.
     """
 
     media_type = "text/event-stream"
@@ -55,7 +55,7 @@ class EventStream(Response):
     def __init__(
         self,
         values: AsyncGenerator[msgspec.Struct],
-        reply: Awaited,
+        reply: ValueSource,
         *,
         encode: Callable[[Any], bytes] | None = None,
         done: bytes = DONE,
@@ -74,7 +74,7 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
         self._comment = comment
         self._keeping_alive: _KeepAlive | None = None
-        self._events: list[bytes] = []  # that are to be sent
+        self._events: list[bytes] = []  # not sent yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
@@ -105,10 +105,10 @@ class EventStream(Response):
                     self._events.append(self._encode(value))
                     if len(self._events) == MAX_BURST:
                         await self._flush(send_body)
-                        await asyncio.sleep(0)  # other tasks have their turn, and a client that left is noticed
+                        await asyncio.sleep(0)  # lets other tasks run, and notices a disconnected client
             except Exception as error:
                 if isinstance(error, EngineOverloaded) and not has_started:
-                    raise  # the status line says it
+                    raise  # as an HTTP status
                 record.fail(*failure(error, path))
                 last = self._encode_error(error, path)
             finally:
@@ -133,43 +133,43 @@ async def _send(send: Send, body: bytes) -> None:
 class _KeepAlive:
     """Sends a comment whenever a stream has been silent for `after_s` seconds.
 
-    One timer a stream, which looks when the last event was sent: a timer an event costs more, and a task, too.
+    Uses one timer per stream that checks when the last event was sent: a timer per event would cost more.
     """
 
     def __init__(self, comment: Callable[[], Coroutine[Any, Any, None]], after_s: float) -> None:
         self._comment, self._after_s = comment, after_s
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
-        self._timer = self._loop.call_later(after_s, self._look)
+        self._timer = self._loop.call_later(after_s, self._comment_if_silent)
         self._commenting: asyncio.Task[None] | None = None
 
     def sent(self) -> None:
-        """Note that something is sent now."""
+        """Note that an event is sent now."""
         self._sent_at = self._loop.time()
 
     def stop(self) -> None:
-        """Send no comment any more."""
+        """Stop sending comments."""
         self._timer.cancel()
         if self._commenting is not None:
             self._commenting.cancel()
 
-    def _look(self) -> None:
+    def _comment_if_silent(self) -> None:
         left_s = self._after_s - (self._loop.time() - self._sent_at)
         if left_s <= 0 and self._commenting is not None and not self._commenting.done():
-            left_s = self._after_s  # the last one still waits to be sent
+            left_s = self._after_s  # the last comment is not sent yet
         elif left_s <= 0:
             self._commenting = self._loop.create_task(self._comment())
             left_s = self._after_s
-        self._timer = self._loop.call_later(left_s, self._look)
+        self._timer = self._loop.call_later(left_s, self._comment_if_silent)
 
 
 def named_event(value: NamedEvent) -> bytes:
-    """A value with its type as the event's name."""
+    """Encode a value as an event with its type as the name."""
     return b"event: " + value.type.encode() + b"\n" + _event(value)
 
 
 def error_event(error: Exception, path: str) -> bytes:
-    """`error` as the last event of a stream, in the shape that clients of a path know."""
+    """Encode an error as the last event of a stream, in the format of the path's API."""
     event = _event(shaped(error, path)[1])
     return b"event: error\n" + event if is_of_messages(path) else event
 

@@ -1,6 +1,6 @@
-"""Where a server listens, and how uvicorn runs it.
+"""The server's address and TLS files, and its uvicorn configuration and shutdown.
 
-Knows addresses, certificates and how serving ends; not what is served.
+Knows addresses, certificates and how serving ends, not what is served.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .door import local_hosts
 from .http_protocol import HTTPProtocol
 from .listener import BACKLOG, MAX_ACCEPTED, is_local, listen, listen_on_unix_socket
 
-CLOSING_S = 5  # for the last step, and for what clients are told then
+CLOSING_S = 5  # for the last step, and for sending errors to clients
 
 
 @dataclass(frozen=True)
 class TLS:
-    """Files in PEM: a chain of certificates, and the private key unless the first holds it."""
+    """TLS files in PEM: a certificate chain, and the private key unless the first file has it."""
 
     certfile: Path
     keyfile: Path | None
 
     def check(self) -> None:
-        """Raise InvalidParameter if they cannot be used."""
+        """Raise InvalidParameter if the files cannot be used."""
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certfile, self.keyfile)
         except (ssl.SSLError, OSError) as error:
@@ -45,17 +45,17 @@ class TLS:
 
 @dataclass(frozen=True)
 class Address:
-    """A host and a port, 0 for any that is free; or a Unix socket in place of both."""
+    """The address to listen on: a host and a port, 0 for any free one, or a Unix socket instead."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     unix_socket: Path | None = None
 
     def listen(self) -> socket.socket:
-        """Listen there.
+        """Return a socket that listens on the address.
 
         Raises:
-            InvalidParameter: it is in use, or cannot be listened on.
+            InvalidParameter: the address is in use, or listening on it failed.
         """
         try:
             if self.unix_socket is not None:
@@ -65,22 +65,22 @@ class Address:
             where = self.unix_socket or f"{self.host} port {self.port}"
             if error.errno == errno.EADDRINUSE and self.unix_socket is None:
                 raise InvalidParameter(
-                    f"port {self.port} of {self.host} is in use by another process; stop that one, or choose another "
+                    f"port {self.port} of {self.host} is in use by another process; stop it, or choose another "
                     "--port, such as 0 for any free one"
                 ) from error
-            raise InvalidParameter(f"cannot listen on {where}: {error.strerror or error}; choose another") from error
+            raise InvalidParameter(
+                f"cannot listen on {where}: {error.strerror or error}; choose another address"
+            ) from error
 
     def url(self, listener: socket.socket, tls: TLS | None) -> str:
-        """Return where clients reach what listens there, without a path."""
+        """Return the URL at which clients reach a listening socket, without a path."""
         if self.unix_socket is not None:
             return f"unix:{self.unix_socket}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if tls is None else 'https'}://{host}:{listener.getsockname()[1]}"
 
     def decided(self, listener: socket.socket, options: ServerOptions) -> ServerOptions:
-        """Return the options with what depends on who can connect: the names that requests may be sent to, and whether
-        cached text is told.
-        """
+        """Return the options with defaults for who can connect: allowed hosts, and whether to show cached text."""
         is_open = is_local(listener) and not options.api_keys
         hosts = local_hosts(self.host) if is_open else ()
         if options.hosts:
@@ -96,9 +96,7 @@ def uvicorn_config(
     *,
     has_lifespan: bool = False,
 ) -> uvicorn.Config:
-    """Return how uvicorn serves an application. What connects to a Unix socket is a proxy, and tells the client's
-    address.
-    """
+    """Return uvicorn's configuration for an application. On a Unix socket, a proxy's header has the client address."""
     return uvicorn.Config(
         app,
         log_config=logging,
@@ -119,19 +117,19 @@ def server(
     *,
     began: Callable[[asyncio.AbstractEventLoop], object] = lambda loop: None,
 ) -> uvicorn.Server:
-    """Return a server that gives running replies `grace_s` to end when it is told to stop, and then closes the engine.
+    """Return a server that on shutdown gives running replies `grace_s` seconds to end, then closes the engine.
 
-    Clients get an error in OpenAI's shape then. uvicorn alone would cancel the tasks, and clients would get an
+    Clients then get an error in their API's format. uvicorn alone would cancel the tasks, and clients would get an
     "Internal Server Error" or a stream that breaks off.
 
     Args:
-        began: called on the event loop, with it, once requests are answered.
+        began: called on the event loop, with the loop, once requests are accepted.
     """
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            for each in sockets or ():  # asyncio accepts as many in a row as it lets wait, and is to accept fewer
+            for each in sockets or ():  # asyncio uses one number for the backlog and for connections accepted in a row
                 each.listen(BACKLOG)
             began(asyncio.get_running_loop())
 

@@ -1,1 +1,1 @@
-"""Requests that are not as documented, read as what they can only mean."""
+"""Leniency for malformed requests: undocumented forms that can only mean one thing are converted."""

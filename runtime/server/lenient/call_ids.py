@@ -1,4 +1,4 @@
-"""Ids of calls where some have none: results belong to calls by their order.
+"""Add missing ids to tool calls and their results, which are paired by their order.
 
 Knows JSON, not what is done with it.
 """
@@ -14,20 +14,20 @@ from .json_values import Object, each
 
 @dataclass
 class _Pairs:
-    """Gives calls ids that have none, and their results the ids of the calls that they follow, in their order."""
+    """Pairs of calls and results. A result without an id gets that of the first call without a result."""
 
     num_calls: int = 0
-    waiting: deque[str] = field(default_factory=deque)  # calls; those that `answered` counts are passed over
+    waiting: deque[str] = field(default_factory=deque)  # ids of calls; those counted by `answered` are skipped
     unanswered: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)
 
     def clear(self) -> None:
-        """Wait for no results of the calls so far."""
+        """Forget the calls so far."""
         for part in (self.waiting, self.unanswered, self.answered):
             part.clear()
 
     def call(self, call_id: Any) -> str:
-        """The id of a call."""
+        """Register a call, and return its id or a new one."""
         self.num_calls += 1
         known = call_id if isinstance(call_id, str) else f"call_{self.num_calls}"
         self.waiting.append(known)
@@ -35,7 +35,7 @@ class _Pairs:
         return known
 
     def result(self, call_id: Any) -> str:
-        """The id of the call that a result belongs to."""
+        """Return the id of the call that a result belongs to."""
         if isinstance(call_id, str):
             if self.unanswered[call_id]:
                 self.unanswered[call_id] -= 1
@@ -51,7 +51,7 @@ class _Pairs:
 
 
 def chat_ids(value: Any, body: Object) -> Any:
-    """Messages whose calls and results have ids."""
+    """Add missing ids in the messages of a chat."""
     pairs = _Pairs()
 
     def read(message: Any) -> Any:
@@ -72,6 +72,7 @@ def chat_ids(value: Any, body: Object) -> Any:
 
 
 def response_ids(value: Any, body: Object) -> Any:
+    """Add missing ids in the input items of a response."""
     pairs = _Pairs()
 
     def read(item: Any) -> Any:
@@ -86,6 +87,7 @@ def response_ids(value: Any, body: Object) -> Any:
 
 
 def message_ids(value: Any, body: Object) -> Any:
+    """Add missing ids in the messages of Anthropic's API."""
     pairs = _Pairs()
 
     def read_block(block: Any) -> Any:
@@ -102,5 +104,5 @@ def message_ids(value: Any, body: Object) -> Any:
 
 
 def _with(parent: Object, name: str, value: Any) -> Object:
-    """The object with this value; itself where it has it."""
+    """Return the object with this value; the object itself if it has it already."""
     return parent if parent.get(name) is value else {**parent, name: value}

@@ -1,7 +1,7 @@
-"""Calls of tools and their results in the shape of another API, as messages of the one that was asked.
+"""Convert tool calls and results in the format of another API to that of the endpoint.
 
-A client that changes its API in the middle of a conversation, or joins several libraries, sends both shapes. What is
-foreign is first made a message of Chat Completions, then what the endpoint takes. Knows JSON, not what is done with it.
+A client that changes APIs in the middle of a conversation, or combines several libraries, sends both formats. Foreign
+messages are first converted to those of Chat Completions, then to the endpoint's. Knows JSON, not what is done with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLOCKS: Final = frozenset(("tool_use", "tool_result", "thinking", "redacted_thi
 
 
 def for_chat(messages: Any) -> Any:
-    """The messages of a chat, with Anthropic's blocks and the items of Responses as calls and results.
+    """Convert Anthropic's blocks and the items of Responses among the messages of a chat.
 
     >>> for_chat([{"type": "function_call", "call_id": "x", "name": "now", "arguments": "{}"}])[0]["tool_calls"]
     [{'id': 'x', 'type': 'function', 'function': {'name': 'now', 'arguments': '{}'}}]
@@ -26,12 +26,12 @@ def for_chat(messages: Any) -> Any:
 
 
 def for_responses(items: Any) -> Any:
-    """The items of a Responses input, with calls and results of chats and of Anthropic's blocks as items."""
+    """Convert messages of chats and Anthropic's blocks among the items of a Responses input."""
     return _each(items, lambda item: _all(_of_blocks(item) or _of_chat(item), _as_items))
 
 
 def for_messages(messages: Any) -> Any:
-    """Anthropic's messages, with calls and results of chats and of Responses as blocks."""
+    """Convert messages of chats and items of Responses among Anthropic's messages."""
     return _each(messages, lambda message: _all(_of_item(message) or _of_chat(message), _as_blocks), "content")
 
 
@@ -40,39 +40,40 @@ def _each(
     read: Callable[[Message], list[Message] | None],
     joined: str = "",
 ) -> Any:
-    """A list with what `read` makes of its entries; itself if that is nothing of any, or if it is too long.
+    """Replace the entries of a list that `read` converts. Returns the same list if there are none, or it is too long.
 
     Args:
-        joined: the field of a reply that goes on with that of a reply which was made of the entry behind it.
+        read: returns the messages that replace an entry, or None to keep it.
+        joined: a list field of assistant messages; converted messages that follow another are merged into it.
     """
     if not isinstance(value, list) or len(value) > MAX_MESSAGES:
         return value
-    told, is_changed, is_ours = list[Any](), False, False
+    messages, is_changed, is_ours = list[Any](), False, False
     for entry in value:
         found = read(entry) if isinstance(entry, dict) else None
         is_changed |= found is not None
         for each in [entry] if found is None else found:
-            last: Any = told[-1] if told else None
-            if found is None or not joined or not _goes_on(last, each, joined):
-                told.append(each)
+            last: Any = messages[-1] if messages else None
+            if found is None or not joined or not _continues(last, each, joined):
+                messages.append(each)
                 is_ours = found is not None
                 continue
-            if not is_ours or not isinstance(last.get(joined), list):  # it is the client's
-                told[-1], is_ours = _opened(last, joined), True
-            told[-1][joined].extend(each[joined])
-    return told if is_changed else value
+            if not is_ours or not isinstance(last.get(joined), list):  # the client's own: must not be changed
+                messages[-1], is_ours = _with_list(last, joined), True
+            messages[-1][joined].extend(each[joined])
+    return messages if is_changed else value
 
 
-def _goes_on(last: Any, reply: Message, name: str) -> bool:
-    """Whether a reply can be a part of what comes before it: calls behind words, or blocks behind others."""
+def _continues(last: Any, reply: Message, name: str) -> bool:
+    """Return whether an assistant message can be merged into the one before it: calls after text, or more blocks."""
     if not isinstance(last, dict) or not last.get("role") == reply.get("role") == "assistant":
         return False
     has_more = name == "tool_calls" and bool(reply.get("content"))
     return bool(reply.get(name)) and not has_more and isinstance(last.get(name), list | str | None)
 
 
-def _opened(reply: Message, name: str) -> Message:
-    """A reply with a list of its own."""
+def _with_list(reply: Message, name: str) -> Message:
+    """Return a copy of an assistant message whose field is a list of its own."""
     said = reply.get(name) or []
     return {**reply, name: [{"type": "text", "text": said}] if isinstance(said, str) else list(said)}
 
@@ -81,7 +82,7 @@ def _all(messages: list[Message] | None, read: Callable[[Message], list[Message]
     return None if messages is None else [each for message in messages for each in read(message)]
 
 
-# To messages of a chat; None: it is not foreign.
+# From other APIs to messages of a chat. Each returns None if the message is not foreign.
 
 
 def _of_item(item: Message) -> list[Message] | None:
@@ -101,46 +102,46 @@ def _of_blocks(message: Message) -> list[Message] | None:
         return None
     if not any(isinstance(each, dict) and each.get("type") in _BLOCKS for each in content):
         return None
-    return _said(message, content) if message["role"] == "assistant" else _results(message, content)
+    return _assistant(message, content) if message["role"] == "assistant" else _results(message, content)
 
 
-def _said(message: Message, blocks: list[Any]) -> list[Message]:
-    """What the assistant thought, said and called."""
-    thoughts, words, calls = list[str](), list[Any](), list[Any]()
+def _assistant(message: Message, blocks: list[Any]) -> list[Message]:
+    """Convert Anthropic's blocks of an assistant message: reasoning, text and tool calls."""
+    reasoning, texts, calls = list[str](), list[Any](), list[Any]()
     for block in blocks:
         match block.get("type") if isinstance(block, dict) else None:
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": block.get("input") or {}}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "thinking":
-                thoughts.append(str(block.get("thinking") or ""))
+                reasoning.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
                 pass
             case _:
-                words.append(block)
-    said = {**message, "content": words or ""}
-    if any(thoughts):
-        said["reasoning_content"] = "".join(thoughts)
-    return [{**said, "tool_calls": calls} if calls else said]
+                texts.append(block)
+    reply = {**message, "content": texts or ""}
+    if any(reasoning):
+        reply["reasoning_content"] = "".join(reasoning)
+    return [{**reply, "tool_calls": calls} if calls else reply]
 
 
 def _results(message: Message, blocks: list[Any]) -> list[Message]:
-    """Results of calls and the user's words, each where it stands."""
-    told, words = list[Message](), list[Any]()
+    """Convert Anthropic's blocks of a user message: tool results and texts, in their order."""
+    messages, texts = list[Message](), list[Any]()
     for block in [*blocks, None]:
         is_result = isinstance(block, dict) and block.get("type") == "tool_result"
-        if words and (is_result or block is None):
-            told.append({**message, "content": words})
-            words = []
+        if texts and (is_result or block is None):
+            messages.append({**message, "content": texts})
+            texts = []
         if is_result:
-            told.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)})
+            messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block)})
         elif block is not None:
-            words.append(block)
-    return told
+            texts.append(block)
+    return messages
 
 
 def _result(block: Message) -> Any:
-    """What a call brought; a model is told of an error in words."""
+    """Return the content of a tool result. An error is marked in the text, for the model to read."""
     content = block.get("content")
     if not block.get("is_error"):
         return content
@@ -150,7 +151,7 @@ def _result(block: Message) -> Any:
 
 
 def _of_chat(message: Message) -> list[Message] | None:
-    """One that has calls or a result, as before there were tools as well."""
+    """Return a chat message with tool calls or a result; converts the older `function_call`. None for others."""
     match message.get("role"):
         case "tool":
             return [message]
@@ -163,7 +164,7 @@ def _of_chat(message: Message) -> list[Message] | None:
     return None
 
 
-# From messages of a chat.
+# From messages of a chat to other APIs.
 
 
 def _as_items(message: Message) -> list[Message]:
@@ -177,8 +178,8 @@ def _as_items(message: Message) -> list[Message]:
         ]
     items = list[Message]()
     if message.get("reasoning_content"):
-        thought = {"type": "reasoning_text", "text": message["reasoning_content"]}
-        items.append({"type": "reasoning", "content": [thought]})
+        reasoning = {"type": "reasoning_text", "text": message["reasoning_content"]}
+        items.append({"type": "reasoning", "content": [reasoning]})
     if message.get("content"):
         items.append({"role": message.get("role"), "content": message["content"]})
     return [*items, *({"type": "function_call", **_named(call, "call_id", "arguments")} for call in _calls(message))]
@@ -207,7 +208,7 @@ def _calls(message: Message) -> list[Message]:
 
 
 def _named(call: Message, id_name: str, arguments_name: str) -> Message:
-    """A call by the names that an API has; what it does not have is left out."""
+    """Return the id, name and arguments of a call under an API's names for them."""
     function = call.get("function")
     function = function if isinstance(function, dict) else call
     arguments = function.get("arguments")

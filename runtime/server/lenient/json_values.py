@@ -1,4 +1,4 @@
-"""What readers of lenient shapes have in common: values of JSON, and one that is not there."""
+"""Types and functions shared by the conversions of malformed requests."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MISSING: Final = object()
-"""In place of a value that is not there, and of one that is to be left out."""
+"""Stands for a missing value, and as a result for one to remove."""
 
 Object = dict[str, Any]
 Read = Callable[[Any, Object], Any]
-"""Returns what a value of an object means, which may be the value itself."""
+"""Converts a value, given the object around it; returns the same value if there is nothing to convert."""
 
 
 def each(value: Any, read: Callable[[Any], Any]) -> Any:
-    """A list with what `read` makes of its entries; itself if that is nothing new."""
+    """Convert the entries of a list with `read`. Returns the same list if no entry changes."""
     if not isinstance(value, list):
         return value
     new = [read(entry) for entry in value]

@@ -1,9 +1,9 @@
-"""Shapes that clients send in place of what an endpoint documents, where they can only mean one thing.
+"""The table of malformed requests that can only mean one thing, by endpoint, and their conversion.
 
-A conversation is sent again with every request: to refuse one of its messages would end it. So what is in this table is
-read as what it means, and its path is listed with the fields that are ignored. It is looked at only where a body is not
-as documented, and a strict server refuses it. `docs/agents.md` has the table, and that of `values.py`. Knows JSON, not
-what is done with it.
+Clients send a conversation again with every request, so refusing one of its messages would end it. Forms in this table
+are converted instead, and their path is listed with the ignored fields. The table is used only if a body does not match
+its type, and a strict server refuses such bodies. `docs/agents.md` has this table and that of `values.py`. Knows JSON,
+not what is done with it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .values import relax_values
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape that is read.
+    """One malformed form and its conversion.
 
     Args:
-        path: where it stands; arrays have no part in it.
-        sent: what clients send there.
-        meaning: what it is read as.
+        path: names of the fields that lead to it; arrays are passed through.
+        sent: description of what clients send there.
+        meaning: description of what it is converted to.
+        read: converts a value.
     """
 
     path: str
@@ -38,7 +39,7 @@ class Shape:
 
 
 def relax(body: Any, shapes: Sequence[Shape]) -> set[str]:
-    """Replace such shapes in a body, and return the paths of those that were there.
+    """Convert malformed forms in a body in place, and return the paths of those that occurred.
 
     >>> body = {"tool_choice": "any"}
     >>> relax(body, CHAT), body
@@ -60,10 +61,11 @@ def relax(body: Any, shapes: Sequence[Shape]) -> set[str]:
 
 
 def relaxing(shapes: Sequence[Shape], type: type[msgspec.Struct], *then: LeaveOut) -> LeaveOut:
-    """What `decode_body` does with a body that is not as documented: it reads these shapes, and goes on.
+    """Return the `leave_out` of `decode_body` that converts these forms, and malformed values of any field.
 
     Args:
-        type: what the body is decoded as, which says what each field takes.
+        type: the type of the body, which has the type of each field.
+        then: applied afterwards.
     """
 
     def leave_out(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
@@ -76,7 +78,7 @@ def relaxing(shapes: Sequence[Shape], type: type[msgspec.Struct], *then: LeaveOu
 
 
 def _objects(value: Any, path: Sequence[str]) -> Iterator[Object]:
-    """The objects at a path, through arrays."""
+    """Yield the objects at a path, also within arrays."""
     if isinstance(value, list):
         for each in value:
             yield from _objects(each, path)
@@ -175,7 +177,7 @@ MESSAGES: Final = (
     Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
     Shape("messages.content.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("messages.content.text", *_NO_TEXT, contents.no_text),
-    Shape("messages.content.thinking", "null, or no reasoning", '`""`', contents.no_thought),
+    Shape("messages.content.thinking", "null, or no reasoning", '`""`', contents.no_reasoning),
     Shape("messages.content.content.text", *_NO_TEXT, contents.no_text),
     Shape("system", "one block without a list, or texts in one", "blocks of text", contents.system_blocks),
     Shape("system.type", *_PART_TYPE, contents.part_type("text")),

@@ -1,4 +1,4 @@
-"""Tools, their calls and the choice of one, in the shape of any API. Knows JSON, not what is done with it."""
+"""Convert tools, tool calls and tool choices from the format of any API. Knows JSON, not what is done with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOOL: Final = ("name", "description", "parameters", "strict")
 
 
 def calls(value: Any, message: Object) -> Any:
-    """Calls whose function stands in them without a name of its own."""
+    """Convert tool calls that have `name` and `arguments` themselves instead of in `function`."""
     if not isinstance(value, list):
         return value
     nested = [_nested(each, ("name", "arguments")) for each in value]
@@ -19,7 +19,7 @@ def calls(value: Any, message: Object) -> Any:
 
 
 def _nested(value: Any, names: Sequence[str]) -> Any:
-    """`{"function": {"name": ...}}` for what has the name itself."""
+    """Move the named fields of an object into `function`, if it has a name and no function."""
     if not isinstance(value, dict) or "function" in value or not isinstance(value.get("name"), str):
         return value
     function = {name: value[name] for name in names if name in value}
@@ -31,11 +31,12 @@ def _nested(value: Any, names: Sequence[str]) -> Any:
 
 
 def chat_tools(value: Any, body: Object) -> Any:
+    """Convert tools of other APIs to those of Chat Completions."""
     return each(value, lambda tool: _nested(_with_parameters(tool), _TOOL) if _kind(tool) else tool)
 
 
 def flat_tool(tool: Any) -> Any:
-    """A tool as Responses and Anthropic have it, by OpenAI's names: what stands in `function` stands beside it."""
+    """Convert a tool to a flat object with OpenAI's names: the fields of `function` move up into the tool."""
     tool = _with_parameters(tool)
     if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
         return tool
@@ -58,6 +59,8 @@ def _with_parameters(tool: Any) -> Any:
 
 
 def response_tools(value: Any, body: Object) -> Any:
+    """Convert tools of other APIs to those of Responses."""
+
     def read(tool: Any) -> Any:
         flat = flat_tool(tool) if _kind(tool) else tool
         has_type = not isinstance(flat, dict) or flat.get("type") or not isinstance(flat.get("name"), str)
@@ -67,6 +70,8 @@ def response_tools(value: Any, body: Object) -> Any:
 
 
 def message_tools(value: Any, body: Object) -> Any:
+    """Convert tools of other APIs to Anthropic's."""
+
     def read(tool: Any) -> Any:
         if isinstance(tool, dict) and "input_schema" in tool:
             return tool
@@ -81,21 +86,23 @@ def message_tools(value: Any, body: Object) -> Any:
 
 
 def one_tool(value: Any, body: Object) -> Any:
+    """Convert a single tool to a list of it."""
     return [value] if isinstance(value, dict) and value else value
 
 
 def no_parameters(value: Any, tool: Object) -> Any:
-    """The schema of a tool without arguments. A tool of another type has none of its own."""
+    """Convert an empty schema to that of a tool without arguments, except for the server tools of other APIs."""
     is_own = tool.get("type") in (None, "", "custom", "function") and "function" not in tool
     return {"type": "object", "properties": {}} if is_own and value in (None, "", []) else value
 
 
 def no_choice(value: Any, body: Object) -> Any:
+    """Remove an empty tool choice."""
     return MISSING if value in ("", {}) else value
 
 
 def choice_of(value: Any) -> Any:
-    """`auto`, `none`, `required`, or the name of a tool in a list; None if a choice of a tool is anything else.
+    """Return any API's tool choice as `auto`, `none`, `required` or a list with the tool's name; None if invalid.
 
     >>> choice_of({"type": "any"}), choice_of({"type": "tool", "name": "now"}), choice_of({"type": "x"})
     ('required', ['now'], None)
@@ -117,6 +124,7 @@ def choice_of(value: Any) -> Any:
 
 
 def chat_choice(value: Any, body: Object) -> Any:
+    """Convert a tool choice of any API to that of Chat Completions."""
     if isinstance(value, dict) and value.get("type") == "allowed_tools" and "allowed_tools" not in value:
         return {
             "type": "allowed_tools",
@@ -126,6 +134,8 @@ def chat_choice(value: Any, body: Object) -> Any:
 
 
 def message_choice(value: Any, body: Object) -> Any:
+    """Convert a tool choice of any API to Anthropic's."""
+
     def named(name: str) -> Object:
         return {**_parallel(value), "type": "tool", "name": name}
 
@@ -142,6 +152,7 @@ def _parallel(value: Any) -> Object:
 
 
 def response_choice(value: Any, body: Object) -> Any:
+    """Convert a tool choice of any API to that of Responses."""
     return _chosen(value, lambda name: {"type": "function", "name": name})
 
 

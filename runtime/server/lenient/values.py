@@ -1,8 +1,8 @@
-"""Values that clients send in place of what a field takes, where they can only mean one thing, whatever the field is.
+"""Convert values of the wrong type that can only mean one thing, in any field.
 
-A form writes numbers as texts, a language with one kind of container writes an empty object as a list, and a client
-that fills in every field sends empty ones. Which field takes what is read from the request's type. Looked at only where
-a body is not as documented. Knows types of msgspec and values of JSON, not what any field means.
+A form sends numbers as texts, a language with one kind of container sends an empty object as a list, and a client that
+fills in every field sends empty ones. The request's type says what each field accepts. Used only if a body does not
+match its type. Knows types of msgspec and values of JSON, not what any field means.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..field_policy import asks_for_nothing
 from .json_values import MISSING
 
 Kind = Literal["null", "text", "word", "number", "integer", "switch", "list", "object", "empty object"]
-"""What a field may take. A word is one of some texts."""
+"""Kinds of values that a field may accept. A word is one of a few fixed texts."""
 
-_NEVER_CHANGED: Final = ("cache_salt", "prompt_cache_key")  # who shares a cache is not to be guessed
+_NEVER_CHANGED: Final = ("cache_salt", "prompt_cache_key")  # a wrong conversion could share a cache
 
 _INTEGER: Final = re.compile(r"\s*[-+]?\d{1,20}\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"\s*[-+]?(\d{1,20}\.?\d{0,40}|\.\d{1,40})([eE][-+]?\d{1,3})?\s*", re.ASCII)
@@ -32,13 +32,13 @@ _SWITCHES: Final = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class Taken:
-    """What a field takes.
+    """The values that a field accepts.
 
     Args:
-        kinds: of values; none: any.
-        is_required: whether it cannot be left out.
-        items: what the entries of its lists are; None: it has no lists.
-        objects: the fields of its objects, by the tag of these, which `tag_field` has; None: they have none.
+        kinds: the accepted kinds; empty if any.
+        is_required: the field cannot be left out.
+        items: the accepted entries of its lists; None if it accepts no lists.
+        objects: the fields of its objects, by the value of `tag_field`; the key None for untagged objects.
     """
 
     kinds: frozenset[Kind]
@@ -50,12 +50,13 @@ class Taken:
 
 @dataclass(frozen=True)
 class ReadValue:
-    """A kind of value that is read as what it means.
+    """One kind of wrong value and its conversion.
 
     Args:
-        sent: what clients send.
-        meaning: what it is read as.
-        read: returns what a value means, which may be the value itself, or `MISSING`. It is no value that is taken.
+        sent: description of what clients send.
+        meaning: description of what it is converted to.
+        read: converts a value that the field does not accept; returns the same value if it cannot, `MISSING` to remove
+            the field.
     """
 
     sent: str
@@ -64,7 +65,7 @@ class ReadValue:
 
 
 def relax_values(body: Any, type: type[msgspec.Struct]) -> set[str]:
-    """Replace such values in the body of a request, and return the paths of those that were there.
+    """Convert wrong values in a request's body in place, and return the paths of those that occurred.
 
     >>> from radixlm.runtime.server.openai.requests import CompletionRequest
     >>> body = {"prompt": "a", "max_tokens": "5", "stream": "False", "tools": "", "stop": {}}
@@ -85,19 +86,19 @@ def _relax(value: Any, taken: Taken, path: str, found: set[str]) -> None:
     tag = None if taken.tag_field is None else value.get(taken.tag_field)
     fields = taken.objects.get(tag if isinstance(tag, str) else None, {})
     for name in [name for name in value if name in fields and name not in _NEVER_CHANGED]:
-        place = f"{path}.{name}" if path else name
+        name_with_path = f"{path}.{name}" if path else name
         meant = _meant(value[name], fields[name])
         if meant is not value[name]:
-            found.add(place)
+            found.add(name_with_path)
             value[name] = meant
         if meant is MISSING:
             del value[name]
         else:
-            _relax(meant, fields[name], place, found)
+            _relax(meant, fields[name], name_with_path, found)
 
 
 def _meant(value: Any, taken: Taken) -> Any:
-    """What a value means, by the first of the kinds that says so."""
+    """Convert a value by the first conversion that applies; the same value if none does."""
     if not taken.kinds or _kinds_of(value) & taken.kinds:
         return _without_nulls(value, taken)
     for each in VALUES:
@@ -125,7 +126,7 @@ def _kinds_of(value: Any) -> set[Kind]:
 
 
 def _nothing(value: Any, taken: Taken) -> Any:
-    """Nothing, in a field that may be left out. Of a number, false might be 0 as well."""
+    """Remove an empty value from an optional field. False is kept for numbers, because it might mean 0."""
     is_zero = value is False and taken.kinds & {"number", "integer"}
     return MISSING if asks_for_nothing(value) and not taken.is_required and not is_zero else value
 
@@ -149,7 +150,7 @@ def _switch(value: Any, taken: Taken) -> Any:
 
 
 def _digits(value: Any, taken: Taken) -> Any:
-    """Of a field for one text: where several may be, a number might be the id of a token."""
+    """Convert a number to text in a field for one text. In a field for several, it might be a token id."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return json.dumps(value) if is_number and "text" in taken.kinds and "list" not in taken.kinds else value
 
@@ -174,10 +175,10 @@ VALUES: Final = (
     ReadValue("one entry in place of a list", "a list of it", _one),
     ReadValue("null among the entries of a list", "the others", _without_nulls),
 )
-"""For all fields of all endpoints."""
+"""Conversions for all fields of all endpoints."""
 
 
-@cache  # to ask msgspec takes 30 ms
+@cache  # inspecting a type takes 30 ms
 def _taken_by(type: Any) -> Taken:
     return _taken(inspect.type_info(type), is_required=True)
 
@@ -216,7 +217,7 @@ def _taken(type: inspect.Type, *, is_required: bool) -> Taken:
 
 
 def _members(type: inspect.Type) -> list[inspect.Type]:
-    """The types that a type is one of."""
+    """Return the members of a union type; a list of the type itself if it is not a union."""
     while isinstance(type, inspect.Metadata):
         type = type.type
     return [type] if not isinstance(type, inspect.UnionType) else [one for each in type.types for one in _members(each)]

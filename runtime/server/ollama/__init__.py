@@ -1,1 +1,1 @@
-"""Ollama's endpoints: what clients send, what they get."""
+"""Ollama's API: its endpoints, requests and replies."""

@@ -1,6 +1,6 @@
-"""Which models there are, in Ollama's words, and what the server does not do with them.
+"""Ollama's endpoints about models: listing and describing them, and refusing to fetch or delete them.
 
-Knows models and shapes, not how a reply is made.
+Knows models and formats, not how a reply is made.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .replies import (
 from .requests import NamedModel, ReplyRequest
 
 API_VERSION = "0.13.0"
-"""The version of Ollama whose API this server speaks: clients refuse servers that are too old for them."""
+"""The version of Ollama whose API this server implements. Clients refuse servers that are too old."""
 
 MAX_BODY_BYTES = 1 << 16
 _NEVER = "9999-12-31T23:59:59Z"
 _FORMATS = {"gguf": "gguf", "huggingface": "safetensors", "mlc": "mlc"}
-_OPTIONS = {"repetition_penalty": "repeat_penalty"}  # by their names here
+_OPTIONS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names of sampling parameters
 
 
 async def list_tags(models: Models, request: Request) -> Response:
-    """`GET /api/tags`: the models that can be asked."""
+    """`GET /api/tags`: list the models."""
     found = [_model(served, name, modified_at=timestamp(served.created)) for served, name in _named(models)]
     return json_response(OllamaModelList(found))
 
 
 async def list_loaded(models: Models, request: Request) -> Response:
-    """`GET /api/ps`: the models that are loaded."""
+    """`GET /api/ps`: list the loaded models."""
     found = [
         _model(served, name, expires_at=_NEVER, size_vram=0, context_length=served.engine.context_length)
         for served, name in _named(models)
@@ -58,12 +58,12 @@ async def list_loaded(models: Models, request: Request) -> Response:
 
 
 async def tell_version(models: Models, request: Request) -> Response:
-    """`GET /api/version`."""
+    """`GET /api/version`: return the version of Ollama's API, and radixlm's own."""
     return json_response(OllamaVersionReply(API_VERSION, VERSION))
 
 
 async def show(served: Served, request: Request, asked: NamedModel) -> Response:
-    """`POST /api/show`: what a model is, and what it can do."""
+    """`POST /api/show`: describe a model and its capabilities."""
     engine = served.engine
     template = engine.prompts.chat_template
     params = msgspec.structs.asdict(engine.default_params.defaults)
@@ -76,7 +76,7 @@ async def show(served: Served, request: Request, asked: NamedModel) -> Response:
             template=source,
             details=_details(engine.manifest),
             model_info=_model_info(engine.manifest, engine.context_length),
-            capabilities=await asyncio.to_thread(capabilities, served),  # the first time it renders the template
+            capabilities=await asyncio.to_thread(capabilities, served),  # the first call renders the template
             modified_at=timestamp(served.created),
         )
     )
@@ -86,28 +86,28 @@ SHOW = ModelEndpoint(NamedModel, lambda served, request, body: body, show, max_b
 
 
 async def pull(models: Models, request: Request) -> Response:
-    """`POST /api/pull`: nothing is to be done for a model that is served; others are not fetched.
+    """`POST /api/pull`: report success for a model that is served; others are not downloaded.
 
     Raises:
-        HTTPError: 403, there is no such model here.
+        HTTPError: 403 if there is no such model.
     """
     asked = decode_json(await read_json(request, max_bytes=MAX_BODY_BYTES), NamedModel)
     try:
         models.named(asked.model)
     except HTTPError as error:
-        message = f"this server fetches no models: its operator runs radixlm pull; {error}"
+        message = f"this server does not download models; run radixlm pull on its machine; {error}"
         raise HTTPError(403, message, code="pull_not_allowed") from error
     done = json_response(StatusReply("success"))
     return done if asked.stream is False else Response(bytes(done.body) + b"\n", media_type=MEDIA_TYPE)
 
 
 async def delete(models: Models, request: Request) -> Response:
-    """`DELETE /api/delete`: 403."""
-    raise HTTPError(403, "this server deletes no models: its operator runs radixlm rm", code="delete_not_allowed")
+    """`DELETE /api/delete`: refuse with 403."""
+    raise HTTPError(403, "this server does not delete models; run radixlm rm on its machine", code="delete_not_allowed")
 
 
 def capabilities(served: Served) -> list[str]:
-    """Return what a model can do, in Ollama's words."""
+    """Return a model's capabilities by Ollama's names."""
     prompts = served.engine.prompts
     if served.engine.manifest.embedding is not None:
         return ["embedding"]
@@ -120,10 +120,10 @@ def capabilities(served: Served) -> list[str]:
 
 
 def require_thinking(served: Served, body: ReplyRequest) -> None:
-    """Raise HTTPError, 400, if a request asks for thinking and the model does not think."""
+    """Raise HTTPError 400 if a request asks for thinking, and the model does not support it."""
     if body.think and "thinking" not in capabilities(served):
         name = served.called(body.model)
-        raise HTTPError(400, f"{name!r:.200} does not support thinking; leave think out", param="think")
+        raise HTTPError(400, f"{name!r:.200} does not support thinking; remove think", param="think")
 
 
 def _named(models: Models) -> list[tuple[Served, str]]:
@@ -152,7 +152,7 @@ def _details(manifest: Manifest) -> ModelDetails:
 
 
 def _model_info(manifest: Manifest, context_length: int) -> Mapping[str, Any]:
-    """Return figures by the names that a GGUF file has for them."""
+    """Return a model's dimensions by their names in GGUF files."""
     model, family = manifest.model, manifest.model.architecture
     info: dict[str, Any] = {
         "general.architecture": family,
@@ -170,7 +170,7 @@ def _model_info(manifest: Manifest, context_length: int) -> Mapping[str, Any]:
 
 
 def _num_parameters(manifest: Manifest) -> int | None:
-    """Return how many numbers the matrices have; None where only those that a token reads are known."""
+    """Return the number of parameters; None if only the number read per token is known."""
     model, read = manifest.model, manifest.quantization.token_weights
     if read is None or not _is_dense(model):
         return None
@@ -182,7 +182,7 @@ def _is_dense(model: ModelConfig) -> bool:
 
 
 def rounded(number: int) -> str:
-    """Return a number of parameters as the names of models have it.
+    """Return a number of parameters in short form.
 
     >>> rounded(134_515_008), rounded(1_720_574_976), rounded(32_000_000_000)
     ('134.52M', '1.7B', '32.0B')

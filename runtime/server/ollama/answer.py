@@ -1,6 +1,6 @@
-"""One reply in Ollama's shapes, whole or as lines of JSON while it is made.
+"""One reply in Ollama's format, whole or streamed as lines of JSON.
 
-Both endpoints of replies make it; each says what its lines look like. Knows replies, not what was asked.
+Both endpoints that generate use it, each with its own type of line. Knows replies, not requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEDIA_TYPE = "application/x-ndjson"
 
 
 class MakeLine(Protocol):
-    """Makes a reply of what is said, with other fields of `OllamaReply`."""
+    """Makes a reply or line from text, reasoning and tool calls, with further fields of `OllamaReply`."""
 
     def __call__(
         self, content: str = "", thinking: str = "", calls: Sequence[CallReply] = (), **fields: Any
@@ -39,12 +39,12 @@ class MakeLine(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """One reply while it is made.
+    """The response to one request, whole or as lines.
 
     Args:
-        name: of the model, as it was asked for.
-        events: makes the events of the reply.
-        truncation: what was left out of the history; unset: the request does not allow that.
+        name: the model's name in the request.
+        events: converts the engine's deltas into events.
+        truncation: the dropped messages; unset if the request does not truncate.
     """
 
     served: Served
@@ -55,7 +55,7 @@ class Answer:
     truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET
 
     async def respond(self, request: Request, *, streams: bool) -> Response:
-        """Answer the request, with the reply or with a stream of it."""
+        """Return the response to the request, whole or as a stream."""
         if streams:
             return EventStream(
                 self.lines(),
@@ -64,7 +64,7 @@ class Answer:
                 encode_error=_error_line,
                 done=b"",
                 keep_alive_s=self.served.options.keep_alive_s,
-                comment=_line(self._line()),  # an empty line of text is no JSON
+                comment=_line(self._line()),  # a comment must be JSON, too
                 media_type=MEDIA_TYPE,
             )
         async with self.choices:
@@ -85,7 +85,7 @@ class Answer:
         return whole
 
     async def lines(self) -> AsyncGenerator[OllamaReply]:
-        """Yield the reply as it comes, each call whole, and at its end the figures."""
+        """Yield the reply as it is generated, each tool call in one piece, and at the end the counts and times."""
         async for _, delta in self.choices:
             if delta.progress is not None:
                 yield self._line(prompt_progress=PromptProgressReply.of(delta.progress))
@@ -110,7 +110,7 @@ class Answer:
                 yield self._line(calls=[call])
 
     def _call(self, part: ReplyPart) -> CallReply | None:
-        """Return a part as a call; None if it is none, or was cut: clients run what they get."""
+        """Return a part as a tool call; None if it is not one, or is incomplete: clients would run it."""
         call = part.call
         if call is None or (self.events.has_cut_call and part is self.events.parts[-1]):
             return None
@@ -124,7 +124,7 @@ class Answer:
     def _end(
         self, completion: Completion, content: str = "", thinking: str = "", calls: Sequence[CallReply] = ()
     ) -> OllamaReply:
-        """Return the last line, or the only one, with why the reply ended and the figures."""
+        """Return the last line, or the whole reply, with the finish reason, the counts and times."""
         times, usage = completion.timings, completion.usage
         queue_s = times.queue_s or 0.0
         first_s = times.total_s if times.time_to_first_token_s is None else times.time_to_first_token_s
@@ -147,7 +147,7 @@ class Answer:
 
 
 def loaded(make_line: MakeLine, name: str, stays_loaded_s: float | None) -> Response:
-    """Answer a request that says nothing to the model: it is to be loaded, or unloaded."""
+    """Return the response to a request without a prompt, which only loads or unloads the model."""
     reason: DoneReason = "unload" if stays_loaded_s == 0 else "load"
     return json_response(make_line(model=name, created_at=timestamp(time.time()), done=True, done_reason=reason))
 

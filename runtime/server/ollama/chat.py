@@ -1,6 +1,6 @@
-"""`POST /api/chat`: a conversation's next reply, whole or as it is made.
+"""`POST /api/chat`: the next reply of a conversation, whole or streamed.
 
-A translation: `asked_chat.py` asks the engine, as for chat completions.
+Translates only: `chat_task.py` submits the chat to the engine, as for Chat Completions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..asked_chat import AskedChat
+from ..chat_task import ChatTask
 from ..lenient.shapes import relaxing
 from ..models import ModelEndpoint
 from ..openai.replies import TruncationReply
@@ -26,20 +26,20 @@ from .conversation import for_template, known_as
 from .replies import CallReply, OllamaChatReply, OllamaMessageReply
 from .requests import OllamaChatRequest, ReplyRequest
 
-Asked = tuple[OllamaChatRequest, AskedChat | None, float | None]
+Prepared = tuple[OllamaChatRequest, ChatTask | None, float | None]
 
 
-def asked_chat(
+def chat_task(
     served: Served, request: Request, body: ReplyRequest, messages: Sequence[dict[str, object]], **options: Any
-) -> AskedChat:
-    """Return what a body asks of the engine, with further fields of `AskedChat`.
+) -> ChatTask:
+    """Return the chat request for the engine, with further fields of `ChatTask`.
 
     Raises:
-        HTTPError, InvalidParameter: 400, a value is none that the model or the server takes.
+        HTTPError, InvalidParameter: 400 if the model or the server does not support a value.
     """
     require_thinking(served, body)
     served.leave_out(request, unread=(), others=body.left_out(served.engine.context_length))
-    return AskedChat(
+    return ChatTask(
         messages,
         body.sampling_params(served.engine.default_params, context_length=served.engine.context_length),
         served.request_options(request, body).changed(template_kwargs=body.template_kwargs),
@@ -53,10 +53,8 @@ def asked_chat(
     )
 
 
-async def answer_chat(
-    served: Served, request: Request, body: ReplyRequest, chat: AskedChat, make_line: Any
-) -> Response:
-    """Answer with the reply to a conversation."""
+async def answer_chat(served: Served, request: Request, body: ReplyRequest, chat: ChatTask, make_line: Any) -> Response:
+    """Return the response with the reply to a conversation."""
     opened = await chat.open(served, request)
     truncation = TruncationReply.of(opened.truncated) if chat.truncates else msgspec.UNSET
     answer = Answer(
@@ -65,17 +63,17 @@ async def answer_chat(
     return await answer.respond(request, streams=body.streams)
 
 
-def _asked(served: Served, request: Request, body: OllamaChatRequest) -> Asked:
+def _prepare(served: Served, request: Request, body: OllamaChatRequest) -> Prepared:
     stays_loaded_s = body.stays_loaded_s
     if not body.messages:
         return body, None, stays_loaded_s
-    chat = asked_chat(served, request, body, for_template(body.messages), use=body.tool_use())
+    chat = chat_task(served, request, body, for_template(body.messages), use=body.tool_use())
     return body, chat, stays_loaded_s
 
 
-async def create(served: Served, request: Request, asked: Asked) -> Response:
-    """Answer one request."""
-    body, chat, stays_loaded_s = asked
+async def create(served: Served, request: Request, prepared: Prepared) -> Response:
+    """`POST /api/chat`: return the reply, whole or as a stream."""
+    body, chat, stays_loaded_s = prepared
     if chat is None:
         return loaded(_line, served.called(body.model), stays_loaded_s)
     return await answer_chat(served, request, body, chat, _line)
@@ -88,4 +86,4 @@ def _line(content: str = "", thinking: str = "", calls: Sequence[CallReply] = ()
     return OllamaChatReply(message=said, **fields)
 
 
-CHAT = ModelEndpoint(OllamaChatRequest, _asked, create, leave_out=relaxing((), OllamaChatRequest))
+CHAT = ModelEndpoint(OllamaChatRequest, _prepare, create, leave_out=relaxing((), OllamaChatRequest))

@@ -1,8 +1,8 @@
-"""Translate a conversation in Ollama's shapes into messages as chat templates know them.
+"""Translate a conversation in Ollama's format into messages for a chat template.
 
-Ollama's calls need no ids: results belong to calls by the name of the tool, or by their order. Most clients drop the id
-that a call came with, or make one of their own, so a call is known by its content when it comes back. Knows which calls
-and results belong together, not how either is written for a model.
+Ollama's tool calls need no ids: results match calls by the name of the tool, or by their order. Most clients drop a
+call's id or make one of their own, so a call is recognized by its content when it comes back. Knows which calls and
+results belong together, not how a template writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...chat.tools.tool_calls import ToolCall
 from ...errors import InvalidParameter
 from ..request_fields import MAX_MESSAGES
 
-_OWN_ID = re.compile("call_[0-9a-zA-Z]{24}")  # as this server makes them
+_OWN_ID = re.compile("call_[0-9a-zA-Z]{24}")  # the form of this server's ids
 
 Message = dict[str, object]
 
@@ -29,16 +29,16 @@ Message = dict[str, object]
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: dict[str, Any] | str | None = None  # a text: the JSON of an object
-    index: int | None = None  # its place in the reply: nothing is done with it
+    index: int | None = None  # ignored: its index in the reply
 
 
 class CallOfHistory(msgspec.Struct, forbid_unknown_fields=True):
-    """A call that an earlier reply made."""
+    """A tool call of an earlier reply."""
 
     function: CalledFunction
     id: str | None = None
     type: str | None = None  # `function`, from clients that also speak OpenAI's API
-    index: int | None = None  # likewise: its place in the reply
+    index: int | None = None  # ignored: its index in the reply
 
 
 class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,8 +49,8 @@ class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
     thinking: str | None = None  # of a reply
     images: list[Any] | None = None
     tool_calls: list[CallOfHistory] | None = None  # of a reply
-    tool_name: str | None = None  # of a result: the tool that was called
-    tool_call_id: str | None = None  # likewise: the call
+    tool_name: str | None = None  # of a tool result
+    tool_call_id: str | None = None  # of a tool result
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -58,10 +58,10 @@ class OllamaMessage(msgspec.Struct, forbid_unknown_fields=True):
         if self.role not in _ROLES:
             raise ValueError(f"role is {self.role!r:.60}; use one of {', '.join(_ROLES)}")
         if self.images:
-            raise ValueError("images is set; models read and write text here: leave it out")
+            raise ValueError("images is set; remove it: models read and write text only")
         for name in ("tool_calls", "thinking"):
             if getattr(self, name) and self.role != "assistant":
-                raise ValueError(f"{name} is set, and role is {self.role!r}; only the assistant has it")
+                raise ValueError(f"{name} is set, and role is {self.role!r}; only assistant messages can have it")
 
 
 _ROLES: Mapping[str, Literal["system", "user", "assistant", "tool"]] = {
@@ -75,10 +75,10 @@ OllamaMessages = Annotated[list[OllamaMessage], msgspec.Meta(max_length=MAX_MESS
 
 
 def for_template(messages: Sequence[OllamaMessage]) -> list[Message]:
-    """Return the same conversation, in which each call has an id and each result that of its call.
+    """Return the messages for a chat template. Each tool call has an id, and each result that of its call.
 
     Raises:
-        InvalidParameter: the arguments of a call are no JSON object.
+        InvalidParameter: the arguments of a call are not a JSON object.
     """
     calls, told = _Calls(), list[Message]()
     for place, message in enumerate(messages):
@@ -95,7 +95,7 @@ def for_template(messages: Sequence[OllamaMessage]) -> list[Message]:
 
 
 def known_as(call: ToolCall) -> Iterable[ToolCall]:
-    """Yield a call of a reply under each id that it may come back with: its own, and that of its content."""
+    """Yield a tool call under each id that it may come back with: its own, and one derived from its content."""
     yield call
     try:
         arguments = json.loads(call.arguments or "{}")
@@ -107,13 +107,13 @@ def known_as(call: ToolCall) -> Iterable[ToolCall]:
 
 @dataclass
 class _Calls:
-    """The calls of the last message that has any, and which of them wait for a result."""
+    """The tool calls of the last message that has any, without those that have a result."""
 
     waiting: list[_Call] = field(default_factory=list)
     num_results: int = 0
 
     def begin(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
-        """Return calls as chat templates know them, their arguments as JSON in a text."""
+        """Return the tool calls of a message for chat templates, with their arguments as JSON text."""
         self.waiting.clear()
         told = list[Message]()
         for number, call in enumerate(calls):
@@ -130,7 +130,7 @@ class _Calls:
         return told
 
     def answer(self, result: OllamaMessage) -> str:
-        """Return the id of the call that a result belongs to: the one it names, or the first without a result."""
+        """Return the id of the call that a result names, or of the first call without a result."""
         self.num_results += 1
         wished = (
             lambda call: result.tool_call_id is not None and result.tool_call_id in (call.sent_id, call.call_id),
@@ -166,6 +166,6 @@ def _arguments(function: CalledFunction, param: str) -> dict[str, Any]:
 
 
 def _id_of(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return an id for all calls of a tool with equal arguments."""
+    """Return the id shared by all calls of a tool with equal arguments."""
     digest = sha256(json.dumps([name, arguments], sort_keys=True).encode()).hexdigest()
     return f"call_{digest[:24]}"

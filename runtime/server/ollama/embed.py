@@ -1,4 +1,4 @@
-"""`POST /api/embed` and `POST /api/embeddings`: vectors of texts, as `/v1/embeddings` makes them."""
+"""`POST /api/embed` and `POST /api/embeddings`: embeddings in Ollama's format."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..served import Served, json_response
 from .keep_alive import keep_alive_s
 from .replies import nanoseconds
 
-MAX_TEXTS = 2048  # of one request, as OpenAI has it
+MAX_TEXTS = 2048  # per request, as in OpenAI's API
 
 
 class OllamaVectorRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that both endpoints of vectors have."""
+    """The fields of both embedding requests."""
 
     model: str | None = None
     keep_alive: float | str | None = None
-    options: dict[str, Any] | None = None  # none of them changes a vector
+    options: dict[str, Any] | None = None  # ignored: none changes an embedding
 
     def __post_init__(self) -> None:
         if self.keep_alive is not None:
@@ -37,17 +37,17 @@ class OllamaEmbedRequest(OllamaVectorRequest, kw_only=True):
     """Body of `POST /api/embed`."""
 
     input: str | Annotated[list[str], msgspec.Meta(max_length=MAX_TEXTS)]
-    truncate: bool | None = None  # a text that does not fit is an error whatever this says
+    truncate: bool | None = None  # ignored: a text that does not fit is an error
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def texts(self) -> list[str]:
-        """Every text."""
+        """The list of texts."""
         return [self.input] if isinstance(self.input, str) else self.input
 
 
 class OllamaEmbeddingsRequest(OllamaVectorRequest, kw_only=True):
-    """Body of `POST /api/embeddings`, which came before `/api/embed`."""
+    """Body of `POST /api/embeddings`, Ollama's older endpoint."""
 
     prompt: str
 
@@ -67,13 +67,13 @@ class OllamaEmbeddingsReply(msgspec.Struct):
 async def _vectors_of(
     served: Served, request: Request, texts: list[str], *, dimensions: int | None = None
 ) -> list[Embedding]:
-    """Return the vector of each text, in order. Raises what `embeddings.vectors.vectors_of` does."""
+    """Return the embedding of each text, in order. Raises as `embeddings.vectors.vectors_of` does."""
     body = EmbeddingsRequest(input=[*texts], dimensions=dimensions)
     return await vectors_of(served, request, body.texts, body.options(served, request), dimensions=dimensions)
 
 
 async def embed(served: Served, request: Request, body: OllamaEmbedRequest) -> Response:
-    """Answer with the vectors of texts."""
+    """`POST /api/embed`: return the embeddings of texts."""
     begun_at = time.monotonic()
     vectors = await _vectors_of(served, request, body.texts, dimensions=body.dimensions)
     return json_response(
@@ -88,7 +88,7 @@ async def embed(served: Served, request: Request, body: OllamaEmbedRequest) -> R
 
 
 async def embeddings(served: Served, request: Request, body: OllamaEmbeddingsRequest) -> Response:
-    """Answer with the vector of a text."""
+    """`POST /api/embeddings`: return the embedding of one text."""
     [vector] = await _vectors_of(served, request, [body.prompt])
     return json_response(OllamaEmbeddingsReply(vector.vector.tolist()))
 

@@ -1,6 +1,6 @@
-"""`POST /api/generate`: the reply to one prompt, whole or as it is made.
+"""`POST /api/generate`: the reply to one prompt, whole or streamed.
 
-The prompt is a user's message to the model's chat template, or with `raw` the text itself.
+The prompt becomes a user message in the chat template, or with `raw` the text itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from starlette.responses import Response
 from ...chat.tools.tool_use import ToolUse
 from ...engine.request_options import RequestOptions
 from ...engine.sampling_params import SamplingParams
-from ..asked_chat import AskedChat
+from ..chat_task import ChatTask
 from ..lenient.shapes import relaxing
 from ..models import ModelEndpoint
 from ..openai.response_format import named_grammar
 from ..reply_events import ReplyEvents
 from ..served import Served
 from .answer import Answer, loaded
-from .chat import answer_chat, asked_chat
+from .chat import answer_chat, chat_task
 from .replies import CallReply, OllamaGenerateReply
 from .requests import OllamaGenerateRequest
 
@@ -33,17 +33,17 @@ _NO_TOOLS = ToolUse((), (), "auto", is_parallel=True)
 
 @dataclass(frozen=True)
 class _Raw:
-    """A text that the model goes on with."""
+    """A text to continue without a chat template."""
 
     prompt: str
     params: SamplingParams
     options: RequestOptions
 
 
-Asked = tuple[OllamaGenerateRequest, AskedChat | _Raw | None, float | None]
+Prepared = tuple[OllamaGenerateRequest, ChatTask | _Raw | None, float | None]
 
 
-def _asked(served: Served, request: Request, body: OllamaGenerateRequest) -> Asked:
+def _prepare(served: Served, request: Request, body: OllamaGenerateRequest) -> Prepared:
     stays_loaded_s = body.stays_loaded_s
     if not body.prompt:
         return body, None, stays_loaded_s
@@ -52,7 +52,7 @@ def _asked(served: Served, request: Request, body: OllamaGenerateRequest) -> Ask
         return body, _raw(served, request, body, body.prompt), stays_loaded_s
     messages: list[dict[str, object]] = [{"role": "system", "content": body.system}] if body.system else []
     messages.append({"role": "user", "content": body.prompt})
-    return body, asked_chat(served, request, body, messages, use=_NO_TOOLS), stays_loaded_s
+    return body, chat_task(served, request, body, messages, use=_NO_TOOLS), stays_loaded_s
 
 
 def _raw(served: Served, request: Request, body: OllamaGenerateRequest, prompt: str) -> _Raw:
@@ -61,13 +61,13 @@ def _raw(served: Served, request: Request, body: OllamaGenerateRequest, prompt: 
     return _Raw(prompt, params, served.request_options(request, body))
 
 
-async def create(served: Served, request: Request, asked: Asked) -> Response:
-    """Answer one request."""
-    body, asked_of_engine, stays_loaded_s = asked
+async def create(served: Served, request: Request, prepared: Prepared) -> Response:
+    """`POST /api/generate`: return the reply, whole or as a stream."""
+    body, asked_of_engine, stays_loaded_s = prepared
     match asked_of_engine:
         case None:
             return loaded(_line, served.called(body.model), stays_loaded_s)
-        case AskedChat():
+        case ChatTask():
             return await answer_chat(served, request, body, asked_of_engine, _line)
         case _Raw(prompt, params, options):
             with named_grammar("format"):
@@ -87,4 +87,4 @@ def _line(content: str = "", thinking: str = "", calls: Sequence[CallReply] = ()
     return OllamaGenerateReply(response=content, thinking=thinking or msgspec.UNSET, **fields)
 
 
-GENERATE = ModelEndpoint(OllamaGenerateRequest, _asked, create, leave_out=relaxing((), OllamaGenerateRequest))
+GENERATE = ModelEndpoint(OllamaGenerateRequest, _prepare, create, leave_out=relaxing((), OllamaGenerateRequest))

@@ -1,4 +1,4 @@
-"""How long a client wants a model to stay loaded: `keep_alive`, in seconds or in Go's spelling of durations.
+"""Parse `keep_alive`, the time that a model stays loaded: seconds, or a duration in Go's format.
 
 Knows durations, not what loads and unloads models.
 """
@@ -16,12 +16,12 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?", re.ASCII)
 
 
 def keep_alive_s(value: float | str) -> float:
-    """Return the seconds that a model is to stay loaded after a request; infinity: for good.
+    """Return the seconds that a model stays loaded after a request; infinity for a negative value.
 
-    A number in a text is seconds, which Ollama refuses and some clients send.
+    A text with a number only is seconds, too, which Ollama refuses, but some clients send.
 
     Raises:
-        InvalidParameter: it is no duration.
+        InvalidParameter: it is not a duration.
 
     >>> keep_alive_s(300), keep_alive_s("1h30m"), keep_alive_s("0"), keep_alive_s(-1), keep_alive_s("-1m")
     (300.0, 5400.0, 0.0, inf, inf)
@@ -34,7 +34,7 @@ def keep_alive_s(value: float | str) -> float:
 
 
 def _seconds(text: str) -> float | None:
-    """Return the seconds of a text; None if it is no duration."""
+    """Return the seconds of a duration; None if it is invalid."""
     if _NUMBER.fullmatch(text):
         return float(text)
     sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))

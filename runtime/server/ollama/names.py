@@ -1,4 +1,4 @@
-"""Names of models as Ollama has them: `NAME:TAG`, where no tag is the tag `latest`.
+"""Names of models in Ollama's format: `NAME:TAG`, in which a missing tag means `latest`.
 
 Knows names, not models.
 """
@@ -18,7 +18,7 @@ def tagged(name: str) -> str:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the names that mean the same model, the one that was sent first.
+    """Return all names of the same model, the given one first.
 
     >>> spellings("smollm2"), spellings("smollm2:latest"), spellings("qwen3:4b")
     (('smollm2', 'smollm2:latest'), ('smollm2:latest', 'smollm2'), ('qwen3:4b',))

@@ -1,6 +1,6 @@
-"""What Ollama's endpoints answer, as types: replies, whole and as lines of a stream, and models.
+"""Types of the replies of Ollama's API: generated replies, whole and as lines of a stream, and models.
 
-Knows shapes, and Ollama's units; not how they are filled.
+Knows formats and Ollama's units, not how they are filled.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class OllamaMessageReply(msgspec.Struct):
 
 
 class OllamaReply(msgspec.Struct, kw_only=True):
-    """A reply, whole or a line of a stream; the last line has the figures. Durations are nanoseconds."""
+    """A whole reply, or a line of a stream, of which the last has the counts and times. Durations are nanoseconds."""
 
     model: str
     created_at: str
     done: bool = False
     done_reason: DoneReason | msgspec.UnsetType = msgspec.UNSET
     total_duration: int | msgspec.UnsetType = msgspec.UNSET
-    load_duration: int | msgspec.UnsetType = msgspec.UNSET  # until the engine began with the request
+    load_duration: int | msgspec.UnsetType = msgspec.UNSET  # time in the queue
     prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET  # tokens of the prompt, cached ones included
     prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
     eval_count: int | msgspec.UnsetType = msgspec.UNSET
     eval_duration: int | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[ChatLogprob] | msgspec.UnsetType = msgspec.UNSET
-    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # ours, of the last line
-    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for
-    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET  # radixlm's, in the last line
+    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's, on request
+    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's, on request
 
 
 class OllamaChatReply(OllamaReply, kw_only=True):
@@ -72,15 +72,15 @@ class ModelDetails(msgspec.Struct, kw_only=True):
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):
-    """A model that can be asked for."""
+    """A model in a list."""
 
     name: str
     model: str
     size: int  # bytes
     digest: str
     details: ModelDetails
-    modified_at: str | msgspec.UnsetType = msgspec.UNSET  # of one that is there
-    expires_at: str | msgspec.UnsetType = msgspec.UNSET  # of one that is loaded, as the next two
+    modified_at: str | msgspec.UnsetType = msgspec.UNSET  # in `/api/tags`
+    expires_at: str | msgspec.UnsetType = msgspec.UNSET  # in `/api/ps`, as the next two
     size_vram: int | msgspec.UnsetType = msgspec.UNSET
     context_length: int | msgspec.UnsetType = msgspec.UNSET
 
@@ -101,7 +101,7 @@ class OllamaShowReply(msgspec.Struct, kw_only=True):
 
 class OllamaVersionReply(msgspec.Struct):
     version: str
-    radixlm: str  # ours
+    radixlm: str  # version of radixlm
 
 
 class StatusReply(msgspec.Struct):
@@ -109,7 +109,7 @@ class StatusReply(msgspec.Struct):
 
 
 def timestamp(unix_s: float) -> str:
-    """Return a time as RFC 3339 has it, in UTC.
+    """Return a Unix time in RFC 3339 format, in UTC.
 
     >>> timestamp(0.5)
     '1970-01-01T00:00:00.500000Z'

@@ -1,1 +1,1 @@
-"""OpenAI's endpoints: what clients send, what they get."""
+"""OpenAI's APIs, Chat Completions, Completions and Responses: their endpoints, requests and replies."""

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: a conversation's next reply, or several, whole or as they are made."""
+"""`POST /v1/chat/completions`: the next reply of a conversation, or several, whole or streamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.completion import Completion, Delta, PromptLogprobs
-from ..asked_chat import AskedChat, OpenedChat
+from ..chat_task import ChatTask, RunningChat
 from ..http.connection import while_connected
 from ..http.sse import EventStream
 from ..lenient.shapes import CHAT, relaxing
@@ -22,6 +22,7 @@ from ..request_log import new_id
 from ..served import Served, whole_answer
 from .chat_request import ChatRequest
 from .legacy_functions import legacy_delta, legacy_message, legacy_reason
+from .prompt_logprobs import prompt_logprobs
 from .replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -34,14 +35,13 @@ from .replies import (
     UsageReply,
 )
 from .reply_parts import ChunkUsage, chat_logprobs, deltas_of, finish_reason_of, message_of, usage_of
-from .told_prompt import prompt_logprobs
 
-Asked = tuple[ChatRequest, AskedChat]
+Prepared = tuple[ChatRequest, ChatTask]
 
 
-def _asked(served: Served, request: Request, body: ChatRequest) -> Asked:
+def _prepare(served: Served, request: Request, body: ChatRequest) -> Prepared:
     served.leave_out(request, unread=body.unread, others=body.left_out)
-    asked = AskedChat(
+    chat = ChatTask(
         [message.to_template() for message in body.messages],
         body.sampling_params(served.engine.default_params),
         served.request_options(request, body).changed(template_kwargs=body.template_kwargs),
@@ -52,12 +52,12 @@ def _asked(served: Served, request: Request, body: ChatRequest) -> Asked:
         num_choices=body.num_choices,
         truncates=served.truncates(body.truncation),
     )
-    return body, asked
+    return body, chat
 
 
-async def create(served: Served, request: Request, asked: Asked) -> Response:
-    """Answer one request."""
-    body, chat = asked
+async def create(served: Served, request: Request, prepared: Prepared) -> Response:
+    """`POST /v1/chat/completions`: return the replies, whole or as a stream."""
+    body, chat = prepared
     opened = await chat.open(served, request)
     answer = _Answer(served, body, chat, opened)
     if body.stream:
@@ -68,18 +68,18 @@ async def create(served: Served, request: Request, asked: Asked) -> Response:
     return await whole_answer(completions, lambda: answer.whole(completions, prompt))
 
 
-CHAT_COMPLETIONS = ModelEndpoint(ChatRequest, _asked, create, leave_out=relaxing(CHAT, ChatRequest))
+CHAT_COMPLETIONS = ModelEndpoint(ChatRequest, _prepare, create, leave_out=relaxing(CHAT, ChatRequest))
 
 
 class _Answer:
-    """One answer while it is made."""
+    """The response to one chat completion request, whole or as chunks."""
 
-    def __init__(self, served: Served, body: ChatRequest, asked: AskedChat, opened: OpenedChat) -> None:
+    def __init__(self, served: Served, body: ChatRequest, chat: ChatTask, opened: RunningChat) -> None:
         self._served = served
         self._body = body
         self._choices = opened.choices
-        self._asked = asked
-        self._truncation = TruncationReply.of(opened.truncated) if asked.truncates else msgspec.UNSET
+        self._chat = chat
+        self._truncation = TruncationReply.of(opened.truncated) if chat.truncates else msgspec.UNSET
         self._start = partial(
             Reply,
             id=new_id("chatcmpl-"),
@@ -89,7 +89,7 @@ class _Answer:
         )
 
     def whole(self, completions: Sequence[Completion], prompt: PromptLogprobsReply) -> Reply:
-        """The whole answer."""
+        """Return the whole response."""
         whole = self._start(
             object="chat.completion",
             choices=[self._choice(index, completion) for index, completion in enumerate(completions)],
@@ -101,7 +101,7 @@ class _Answer:
         return whole
 
     async def chunks(self) -> AsyncGenerator[msgspec.Struct]:
-        """For each choice its role, its deltas and its finish reason; at the end the usage, if asked for."""
+        """Yield each choice's role, deltas and finish reason, and at the end the usage if the client asked for it."""
         body, choices = self._body, self._choices
         usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
         start = partial(self._start, object="chat.completion.chunk")
@@ -111,7 +111,7 @@ class _Answer:
 
         has_begun = [False] * body.num_choices
         async for index, delta in choices:
-            if not has_begun[index]:  # not before: benches take the first chunk for the first token
+            if not has_begun[index]:  # not earlier: benchmarks take the first chunk for the first token
                 first = chunk(ChatChunkChoice(ChatDelta(content="", role="assistant"), index=index))
                 first.truncation = msgspec.UNSET if any(has_begun) else self._truncation
                 has_begun[index] = True
@@ -141,10 +141,10 @@ class _Answer:
 
     @cached_property
     def _replies(self) -> list[ReplyEvents]:
-        return [self._asked.reply(self._served, self._choices, index) for index in range(self._body.num_choices)]
+        return [self._chat.reply(self._served, self._choices, index) for index in range(self._body.num_choices)]
 
     async def prompt(self, told: PromptLogprobs | None) -> PromptLogprobsReply:
-        """What is said of the prompt's tokens, if anything is; in a thread, for they may be very many."""
+        """Return the prompt's logprobs, or UNSET. Made in a thread, because there may be very many."""
         if told is None:
             return msgspec.UNSET
         return await asyncio.to_thread(prompt_logprobs, self._served, told, self._body.prompt_logprobs)
@@ -163,7 +163,7 @@ class _Answer:
         )
 
     def _said(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
-        """What a delta adds to a choice; the first has what is told of its tokens."""
+        """Return the chunks of a delta. The first has the delta's logprobs and token ids."""
         has_ids, has_guesses = bool(self._body.return_token_ids), bool(self._body.return_guesses)
         said = deltas_of(self._replies[index].push(delta))
         if self._body.is_legacy:

@@ -1,6 +1,6 @@
-"""The body of a chat completion: OpenAI's fields, and what other servers' clients call tools and thoughts.
+"""The body of a chat completion: OpenAI's fields, and other servers' fields for tools and reasoning.
 
-Knows shapes and defaults, not the engine's work.
+Knows formats and defaults, not the engine's work.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .tools import AnyChoice, FunctionDefinition, FunctionTool, parameters_field
 
 
 class ChatReasoning(msgspec.Struct, forbid_unknown_fields=True):
-    """What OpenRouter's clients say of thoughts; a budget of tokens is ignored and listed."""
+    """OpenRouter's options for reasoning. A token budget is ignored and listed."""
 
     effort: ReasoningEffort | None = None
     enabled: bool | None = None
 
 
 class ChatThinking(msgspec.Struct, forbid_unknown_fields=True):
-    """What clients of GLM and DeepSeek say of them; likewise."""
+    """GLM's and DeepSeek's option for reasoning."""
 
     type: Literal["enabled", "disabled", "auto", "adaptive"]
 
@@ -42,58 +42,58 @@ class ChatRequest(SamplingRequest, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: AnyChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
-    functions: list[FunctionDefinition] | None = None  # OpenAI's older name of tools, one call a reply,
+    functions: list[FunctionDefinition] | None = None  # OpenAI's older form of tools, one call per reply,
     function_call: FunctionChoice | None = None  # and of tool_choice
     reasoning_effort: ReasoningEffort | None = None  # for the chat template
-    reasoning: ChatReasoning | None = None  # another way to say so,
-    thinking: ChatThinking | None = None  # and a third, of whether the model thinks at all
-    enable_thinking: bool | None = None  # a fourth, as Qwen's clients have it: a variable of the chat template
-    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM's: more of these
-    # What OpenAI's clients send along and has no meaning here may ask for nothing.
+    reasoning: ChatReasoning | None = None  # the same, from OpenRouter
+    thinking: ChatThinking | None = None  # reasoning on or off, from GLM and DeepSeek
+    enable_thinking: bool | None = None  # the same, from Qwen: a variable of the chat template
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's: further variables of the chat template
+    # Fields that OpenAI's clients send and that are not supported: only values without effect are accepted.
     modalities: list[Literal["text"]] | None = None
     audio: None = None
     prediction: None = None
     web_search_options: None = None
     service_tier: str | None = None  # all requests are served alike
-    store: bool | None = None  # nothing is stored, here or elsewhere
+    store: bool | None = None  # ignored: chats are not stored
     safety_identifier: str | None = None  # as `user`
-    prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
+    prompt_cache_retention: str | None = None  # ignored: prefixes stay cached as long as there is room
 
     @property
     def unread(self) -> set[str]:
-        """Names of parts of results that no model here can read, in whose place a note stands."""
+        """Names of parts of tool results that models cannot read, which are replaced by a note."""
         return {f"messages.content.{part.type}" for message in self.messages for part in message.unread}
 
     @property
     def left_out(self) -> set[str]:
-        """Names of what replies of other models had and the prompt has not."""
+        """Names of dropped parts of other models' replies."""
         return {"messages.audio" for message in self.messages if message.audio}
 
     @property
     def is_legacy(self) -> bool:
-        """Whether functions are offered, and called, as before there were tools."""
+        """Return whether the request uses `functions`, OpenAI's older form of tools."""
         return bool(self.functions) or self.function_call is not None
 
     @property
     def parameters_field(self) -> Callable[[int], str]:
-        """Names the field that has a tool's parameters."""
+        """A function that returns the request field with the schema of the n-th tool, for errors."""
         return functions_field if self.is_legacy else parameters_field
 
     def tool_use(self) -> ToolUse:
-        """What the model is told of tools, and what it may do with them.
+        """Return the tools for the model, and how it may use them.
 
         Raises:
-            InvalidParameter: the fields do not fit each other.
+            InvalidParameter: the fields contradict each other.
         """
         if self.is_legacy:
             if self.tools or self.tool_choice is not None:
-                raise InvalidParameter("functions and tools are both set; send tools alone", param="functions")
+                raise InvalidParameter("functions and tools are both set; send only tools", param="functions")
             return function_use(self.functions or (), self.function_call)
         return tool_use(self.tools, self.tool_choice, is_parallel=self.parallel_tool_calls is not False)
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
-        """More variables of the chat template: what is asked for, the effort, and whether the model thinks."""
+        """Additional variables for the chat template: the client's own, reasoning effort, and reasoning on or off."""
         effort = None if self.reasoning is None else self.reasoning.effort
         told = effort_kwargs(self.reasoning_effort or effort, None)
         if self.reasoning is not None and self.reasoning.enabled is not None:

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: prompts continued as they are written, whole or as it is made."""
+"""`POST /v1/completions`: continuations of prompts without a chat template, whole or streamed."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from ..models import ModelEndpoint
 from ..request_log import new_id
 from ..served import Served, whole_answer
 from ..truncation import cut_middle, require_countable
+from .prompt_logprobs import PromptLogprobFields, joined
 from .replies import CutPromptReply, PromptProgressReply, Reply, TextChoice, UsageReply
 from .reply_parts import ChunkUsage, TextTokens, usage_of
 from .requests import CompletionRequest, Prompt
-from .told_prompt import ToldPrompt, joined
 
 Cut = CutPromptReply | msgspec.UnsetType
-"""The tokens that were cut out of a prompt; unset: the request does not allow that."""
-Asked = tuple[CompletionRequest, SamplingParams, Grammar | None]
+"""The tokens that were cut out of a prompt; unset if the request does not truncate."""
+Prepared = tuple[CompletionRequest, SamplingParams, Grammar | None]
 
 
 @dataclass(frozen=True)
-class FedPrompt:
-    """A prompt as the engine gets it: text or ids, and whether it loses the token of a lone space at its end."""
+class PreparedPrompt:
+    """A prompt for the engine: text or token ids, and whether to strip the token of a final space."""
 
     prompt: Prompt
     strip_suffix: bool | None
     cut: Cut = msgspec.UNSET
 
 
-def _asked(served: Served, request: Request, body: CompletionRequest) -> Asked:
+def _prepare(served: Served, request: Request, body: CompletionRequest) -> Prepared:
     params = body.sampling_params(served.engine.default_params)
     with body.naming():
         return body, params, body.grammar()
 
 
-async def create(served: Served, request: Request, asked: Asked) -> Response:
-    """Answer one request."""
-    body, params, content = asked
-    prompts, lanes = body.prompts, served.lanes
+async def create(served: Served, request: Request, prepared: Prepared) -> Response:
+    """`POST /v1/completions`: return the continuations, whole or as a stream."""
+    body, params, content = prepared
+    prompts, work_queues = body.prompts, served.work_queues
     require_few_reply_logprobs(len(prompts) * body.num_choices, params, served.engine.context_length)
     wishes = [params] * len(prompts)
     if body.num_choices > 1:
         several = partial(params_of_choices, params, body.num_choices)
-        wishes = await lanes.submission.run(request, several, may_hold_loop=False) * len(prompts)
+        wishes = await work_queues.submission.run(request, several, may_hold_loop=False) * len(prompts)
     options = served.request_options(request, body).changed(token_healing=bool(body.token_healing))
     with body.naming():
         if content is not None:
@@ -66,7 +66,7 @@ async def create(served: Served, request: Request, asked: Asked) -> Response:
             held = served.as_far_as_followed(request, content, constrain, field="response_format")
             options = options.changed(constraint=await held)
     is_whole = options.constraint is not None or params.prompt_logprobs is not None or options.token_healing
-    fed = await _fed(served, request, body, params, False if is_whole else body.strip_suffix)
+    fed = await _prepared_prompts(served, request, body, params, False if is_whole else body.strip_suffix)
     asks = [
         partial(served.engine.stream, each.prompt, wish, options=options.changed(strip_suffix=each.strip_suffix))
         for each, wish in zip(fed, wishes, strict=True)
@@ -74,7 +74,7 @@ async def create(served: Served, request: Request, asked: Asked) -> Response:
     choices = await served.open(request, asks, params)
     echoes = [""] * len(fed)
     if body.echo:
-        texts = await lanes.submission.run(request, lambda: [_text(served, prompt) for prompt in prompts])
+        texts = await work_queues.submission.run(request, lambda: [_text(served, prompt) for prompt in prompts])
         echoes = [text for text in texts for _ in range(body.num_choices)]
     answer = _Answer(served, body, choices, echoes, [each.cut for each in fed])
     if body.stream:
@@ -88,22 +88,24 @@ async def create(served: Served, request: Request, asked: Asked) -> Response:
     return await whole_answer(completions, lambda: answer.whole(completions, told))
 
 
-COMPLETIONS = ModelEndpoint(CompletionRequest, _asked, create, leave_out=relaxing(SHAPES, CompletionRequest))
+COMPLETIONS = ModelEndpoint(CompletionRequest, _prepare, create, leave_out=relaxing(SHAPES, CompletionRequest))
 
 
-async def _fed(
+async def _prepared_prompts(
     served: Served, request: Request, body: CompletionRequest, params: SamplingParams, strip_suffix: bool | None
-) -> list[FedPrompt]:
-    """The prompt of each choice as the engine gets it, without the middle that was cut."""
-    whole = [FedPrompt(prompt, strip_suffix) for prompt in body.prompts]
+) -> list[PreparedPrompt]:
+    """Return the prompt of each choice, truncated if the request allows it."""
+    whole = [PreparedPrompt(prompt, strip_suffix) for prompt in body.prompts]
     if served.truncates(body.truncation):
         cut = partial(_cut, served, max_tokens=params.max_tokens)
-        whole = await served.lanes.truncation.run(request, lambda: [cut(each) for each in whole])
+        whole = await served.work_queues.truncation.run(request, lambda: [cut(each) for each in whole])
     return [each for each in whole for _ in range(body.num_choices)]
 
 
-def _cut(served: Served, whole: FedPrompt, *, max_tokens: int | None) -> FedPrompt:
-    """A prompt that fits stays as it is. One that does not becomes ids, which lose the same token at their end."""
+def _cut(served: Served, whole: PreparedPrompt, *, max_tokens: int | None) -> PreparedPrompt:
+    """Cut the middle out of a prompt that does not fit into the context. The result is token ids, with the suffix to
+    strip if the original had one.
+    """
     engine, prompt = served.engine, whole.prompt
     if isinstance(prompt, str):
         require_countable("prompt", len(prompt.encode(errors="replace")))
@@ -118,8 +120,8 @@ def _cut(served: Served, whole: FedPrompt, *, max_tokens: int | None) -> FedProm
     if not left.num_dropped_tokens:
         return replace(whole, cut=said)
     if prepared.space_id is None:
-        return FedPrompt(left.ids, False, said)
-    return FedPrompt([*left.ids, prepared.space_id], True, said)
+        return PreparedPrompt(left.ids, False, said)
+    return PreparedPrompt([*left.ids, prepared.space_id], True, said)
 
 
 def _text(served: Served, prompt: Prompt) -> str:
@@ -127,11 +129,11 @@ def _text(served: Served, prompt: Prompt) -> str:
 
 
 class _Answer:
-    """One answer while it is made.
+    """The response to one completion request, whole or as chunks.
 
     Args:
-        echoes: of each choice, the text of its prompt that its own begins with.
-        cuts: of each choice, what was cut out of its prompt.
+        echoes: for each choice, the prompt's text that its own text begins with.
+        cuts: for each choice, the tokens that were cut out of its prompt.
     """
 
     def __init__(
@@ -151,15 +153,15 @@ class _Answer:
             system_fingerprint=served.fingerprint,
         )
 
-    def whole(self, completions: Sequence[Completion], told: Sequence[ToldPrompt | None]) -> Reply:
-        """The whole answer, with what is `told` of the prompt of each choice."""
+    def whole(self, completions: Sequence[Completion], told: Sequence[PromptLogprobFields | None]) -> Reply:
+        """Return the whole response, with the prompt's logprobs of each choice."""
         return self._start(
             choices=[self._choice(index, *each) for index, each in enumerate(zip(completions, told, strict=True))],
             usage=self._usage(completions),
         )
 
     async def chunks(self) -> AsyncGenerator[msgspec.Struct]:
-        """The prompts and what was cut out of them, if asked for; each delta; at the end the usage, if asked for."""
+        """Yield echoed prompts and truncations, each delta, and at the end the usage if the client asked for it."""
         body, choices = self._body, self._choices
         has_ids, has_guesses = bool(body.return_token_ids), bool(body.return_guesses)
         usage = ChunkUsage(choices, is_told=body.include_usage, is_running=body.has_running_usage)
@@ -195,11 +197,11 @@ class _Answer:
         if body.include_usage:
             yield self._start(choices=[], usage=self._usage(await choices.results()))
 
-    async def prompt(self, told: PromptLogprobs, echo: str) -> ToldPrompt:
-        """What is said of a prompt's tokens; in a thread, for they may be very many."""
-        return await asyncio.to_thread(ToldPrompt.of, self._served, self._body, told, echo)
+    async def prompt(self, told: PromptLogprobs, echo: str) -> PromptLogprobFields:
+        """Return the logprobs of a prompt. Made in a thread, because there may be very many."""
+        return await asyncio.to_thread(PromptLogprobFields.of, self._served, self._body, told, echo)
 
-    def _choice(self, index: int, completion: Completion, prompt: ToldPrompt | None) -> TextChoice:
+    def _choice(self, index: int, completion: Completion, prompt: PromptLogprobFields | None) -> TextChoice:
         body = self._body
         tokens = TextTokens(self._served, completion.num_swallowed) if prompt is None else prompt.tokens
         logprobs = tokens.logprobs(completion.logprobs)

@@ -1,4 +1,4 @@
-"""What a response goes on from, and keeping it so that others can go on from it.
+"""Load the conversation that a response continues, and store the response so that others can continue it.
 
 Knows items and messages; `stored/turns.py` has the turns.
 """
@@ -17,7 +17,7 @@ from ...cache.cache_namespace import CacheScope
 from ...engine.completion import Completion
 from ...engine.generated_turns import GeneratedTurns
 from ...errors import InvalidParameter, StoreOff
-from ..asked_chat import AskedChat
+from ..chat_task import ChatTask
 from ..errors import HTTPError
 from ..http.door import api_key_of
 from ..http.request_body import num_body_bytes_of
@@ -28,21 +28,21 @@ from ..stored.turns import Path, Turn
 from .response_items import History, InputItem
 from .response_requests import ResponseRequest
 
-NOT_KEPT = "this server keeps no responses (--no-keep-responses)"
+NOT_KEPT = "this server stores no responses (--no-keep-responses)"
 _ID_OF = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A request with all that its input goes on from, and where its response is kept.
+    """A request joined with the stored conversation that it continues.
 
     Attributes:
-        history: the whole conversation; items that were not sent now have places below 0.
-        chat: it as the engine is asked.
+        history: the whole conversation; stored items have negative places.
+        chat: the chat request for the engine.
     """
 
     history: History
-    chat: AskedChat
+    chat: ChatTask
     _body: ResponseRequest
     _path: Path
     _setup: bytes
@@ -52,19 +52,19 @@ class Continuation:
 
     @classmethod
     async def of(
-        cls, served: Served, request: Request, body: ResponseRequest, history: History, chat: AskedChat
+        cls, served: Served, request: Request, body: ResponseRequest, history: History, chat: ChatTask
     ) -> Continuation:
-        """Find what a request goes on from.
+        """Load the stored conversation that a request continues.
 
         Raises:
-            HTTPError: 404, there is no such response or conversation.
-            InvalidParameter: both are asked for.
+            HTTPError: 404 if there is no such response or conversation.
+            InvalidParameter: the request names both a response and a conversation.
             StoreOff: the disk failed.
         """
         scope = CacheScope(api_key_of(request), body.cache_salt)
         path = await _path(served, scope, body)
         num_bytes = sum(len(items) + len(response or b"") for items, response in path.turns)
-        request.state.num_body_bytes = num_body_bytes_of(request) + num_bytes  # so long is what is asked
+        request.state.num_body_bytes = num_body_bytes_of(request) + num_bytes  # the length of the whole conversation
 
         def continued() -> Continuation:
             setup = _setup_of(served, body, chat)
@@ -75,15 +75,15 @@ class Continuation:
             stored = served.stored if body.is_kept else None
             return cls(whole, told, body, path, setup, scope, stored, record_of(request).namespace or b"")
 
-        return await served.lanes.submission.run(request, continued)
+        return await served.work_queues.submission.run(request, continued)
 
     @property
     def is_kept(self) -> bool:
-        """Whether the response is to be kept."""
+        """Return whether the response is to be stored."""
         return self._stored is not None
 
     async def keep(self, response_id: str, response: bytes, completion: Completion, *, is_truncated: bool) -> bool:
-        """Keep a response that has ended, as JSON; whether it is kept."""
+        """Store a response that has ended, as JSON. Returns whether it is stored."""
         if self._stored is None:
             return False
         has_ids = not is_truncated and completion.stop_reason is None and completion.usage.pruning is None
@@ -101,7 +101,7 @@ class Continuation:
 
         try:
             return await self._stored.turns.save(self._scope, turn, conversation=self._body.conversation_id)
-        except StoreOff:  # which the log says; the reply is there all the same
+        except StoreOff:  # already logged; the reply is not affected
             return False
 
 
@@ -110,7 +110,7 @@ async def _path(served: Served, scope: CacheScope, body: ResponseRequest) -> Pat
     if not previous and conversation is None:
         return Path()
     if previous and conversation is not None:
-        message = "previous_response_id and conversation are both set; the input goes on from one"
+        message = "previous_response_id and conversation are both set; send one of them"
         raise InvalidParameter(message, param="previous_response_id")
     if served.stored is None:
         param = "previous_response_id" if previous else "conversation"
@@ -121,8 +121,8 @@ async def _path(served: Served, scope: CacheScope, body: ResponseRequest) -> Pat
     return await served.stored.conversations.path(scope, conversation or "")
 
 
-def _setup_of(served: Served, body: ResponseRequest, chat: AskedChat) -> bytes:
-    """A digest of all but the items that a prompt depends on."""
+def _setup_of(served: Served, body: ResponseRequest, chat: ChatTask) -> bytes:
+    """Return a digest of everything that a prompt depends on, except the items."""
     engine = served.engine
     tools, kwargs = chat.use.tools, chat.options.template_kwargs
     means = (engine.manifest.digest, engine.reply_options, body.instructions, tools, kwargs)
@@ -130,14 +130,14 @@ def _setup_of(served: Served, body: ResponseRequest, chat: AskedChat) -> bytes:
 
 
 def _history(body: ResponseRequest, path: Path, *, is_same_setup: bool) -> tuple[History, GeneratedTurns | None]:
-    """The whole conversation, and the turns of it whose ids are of use."""
+    """Return the whole conversation, and the turns whose stored token ids can be reused in the prompt."""
     earlier = [items_of(*turn) for turn in path.turns]
     history = body.history([item for items in earlier for item in items])
     if not is_same_setup:
         return history, None
     exact = History.of([item for items in earlier[: path.num_exact] for item in items]).messages
     first = int(body.instructions is not None)
-    if history.messages[first : first + len(exact)] != exact:  # what follows goes on with the last message
+    if history.messages[first : first + len(exact)] != exact:  # the next item extends the last message
         return history, None
     return history, GeneratedTurns(first + len(exact), path.token_ids)
 
@@ -147,13 +147,13 @@ class _Output(msgspec.Struct):
 
 
 def items_of(items: bytes, response: bytes | None) -> list[InputItem]:
-    """The items of a turn: those that were sent, and those of the response."""
+    """Return the items of a turn: the request's input, and the response's output."""
     sent = msgspec.json.decode(items, type=list[InputItem])
     return sent if response is None else [*sent, *msgspec.json.decode(response, type=_Output).output]
 
 
 def item_json(item: InputItem) -> bytes:
-    """An item as it is listed: with an id, and its text as parts."""
+    """Return an item in the form in which it is listed: with an id, and its text as parts."""
     fields: dict[str, Any] = {name: value for name, value in msgspec.structs.asdict(item).items() if value is not None}
     fields.setdefault("id", new_id(_ID_OF.get(item.type, "item_")))
     if isinstance(item.content, str):

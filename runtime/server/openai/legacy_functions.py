@@ -1,6 +1,6 @@
-"""Functions as clients offered them before there were tools: `functions`, `function_call` and the role `function`.
+"""OpenAI's older form of tools: `functions`, `function_call` and the role `function`.
 
-Knows both shapes. A request with functions is one with tools, and its reply is translated back.
+Knows both forms. Functions of a request become tools, and its reply is translated back.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FunctionChoice = Literal["auto", "none"] | NamedFunction
 
 
 def function_use(asked: Sequence[FunctionDefinition], choice: FunctionChoice | None) -> ToolUse:
-    """What the model is told, and what it may do: call one function at most.
+    """Return the functions as tools for the model, of which it may call at most one.
 
     Raises:
-        InvalidParameter: as `tool_use`.
+        InvalidParameter: as `tool_use` does.
     """
     require_at_most("functions", asked, MAX_TOOLS)
     tools = [function.tool() for function in asked]
@@ -32,12 +32,12 @@ def function_use(asked: Sequence[FunctionDefinition], choice: FunctionChoice | N
 
 
 def functions_field(index: int) -> str:
-    """The name of the field that has a function's parameters."""
+    """Return the request field with the schema of the n-th function."""
     return f"functions[{index}].parameters"
 
 
 def legacy_message(message: ReplyMessage) -> ReplyMessage:
-    """A reply whose call is a `function_call`."""
+    """Convert the tool call of a message to a `function_call`."""
     if message.tool_calls is msgspec.UNSET:
         return message
     [call] = message.tool_calls
@@ -46,7 +46,7 @@ def legacy_message(message: ReplyMessage) -> ReplyMessage:
 
 
 def legacy_delta(delta: ChatDelta) -> ChatDelta:
-    """The same of a piece of a stream."""
+    """Convert the tool call of a stream's delta to a `function_call`."""
     if delta.tool_calls is msgspec.UNSET:
         return delta
     [call] = delta.tool_calls
@@ -55,5 +55,5 @@ def legacy_delta(delta: ChatDelta) -> ChatDelta:
 
 
 def legacy_reason(reason: ChatFinishReason) -> ChatFinishReason:
-    """Why a reply ended, in the words of then."""
+    """Convert the finish reason "tool_calls" to "function_call"."""
     return "function_call" if reason == "tool_calls" else reason

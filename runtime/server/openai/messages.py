@@ -1,6 +1,6 @@
-"""The messages of a conversation, as clients send them and as chat templates know them.
+"""The messages of a chat completion request, and their translation for chat templates.
 
-Knows their shape, not how they are rendered.
+Knows their format, not how they are rendered.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .tools import CalledFunction, CallOfMessage, id_of_call
 
 
 class MessagePart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of a message. What is no text is read by no model here; what it has is not looked at."""
+    """A part of a message. Parts other than text cannot be read by models, and their fields are not checked."""
 
     type: str = "text"
-    text: str | None = None  # None: of another kind
-    refusal: str | None = None  # what an earlier reply said instead of an answer
+    text: str | None = None  # None for other types
+    refusal: str | None = None  # an earlier reply's refusal to answer
     image_url: Any = None
     input_audio: Any = None
     video_url: Any = None
@@ -34,17 +34,17 @@ class MessagePart(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_unread(self) -> bool:
-        """Whether no model here can read it."""
+        """Return whether models cannot read the part."""
         return self.type not in ("text", "refusal")
 
     @property
     def said(self) -> str | None:
-        """Its text; None: it has none."""
+        """Its text, or None."""
         return self.refusal if self.type == "refusal" else self.text
 
     @property
     def words(self) -> str:
-        """Its text, or what stands for it in the result of a call."""
+        """Its text, or the note that replaces it in a tool result."""
         return note(_KINDS.get(self.type, "attachment")) if self.is_unread else self.said or ""
 
 
@@ -52,37 +52,39 @@ _KINDS = {"image_url": "image", "input_audio": "audio", "video_url": "video", "f
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """One message; parts of text are joined, for templates expect one string.
+    """One message of a conversation.
 
-    The fields that can only be null are those of a reply: OpenAI's clients send a reply back as they got it.
+    It has the fields of replies, too, because OpenAI's clients send a reply back as they got it.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[MessagePart] | None = None  # None: a reply that only calls tools
+    content: str | list[MessagePart] | None = None  # None if a reply only calls tools
     name: str | None = None
-    refusal: str | None = None  # of a reply: what it said instead of an answer
-    annotations: list[Any] | None = None  # of a reply: nothing is done with it
-    audio: Any = None  # of a reply that another model spoke: left out
-    function_call: CalledFunction | None = None  # a call as it was made before there were tools
+    refusal: str | None = None  # of a reply
+    annotations: list[Any] | None = None  # of a reply; ignored
+    audio: Any = None  # of another model's spoken reply; dropped
+    function_call: CalledFunction | None = None  # of a reply: the older form of tool_calls
     tool_calls: list[CallOfMessage] | None = None  # of a reply
-    tool_call_id: str | None = None  # of the call that a tool answers
-    reasoning_content: str | None = None  # what a reply thought, sent back
-    reasoning: str | None = None  # another name of it
-    parsed: Any = None  # what OpenAI's client made of a structured reply, and sends back: nothing is done with it
+    tool_call_id: str | None = None  # of a tool result
+    reasoning_content: str | None = None  # of a reply
+    reasoning: str | None = None  # another name for reasoning_content
+    parsed: Any = None  # added by OpenAI's client to a structured reply; ignored
 
     def __post_init__(self) -> None:
         if self.content is None and not (self.calls or self.thought or self.refusal or self.audio):
             raise ValueError("a message without tool_calls needs content; it is missing or null")
         if self.unread and self.role not in ("tool", "function"):
             kind = self.unread[0].type
-            raise ValueError(f"a part has the type {kind!r:.60}; models read and write text here: send text")
+            raise ValueError(f"a part has the type {kind!r:.60}; models read and write text only: send text")
         for name in ("refusal", "audio"):
             if getattr(self, name) and self.role != "assistant":
-                raise ValueError(f"{name} is set, and role is {self.role!r}; only replies of the assistant have it")
+                raise ValueError(f"{name} is set, and role is {self.role!r}; only assistant messages can have it")
         if self.thought and self.role != "assistant":
-            raise ValueError(f"reasoning_content is set, and role is {self.role!r}; only the assistant thinks")
+            raise ValueError(
+                f"reasoning_content is set, and role is {self.role!r}; only assistant messages can have it"
+            )
         if self.calls and self.role != "assistant":
-            raise ValueError(f"tool_calls is set, and role is {self.role!r}; only the assistant calls tools")
+            raise ValueError(f"tool_calls is set, and role is {self.role!r}; only assistant messages can have it")
         if self.role == "function" and self.name is None:
             raise ValueError("a message of the role 'function' needs the function's name; it is missing")
         if (self.role == "tool") != (self.tool_call_id is not None):
@@ -90,23 +92,23 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def unread(self) -> list[MessagePart]:
-        """Parts that no model here can read."""
+        """Parts that models cannot read."""
         return [part for part in self.content if part.is_unread] if isinstance(self.content, list) else []
 
     @property
     def calls(self) -> list[CallOfMessage]:
-        """The calls of a reply, in whichever shape they are sent back."""
+        """The tool calls of a reply, in either form."""
         if self.tool_calls or self.function_call is None:
             return self.tool_calls or []
         return [CallOfMessage(id_of_call(self.function_call.name), self.function_call)]
 
     @property
     def thought(self) -> str | None:
-        """What a reply thought, by whichever name it is sent back."""
+        """The reasoning of a reply, by either name."""
         return self.reasoning_content or self.reasoning
 
     def to_template(self) -> dict[str, object]:
-        """The message as chat templates know it; they know `developer` as `system`."""
+        """Return the message for chat templates: its text parts joined to one string, and `developer` as `system`."""
         content = self.content or self.refusal or ""
         content = content if isinstance(content, str) else "".join(part.words for part in content)
         message: dict[str, object] = {"role": _ROLES.get(self.role, self.role), "content": content}
@@ -121,5 +123,5 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return message if self.name is None else message | {"name": self.name}
 
 
-_ROLES = {"developer": "system", "function": "tool"}  # as chat templates know them
+_ROLES = {"developer": "system", "function": "tool"}  # names in chat templates
 Conversation = Annotated[list[ChatMessage], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]

@@ -1,6 +1,6 @@
-"""OpenAI's completions as types, whole and as chunks of a stream, with fields of vLLM's and of ours.
+"""Types of OpenAI's completions, whole and as chunks of a stream, with some of vLLM's fields and radixlm's own.
 
-Knows shapes, not how they are filled.
+Knows formats, not how they are filled.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Literal
 import msgspec
 
 from ...engine.completion import FinishReason, PrefillProgress, StopReason
-from ..truncation import Truncated
+from ..truncation import TruncatedHistory
 
 
 class ChangeReply(msgspec.Struct):
-    before: str  # what both sides end with there
-    was: str  # what is cached
-    now: str  # what the prompt says
+    before: str  # common text before the difference
+    was: str  # cached text
+    now: str  # the prompt's text
 
 
 class WhyNotMoreReply(msgspec.Struct):
@@ -27,27 +27,27 @@ class WhyNotMoreReply(msgspec.Struct):
     wanted_text: str | None
     cached_ids: tuple[int, ...]
     cached_text: str | None
-    message: str  # a line for humans
-    before_text: str | msgspec.UnsetType = msgspec.UNSET  # what ends at `position`, in whole tokens, as the other texts
-    change: ChangeReply | msgspec.UnsetType = msgspec.UNSET  # of two texts that differ
+    message: str  # one line for people
+    before_text: str | msgspec.UnsetType = msgspec.UNSET  # text of the tokens before `position`
+    change: ChangeReply | msgspec.UnsetType = msgspec.UNSET  # if two texts differ
 
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
-    cached_tokens_by_kind: Mapping[str, int]  # ours: how the cached tokens were found
-    cached_tokens_by_tier: Mapping[str, int]  # ours: where they lay, in memory or on disk
-    cache_match: str | None  # ours: the weakest kind among them
-    why_not_more: WhyNotMoreReply | None  # ours: None if all that may be reused was
-    # ours: the share of the cached tokens' keys and values that was loaded, and an estimate of the attention that the
-    # rest would have got; unset: all was there, and the reply is exact
+    cached_tokens_by_kind: Mapping[str, int]  # radixlm's: by kind of match
+    cached_tokens_by_tier: Mapping[str, int]  # radixlm's: in memory or on disk
+    cache_match: str | None  # radixlm's: the weakest kind of match
+    why_not_more: WhyNotMoreReply | None  # radixlm's: why the cached prefix ends; None if it could not be longer
+    # radixlm's: loaded share of the cached tokens' KV rows, and estimated attention to the rest; unset if the reply is
+    # exact
     kv_loaded: float | msgspec.UnsetType = msgspec.UNSET
     kv_dropped_mass: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionTokensDetails(msgspec.Struct):
-    reasoning_tokens: int  # of a thought, with its tags
-    accepted_prediction_tokens: int = 0  # guesses that were right: tokens of the reply
-    rejected_prediction_tokens: int = 0  # guesses that were not: no tokens of the reply
+    reasoning_tokens: int  # its tags included
+    accepted_prediction_tokens: int = 0  # accepted draft tokens, which are tokens of the reply
+    rejected_prediction_tokens: int = 0  # rejected draft tokens, which are not
 
 
 class UsageReply(msgspec.Struct):
@@ -55,11 +55,11 @@ class UsageReply(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # unset: all are 0
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET  # unset if all are 0
 
 
 class RunningUsage(msgspec.Struct):
-    """Of one choice, in a chunk of its stream."""
+    """Token counts of one choice so far, in a chunk of its stream."""
 
     prompt_tokens: int
     completion_tokens: int  # so far
@@ -70,40 +70,40 @@ TokenIds = tuple[int, ...] | msgspec.UnsetType  # unset: not asked for
 
 
 Guessed = tuple[bool, ...] | msgspec.UnsetType
-"""Ours: of each token that a chunk of a stream brings, whether it was guessed; unset: not asked for."""
+"""radixlm's: for each token of a chunk, whether it was an accepted draft token; unset if not requested."""
 
 
 StopReasonReply = StopReason | msgspec.UnsetType | None
-"""vLLM's: the stop string or token of the request's own that ended the reply, else None; unset: it has not ended."""
+"""vLLM's: the request's stop string or token that ended the reply, else None; unset before the end."""
 
 
 class TruncationReply(msgspec.Struct):
-    """What of a history was left out, because a request or the server said that it may be."""
+    """The messages of a history that were dropped because it did not fit into the context."""
 
     strategy: str
-    dropped_messages: tuple[int, ...]  # their places in what was sent
+    dropped_messages: tuple[int, ...]  # indices in the request's messages
     num_dropped_tokens: int
 
     @classmethod
-    def of(cls, truncated: Truncated) -> TruncationReply:
-        """The same of a history whose messages are those that were sent."""
+    def of(cls, truncated: TruncatedHistory) -> TruncationReply:
+        """Return the field for a truncated history whose messages are those of the request."""
         return cls("middle", tuple(truncated.dropped), truncated.num_dropped_tokens)
 
 
 class PromptProgressReply(msgspec.Struct):
-    """How far a prompt is, in llama.cpp's words; a choice's chunk that has it says nothing else.
+    """Prefill progress, in llama.cpp's format, in a chunk of its own.
 
-    `processed / total` is there; of what had to be computed, `(processed - cache) / (total - cache)`.
+    `processed / total` is the progress overall, `(processed - cache) / (total - cache)` that of the computed part.
     """
 
     total: int  # tokens of the prompt
-    cache: int  # of these, found cached
-    processed: int  # of these, cached or computed
+    cache: int  # found in the cache
+    processed: int  # found in the cache or computed so far
     time_ms: int  # since the request left the queue
 
     @classmethod
     def of(cls, progress: PrefillProgress) -> PromptProgressReply:
-        """The same of a request."""
+        """Return the field for an engine's progress."""
         return cls(
             progress.num_prompt_tokens,
             progress.num_cached_tokens,
@@ -113,7 +113,7 @@ class PromptProgressReply(msgspec.Struct):
 
 
 class CutPromptReply(msgspec.Struct):
-    """Which tokens of a prompt were left out, because a request or the server said that some may be."""
+    """The tokens of a prompt that were cut out because it did not fit into the context."""
 
     strategy: str
     start: int  # tokens before them
@@ -121,7 +121,7 @@ class CutPromptReply(msgspec.Struct):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """What every reply and every chunk of one begins with."""
+    """The fields of all replies and chunks."""
 
     id: str
     object: str
@@ -129,11 +129,11 @@ class Reply(msgspec.Struct, kw_only=True):
     model: str
     system_fingerprint: str  # of artifact, version and options
     choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
-    # unset: a chunk of a stream without usage
+    # unset in a chunk without usage
     usage: UsageReply | RunningUsage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: TokenIds = msgspec.UNSET  # of a chat; in the last choice's chunk of a stream
-    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
-    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in chunks before a reply, if asked for
+    truncation: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's, on request; in a stream's first chunk
+    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # on request, in chunks before a reply
     prompt_logprobs: PromptLogprobsReply = msgspec.UNSET  # of a chat; in a chunk before each reply of a stream
 
 
@@ -152,7 +152,7 @@ class ChatLogprob(msgspec.Struct):
 
 class ChatLogprobs(msgspec.Struct):
     content: list[ChatLogprob]
-    refusal: None = None  # nor its tokens
+    refusal: None = None
 
 
 ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
@@ -173,9 +173,9 @@ class ReplyMessage(msgspec.Struct):
     content: str | None
     role: str = "assistant"
     refusal: None = None
-    tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET  # unset: none
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # unset: no thought
-    function_call: FunctionCallReply | msgspec.UnsetType = msgspec.UNSET  # instead of `tool_calls`, if asked for so
+    tool_calls: list[ToolCallReply] | msgspec.UnsetType = msgspec.UNSET  # unset if none
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET  # unset if none
+    function_call: FunctionCallReply | msgspec.UnsetType = msgspec.UNSET  # replaces `tool_calls` for `functions`
 
 
 class ChatChoice(msgspec.Struct):
@@ -185,7 +185,7 @@ class ChatChoice(msgspec.Struct):
     index: int = 0
     token_ids: TokenIds = msgspec.UNSET
     stop_reason: StopReasonReply = None
-    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's; unset: it did not
 
 
 class FunctionCallDelta(msgspec.Struct):
@@ -194,7 +194,7 @@ class FunctionCallDelta(msgspec.Struct):
 
 
 class ToolCallDelta(msgspec.Struct):
-    """The first of a call has id, type and name, those after it a piece of the arguments."""
+    """A piece of a tool call: the first has id, type and name, later ones a piece of the arguments."""
 
     index: int
     function: FunctionCallDelta
@@ -218,18 +218,18 @@ class ChatChunkChoice(msgspec.Struct):
     token_ids: TokenIds = msgspec.UNSET
     stop_reason: StopReasonReply = msgspec.UNSET
     guessed: Guessed = msgspec.UNSET
-    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not, or goes on
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's; unset: it did not, or has not ended
 
 
 class TextLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float | None]  # None: of a prompt's first token
+    token_logprobs: list[float | None]  # None for a prompt's first token
     top_logprobs: list[dict[str, float] | None]  # likewise
-    text_offset: list[int]  # characters of the text before the token
+    text_offset: list[int]  # index of the token's first character in the text
 
 
 class PromptLogprobReply(msgspec.Struct):
-    """vLLM's: a token that stands in a prompt, or might."""
+    """vLLM's: a prompt token, or a likely alternative to it."""
 
     logprob: float
     rank: int  # by likelihood, from 1
@@ -237,7 +237,7 @@ class PromptLogprobReply(msgspec.Struct):
 
 
 PromptLogprobsReply = list[dict[str, PromptLogprobReply] | None] | msgspec.UnsetType
-"""For each token of a prompt the likely ones by id, and the token itself; None for the first; unset: not asked for."""
+"""For each prompt token, the most likely tokens and the token itself, by id; None for the first token."""
 
 
 class TextChoice(msgspec.Struct):
@@ -248,8 +248,8 @@ class TextChoice(msgspec.Struct):
     token_ids: TokenIds = msgspec.UNSET
     prompt_token_ids: TokenIds = msgspec.UNSET  # in the last chunk of a stream
     stop_reason: StopReasonReply = msgspec.UNSET
-    truncation: CutPromptReply | msgspec.UnsetType = msgspec.UNSET  # ours, if asked for; in a stream's first chunk
-    prompt_logprobs: PromptLogprobsReply = msgspec.UNSET  # in the chunk of a stream before the reply
+    truncation: CutPromptReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's, on request; in a stream's first chunk
+    prompt_logprobs: PromptLogprobsReply = msgspec.UNSET  # in a stream's chunk before the reply
     guessed: Guessed = msgspec.UNSET
 
 

@@ -1,4 +1,4 @@
-"""The parts of OpenAI's replies, made of what the engine and the events of a reply say: usage, tokens, messages.
+"""Translate the engine's results into parts of OpenAI's replies: usage, logprobs, messages, deltas.
 
 Knows values, not endpoints or streams.
 """
@@ -39,11 +39,11 @@ _WEAKER_AND_WEAKER: tuple[str, ...] = get_args(MatchKind)
 
 
 def usage_of(completions: Sequence[Completion], num_choices: int = 1, *, tells_cached_text: bool) -> UsageReply:
-    """The usage of all `completions`: `num_choices` of the first prompt, then as many of the next.
+    """Return the usage of all completions, ordered by prompt, with `num_choices` completions for each.
 
-    A prompt counts once, as at OpenAI's. Of its choices, the one that found least cached computed what the others
-    reused: its figures are the prompt's. `cache_match` is the weakest kind that any prompt used, and `why_not_more`
-    the first prompt's that has one. Where prefixes were loaded in part, the labels are the worst prompt's.
+    A prompt counts once, as in OpenAI's API. Its counts are those of the choice with the fewest cached tokens, which
+    computed the prompt for the others. `cache_match` is the weakest kind that any prompt used, `why_not_more` that of
+    the first prompt that has one. If KV was loaded approximately, the figures are those of the worst prompt.
     """
     groups = [completions[start : start + num_choices] for start in range(0, len(completions), num_choices)]
     prompts = [min(group, key=lambda completion: completion.usage.cached_tokens) for group in groups]
@@ -84,7 +84,7 @@ def _details(prompts: Sequence[Completion], tells_cached_text: bool) -> PromptTo
 
 
 def why_not_more(why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMoreReply | None:
-    """What a client may know of why not more was reused; None if all that may be was."""
+    """Return why a cached prefix ends, without text that clients must not see; None if it could not be longer."""
     if why is None or why.kind == "complete":
         return None
     why = why if tells_cached_text else why.withheld()
@@ -97,18 +97,18 @@ def why_not_more(why: WhyNotMore | None, *, tells_cached_text: bool) -> WhyNotMo
 
 
 class PromptCounts(Protocol):
-    """Knows the lengths of prompts; `Choices` does."""
+    """The prompt lengths of a request's choices."""
 
     def num_prompt_tokens(self, index: int) -> int: ...
 
 
 class ChunkUsage:
-    """The usage in the chunks of a stream, before the last one, which has that of all choices.
+    """The `usage` field in the chunks of a stream, except the last chunk.
 
     Args:
-        prompts: has the length of each choice's prompt.
-        is_told: whether the stream ends with a chunk of usage; the others have null then.
-        is_running: whether each chunk tells of its choice so far.
+        prompts: the length of each choice's prompt.
+        is_told: the stream ends with a chunk of usage; the other chunks then have null.
+        is_running: each chunk has the counts of its choice so far.
     """
 
     def __init__(self, prompts: PromptCounts, *, is_told: bool, is_running: bool) -> None:
@@ -120,7 +120,7 @@ class ChunkUsage:
         self._num_generated[index] += len(delta.token_ids)
 
     def of(self, index: int) -> RunningUsage | msgspec.UnsetType | None:
-        """What a chunk of a choice has."""
+        """Return the `usage` field of a choice's next chunk."""
         if not self._is_running:
             return None if self._is_told else msgspec.UNSET
         num_prompt, num_generated = self._prompts.num_prompt_tokens(index), self._num_generated[index]
@@ -128,7 +128,7 @@ class ChunkUsage:
 
 
 class TokenNames(Protocol):
-    """Spells single tokens; `Served` does."""
+    """Returns the text and bytes of single tokens."""
 
     def token_text(self, token_id: int) -> str: ...
 
@@ -136,7 +136,7 @@ class TokenNames(Protocol):
 
 
 def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) -> ChatLogprobs | None:
-    """`choices[].logprobs` of a chat; None if the client does not ask for them."""
+    """Return `choices[].logprobs` of a chat; None if the request does not ask for them."""
     if logprobs is None:
         return None
     content = []
@@ -148,13 +148,13 @@ def chat_logprobs(names: TokenNames, logprobs: Sequence[TokenLogprob] | None) ->
 
 
 class TextTokens:
-    """The tokens of one completion, each with the place in the reply's text where it begins.
+    """Converts the logprobs of one completion, and counts the offset of each token in the text.
 
-    Places are counted by what the tokens spell: text that may become a stop string is sent later than its tokens.
+    Offsets are counted by the tokens' own text, because text that may become a stop string is sent after its tokens.
 
     Args:
-        num_swallowed: how many characters the tokens begin with that are not in the reply's text. A token that begins
-            before the text is said to begin with it.
+        num_swallowed: characters at the beginning of the tokens that are not in the text. Tokens that begin there have
+            the offset 0.
     """
 
     def __init__(self, names: TokenNames, num_swallowed: int = 0) -> None:
@@ -163,7 +163,7 @@ class TextTokens:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def logprobs(self, logprobs: Sequence[TokenLogprob] | None) -> TextLogprobs | None:
-        """`choices[].logprobs` for the next tokens, or for all; None if the client does not ask for them."""
+        """Return `choices[].logprobs` of the next tokens; None if the request does not ask for them."""
         if logprobs is None:
             return None
         reply = TextLogprobs([], [], [], [])
@@ -172,7 +172,7 @@ class TextTokens:
         return reply
 
     def prompt(self, told: PromptLogprobs, num_top: int) -> TextLogprobs:
-        """The same for a prompt's tokens, the first of which has no logprob."""
+        """Return `choices[].logprobs` of a prompt's tokens, the first of which has no logprob."""
         reply = TextLogprobs([], [], [], [])
         for token_id, logprob in zip(told.token_ids, told, strict=True):
             self._add(reply, token_id, logprob, num_top)
@@ -191,10 +191,10 @@ def _top(names: TokenNames, token_id: int, logprob: float) -> TopLogprob:
 
 
 def _top_by_name(names: TokenNames, logprob: TokenLogprob, num_top: int) -> dict[str, float]:
-    """The `num_top` most likely tokens by name.
+    """Return the logprobs of the `num_top` most likely tokens by name.
 
-    A token with the name of another one is called `token_id:ID`, as in vLLM. Bytes and letters may have the same name.
-    The token itself keeps its own, by which clients look it up here.
+    A token with the same name as another one is called `token_id:ID`, as in vLLM. Byte tokens and letters may have the
+    same name. The generated token keeps its own name, by which clients look it up.
     """
     id_of = {_name(names, logprob.token_id): logprob.token_id}
     top: dict[str, float] = {}
@@ -205,7 +205,7 @@ def _top_by_name(names: TokenNames, logprob: TokenLogprob, num_top: int) -> dict
 
 
 def _name(names: TokenNames, token_id: int) -> str:
-    """A token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character, so that names differ."""
+    """Return a token's text, or OpenAI's `bytes:\\xf0\\x9f` for a part of a character, so that names differ."""
     try:
         names.token_bytes(token_id).decode()
     except UnicodeDecodeError:
@@ -214,7 +214,7 @@ def _name(names: TokenNames, token_id: int) -> str:
 
 
 def message_of(completion: Completion, reply: ReplyEvents) -> ReplyMessage:
-    """A whole reply; one that only calls has no content."""
+    """Return a completion as a message. Its content is null if it only calls tools."""
     reply.push(Delta.whole(completion))
     content = "".join(part.text for part in reply.parts if part.kind == "text")
     calls = [
@@ -231,7 +231,7 @@ def message_of(completion: Completion, reply: ReplyEvents) -> ReplyMessage:
 
 
 def deltas_of(events: Sequence[ReplyEvent]) -> list[ChatDelta]:
-    """What a stream has for events: text as it comes, and of a call first its name, then its arguments."""
+    """Return the deltas of a stream for a reply's events: text, and for tool calls first the name, then arguments."""
     deltas: list[ChatDelta] = []
     for event in events:
         call = event.part.call
@@ -247,5 +247,5 @@ def deltas_of(events: Sequence[ReplyEvent]) -> list[ChatDelta]:
 
 
 def finish_reason_of(reason: FinishReason, reply: ReplyEvents) -> ChatFinishReason:
-    """Why a reply ended, in OpenAI's words: `tool_calls` for one whose calls are whole."""
+    """Return OpenAI's finish reason: `tool_calls` if the reply ends with complete tool calls."""
     return "tool_calls" if reason == "stop" and reply.has_calls else reason

@@ -1,7 +1,7 @@
-"""What clients send, as types: OpenAI's requests, and the fields that are ours.
+"""Types of OpenAI's completion requests, with radixlm's own fields.
 
 Validation is strict: a wrong type is an error that names the field, and so is an unknown field that `field_policy`
-refuses. Else the reply would answer a question that was not asked. Knows shapes and defaults, not the engine's work.
+refuses. Otherwise the reply would not be what the client asked for. Knows formats and defaults, not the engine's work.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CacheText = Annotated[str, msgspec.Meta(max_length=MAX_LENGTH)]
 ReturnProgress = Annotated[
     bool,
     msgspec.Meta(
-        description="Of a stream: say how far the prompt is before the reply begins, as llama.cpp does. A chunk with "
-        "prompt_progress has one choice, which is empty; /v1/responses repeats response.in_progress."
+        description="Stream prefill progress before the reply begins, as llama.cpp does. A chunk with prompt_progress "
+        "has one empty choice; /v1/responses repeats response.in_progress."
     ),
 ]
 
@@ -46,8 +46,8 @@ ReturnProgress = Annotated[
 ReturnGuesses = Annotated[
     bool,
     msgspec.Meta(
-        description="Of a stream: each choice of a chunk has guessed, which says of each token that the chunk brings "
-        "whether it was guessed before the model said it."
+        description="Add `guessed` to the choices of a stream's chunks: for each token of the chunk, whether it was an "
+        "accepted draft token of speculative decoding."
     ),
 ]
 
@@ -55,36 +55,36 @@ ReturnGuesses = Annotated[
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM's: with `include_usage`, each chunk has the usage so far
-    include_obfuscation: bool | None = None  # would hide lengths from observers of the network: nothing is added here
+    include_obfuscation: bool | None = None  # ignored: would pad chunks to hide their lengths
 
 
 @with_sampling_of("openai")
 class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
-    """The fields that both kinds of completion share, beside sampling parameters."""
+    """The fields that chat and text completions share, sampling parameters included."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_logprobs: NumLogprobs | None = None  # vLLM's: all tokens of the prompt are computed then
+    prompt_logprobs: NumLogprobs | None = None  # vLLM's; disables prefix reuse for the request
     n: NumChoices | None = None
-    cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
-    kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
-    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    cache_match: MatchPolicy | None = None  # radixlm's: match policy of the prefix cache; None: the server's default
+    kv_budget: KVShare | None = None  # radixlm's: share of a stored prefix's KV rows to load
+    cache_salt: CacheText | None = None  # isolates the cache: only requests with the same salt share prefixes
     prompt_cache_key: CacheText | None = None  # likewise
-    speculate: bool | None = None  # ours: false: nothing is guessed; the reply is the same bytes
+    speculate: bool | None = None  # radixlm's: false: no speculative decoding; the reply is the same bytes
     return_progress: ReturnProgress | None = None
-    return_guesses: ReturnGuesses | None = None  # ours
-    truncation: Truncation | None = None  # ours: what becomes of what does not fit; None: as the server has it
-    return_token_ids: bool | None = None  # the ids of the prompt that were really used, and those of the reply
-    user: str | None = None  # for the client's own books: nothing is done with it
-    metadata: dict[str, str] | None = None  # likewise
+    return_guesses: ReturnGuesses | None = None  # radixlm's
+    truncation: Truncation | None = None  # radixlm's: policy for prompts that exceed the context; None: the server's
+    return_token_ids: bool | None = None  # the ids of the prompt that were used, and those of the reply
+    user: str | None = None  # ignored: for the client's own records
+    metadata: dict[str, str] | None = None  # ignored
 
     @property
     def num_choices(self) -> int:
-        """How many replies to each prompt are asked for.
+        """Number of replies to each prompt.
 
         Raises:
-            InvalidParameter: none, or too many.
+            InvalidParameter: it is less than one, or too large.
         """
         n = 1 if self.n is None else self.n
         if not 1 <= n <= MAX_CHOICES:
@@ -93,19 +93,19 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """Return whether a stream ends with a chunk of usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def has_running_usage(self) -> bool:
-        """Whether each chunk of a stream says how many tokens there are so far."""
+        """Return whether each chunk of a stream has the token counts so far."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what the request says instead.
+        """Return `defaults` with the parameters that the request sets.
 
         Raises:
-            InvalidParameter: a value is outside its range, or there are too many of them.
+            InvalidParameter: a value is outside its range, or a list is too long.
         """
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise InvalidParameter(
@@ -116,18 +116,18 @@ class SamplingRequest(GuidedRequest, forbid_unknown_fields=True, kw_only=True):
         return sampling_params("openai", self, defaults, self._own_wishes(), self._own_names())
 
     def _own_names(self) -> Mapping[str, str]:
-        """The request's names of fields of `SamplingParams`, where they are others."""
+        """Return the request's names for fields of `SamplingParams` whose names differ."""
         return {}
 
     def _own_wishes(self) -> dict[str, object]:
-        """Fields of `SamplingParams` that only one kind of completion sets."""
+        """Return fields of `SamplingParams` that only one kind of completion sets."""
         return {}
 
 
 def effort_kwargs(effort: ReasoningEffort | None, kwargs: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """Variables of a chat template, and the effort under the names that templates know.
+    """Add the reasoning effort to the variables of a chat template, unless they set it.
 
-    No effort is `enable_thinking` set to false, any other is `reasoning_effort`.
+    "none" sets `enable_thinking` to false, any other effort sets `reasoning_effort`.
     """
     if effort is None:
         return kwargs
@@ -136,12 +136,12 @@ def effort_kwargs(effort: ReasoningEffort | None, kwargs: Mapping[str, object] |
 
 
 def thinking_kwargs(is_thinking: bool | None, kwargs: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """Variables of a chat template, and whether the model thinks, if that is said."""
+    """Add `enable_thinking` to the variables of a chat template, unless it is None or they set it."""
     return kwargs if is_thinking is None else {"enable_thinking": is_thinking} | dict(kwargs or {})
 
 
 def require_stream(stream: bool | None, name: str, wanted: bool | None) -> None:
-    """Raise InvalidParameter if what streams alone have is asked for in a reply that is not streamed."""
+    """Raise InvalidParameter if an option for streams is set without streaming."""
     if wanted and not stream:
         raise InvalidParameter(f"{name} is for streams; set stream to true or leave it out", param=name)
 
@@ -153,19 +153,19 @@ class CompletionRequest(SamplingRequest, kw_only=True):
     max_tokens: MaxTokens | None = 16  # OpenAI's default
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
-    best_of: NumChoices | None = None  # OpenAI's old way to ask for more than is sent
+    best_of: NumChoices | None = None  # OpenAI's older way to generate more replies than are returned
     suffix: str | None = None
-    strip_suffix: bool | None = None  # ours: feed a prompt, be it text or ids, without the token of its last space
-    token_healing: bool | None = None  # TabbyAPI's: the prompt's last token is chosen anew, with the bytes that it has
+    strip_suffix: bool | None = None  # radixlm's: strip the token of a final space from the prompt
+    token_healing: bool | None = None  # TabbyAPI's: generate the prompt's last token again, beginning with its bytes
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether the tokens of the prompt have logprobs beside those of the reply."""
+        """Return whether `logprobs` covers the tokens of the prompt, too."""
         return bool(self.echo) and self.logprobs is not None
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Every prompt; a list of token ids is one.
+        """The list of prompts; a list of token ids is one prompt.
 
         Raises:
             InvalidParameter: the list mixes texts and ids, or there are too many prompts.
@@ -190,10 +190,10 @@ class CompletionRequest(SamplingRequest, kw_only=True):
 
     @property
     def one_prompt(self) -> Prompt:
-        """The prompt, where there may be only one.
+        """The only prompt.
 
         Raises:
-            InvalidParameter: there are several, or they are mixed.
+            InvalidParameter: there are several, or texts and ids are mixed.
         """
         prompts = self.prompts
         if len(prompts) != 1:
@@ -202,10 +202,12 @@ class CompletionRequest(SamplingRequest, kw_only=True):
 
     def _own_wishes(self) -> dict[str, object]:
         if self.suffix:
-            raise InvalidParameter("suffix is set; leave it out: text is only written at the end", param="suffix")
+            raise InvalidParameter(
+                "suffix is not supported; remove it: text is only generated at the end", param="suffix"
+            )
         if self.best_of not in (None, self.num_choices):
             raise InvalidParameter(
-                f"best_of is {self.best_of}; leave it out: all {self.num_choices} are sent", param="best_of"
+                f"best_of is {self.best_of}; remove it: all {self.num_choices} replies are returned", param="best_of"
             )
         if self.token_healing and self.strip_suffix:
             message = "token_healing and strip_suffix are both about the prompt's last token; leave one out"
@@ -215,8 +217,8 @@ class CompletionRequest(SamplingRequest, kw_only=True):
             wishes["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
         if self.strip_suffix and (self.echoes_logprobs or self.prompt_logprobs is not None):
             raise InvalidParameter(
-                "strip_suffix is set, and logprobs of the prompt are asked for: all of its tokens have some; leave "
-                "strip_suffix out",
+                "strip_suffix would strip a token whose logprob is requested; remove strip_suffix or the prompt's "
+                "logprobs",
                 param="strip_suffix",
             )
         return wishes

@@ -1,6 +1,6 @@
-"""What a reply is to look like: OpenAI's `response_format`, and vLLM's fields where OpenAI has none.
+"""Structured output fields: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
-Knows fields, not how a grammar is followed.
+Knows fields, not how a grammar is enforced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...chat.grammar import Grammar
 from ...errors import InvalidGrammar, InvalidParameter
 
 Schema = dict[str, Any]
-# `$` alone lets a line end follow in Python's way to read it, and JSON Schema's has no other end.
+# In Python, `$` also matches before a final line end. JSON Schema has no other anchor for the end.
 SchemaName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
 
 
@@ -28,7 +28,7 @@ class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forb
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    """A schema; `strict` refuses one that cannot be enforced whole, else it is enforced as far as it can be."""
+    """A schema. `strict` refuses one that cannot be enforced completely; others are enforced as far as possible."""
 
     name: SchemaName
     description: str | None = None
@@ -37,7 +37,7 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
-    """JSON that a schema describes."""
+    """JSON that matches a schema."""
 
     json_schema: JsonSchema
 
@@ -46,7 +46,7 @@ ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """vLLM's `structured_outputs`: one of these."""
+    """vLLM's `structured_outputs`; at most one field may be set."""
 
     json: Schema | str | None = None
     regex: str | None = None
@@ -56,21 +56,21 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_default
 
 
 class GuidedRequest(msgspec.Struct, kw_only=True):
-    """The fields that say what a reply is to look like; at most one of them."""
+    """The structured output fields of a request, of which at most one may be set."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None  # vLLM's, as the others below
     guided_json: Schema | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
-    guided_grammar: str | None = None  # GBNF as llama.cpp has it, or Lark
+    guided_grammar: str | None = None  # llama.cpp's GBNF, or Lark
 
     def grammar(self) -> Grammar | None:
-        """What the reply must keep to; None for any text.
+        """Return the grammar of the reply; None for any text.
 
         Raises:
-            InvalidParameter: it is said more than once.
-            InvalidGrammar: it is too long.
+            InvalidParameter: several fields are set.
+            InvalidGrammar: the grammar is too long.
         """
         if self._first_asked() is None:
             return None
@@ -89,15 +89,15 @@ class GuidedRequest(msgspec.Struct, kw_only=True):
         }
         found = {name: grammar for name, grammar in wishes.items() if grammar is not None}
         if len(found) > 1:
-            raise InvalidParameter(f"{' and '.join(found)} are all set; a reply can keep to one of them")
+            raise InvalidParameter(f"{' and '.join(found)} are all set; send one of them")
         return next(iter(found.values()), None)
 
     def naming(self) -> AbstractContextManager[None]:
-        """Name the field in an error of what `grammar` returned; see `named_grammar`."""
+        """Return a context that names the request's field in errors about its grammar; see `named_grammar`."""
         return named_grammar(self._first_asked())
 
     def _first_asked(self) -> str | None:
-        """The first field that asks for more than any text."""
+        """Return the first field that restricts the text, or None."""
         for name in _FIELDS:
             value = getattr(self, name)
             if value is not None and not isinstance(value, TextFormat):
@@ -120,7 +120,7 @@ _FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex
 
 @contextmanager
 def named_grammar(param: str | None) -> Iterator[None]:
-    """Raise InvalidParameter, which names the field `param`, in place of InvalidGrammar."""
+    """Turn InvalidGrammar into InvalidParameter with the field's name."""
     try:
         yield
     except InvalidGrammar as error:

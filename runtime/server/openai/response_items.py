@@ -1,7 +1,7 @@
-"""The items of a Responses input, and the messages that they are for a chat template.
+"""The items of a Responses input, and their translation into messages for a chat template.
 
-A reply comes back as several items: its thought, its words and its calls. They are one message again here, so that the
-prompt is what it was. Knows shapes, not which tools there are.
+A reply comes back as several items: reasoning, text and tool calls. They are joined to one message again, so that the
+prompt matches the cached one. Knows formats, not which tools there are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..field_policy import IgnoredFields
 from ..unread_parts import ADVICE, note
 from .response_tools import full_name
 
-_SEAL = "radixlm:"  # what a thought that only this server reads begins with
+_SEAL = "radixlm:"  # prefix of `encrypted_content` made by this server
 
 
 class InputPart(msgspec.Struct, forbid_unknown_fields=True):
-    """A part of an item; that of a reply comes back with all that the reply had."""
+    """A part of an item. Parts of earlier replies have the fields of a reply, too."""
 
     type: Literal[
         "input_text",
@@ -37,12 +37,12 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
         "input_image",
         "input_file",
     ]
-    text: str | None = None  # None: an image, a file or a refusal
-    refusal: str | None = None  # what an earlier reply said instead of an answer
+    text: str | None = None  # None for an image, a file or a refusal
+    refusal: str | None = None  # an earlier reply's refusal to answer
     annotations: list[Any] | None = None
     logprobs: list[msgspec.Raw] | None = None
     parsed: Any = None  # OpenAI's client adds it to what it streamed
-    image_url: Any = None  # of an image or a file, as the next five: nothing is done with it
+    image_url: Any = None  # of an image or a file, as the next five; ignored
     detail: Any = None
     file_id: Any = None
     file_url: Any = None
@@ -61,17 +61,17 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_unread(self) -> bool:
-        """Whether no model here can read it."""
+        """Return whether models cannot read the part."""
         return self.type in _UNREAD
 
     @property
     def said(self) -> str | None:
-        """Its text; None: it has none."""
+        """Its text, or None."""
         return self.refusal if self.type == "refusal" else self.text
 
     @property
     def words(self) -> str:
-        """Its text, or what stands for it in the result of a call."""
+        """Its text, or the note that replaces it in a tool result."""
         return note(_UNREAD[self.type]) if self.is_unread else self.said or ""
 
 
@@ -81,7 +81,7 @@ Content = str | list[InputPart]
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """A message, a thought, a call or its result. Items of a reply may be sent back as they came."""
+    """A message, reasoning, a tool call or its result. Items of a reply may be sent back unchanged."""
 
     type: Literal[
         "message",
@@ -92,9 +92,9 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
         "custom_tool_call_output",
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None  # of a message
-    content: Content | None = None  # of a message, or of a thought
-    summary: list[InputPart] | None = None  # of a thought: nothing is done with it
-    encrypted_content: str | None = None  # a thought as this server sealed it
+    content: Content | None = None  # of a message, or of reasoning
+    summary: list[InputPart] | None = None  # of reasoning; ignored
+    encrypted_content: str | None = None  # reasoning in the form that this server returned
     call_id: str | None = None  # of calls and results
     name: str | None = None  # of calls, as the next three
     namespace: str | None = None
@@ -104,8 +104,8 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
     phase: str | None = None
-    parsed_arguments: Any = None  # OpenAI's client adds it: nothing is done with it
-    success: bool | None = None  # likewise Codex
+    parsed_arguments: Any = None  # added by OpenAI's client; ignored
+    success: bool | None = None  # added by Codex; ignored
 
     def __post_init__(self) -> None:
         for name in _NEEDED[self.type]:
@@ -114,11 +114,11 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def thought(self) -> str | None:
-        """What a reasoning item says; None: nothing that can be read here."""
+        """The text of a reasoning item; None if it has none that this server can read."""
         return _text(self.content) or opened(self.encrypted_content)
 
     def call(self) -> dict[str, object]:
-        """A call as chat templates know it, its arguments still text."""
+        """Return a tool call for chat templates, with its arguments as text."""
         arguments = self.arguments or "{}"
         if self.type == "custom_tool_call":
             arguments = json.dumps({"input": self.input}, ensure_ascii=False)
@@ -142,25 +142,25 @@ FOREIGN_KINDS: Final = frozenset((
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_call"),
     *("mcp_approval_request", "mcp_approval_response", "compaction", "compaction_summary", "ghost_snapshot", "other"),
 ))  # fmt: skip
-"""Kinds that OpenAI's servers have, and Codex: tools that those ran, summaries that only those can read, and notes.
+"""Item types of OpenAI's servers and of Codex: tools run by them, summaries that only they can read, and notes.
 
-They are part of histories that began elsewhere, and are sent again with every request."""
+They occur in histories that began elsewhere, and are sent again with every request."""
 
-_NOTHING: Final = {"type": "reasoning"}  # in place of such an item, so that the others keep their numbers
+_NOTHING: Final = {"type": "reasoning"}  # replaces such an item, so that the others keep their indices
 
 
 @dataclass
 class History:
-    """Messages for a chat template, each with the places of its items in what was sent."""
+    """Messages for a chat template, each with the indices (`places`) of its items in the input."""
 
     messages: list[dict[str, object]] = field(default_factory=list)
     places: list[list[int]] = field(default_factory=list)
-    unread: set[str] = field(default_factory=set)  # names of images and files in results, where a note stands
-    _is_open: bool = False  # the last message is a reply that the next item may go on with
+    unread: set[str] = field(default_factory=set)  # names of images and files in tool results, replaced by a note
+    _is_open: bool = False  # the last message is a reply that the next item may extend
 
     @classmethod
     def of(cls, items: Sequence[InputItem], *, first: int = 0) -> History:
-        """The conversation that items make, of which the first has the place `first`.
+        """Translate items into messages. The first item has the index `first`.
 
         Raises:
             InvalidParameter: a message has an image or a file.
@@ -178,9 +178,9 @@ class History:
         match item.type:
             case "reasoning":
                 if item.thought:
-                    self._go_on(place, {"content", "tool_calls", REASONING_FIELD})[REASONING_FIELD] = item.thought
+                    self._assistant(place, {"content", "tool_calls", REASONING_FIELD})[REASONING_FIELD] = item.thought
             case "function_call" | "custom_tool_call":
-                calls = self._go_on(place, set()).setdefault("tool_calls", [])
+                calls = self._assistant(place, set()).setdefault("tool_calls", [])
                 assert isinstance(calls, list)
                 calls.append(item.call())
             case "function_call_output" | "custom_tool_call_output":
@@ -193,14 +193,14 @@ class History:
                 parts = item.output if isinstance(item.output, list) else ()
                 self.unread |= {f"input.output.{part.type}" for part in parts if part.is_unread}
             case "message" if item.role == "assistant":
-                self._go_on(place, {"content", "tool_calls"})["content"] = _text(item.content)
+                self._assistant(place, {"content", "tool_calls"})["content"] = _text(item.content)
             case "message":
                 role = "system" if item.role == "developer" else item.role
                 self._begin(place, {"role": role, "content": _text(item.content)}, is_open=False)
 
-    def _go_on(self, place: int, behind: set[str]) -> dict[str, object]:
-        """The reply that an item belongs to: another one if the last has something that comes `behind` the item."""
-        if not self._is_open or any(self.messages[-1].get(key) for key in behind):
+    def _assistant(self, place: int, later_fields: set[str]) -> dict[str, object]:
+        """Return the assistant message of an item: the last one, or a new one if that has any of `later_fields`."""
+        if not self._is_open or any(self.messages[-1].get(key) for key in later_fields):
             self._begin(place, {"role": "assistant", "content": ""}, is_open=True)
         else:
             self.places[-1].append(place)
@@ -212,17 +212,19 @@ class History:
         self._is_open = is_open
 
 
-def sealed(thought: str) -> str:
-    """A thought for `encrypted_content`: clients that store nothing send it back, and drop what they can read.
+def sealed(reasoning: str) -> str:
+    """Return reasoning encoded for `encrypted_content`.
+
+    Clients of a server that stores nothing send this field back, but drop readable reasoning.
 
     >>> opened(sealed("Hm."))
     'Hm.'
     """
-    return _SEAL + base64.b64encode(thought.encode(errors="surrogatepass")).decode()
+    return _SEAL + base64.b64encode(reasoning.encode(errors="surrogatepass")).decode()
 
 
 def opened(content: str | None) -> str | None:
-    """The thought that was sealed; None: it was not, or not here."""
+    """Return the reasoning in `encrypted_content`; None if this server did not encode it."""
     if content is None or not content.startswith(_SEAL):
         return None
     try:
@@ -236,11 +238,10 @@ def _text(content: Content | None) -> str:
 
 
 def leave_out_foreign(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:
-    """Take items out of a body that other servers made, or that clients keep for themselves, and list them:
-    `input.web_search_call`.
+    """Remove items of other servers and clients' private items from a body, and list them: `input.web_search_call`.
 
     Raises:
-        HTTPError: 400, an item refers to one that is stored elsewhere, or `IgnoredFields.ignore` refuses its kind.
+        HTTPError: 400 if an item refers to a stored one, or if `IgnoredFields.ignore` refuses its type.
     """
     items = body.get("input") if isinstance(body, dict) else None
     if not isinstance(items, list):
@@ -249,10 +250,10 @@ def leave_out_foreign(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> 
         kind = item.get("type") if isinstance(item, dict) else None
         if kind == "item_reference":
             param = f"input[{place}]"
-            message = f"{param} is an item_reference, and single items are not found here; send the item itself"
+            message = f"{param} is an item_reference, which is not supported; send the item itself"
             raise HTTPError(400, message, param=param)
         if is_strict or not isinstance(kind, str) or kind in KINDS:
-            continue  # what it is decoded as may refuse it
+            continue  # decoding may refuse it
         if kind in FOREIGN_KINDS:
             ignored.harmless.add(f"input.{kind}")
         else:

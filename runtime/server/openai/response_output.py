@@ -1,6 +1,6 @@
-"""Make the items of a response while it is generated: a thought, words and calls, each with the events of its own.
+"""Build the output items of a response while it is generated: reasoning, text and tool calls, with their events.
 
-Knows the engine's deltas and OpenAI's items; `responses.py` numbers the events.
+Knows the engine's deltas and OpenAI's items. `responses.py` numbers the events.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from .response_replies import (
 from .response_tools import OfferedTool
 
 Event = tuple[str, dict[str, Any]]
-"""Its name behind `response.`, and its fields."""
+"""The name of an event after `response.`, and its fields."""
 
 
 class ResponseOutput:
-    """The items of one reply.
+    """The output items of one response.
 
     Args:
-        reply: makes the events that items are made of; fresh.
-        tools: by the names that the model knows.
-        seals: whether a thought comes as `encrypted_content`, too.
+        reply: the events of the reply, none of which was made yet.
+        tools: the client's tools, by the names that the model uses.
+        seals: add `encrypted_content` to reasoning.
 
     Attributes:
-        items: all so far; one has its text when it has ended.
+        items: all items so far; an item gets its text when it ends.
     """
 
     def __init__(self, reply: ReplyEvents, tools: Mapping[str, OfferedTool], *, seals: bool) -> None:
         self.items: list[OutputItem] = []
         self._reply, self._tools, self._seals = reply, tools, seals
-        self._logprobs: list[ChatLogprob] = []  # of words that are not sent yet
+        self._logprobs: list[ChatLogprob] = []  # of text that is not sent yet
         self._sent_logprobs: list[ChatLogprob] = []  # of the last item
 
     def push(self, delta: Delta, logprobs: list[ChatLogprob]) -> Iterator[Event]:
-        """The events of what is said next; `logprobs` are those of the words."""
+        """Return the events of the next delta. `logprobs` are those of its text."""
         self._logprobs += logprobs
         return self._encoded(self._reply.push(delta))
 
     def finish(self, status: Status = "completed") -> Iterator[Event]:
-        """The last events: those of what was held back, and of the end. There is always an item."""
+        """Yield the last events: those of held-back text, and of the end. Adds an empty message if there is no item."""
         yield from self._encoded(self._reply.flush())
         if not self.items or (self._logprobs and isinstance(self.items[-1], OutputMessage)):
             yield from self._encoded(self._reply.open("text"))
@@ -66,7 +66,7 @@ class ResponseOutput:
         yield from self._encoded(self._reply.end(), "incomplete" if is_cut else "completed")
 
     def _encoded(self, events: Sequence[ReplyEvent], status: Status = "completed") -> Iterator[Event]:
-        """The same in OpenAI's words; `status` is that of an item that ends."""
+        """Yield OpenAI's events for events of the reply. `status` is that of an item that ends."""
         for event in events:
             match event:
                 case PartBegin(part):
@@ -135,5 +135,5 @@ class ResponseOutput:
 
 
 def _copy(value: Any) -> Any:
-    """A struct as it is now: an event may be sent after more was said."""
+    """Return a copy of a struct, because an event may be sent after the item has changed."""
     return msgspec.structs.replace(value)

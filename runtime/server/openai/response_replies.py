@@ -1,6 +1,6 @@
-"""What `/v1/responses` answers, as types: OpenAI's response, and the events that it is streamed as.
+"""Types of the replies of `/v1/responses`: OpenAI's response, and the events of its stream.
 
-Knows shapes, not how they are filled.
+Knows formats, not how they are filled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):
     status: Status = "in_progress"
     content: list[ReasoningPart] = []
     summary: list[None] = []
-    encrypted_content: str | None = None  # the same thought, if it is included
+    encrypted_content: str | None = None  # the same reasoning encoded, if included
 
 
 class OutputFunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
@@ -92,14 +92,14 @@ class ReasoningReply(msgspec.Struct, frozen=True):
 
 
 class ResponseReply(msgspec.Struct, kw_only=True):
-    """A response: what was asked, how far it is, and what came of it."""
+    """A response: the request's parameters, the status and the output."""
 
     id: str
     created_at: int  # Unix time
     model: str
     status: Status
     output: list[OutputItem]
-    usage: ResponseUsage | None = None  # None: not at its end
+    usage: ResponseUsage | None = None  # None before the end
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None
@@ -118,18 +118,18 @@ class ResponseReply(msgspec.Struct, kw_only=True):
     conversation: ConversationID | None = None
     reasoning: ReasoningReply
     service_tier: Literal["default"] = "default"
-    store: bool = False  # it can be got, and gone on from
+    store: bool = False  # it is stored, and can be continued
     text: TextOptions = TextOptions(AnyText())
     tool_choice: RawChoice
     tools: list[RawTool]
     truncation: Literal["auto", "disabled"] = "disabled"
-    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # in events before a reply, if asked for
-    truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # ours: what became of the input, with auto
-    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # ours; unset: it did not, or goes on
+    prompt_progress: PromptProgressReply | msgspec.UnsetType = msgspec.UNSET  # on request, in events before a reply
+    truncated: TruncationReply | msgspec.UnsetType = msgspec.UNSET  # radixlm's: dropped input, with truncation auto
+    ended_in_reasoning: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's; unset: it did not, or has not ended
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):
-    """One event of a stream; which fields it has is said by its type."""
+    """One event of a stream. Its type determines which fields are set."""
 
     type: str
     sequence_number: int

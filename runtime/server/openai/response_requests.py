@@ -1,7 +1,7 @@
-"""What clients send to `/v1/responses`, as types: OpenAI's newer way to ask for a reply.
+"""Types of the requests to `/v1/responses`.
 
-Validation is strict, as in `requests.py`. What OpenAI's clients send along and what has no meaning here may be there
-as long as it asks for nothing: `"tools": []`, `"reasoning": {"effort": null}`.
+Validation is strict, as in `requests.py`. Fields of OpenAI's clients that are not supported are accepted with values
+that have no effect: `"prompt": null`, `"background": false`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AnyJson(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknow
 
 
 class JsonBySchema(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True, frozen=True):
-    """JSON that a schema describes; `strict` refuses one that cannot be enforced whole."""
+    """JSON that matches a schema. `strict` refuses a schema that cannot be enforced completely."""
 
     name: SchemaName
     schema: Schema
@@ -50,8 +50,8 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None  # for the chat template
-    summary: str | None = None  # thoughts come as they are, whatever is asked
-    generate_summary: str | None = None  # likewise
+    summary: str | None = None  # ignored: reasoning is returned in full
+    generate_summary: str | None = None  # ignored
 
 
 class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class ConversationID(msgspec.Struct, forbid_unknown_fields=True):
 
 @with_sampling_of("responses")
 class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Body of `POST /v1/responses`. None, or a missing field, is the model's default."""
+    """Body of `POST /v1/responses`. None or a missing field means the model's default."""
 
     ACTS_ON: ClassVar = frozenset({"store"})
 
@@ -75,50 +75,52 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: MaxTokens | None = None
     top_logprobs: NumLogprobs | None = None
-    include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDE)] | None = None  # what else is to be told
+    include: Annotated[list[str], msgspec.Meta(max_length=MAX_INCLUDE)] | None = (
+        None  # additional fields of the response
+    )
     text: TextOptions | None = None
-    cache_match: MatchPolicy | None = None  # ours: how cached prefixes may be found, instead of the server's way
-    kv_budget: KVShare | None = None  # ours: of a prefix on disk, the share of keys and values that is enough
-    cache_salt: CacheText | None = None  # what only requests with the same salt may reuse
+    cache_match: MatchPolicy | None = None  # radixlm's: match policy of the prefix cache; None: the server's default
+    kv_budget: KVShare | None = None  # radixlm's: share of a stored prefix's KV rows to load
+    cache_salt: CacheText | None = None  # isolates the cache: only requests with the same salt share prefixes
     prompt_cache_key: CacheText | None = None  # likewise
-    speculate: bool | None = None  # ours: false: nothing is guessed; the reply is the same bytes
+    speculate: bool | None = None  # radixlm's: false: no speculative decoding; the reply is the same bytes
     return_progress: ReturnProgress | None = None
-    prompt_cache_retention: str | None = None  # prefixes stay as long as there is room, whatever is asked
-    metadata: dict[str, str] | None = None  # for the client's own books: sent back, nothing is done with it
+    prompt_cache_retention: str | None = None  # ignored: prefixes stay cached as long as there is room
+    metadata: dict[str, str] | None = None  # for the client's own records: returned in the response
     user: str | None = None  # likewise
     safety_identifier: str | None = None  # likewise
-    client_metadata: dict[str, Any] | None = None  # likewise
+    client_metadata: dict[str, Any] | None = None  # ignored
     service_tier: str | None = None  # all requests are served alike
-    store: bool | None = None  # None: true, unless nothing may be reused
-    previous_response_id: str | None = None  # the response that the input goes on from
-    conversation: str | ConversationID | None = None  # likewise, a conversation that both are added to
+    store: bool | None = None  # None: true, unless cache_match is off
+    previous_response_id: str | None = None  # the response that this one continues
+    conversation: str | ConversationID | None = None  # the conversation to continue, and to add to
     prompt: None = None
-    background: Literal[False] | None = None  # a reply is waited for, or streamed
-    truncation: Literal["auto", "disabled"] | None = None  # auto: turns of the middle go where there is no room
+    background: Literal[False] | None = None  # true is not supported
+    truncation: Literal["auto", "disabled"] | None = None  # auto: drop old turns that do not fit into the context
     reasoning: ReasoningOptions | None = None
     enable_thinking: bool | None = None  # as in chats
-    chat_template_kwargs: dict[str, Any] | None = None  # ours, as in chats
-    tools: list[RawTool] | None = None  # of OpenAI's own, those that cannot be run here are left out, and named
+    chat_template_kwargs: dict[str, Any] | None = None  # radixlm's, as in chats
+    tools: list[RawTool] | None = None  # tools of OpenAI's servers are ignored and listed
     tool_choice: RawChoice | None = None  # None: auto
     parallel_tool_calls: bool | None = None  # None: true
     max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether the reply's text comes with logprobs."""
+        """Return whether the reply's text has logprobs."""
         return LOGPROBS in (self.include or ())
 
     @property
-    def seals_thoughts(self) -> bool:
-        """Whether thoughts come in a form that clients send back unread."""
+    def seals_reasoning(self) -> bool:
+        """Return whether reasoning comes as `encrypted_content`, too, which clients send back unread."""
         return SEALED in (self.include or ())
 
     @property
     def left_out(self) -> set[str]:
-        """Names of what is asked to be told and is not there.
+        """Names in `include` that are not supported, for the header of ignored fields.
 
         Raises:
-            InvalidParameter: one is nearly the name of what is.
+            InvalidParameter: a name looks like a mistyped supported one.
         """
         asked = set(self.include or ()) - {LOGPROBS, SEALED}
         for name in asked:
@@ -129,15 +131,15 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def template_kwargs(self) -> Mapping[str, object] | None:
-        """More variables of the chat template."""
+        """Additional variables for the chat template."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return thinking_kwargs(self.enable_thinking, effort_kwargs(effort, self.chat_template_kwargs))
 
     def grammar(self) -> Grammar | None:
-        """What the reply must keep to; None for any text.
+        """Return the grammar of the reply; None for any text.
 
         Raises:
-            InvalidGrammar: it is too long.
+            InvalidGrammar: the schema is too long.
         """
         match self.text and self.text.format:
             case AnyJson():
@@ -148,40 +150,40 @@ class ResponseRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def items(self) -> list[InputItem]:
-        """The input; a text is the user's."""
+        """The input as items; a plain text is a user message."""
         if isinstance(self.input, str):
             return [InputItem(role="user", content=self.input)] if self.input else []
         return self.input
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that the input goes on from; None: there is none."""
+        """Id of the conversation that the input continues, or None."""
         return self.conversation.id if isinstance(self.conversation, ConversationID) else self.conversation or None
 
     @property
     def is_kept(self) -> bool:
-        """Whether a server that keeps responses keeps this one."""
+        """Return whether the response is stored, if the server stores responses."""
         return self.cache_match != "off" if self.store is None else self.store
 
     def history(self, earlier: Sequence[InputItem] = ()) -> History:
-        """The conversation as chat templates know it; the instructions before it have no place.
+        """Return the conversation as messages for chat templates. The instructions before it have no index.
 
         Args:
-            earlier: the items that the input goes on from. Their places are below 0.
+            earlier: stored items that the input continues. Their indices are negative.
 
         Raises:
             InvalidParameter: there is no input, or a message has an image or a file.
         """
-        said = History.of([*earlier, *self.items], first=-len(earlier))
-        if not self.items or not said.messages:
+        history = History.of([*earlier, *self.items], first=-len(earlier))
+        if not self.items or not history.messages:
             raise InvalidParameter("input is empty; send a text, or at least one message", param="input")
         if self.instructions is None:
-            return said
+            return history
         system: dict[str, object] = {"role": "system", "content": self.instructions}
-        return History([system, *said.messages], [[], *said.places], said.unread)
+        return History([system, *history.messages], [[], *history.places], history.unread)
 
     def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
-        """`defaults` with what the request says instead.
+        """Return `defaults` with the parameters that the request sets.
 
         Raises:
             InvalidParameter: a value is outside its range.

@@ -1,7 +1,7 @@
 """The tools of a Responses request: functions, functions in namespaces, and custom tools, which take a text.
 
-A custom tool is a function with one argument, `input`. Tools that OpenAI's servers run themselves cannot be run here:
-the model is not told of them, and the answer's header names them. Knows shapes, not how a model writes a call.
+A custom tool becomes a function with one argument, `input`. Tools that OpenAI's servers run themselves are not passed
+to the model, and are listed in the header of ignored fields. Knows formats, not how a model writes a call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CustomFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool that takes a text. The grammar that it is to follow is told, and not enforced."""
+    """A tool that takes a text. Its grammar is described to the model, and not enforced."""
 
     name: FunctionName
     type: Literal["custom"] = "custom"
@@ -50,11 +50,11 @@ class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
     format: CustomFormat | None = None
 
     def tool(self) -> Tool:
-        """The tool as a function."""
-        told = [self.description] if self.description else []
+        """Return the tool as a function."""
+        description = [self.description] if self.description else []
         if self.format is not None and self.format.definition:
-            told.append(f"The input follows this {self.format.syntax or ''} grammar:\n{self.format.definition}")
-        return Tool(self.name, _INPUT, "\n\n".join(told) or None)
+            description.append(f"The input follows this {self.format.syntax or ''} grammar:\n{self.format.definition}")
+        return Tool(self.name, _INPUT, "\n\n".join(description) or None)
 
 
 class NamespaceTools(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,28 +66,28 @@ class NamespaceTools(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class OfferedTool:
-    """A tool by the name that the client knows."""
+    """A tool with the client's name for it, which may differ from the model's."""
 
     tool: Tool
-    field: str  # where its parameters stand
+    field: str  # the request field with its schema
     name: str
     namespace: str | None = None
     is_custom: bool = False
 
 
 def full_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool."""
+    """Return the name by which the model calls a tool."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
 def offered(raw: Sequence[RawTool] | None, ignored: IgnoredFields, *, is_strict: bool) -> list[OfferedTool]:
-    """The tools that the model is told of; what is left out, and fields that nothing is done with, are `ignored`.
+    """Return the tools for the model. Adds dropped tools and ignored fields to `ignored`.
 
     Raises:
         InvalidParameter: a tool has no type, or there are too many.
-        HTTPError, msgspec.ValidationError: a field of one is refused.
+        HTTPError, msgspec.ValidationError: a field of a tool is refused.
     """
-    num_tools = sum(1 for _ in _leaves(raw or ()))  # before any is looked at: a body has room for tens of thousands
+    num_tools = sum(1 for _ in _leaves(raw or ()))  # before converting any: a body has room for tens of thousands
     require_at_most("tools", range(num_tools), MAX_TOOLS)
     tools: list[OfferedTool] = []
     for number, tool in enumerate(raw or ()):
@@ -96,10 +96,10 @@ def offered(raw: Sequence[RawTool] | None, ignored: IgnoredFields, *, is_strict:
 
 
 def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *, is_parallel: bool) -> ToolUse:
-    """What the model is told, and what it may do.
+    """Return the tools for the model, and how it may use them.
 
     Raises:
-        InvalidParameter: as `ToolUse.of`, or the choice is of a tool that cannot be run here.
+        InvalidParameter: as `ToolUse.of` does, or the choice is not supported.
     """
     of = partial(
         ToolUse.of,
@@ -121,7 +121,7 @@ def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *,
 
 
 def _leaves(raw: Sequence[RawTool]) -> Iterator[object]:
-    """The tools, and those in namespaces, without a look at what they are."""
+    """Yield all tools, also those in namespaces, without checking them."""
     for tool in raw:
         inner = tool.get("tools") if tool.get("type") == "namespace" else None
         yield from inner if isinstance(inner, list) and inner else [tool]
@@ -150,14 +150,14 @@ def _offered_alone(raw: RawTool, place: str, ignored: IgnoredFields, is_strict: 
             custom = _converted(raw, CustomTool, place, ignored, is_strict)
             return [OfferedTool(custom.tool(), place, custom.name, is_custom=True)]
         case "namespace":
-            message = f"{place} is a namespace in a namespace; send its tools in one of their own"
+            message = f"{place} is a namespace in a namespace; send it at the top level"
             raise InvalidParameter(message, param=place)
     ignored.harmless.add(f"tools.{kind}")
     return []
 
 
 def _converted(raw: RawTool, kind: type[T], place: str, ignored: IgnoredFields, is_strict: bool) -> T:
-    """A tool as its type, without the fields that this does not have."""
+    """Convert a tool to its type, without unknown fields."""
     known: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]  # a struct
     if not is_strict:
         for name in raw.keys() - set(known):
@@ -166,4 +166,4 @@ def _converted(raw: RawTool, kind: type[T], place: str, ignored: IgnoredFields, 
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise InvalidParameter(f"{place} is not as expected: {error}", param=place) from error
+        raise InvalidParameter(f"{place} is invalid: {error}", param=place) from error

@@ -1,6 +1,6 @@
-"""`POST /v1/responses`: OpenAI's newer way to ask for a reply, whole or as events.
+"""`POST /v1/responses`: OpenAI's Responses API, whole or as events.
 
-A conversation goes on from a response that is kept, or by sending all of it again, which the prefix cache makes cheap.
+A conversation continues a stored response, or is sent again in full, which the prefix cache makes cheap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from ...engine.completion import Completion, Delta, TokenLogprob
 from ...engine.sampling_params import SamplingParams
-from ..asked_chat import AskedChat
+from ..chat_task import ChatTask
 from ..choices import Choices
 from ..errors import ErrorBody, describe
 from ..field_policy import IgnoredFields
@@ -50,7 +50,7 @@ from .response_replies import (
 from .response_requests import AnyText, ConversationID, ReasoningOptions, ResponseRequest, TextOptions
 from .response_tools import FunctionOfResponses, OfferedTool, offered, response_tool_use
 
-Asked = tuple[ResponseRequest, History, Sequence[OfferedTool], AskedChat]
+Prepared = tuple[ResponseRequest, History, Sequence[OfferedTool], ChatTask]
 _TRUNCATION: Mapping[str | None, Truncation | None] = {"auto": "middle", "disabled": "none", None: None}
 _NOTHING_ASKED: Mapping[str, object] = {
     "instructions": None,
@@ -63,23 +63,23 @@ _NOTHING_ASKED: Mapping[str, object] = {
     "text": TextOptions(AnyText()),
     "truncated": msgspec.UNSET,
 }
-"""The fields of a response that repeat what was asked, without it."""
+"""Values that clear the fields of a response which repeat the request."""
 
 
-def _asked(served: Served, request: Request, body: ResponseRequest) -> Asked:
+def _prepare(served: Served, request: Request, body: ResponseRequest) -> Prepared:
     require_small("metadata", body.metadata)
     history = body.history()
     served.leave_out(request, unread=history.unread, others=body.left_out)
     ignored = record_of(request).ignored or IgnoredFields()
     is_strict = served.options.is_strict
-    raw: dict[str, Any] = {"tools": body.tools, "tool_choice": body.tool_choice}  # which have any shape so far
+    raw: dict[str, Any] = {"tools": body.tools, "tool_choice": body.tool_choice}  # not converted to a type yet
     if not is_strict:
         ignored.harmless |= relax(raw, SHAPES)
         for tool in raw.get("tools") or ():
             if tool.get("type") == "function":
                 ignored.harmless |= {f"tools.{name}" for name in relax_values(tool, FunctionOfResponses)}
     tools = offered(raw.get("tools"), ignored, is_strict=is_strict)
-    asked = AskedChat(
+    chat = ChatTask(
         history.messages,
         body.sampling_params(served.engine.default_params),
         served.request_options(request, body).changed(template_kwargs=body.template_kwargs),
@@ -90,12 +90,12 @@ def _asked(served: Served, request: Request, body: ResponseRequest) -> Asked:
         content_field="text.format.schema",
         truncates=served.truncates(_TRUNCATION[body.truncation]),
     )
-    return body, history, tools, asked
+    return body, history, tools, chat
 
 
-async def create(served: Served, request: Request, asked: Asked) -> Response:
-    """Answer one request."""
-    body, history, tools, chat = asked
+async def create(served: Served, request: Request, prepared: Prepared) -> Response:
+    """`POST /v1/responses`: return the response, whole or as a stream, and store it."""
+    body, history, tools, chat = prepared
     continuation = await Continuation.of(served, request, body, history, chat)
     history, chat = continuation.history, continuation.chat
     opened = await chat.open(served, request)
@@ -106,7 +106,7 @@ async def create(served: Served, request: Request, asked: Asked) -> Response:
         places = sorted(place for place in dropped if place >= 0)
         truncated = TruncationReply("middle", tuple(places), opened.truncated.num_dropped_tokens)
     reply = chat.reply(served, choices)
-    output = ResponseOutput(reply, {each.tool.name: each for each in tools}, seals=body.seals_thoughts)
+    output = ResponseOutput(reply, {each.tool.name: each for each in tools}, seals=body.seals_reasoning)
     response = _Response(
         served, body, chat.params, output, truncated, continuation, is_truncated=bool(opened.truncated.dropped)
     )
@@ -118,18 +118,18 @@ async def create(served: Served, request: Request, asked: Asked) -> Response:
         [completion] = await while_connected(request.receive, choices.results())
     answer = await whole_answer([completion], lambda: response.whole(completion))
     if continuation.is_kept and not await response.keep(completion, bytes(answer.body)):
-        told = {**msgspec.json.decode(answer.body), "store": False}
-        return Response(msgspec.json.encode(told), media_type="application/json")
+        unstored = {**msgspec.json.decode(answer.body), "store": False}
+        return Response(msgspec.json.encode(unstored), media_type="application/json")
     return answer
 
 
 RESPONSES = ModelEndpoint(
-    ResponseRequest, _asked, create, leave_out=relaxing(SHAPES, ResponseRequest, leave_out_foreign)
+    ResponseRequest, _prepare, create, leave_out=relaxing(SHAPES, ResponseRequest, leave_out_foreign)
 )
 
 
 class _Response:
-    """One response while it is made; all its events have the same id."""
+    """One response in OpenAI's format, whole or as events, all with the same id."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Response:
         )
 
     def whole(self, completion: Completion) -> ResponseReply:
-        """The whole response."""
+        """Return the whole response."""
         logprobs = self._named(completion.logprobs)[completion.usage.thought_tokens :]
         for _ in self._output.push(Delta.whole(completion), logprobs):
             pass
@@ -182,11 +182,11 @@ class _Response:
         return self._ended(completion)
 
     async def keep(self, completion: Completion, response: bytes) -> bool:
-        """Keep the response, which has ended; whether it is kept."""
+        """Store the response, which has ended. Returns whether it is stored."""
         return await self._continuation.keep(self._id, response, completion, is_truncated=self._is_truncated)
 
     async def events(self, choices: Choices, record: RequestRecord) -> AsyncGenerator[msgspec.Struct]:
-        """OpenAI's events, numbered. A failure is the last event, and `record` gets its name."""
+        """Yield OpenAI's numbered events. An error becomes the last event, and `record` gets its name."""
         numbers = itertools.count()
 
         def event(name: str, /, **fields: Any) -> ResponseEvent:
@@ -195,7 +195,7 @@ class _Response:
         begun = self._reply(status="in_progress", output=[])
         yield event("created", response=begun)
         yield event("in_progress", response=begun)
-        # with each step of a prompt: without what the client sent, which may be megabytes
+        # for progress events: without the fields that repeat the request, which may have megabytes
         bare = msgspec.structs.replace(begun, **_NOTHING_ASKED)
         try:
             logprobs: list[ChatLogprob] = []  # of all tokens
@@ -218,7 +218,7 @@ class _Response:
             if ended.store:
                 ended.store = await self.keep(completion, msgspec.json.encode(ended))
             yield event("incomplete" if ended.incomplete_details else "completed", response=ended)
-        except Exception as error:  # as `EventStream` would, in the words of this endpoint
+        except Exception as error:  # as in `EventStream`, in this API's format
             status, reply = describe(error)
             record.fail(status, reply.error.name)
             yield event("failed", response=self._failed(reply.error))
@@ -234,7 +234,7 @@ class _Response:
         )
 
     def _failed(self, error: ErrorBody) -> ResponseReply:
-        for _ in self._output.finish("incomplete"):  # the client learns of them here
+        for _ in self._output.finish("incomplete"):  # the failed response has the items
             pass
         return self._reply(status="failed", output=self._output.items, error=ResponseError(error.name, error.message))
 

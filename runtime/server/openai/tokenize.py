@@ -1,6 +1,6 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them: what the model is fed, and back.
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's format.
 
-Nothing is computed or cached; knows the tokenizer only through the engine.
+Nothing is computed or cached. Knows the tokenizer only through the engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..served import Served, json_response
 from .messages import Conversation
 from .requests import TokenId
 
-MAX_BODY_BYTES = 4 << 20  # no context ends these texts: a million tokens, which take some seconds
+MAX_BODY_BYTES = 4 << 20  # these texts have no context limit; a million tokens take some seconds
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -28,8 +28,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Conversation | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # of a conversation: more variables of the chat template
-    add_special_tokens: bool = True  # the beginning-of-sequence token, of a text whose model has one
+    chat_template_kwargs: dict[str, Any] | None = None  # of a conversation: additional variables for the chat template
+    add_special_tokens: bool = True  # the beginning-of-sequence token, if the model has one
     return_token_strs: bool = False
 
 
@@ -44,7 +44,7 @@ class TokenizeReply(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset: not asked for
+    token_strs: list[str] | msgspec.UnsetType = msgspec.UNSET  # unset if not requested
 
 
 class DetokenizeReply(msgspec.Struct):
@@ -52,9 +52,9 @@ class DetokenizeReply(msgspec.Struct):
 
 
 class TokenizerInfoReply(msgspec.Struct):
-    """What vLLM tells of a `tokenizer_config.json`; lm-evaluation-harness needs no tokenizer of its own with it."""
+    """vLLM's summary of a `tokenizer_config.json`, with which lm-evaluation-harness needs no tokenizer of its own."""
 
-    bos_token: str | None  # the text of a token; None: there is none
+    bos_token: str | None  # its text, or None
     eos_token: str | None
     add_bos_token: bool
     model_max_length: int
@@ -62,14 +62,14 @@ class TokenizerInfoReply(msgspec.Struct):
 
 
 async def tokenize(served: Served, request: Request, body: TokenizeRequest) -> Response:
-    """The ids of `prompt`, or of `messages` with the generation prompt behind them."""
-    return await served.lanes.tokenization.run(request, partial(_tokenized, served, body))
+    """`POST /tokenize`: return the ids of `prompt`, or of `messages` with the generation prompt after them."""
+    return await served.work_queues.tokenization.run(request, partial(_tokenized, served, body))
 
 
 async def detokenize(served: Served, request: Request, body: DetokenizeRequest) -> Response:
-    """The text of `tokens`, special tokens included."""
+    """`POST /detokenize`: return the text of `tokens`, special tokens included."""
     decode = partial(served.engine.decode, body.tokens)
-    return json_response(DetokenizeReply(await served.lanes.tokenization.run(request, decode)))
+    return json_response(DetokenizeReply(await served.work_queues.tokenization.run(request, decode)))
 
 
 TOKENIZE = ModelEndpoint(TokenizeRequest, lambda served, request, body: body, tokenize, max_bytes=MAX_BODY_BYTES)
@@ -77,7 +77,7 @@ DETOKENIZE = ModelEndpoint(DetokenizeRequest, lambda served, request, body: body
 
 
 async def tokenizer_info(models: Models, request: Request) -> Response:
-    """`GET /tokenizer_info`: the tokens that begin and end a text, and the chat template."""
+    """`GET /tokenizer_info`: return the tokens that begin and end a text, and the chat template."""
     engine = models.of_query(request).engine
     info, template = engine.manifest.tokenizer, engine.prompts.chat_template
     return json_response(

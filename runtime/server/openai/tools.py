@@ -1,6 +1,6 @@
-"""The tools that a client offers a model, and how the model is to choose among them: OpenAI's fields as types.
+"""OpenAI's types for tools, tool choices and tool calls.
 
-Knows fields; `chat/tools/tool_format.py` knows how a model writes a call.
+Knows fields. `chat/tools/tool_format.py` knows how a model writes a call.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ..request_fields import require_at_most
 MAX_TOOLS = 512  # several MCP servers of an agent have more than OpenAI's 128
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
-# As `SchemaName`; clients join the names of servers, plugins and tools, and OpenAI's 64 characters do not hold these.
+# As `SchemaName`. Clients join the names of servers, plugins and tools, which may exceed OpenAI's 64 characters.
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]{1,256}$(?!\n)")]
 
 
 class FunctionDefinition(msgspec.Struct, forbid_unknown_fields=True):
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # a JSON schema; None: there are none
+    parameters: dict[str, Any] | None = None  # a JSON schema; None if there are none
     strict: bool | None = None
 
     def tool(self) -> Tool:
-        """The function as the engine knows it."""
+        """Return the function as a tool for the engine."""
         parameters = _NO_PARAMETERS if self.parameters is None else self.parameters
         return Tool(self.name, parameters, self.description, bool(self.strict))
 
@@ -44,7 +44,7 @@ class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NamedChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """The one tool that is called."""
+    """A choice of one tool, which must be called."""
 
     function: NamedFunction
 
@@ -55,13 +55,13 @@ class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def names(self) -> set[str]:
-        """Of the tools that may be called."""
+        """Names of the tools that may be called."""
         named = [each["function"] if isinstance(each.get("function"), dict) else each for each in self.tools]
         return {str(each.get("name")) for each in named}
 
 
 class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
-    """Some of the tools, of which the model is told all."""
+    """A choice of some tools. The prompt lists all tools, so that it stays cached."""
 
     allowed_tools: AllowedTools
 
@@ -70,31 +70,31 @@ AnyChoice = ToolChoice | NamedChoice | AllowedChoice
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
-    name: str  # whatever an earlier reply called, and were it no tool's: the conversation goes on
+    name: str  # not checked: the tool of an earlier reply may be gone
     arguments: str = "{}"
-    parsed_arguments: Any = None  # what OpenAI's client made of them, and sends back: nothing is done with it
+    parsed_arguments: Any = None  # added by OpenAI's client; ignored
 
 
 class CallOfMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """A call that an earlier reply made, sent back as it was got."""
+    """A tool call of an earlier reply, as a client sends it back."""
 
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: int | None = None  # where a client joined the pieces of a stream
+    index: int | None = None  # from clients that join the pieces of a stream
 
     def to_template(self) -> dict[str, object]:
-        """The call as chat templates know it, its arguments still text."""
+        """Return the call for chat templates, with its arguments as text."""
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
 
 def tool_use(asked: Sequence[FunctionTool] | None, tool_choice: AnyChoice | None, *, is_parallel: bool) -> ToolUse:
-    """What the model is told, and what it may do.
+    """Return the tools for the model, and how it may use them.
 
     Raises:
-        InvalidParameter: a tool is there twice or wants no object, the chosen one is not there, or there are too many,
-            or none.
+        InvalidParameter: a name occurs twice, a schema is not an object's, the chosen tool is missing, or there are too
+            many tools, or none.
     """
     require_at_most("tools", asked, MAX_TOOLS)
     tools = [tool.function.tool() for tool in asked or ()]
@@ -107,10 +107,10 @@ def tool_use(asked: Sequence[FunctionTool] | None, tool_choice: AnyChoice | None
 
 
 def id_of_call(name: str) -> str:
-    """An id for a call that has none, as before there were tools: its result has the function's name only."""
+    """Return an id for a `function_call`, which has none. Its result has the function's name only."""
     return f"call_{name}"
 
 
 def parameters_field(index: int) -> str:
-    """The name of the field that has a tool's parameters."""
+    """Return the request field with the schema of the n-th tool."""
     return f"tools[{index}].function.parameters"

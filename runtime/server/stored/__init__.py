@@ -1,1 +1,1 @@
-"""What clients leave on the server: responses, conversations, files and batches."""
+"""Storage of responses, conversations, files and batches, and their endpoints."""

@@ -1,6 +1,6 @@
-"""`/v1/files` and `/v1/batches`: uploading requests, having them answered in idle time, and reading the answers.
+"""`/v1/files` and `/v1/batches`: upload a file of requests, process it in idle time, and download the results.
 
-Knows paths, forms and bodies; `files.py` and `batches.py` have what is kept.
+Knows paths, forms and bodies. `files.py` and `batches.py` store the files and batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .response_endpoints import stored_by
 PURPOSES = ("batch", "user_data")
 MAX_NAME = 256
 BATCH_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-"""Endpoints that batches may ask, where the server has them."""
+"""Endpoints that batches can call, if the server has them."""
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -46,7 +46,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 async def files(models: Models, request: Request) -> Response:
-    """`GET /v1/files` lists the client's files, `POST` uploads one."""
+    """`GET /v1/files`: list the client's files. `POST`: upload a file."""
     stored, scope = stored_by(models), _scope(request)
     if request.method == "GET":
         purpose = request.query_params.get("purpose")
@@ -67,7 +67,7 @@ async def files(models: Models, request: Request) -> Response:
 
 
 async def file(models: Models, request: Request) -> Response:
-    """`GET` tells of one file, `DELETE` removes it."""
+    """`GET /v1/files/{file_id}`: describe a file. `DELETE`: delete it."""
     require_parameters(request)
     kept, scope, file_id = stored_by(models).files, _scope(request), request.path_params["file_id"]
     if request.method == "GET":
@@ -77,20 +77,20 @@ async def file(models: Models, request: Request) -> Response:
 
 
 async def file_content(models: Models, request: Request) -> Response:
-    """`GET /v1/files/{file_id}/content`."""
+    """`GET /v1/files/{file_id}/content`: return the bytes of a file."""
     require_parameters(request)
     content = await stored_by(models).files.content(_scope(request), request.path_params["file_id"])
     return Response(content, media_type="application/octet-stream")
 
 
 class BatchEndpoints:
-    """The endpoints of batches, which begin what answers them."""
+    """The endpoints of batches, which start the runner."""
 
     def __init__(self, runner: BatchRunner | None) -> None:
         self._runner = runner
 
     async def batches(self, models: Models, request: Request) -> Response:
-        """`GET /v1/batches` lists the client's batches, `POST` begins one."""
+        """`GET /v1/batches`: list the client's batches. `POST`: create one."""
         stored, scope = stored_by(models), _scope(request)
         if request.method == "GET":
             found = [msgspec.to_builtins(each) for each in await stored.batches.all(scope)]
@@ -98,7 +98,7 @@ class BatchEndpoints:
         require_parameters(request)
         body = await self._read(models, request)
         require_small("metadata", body.metadata)
-        assert self._runner is not None, "a server that keeps batches answers them"
+        assert self._runner is not None, "a server that stores batches runs them"
         if body.endpoint not in self._runner.endpoints:
             known = " or ".join(self._runner.endpoints)
             raise InvalidParameter(f"endpoint is {body.endpoint!r:.80}; use {known}", param="endpoint")
@@ -107,12 +107,12 @@ class BatchEndpoints:
         return json_response(made)
 
     async def batch(self, models: Models, request: Request) -> Response:
-        """`GET /v1/batches/{batch_id}`."""
+        """`GET /v1/batches/{batch_id}`: return the state of a batch."""
         require_parameters(request)
         return json_response(await stored_by(models).batches.get(_scope(request), request.path_params["batch_id"]))
 
     async def cancel(self, models: Models, request: Request) -> Response:
-        """`POST /v1/batches/{batch_id}/cancel`."""
+        """`POST /v1/batches/{batch_id}/cancel`: cancel a batch."""
         require_parameters(request)
         return json_response(await stored_by(models).batches.cancel(_scope(request), request.path_params["batch_id"]))
 
@@ -124,7 +124,7 @@ class BatchEndpoints:
 
 
 def runner_of(models: Models, endpoints: Any) -> BatchRunner | None:
-    """What answers the batches of a server; None: it keeps none."""
+    """Return the batch runner of a server; None if it stores no batches."""
     if models.stored is None:
         return None
     known = {path: endpoints[path] for path in BATCH_PATHS if path in endpoints}
@@ -132,7 +132,7 @@ def runner_of(models: Models, endpoints: Any) -> BatchRunner | None:
 
 
 def batch_routes(runner: BatchRunner | None) -> dict[tuple[str, ...], Any]:
-    """The endpoints of files and batches by path and methods."""
+    """Return the endpoints of files and batches by path and methods."""
     batches = BatchEndpoints(runner)
     return {
         ("/v1/files", "GET", "POST"): files,

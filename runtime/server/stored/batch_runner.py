@@ -1,6 +1,6 @@
-"""Answer the requests of batches, one batch after the other, while the server has no other requests.
+"""Process the requests of batches, one batch after the other, while the server has no other requests.
 
-Knows lines and answers; `scheduler.py` knows what idle means.
+Knows lines and responses. `scheduler.py` knows what idle means.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from ..models import ModelEndpoint, Models
 
 _LOGGER = logging.getLogger(__name__)
-MAX_REQUESTS: Final = 50_000  # of one batch, as OpenAI has it
-MAX_FAULTS: Final = 20  # that are told
+MAX_REQUESTS: Final = 50_000  # per batch, as in OpenAI's API
+MAX_FAULTS: Final = 20  # reported per batch
 NUM_AT_ONCE: Final = 8
-RETRY_S: Final = 1.0  # when the queue is full, the model is loading or the disk has failed
+RETRY_S: Final = 1.0  # if the queue is full, the model is loading or the disk has failed
 _LATER: Final = (429, 503)
 
 
 class BatchLine(msgspec.Struct):
-    """A request of a batch."""
+    """A request of a batch: one line of its file."""
 
     custom_id: str
     method: str
@@ -44,17 +44,17 @@ class BatchLine(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Line:
-    """A request, its number among the lines, and what it asks."""
+    """A request with its line number."""
 
     number: int
     asked: BatchLine
 
 
 class BatchRunner:
-    """Answers the requests of all batches, in a task of the event loop that first called `begin`.
+    """Processes the requests of all batches, in a task of the event loop.
 
     Args:
-        endpoints: those that batches may ask, by their paths.
+        endpoints: the endpoints that batches can call, by path.
     """
 
     def __init__(self, models: Models, stored: Stored, endpoints: Mapping[str, ModelEndpoint[Any, Any]]) -> None:
@@ -64,7 +64,7 @@ class BatchRunner:
         self._is_wanted = False
 
     def begin(self) -> None:
-        """Answer what is open, from now on; on the event loop."""
+        """Start processing open batches, unless it runs already. Call this on the event loop."""
         self._is_wanted = True
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -79,17 +79,17 @@ class BatchRunner:
                 self._is_wanted = True
                 await asyncio.sleep(RETRY_S)
             except Exception:
-                _LOGGER.exception("the batches stopped; the next one that is sent goes on with them")
+                _LOGGER.exception("processing batches failed; it resumes when the next batch is created")
                 return
 
     async def _advance(self, found: OpenBatch) -> None:
-        """Bring a batch to its end."""
+        """Process a batch to its end."""
         batches, batch = self._stored.batches, found.batch
         keys = self._models.options.api_keys or (None,)
         scope = (await batches.owners([CacheScope(key) for key in keys])).get(found.owner)
         lines, faults = await asyncio.to_thread(lines_of, found.content, batch.endpoint)
         if scope is None:
-            faults = [BatchFault("invalid_api_key", "the key that sent the batch is not known any more")]
+            faults = [BatchFault("invalid_api_key", "the API key that created the batch is no longer valid")]
         if batch.status == "validating":
             batch = await batches.change(batch.id, lambda each, now: _validate(each, now, len(lines), faults))
         if batch.status == "failed":
@@ -102,7 +102,7 @@ class BatchRunner:
         await batches.end(found.owner, batch.id, ended)  # type: ignore[arg-type]  # one of the statuses
 
     async def _answer(self, batch: BatchReply, lines: Sequence[Line], scope: CacheScope) -> None:
-        """Answer lines, a few at a time, until there are none, or the batch is cancelled or has expired."""
+        """Process lines, a few at a time, until all are done, or the batch is cancelled or has expired."""
         waiting = iter(lines)
         goes_on = time.time() < batch.expires_at
 
@@ -119,7 +119,7 @@ class BatchRunner:
                 group.create_task(work())
 
     async def _answer_line(self, line: Line, scope: CacheScope) -> tuple[bytes, bool]:
-        """The line of the output, and whether it is an error's."""
+        """Process a request, and return its output line and whether it is an error. Retries if the server is busy."""
         while True:
             request_id = new_id("req-")
             status, body = await self._ask(line.asked, scope, request_id)
@@ -135,10 +135,10 @@ class BatchRunner:
         return msgspec.json.encode(answer), status != 200
 
     async def _ask(self, asked: BatchLine, scope: CacheScope, request_id: str) -> tuple[int, bytes]:
-        """Status and body of the answer to a request, which is idle work."""
+        """Run a request at idle priority, and return the status and body of the response."""
         body = {**asked.body, "stream": False} if "stream" in asked.body else dict(asked.body)
         if asked.url == "/v1/responses":
-            body.setdefault("store", False)  # thousands of them would take the room of those that are gone on from
+            body.setdefault("store", False)  # thousands of them would displace other responses
         content = msgspec.json.encode(body)
         record = RequestRecord(request_id, time.monotonic(), is_idle=True)
         has_come = False
@@ -146,7 +146,7 @@ class BatchRunner:
         async def receive() -> dict[str, Any]:
             nonlocal has_come
             if has_come:
-                await asyncio.Event().wait()  # there is no client that could leave
+                await asyncio.Event().wait()  # there is no client that could disconnect
             has_come = True
             return {"type": "http.request", "body": content, "more_body": False}
 
@@ -182,7 +182,7 @@ def _finalize(batch: BatchReply, now: int) -> None:
 
 
 def lines_of(content: bytes | None, endpoint: str) -> tuple[list[Line], list[BatchFault]]:
-    """The requests of a batch's file, and what is wrong with it.
+    """Return the requests in a batch's file, and the errors found in it.
 
     >>> asked = b'{"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": {}}'
     >>> [fault.code for fault in lines_of(asked, "/v1/completions")[1]]
@@ -199,10 +199,10 @@ def lines_of(content: bytes | None, endpoint: str) -> tuple[list[Line], list[Bat
         try:
             asked = msgspec.json.decode(text, type=BatchLine)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            faults.append(BatchFault("invalid_json_line", f"line {number} is no request: {error}", number))
+            faults.append(BatchFault("invalid_json_line", f"line {number} is not a valid request: {error}", number))
             continue
         if asked.custom_id in seen:
-            message = f"line {number} has the custom_id {asked.custom_id!r:.80} of an earlier line"
+            message = f"line {number} repeats the custom_id {asked.custom_id!r:.80} of an earlier line"
             faults.append(BatchFault("duplicate_custom_id", message, number, "custom_id"))
         elif asked.method != "POST":
             message = f"line {number} has the method {asked.method!r:.80}; it must be POST"
@@ -211,7 +211,7 @@ def lines_of(content: bytes | None, endpoint: str) -> tuple[list[Line], list[Bat
             message = f"line {number} has the url {asked.url!r:.80}, and the batch is for {endpoint}"
             faults.append(BatchFault("mismatched_endpoint", message, number, "url"))
         elif asked.body.get("stream"):
-            message = f"line {number} has stream set; answers of a batch are whole"
+            message = f"line {number} has stream set; batches do not stream"
             faults.append(BatchFault("invalid_value", message, number, "body.stream"))
         seen.add(asked.custom_id)
         lines.append(Line(number, asked))

@@ -1,6 +1,6 @@
-"""Batches: a file of requests, and the answers so far. They outlive the process between any two answers.
+"""Store batches: a file of requests, and the results so far. They survive a restart at any time.
 
-Knows lines and states, not how a request is answered; `batch_runner.py` has them answered.
+Knows lines and states. `batch_runner.py` processes the requests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .files import Files
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
-MAX_BATCHES: Final = 1000  # of one client, the oldest of which are forgotten when they have ended
-MAX_OPEN: Final = 100  # of one client
+MAX_BATCHES: Final = 1000  # per client; the oldest that have ended are deleted
+MAX_OPEN: Final = 100  # per client
 WINDOW_S: Final = 86400.0
 WINDOW: Final = "24h"
 
@@ -34,7 +34,7 @@ class RequestCounts(msgspec.Struct):
 
 
 class BatchFault(msgspec.Struct):
-    """What is wrong with a line of a batch's file; None: with all of it."""
+    """An error in a batch's file; `line` is None if it concerns the whole file."""
 
     code: str
     message: str
@@ -48,7 +48,7 @@ class BatchFaults(msgspec.Struct):
 
 
 class BatchReply(msgspec.Struct, kw_only=True):
-    """A batch as OpenAI has it."""
+    """A batch in OpenAI's format."""
 
     id: str
     endpoint: str
@@ -73,17 +73,17 @@ class BatchReply(msgspec.Struct, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether something is still to be done for it."""
+        """Return whether the batch has not ended."""
         return self.status in ("validating", "in_progress", "finalizing", "cancelling")
 
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """A batch that is not at its end.
+    """A batch that has not ended.
 
     Attributes:
-        content: of its file; None: the file is gone.
-        answered: the numbers of the lines that have an answer.
+        content: bytes of its file; None if the file was deleted.
+        answered: the numbers of the lines that have a result.
     """
 
     owner: bytes
@@ -93,9 +93,9 @@ class OpenBatch:
 
 
 class Batches:
-    """The batches of all clients. Every client sees its own alone.
+    """The batches of all clients. A client sees only its own.
 
-    Methods raise StoreOff if the disk fails, and HTTPError, 404, if there is no such batch.
+    Methods raise StoreOff if the disk fails, and HTTPError 404 if there is no such batch.
     """
 
     def __init__(self, database: Database, files: Files) -> None:
@@ -104,10 +104,10 @@ class Batches:
     async def create(
         self, scope: CacheScope, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
     ) -> BatchReply:
-        """Begin a batch.
+        """Create a batch.
 
         Raises:
-            HTTPError: 429, too many of the client's are open.
+            HTTPError: 429 if the client has too many open batches.
         """
 
         def write(sql: sqlite3.Connection) -> BatchReply:
@@ -137,7 +137,7 @@ class Batches:
         return await self._database.run(write)
 
     async def all(self, scope: CacheScope) -> list[BatchReply]:
-        """All batches of a client, the oldest first."""
+        """Return all batches of a client, oldest first."""
 
         def read(sql: sqlite3.Connection) -> list[BatchReply]:
             owner = self._database.owner(scope)
@@ -147,14 +147,14 @@ class Batches:
         return await self._database.run(read)
 
     async def get(self, scope: CacheScope, batch_id: str) -> BatchReply:
-        """How far a batch is."""
+        """Return the state of a batch."""
         return await self._database.run(lambda sql: self._own(sql, self._database.owner(scope), batch_id))
 
     async def cancel(self, scope: CacheScope, batch_id: str) -> BatchReply:
-        """Have no more requests of a batch begun.
+        """Cancel a batch: no more of its requests are started.
 
         Raises:
-            HTTPError: 409, it has ended.
+            HTTPError: 409 if it has ended.
         """
 
         def write(sql: sqlite3.Connection) -> BatchReply:
@@ -169,7 +169,7 @@ class Batches:
         return await self._database.run(write)
 
     async def next_open(self) -> OpenBatch | None:
-        """The oldest batch that is not at its end; None: there is none."""
+        """Return the oldest batch that has not ended, or None."""
 
         def read(sql: sqlite3.Connection) -> OpenBatch | None:
             row = sql.execute("SELECT value, owner FROM batches WHERE is_open ORDER BY created_at LIMIT 1").fetchone()
@@ -186,11 +186,11 @@ class Batches:
         return await self._database.run(read)
 
     async def owners(self, scopes: Collection[CacheScope]) -> dict[bytes, CacheScope]:
-        """These scopes by their owners."""
+        """Return the scopes by owner id."""
         return await self._database.run(lambda sql: {self._database.owner(scope): scope for scope in scopes})
 
     async def answer(self, batch_id: str, number: int, line: bytes, *, is_error: bool) -> bool:
-        """Keep the answer to a line. Returns whether the batch goes on."""
+        """Store the result of a line. Returns whether to continue the batch."""
 
         def write(sql: sqlite3.Connection) -> bool:
             sql.execute("INSERT OR REPLACE INTO batch_answers VALUES (?, ?, ?, ?)", (batch_id, number, is_error, line))
@@ -203,7 +203,7 @@ class Batches:
         return await self._database.run(write)
 
     async def change(self, batch_id: str, change: Callable[[BatchReply, int], None]) -> BatchReply:
-        """Change a batch, given the time; what it is afterwards."""
+        """Apply a change, a function of the batch and the time, and return the new state."""
 
         def write(sql: sqlite3.Connection) -> BatchReply:
             batch = self._any(sql, batch_id)
@@ -214,7 +214,7 @@ class Batches:
         return await self._database.run(write)
 
     async def end(self, owner: bytes, batch_id: str, status: BatchStatus) -> None:
-        """Make files of the answers, and note how the batch ended."""
+        """Write the results to output files, and set the final status."""
 
         def write(sql: sqlite3.Connection) -> None:
             batch = self._any(sql, batch_id)
@@ -237,7 +237,7 @@ class Batches:
     def _own(self, sql: sqlite3.Connection, owner: bytes, batch_id: str) -> BatchReply:
         row = sql.execute("SELECT value FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
         if row is None:
-            message = f"there is no batch {batch_id!r:.80} here"
+            message = f"there is no batch {batch_id!r:.80}"
             raise HTTPError(404, message, param="batch_id", code="batch_not_found")
         return _decoded(row)
 

@@ -1,6 +1,6 @@
-"""`/v1/conversations`: making, telling and deleting conversations, and their items.
+"""`/v1/conversations`: create, return and delete conversations and their items.
 
-Knows paths, bodies and items; `conversations.py` has the conversations.
+Knows paths, bodies and items. `conversations.py` stores the conversations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .response_endpoints import SALT, scope_of, stored_by
 from .stored import Stored
 from .turns import Path
 
-MAX_ITEMS = 20  # of one request, as OpenAI has it
+MAX_ITEMS = 20  # per request, as in OpenAI's API
 
 Items = Annotated[list[InputItem], msgspec.Meta(max_length=MAX_ITEMS)]
 
@@ -64,7 +64,7 @@ class ConversationReply(msgspec.Struct):
 
 
 async def create(models: Models, request: Request) -> Response:
-    """`POST /v1/conversations`."""
+    """`POST /v1/conversations`: create a conversation."""
     body = await _read(models, request, ConversationRequest, may_be_empty=True)
     require_small("metadata", body.metadata)
     scope = scope_of(request)
@@ -75,7 +75,7 @@ async def create(models: Models, request: Request) -> Response:
 
 
 async def conversation(models: Models, request: Request) -> Response:
-    """`GET`, `POST` with other metadata, `DELETE` of one conversation."""
+    """`GET /v1/conversations/{conversation_id}`: return it. `POST`: replace its metadata. `DELETE`: delete it."""
     require_parameters(request, SALT)
     conversations, scope = stored_by(models).conversations, scope_of(request)
     conversation_id: str = request.path_params["conversation_id"]
@@ -91,7 +91,7 @@ async def conversation(models: Models, request: Request) -> Response:
 
 
 async def items(models: Models, request: Request) -> Response:
-    """`GET` lists a conversation's items, `POST` adds some at its end."""
+    """`GET /v1/conversations/{conversation_id}/items`: list the items. `POST`: append items."""
     stored, scope = stored_by(models), scope_of(request)
     conversation_id: str = request.path_params["conversation_id"]
     if request.method == "GET":
@@ -106,7 +106,7 @@ async def items(models: Models, request: Request) -> Response:
 
 
 async def item(models: Models, request: Request) -> Response:
-    """`GET` tells one item of a conversation, `DELETE` takes it out."""
+    """`GET /v1/conversations/{conversation_id}/items/{item_id}`: return an item. `DELETE`: remove it."""
     require_parameters(request, SALT)
     stored, scope = stored_by(models), scope_of(request)
     conversation_id, item_id = request.path_params["conversation_id"], request.path_params["item_id"]
@@ -123,12 +123,12 @@ async def item(models: Models, request: Request) -> Response:
 
 
 async def _items(stored: Stored, scope: CacheScope, conversation_id: str) -> list[dict[str, Any]]:
-    """All items of a conversation, the oldest first."""
+    """Return all items of a conversation, oldest first."""
     return await asyncio.to_thread(items_told, await stored.conversations.path(scope, conversation_id))
 
 
 def items_told(path: Path) -> list[dict[str, Any]]:
-    """The items of all turns up to one, as they are listed."""
+    """Return the items of all turns of a path, in the form in which they are listed."""
     told: list[dict[str, Any]] = []
     for sent, response in path.turns:
         told += msgspec.json.decode(sent)
@@ -137,7 +137,7 @@ def items_told(path: Path) -> list[dict[str, Any]]:
 
 
 async def _read(models: Models, request: Request, kind: Any, *, may_be_empty: bool = False) -> Any:
-    """The body of a request."""
+    """Read and decode the body of a request."""
     require_parameters(request, SALT)
     body = await read_json(request, max_bytes=models.options.max_body_bytes)
     is_strict = models.options.is_strict
@@ -149,7 +149,7 @@ async def _read(models: Models, request: Request, kind: Any, *, may_be_empty: bo
 
 
 def leave_out_foreign_items(body: Any, ignored: Any, *, is_strict: bool) -> None:
-    """As `leave_out_foreign`, of bodies that call the input items."""
+    """Remove foreign items as `leave_out_foreign` does, from a body whose field is called `items`."""
     if isinstance(body, dict) and isinstance(body.get("items"), list):
         leave_out_foreign({"input": body["items"]}, ignored, is_strict=is_strict)
 

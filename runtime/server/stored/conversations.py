@@ -1,6 +1,6 @@
-"""Conversations: each is a name for the last of its turns. Items that a client puts in are a turn without a response.
+"""Store conversations. Each is a name for its last turn. Items that a client adds are a turn without a response.
 
-Knows rows and JSON of items, not what items say.
+Knows rows and items as JSON, not their content.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class StoredConversation:
 
 
 class Conversations:
-    """The conversations of all clients. Every client sees its own alone.
+    """The conversations of all clients. A client sees only its own.
 
-    Methods raise StoreOff if the disk fails, and HTTPError, 404, if there is no such conversation.
+    Methods raise StoreOff if the disk fails, and HTTPError 404 if there is no such conversation.
     """
 
     def __init__(self, database: Database, turns: Turns) -> None:
@@ -42,7 +42,7 @@ class Conversations:
     async def create(
         self, scope: CacheScope, namespace: bytes, metadata: dict[str, str], items: Sequence[bytes]
     ) -> StoredConversation:
-        """Begin a conversation with these items, each as JSON."""
+        """Create a conversation with items, each as JSON."""
         conversation_id = new_id("conv_")
 
         def write(sql: sqlite3.Connection) -> StoredConversation:
@@ -60,7 +60,7 @@ class Conversations:
         return await self._with(scope, conversation_id, lambda sql, owner: _read(sql, conversation_id))
 
     async def update(self, scope: CacheScope, conversation_id: str, metadata: dict[str, str]) -> StoredConversation:
-        """Give a conversation other metadata."""
+        """Replace the metadata of a conversation."""
 
         def write(sql: sqlite3.Connection, owner: bytes) -> StoredConversation:
             encoded = msgspec.json.encode(metadata)
@@ -70,7 +70,7 @@ class Conversations:
         return await self._with(scope, conversation_id, write)
 
     async def delete(self, scope: CacheScope, conversation_id: str) -> None:
-        """Remove a conversation. Its responses stay."""
+        """Delete a conversation, but not its responses."""
 
         def remove(sql: sqlite3.Connection, owner: bytes) -> None:
             head = _head(sql, conversation_id)
@@ -80,13 +80,13 @@ class Conversations:
         await self._with(scope, conversation_id, remove)
 
     async def path(self, scope: CacheScope, conversation_id: str) -> Path:
-        """The turns of a conversation."""
+        """Return the turns of a conversation."""
         return await self._with(
             scope, conversation_id, lambda sql, owner: self._turns.path_to(sql, _head(sql, conversation_id))
         )
 
     async def add_items(self, scope: CacheScope, conversation_id: str, items: Sequence[bytes]) -> None:
-        """Put items, each as JSON, at the end of a conversation."""
+        """Append items, each as JSON, to a conversation."""
 
         def write(sql: sqlite3.Connection, owner: bytes) -> None:
             head = self._add_items(sql, owner, _namespace(sql, conversation_id), _head(sql, conversation_id), items)
@@ -96,7 +96,7 @@ class Conversations:
         await self._with(scope, conversation_id, write)
 
     async def replace_items(self, scope: CacheScope, conversation_id: str, items: Sequence[bytes]) -> None:
-        """Have a conversation be these items, each as JSON: nothing of its earlier turns is known any more."""
+        """Replace all items of a conversation, each as JSON. Its earlier turns are dropped."""
 
         def write(sql: sqlite3.Connection, owner: bytes) -> None:
             before = _head(sql, conversation_id)
@@ -107,7 +107,7 @@ class Conversations:
         await self._with(scope, conversation_id, write)
 
     async def _with(self, scope: CacheScope, conversation_id: str, work: Callable[[sqlite3.Connection, bytes], T]) -> T:
-        """Have something done with a conversation, which counts as used now."""
+        """Run `work` on a conversation, and mark it as used now."""
 
         def checked(sql: sqlite3.Connection) -> T:
             owner = self._database.owner(scope)
@@ -117,7 +117,7 @@ class Conversations:
                 (now, conversation_id, owner, now - self._turns.limits.ttl_s),
             )
             if found.rowcount == 0:
-                message = f"there is no conversation {conversation_id!r:.80} here; it was deleted, or has expired"
+                message = f"there is no conversation {conversation_id!r:.80}; it was deleted, or has expired"
                 raise HTTPError(404, message, param="conversation", code="conversation_not_found")
             return work(sql, owner)
 
@@ -126,7 +126,7 @@ class Conversations:
     def _add_items(
         self, sql: sqlite3.Connection, owner: bytes, namespace: bytes, parent: str | None, items: Sequence[bytes]
     ) -> str | None:
-        """The last turn after these items."""
+        """Add items as a turn, and return the id of the last turn, which is `parent` if there are no items."""
         if not items:
             return parent
         turn = Turn(new_id("items_"), parent, namespace, b"[" + b",".join(items) + b"]")

@@ -1,7 +1,7 @@
-"""The rows of what clients leave on the server: in a file that outlives the process, or in memory.
+"""The SQLite database of responses, conversations, files and batches: in a file, or in memory.
 
-Knows a connection and its thread, not what the rows are. SQLite, as for the index of the store: it is in the standard
-library, and keeps what was committed through any crash.
+Knows a connection and its thread, not what the rows mean. SQLite is in the standard library, and committed changes
+survive a crash.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 class Database:
-    """One connection, opened with the first work, and the thread in which all work is done in turn.
+    """One connection, opened on first use, and the thread in which all work runs in order.
 
     Args:
-        directory: of the file; None: the rows are in memory, and end with this.
-        clock: seconds since 1970.
+        directory: directory of the file; None for a database in memory, which is lost with this object.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, directory: Path | None, *, clock: Callable[[], float] = time.time) -> None:
@@ -106,18 +106,15 @@ class Database:
         self._closing: weakref.finalize[..., Any] = weakref.finalize(self, self._thread.shutdown, wait=False)
 
     def submit(self, work: Work[T]) -> Future[T]:
-        """Have `work` change or read the rows: all of its changes are made, or none.
-
-        The result raises StoreOff if the disk fails.
-        """
+        """Run `work` in the thread as one transaction. The future raises StoreOff if the disk fails."""
         return self._thread.submit(self._do, work)
 
     async def run(self, work: Work[T]) -> T:
-        """What `work` returns or raises, as `submit`."""
+        """Run `work` in the thread as one transaction, and return its result. Raises StoreOff if the disk fails."""
         return await asyncio.wrap_future(self.submit(work))
 
     def owner(self, scope: CacheScope) -> bytes:
-        """The owner of what a client leaves here; within work only. It reveals nothing of the client's key."""
+        """Return the owner id of a client's rows, which reveals nothing of its key. Only within work."""
         assert self._owners is not None, "nothing was opened"
         return self._owners.of(scope)
 
@@ -138,7 +135,7 @@ class Database:
                 raise
         except (sqlite3.Error, OSError) as error:
             _LOGGER.error("%s cannot be used: %s", self.path or "memory", error)
-            raise StoreOff(f"what clients left here cannot be read or written: {type(error).__name__}") from error
+            raise StoreOff(f"stored responses and files cannot be read or written: {type(error).__name__}") from error
 
     def _open(self) -> None:
         try:
@@ -147,7 +144,9 @@ class Database:
             if self.path is None or isinstance(error, sqlite3.OperationalError):
                 raise
             aside = self.path.with_suffix(".broken")
-            _LOGGER.error("%s is broken (%s): it is %s now, and a new one is made", self.path, error, aside.name)
+            _LOGGER.error(
+                "%s is damaged (%s); it was renamed to %s, and a new file is created", self.path, error, aside.name
+            )
             os.replace(self.path, aside)
             for suffix in ("-wal", "-shm"):
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
@@ -158,14 +157,14 @@ class Database:
 
 
 def _opened(path: Path | None) -> tuple[sqlite3.Connection, bytes]:
-    """A connection, and the secret of its file."""
+    """Return a connection, and the secret stored in the database."""
     if path is not None:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files take on its mode
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get the same mode
     sql = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, check_same_thread=False)
     try:
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute("PRAGMA synchronous = NORMAL")
-        sql.execute("PRAGMA secure_delete = ON")  # these are what people said
+        sql.execute("PRAGMA secure_delete = ON")  # the data is private
         version = sql.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             secret = f"INSERT INTO secret VALUES (x'{secrets.token_hex(32)}');"

@@ -1,4 +1,4 @@
-"""Files that clients upload, and those that batches make. Knows bytes and names, not what files hold."""
+"""Store files that clients upload, and the output of batches. Knows bytes and names, not the contents."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _COLUMNS = "id, num_bytes, created_at, name, purpose"
 
 
 class Files:
-    """The files of all clients. Every client sees its own alone.
+    """The files of all clients. A client sees only its own.
 
-    Methods raise StoreOff if the disk fails, and HTTPError, 404, if there is no such file.
+    Methods raise StoreOff if the disk fails, and HTTPError 404 if there is no such file.
 
     Args:
-        max_bytes: of all files together. One that has no room is refused: no other makes room for it.
-        ttl_s: how long a file is kept.
+        max_bytes: limit for all files together. A file that does not fit is refused; none is evicted for it.
+        ttl_s: seconds until a file is deleted.
     """
 
     def __init__(self, database: Database, *, max_bytes: int, ttl_s: float) -> None:
         self._database, self._max_bytes, self._ttl_s = database, max_bytes, ttl_s
 
     async def add(self, scope: CacheScope, name: str, purpose: str, content: bytes) -> FileReply:
-        """Keep a file.
+        """Store a file.
 
         Raises:
-            HTTPError: 413, it has no room.
+            HTTPError: 413 if it does not fit.
         """
 
         def write(sql: sqlite3.Connection) -> FileReply:
@@ -55,7 +55,7 @@ class Files:
             if num_bytes + len(content) > self._max_bytes:
                 message = (
                     f"the file has {len(content)} bytes, and {max(0, self._max_bytes - num_bytes)} of "
-                    f"{self._max_bytes} are free; delete others"
+                    f"{self._max_bytes} are free; delete other files"
                 )
                 raise HTTPError(413, message, param="file", code="storage_full")
             return self.write(sql, self._database.owner(scope), name, purpose, content)
@@ -63,7 +63,7 @@ class Files:
         return await self._database.run(write)
 
     async def all(self, scope: CacheScope) -> list[FileReply]:
-        """All files of a client, the oldest first."""
+        """Return all files of a client, oldest first."""
 
         def read(sql: sqlite3.Connection) -> list[FileReply]:
             self._expire(sql)
@@ -75,7 +75,7 @@ class Files:
         return await self._database.run(read)
 
     async def get(self, scope: CacheScope, file_id: str) -> FileReply:
-        """What is known of a file."""
+        """Return the description of a file."""
 
         def read(sql: sqlite3.Connection) -> FileReply:
             return self._reply(self._row(sql, self._database.owner(scope), file_id, _COLUMNS))
@@ -83,11 +83,11 @@ class Files:
         return await self._database.run(read)
 
     async def content(self, scope: CacheScope, file_id: str) -> bytes:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         return await self._database.run(lambda sql: self.read(sql, self._database.owner(scope), file_id))
 
     async def delete(self, scope: CacheScope, file_id: str) -> None:
-        """Remove a file."""
+        """Delete a file."""
 
         def remove(sql: sqlite3.Connection) -> None:
             self._row(sql, self._database.owner(scope), file_id, "id")
@@ -95,14 +95,14 @@ class Files:
 
         await self._database.run(remove)
 
-    # Within work of the database.
+    # The methods below run within work of the database.
 
     def read(self, sql: sqlite3.Connection, owner: bytes, file_id: str) -> bytes:
-        """The bytes of an owner's file."""
+        """Return the bytes of an owner's file."""
         return bytes(self._row(sql, owner, file_id, "content")[0])
 
     def write(self, sql: sqlite3.Connection, owner: bytes, name: str, purpose: str, content: bytes) -> FileReply:
-        """Keep a file, whatever room there is."""
+        """Store a file without checking the limit."""
         row = (new_id("file-"), len(content), self._database.clock(), name, purpose)
         sql.execute(
             f"INSERT INTO files ({_COLUMNS}, owner, content) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, owner, content)
@@ -113,7 +113,7 @@ class Files:
         self._expire(sql)
         row = sql.execute(f"SELECT {columns} FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
         if row is None:
-            message = f"there is no file {file_id!r:.80} here; it was deleted, or has expired"
+            message = f"there is no file {file_id!r:.80}; it was deleted, or has expired"
             raise HTTPError(404, message, param="file_id", code="file_not_found")
         return row
 

@@ -1,4 +1,4 @@
-"""Read a form with a file, as browsers and clients upload it: `multipart/form-data`.
+"""Parse a form with an uploaded file: `multipart/form-data`.
 
 Knows boundaries and headers, not what the fields mean.
 """
@@ -19,7 +19,7 @@ class FormField:
     """A field of a form.
 
     Attributes:
-        filename: None: it is no file.
+        filename: None if the field is not a file.
     """
 
     content: bytes
@@ -32,10 +32,10 @@ class FormField:
 
 
 def read_form(content_type: str | None, body: bytes) -> dict[str, FormField]:
-    """The fields of a form by their names.
+    """Return the fields of a form by name.
 
     Raises:
-        HTTPError: 400, it is none, or has too many fields.
+        HTTPError: 400 if it is not a form, or has too many fields.
 
     >>> body = b'--b\\r\\nContent-Disposition: form-data; name="file"; filename="a"\\r\\n\\r\\n{}\\r\\n--b--\\r\\n'
     >>> read_form("multipart/form-data; boundary=b", body)
@@ -49,7 +49,7 @@ def read_form(content_type: str | None, body: bytes) -> dict[str, FormField]:
         raise HTTPError(400, message, code="unsupported_content_type")
     _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
     if not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_FIELDS + 1:
-        raise HTTPError(400, f"the form is not whole, or has more than {MAX_FIELDS} fields")
+        raise HTTPError(400, f"the form is incomplete, or has more than {MAX_FIELDS} fields")
     fields = {}
     for part in parts[:-1]:
         head, _, content = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Lists as OpenAI pages them, and the queries that say which part is wanted.
+"""Lists in OpenAI's paged format, and their query parameters.
 
 Knows objects with an id, not what they are.
 """
@@ -18,7 +18,7 @@ _PAGING = ("limit", "order", "after")
 
 
 class ObjectList(msgspec.Struct, kw_only=True):
-    """A part of a list."""
+    """One page of a list."""
 
     object: str = "list"
     data: list[dict[str, Any]]
@@ -28,7 +28,7 @@ class ObjectList(msgspec.Struct, kw_only=True):
 
 
 class Deleted(msgspec.Struct):
-    """What is said of an object that was deleted."""
+    """The reply for a deleted object."""
 
     id: str
     object: str
@@ -36,15 +36,15 @@ class Deleted(msgspec.Struct):
 
 
 def page(objects: Sequence[dict[str, Any]], request: Request, *others: str, descends: bool = True) -> ObjectList:
-    """The part of a list that a query asks for with `limit`, `order` and `after`.
+    """Return the page of a list that a query selects with `limit`, `order` and `after`.
 
     Args:
-        objects: all of them, the oldest first.
-        others: the query's other parameters.
-        descends: whether the newest comes first, where the query does not say.
+        objects: all objects, oldest first.
+        others: other parameters that the query may have.
+        descends: the default order is newest first.
 
     Raises:
-        InvalidParameter: a parameter is unknown, or its value is; there is no object `after` this one.
+        InvalidParameter: a parameter or its value is not valid, or `after` is not in the list.
     """
     query = request.query_params
     require_parameters(request, *_PAGING, *others)
@@ -58,7 +58,7 @@ def page(objects: Sequence[dict[str, Any]], request: Request, *others: str, desc
     if after:
         place = next((place for place, each in enumerate(wanted) if each["id"] == after), None)
         if place is None:
-            raise InvalidParameter(f"there is nothing with the id {after!r:.80} in this list", param="after")
+            raise InvalidParameter(f"this list has no object with the id {after!r:.80}", param="after")
         wanted = wanted[place + 1 :]
     part = wanted[: int(limit)]
     ids = [each["id"] for each in part]
@@ -68,8 +68,8 @@ def page(objects: Sequence[dict[str, Any]], request: Request, *others: str, desc
 
 
 def require_parameters(request: Request, *allowed: str) -> None:
-    """Raise InvalidParameter for a parameter of the query that is not allowed; `include[]` has no effect."""
+    """Raise InvalidParameter if the query has a parameter that is not allowed. `include[]` is ignored."""
     for name in request.query_params:
         if name not in (*allowed, "include", "include[]"):
             known = f"; use {' or '.join(allowed)}" if allowed else ""
-            raise InvalidParameter(f"there is no parameter {name!r:.80} here{known}", param=name)
+            raise InvalidParameter(f"unknown query parameter {name!r:.80}{known}", param=name)

@@ -1,6 +1,6 @@
-"""`/v1/responses/{response_id}`: getting and deleting responses that are kept, and listing what was sent.
+"""`/v1/responses/{response_id}`: return and delete stored responses, and list their input items.
 
-Knows paths and queries; `turns.py` has the responses.
+Knows paths and queries. `turns.py` stores the responses.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ SALT = "cache_salt"
 
 
 async def response(models: Models, request: Request) -> Response:
-    """`GET` tells a response as it ended; `DELETE` has it found no more."""
+    """`GET /v1/responses/{response_id}`: return a stored response. `DELETE`: delete it."""
     stored, scope = stored_by(models), scope_of(request)
     response_id: str = request.path_params["response_id"]
     require_parameters(request, SALT, "stream")
     if request.query_params.get("stream", "false") != "false":
-        raise InvalidParameter("a response that has ended is not streamed again; leave stream out", param="stream")
+        raise InvalidParameter("stored responses cannot be streamed; remove stream", param="stream")
     if request.method == "GET":
-        told, _ = await stored.turns.response(scope, response_id)
-        return Response(told, media_type="application/json")
+        content, _ = await stored.turns.response(scope, response_id)
+        return Response(content, media_type="application/json")
     await stored.turns.delete(scope, response_id)
     return json_response(Deleted(response_id, "response.deleted"))
 
 
 async def input_items(models: Models, request: Request) -> Response:
-    """`GET`: the items that a response's request sent; those that it went on from are the earlier response's."""
+    """`GET /v1/responses/{response_id}/input_items`: list the request's own items, without those it continued."""
     _, items = await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])
     return json_response(page(await asyncio.to_thread(msgspec.json.decode, items), request, SALT))
 
 
 def stored_by(models: Models) -> Stored:
-    """What clients leave on a server.
+    """Return the server's storage.
 
     Raises:
-        HTTPError: 404, it keeps nothing.
+        HTTPError: 404 if the server stores nothing.
     """
     if models.stored is None:
         raise HTTPError(404, f"{NOT_KEPT}, and no conversations, files and batches", code="not_found")
@@ -56,5 +56,5 @@ def stored_by(models: Models) -> Stored:
 
 
 def scope_of(request: Request) -> CacheScope:
-    """Whose objects a request without a body may see: those of its key, and of the salt in its query."""
+    """Return the scope of a request without a body: its API key, and the salt in its query."""
     return CacheScope(api_key_of(request), request.query_params.get(SALT))

@@ -1,6 +1,6 @@
-"""All that clients leave on one server: responses, conversations, files and batches.
+"""The storage of one server: responses, conversations, files and batches.
 
-Knows which parts there are, and what becomes of them when an engine forgets a namespace.
+Knows its parts, and deletes responses when an engine deletes their namespace.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_TURNS = 100_000
 
 
 class Stored(Memory):
-    """What clients leave; a memory of every engine of the server.
+    """The storage of one server. It is registered as a memory of every engine, so that it forgets with them.
 
     Args:
-        directory: where it outlives the process; None: it is in memory.
-        clock: that of the engines.
+        directory: directory of the database; None: in memory.
+        clock: the engines' clock.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Stored(Memory):
         self.batches = Batches(self.database, self.files)
 
     def forget(self, namespace: bytes) -> ForgetResult:
-        """Forget the responses and the conversations of a namespace."""
+        """Delete the responses and conversations of a namespace."""
         return ForgetResult(pending=(self.database.submit(lambda sql: self.turns.forget(sql, namespace)),))
 
     def drop_unused(self, since: float) -> None:
-        """Forget the responses and the conversations that were not used since then."""
+        """Delete the responses and conversations that were not used since a time of the engines' clock."""
         before = self.database.clock() - (self._clock() - since)
         self.database.submit(lambda sql: self.turns.expire(sql, before))

@@ -1,7 +1,7 @@
-"""The tree of turns: each response goes on from an earlier one, and any number may go on from it.
+"""Store turns in a tree: each response can continue an earlier one, and any number can continue it.
 
-Knows rows and token ids, not what items or responses say. A turn that is deleted is not found any more; what later
-turns need of it stays until they are gone, too.
+Knows rows and token ids, not the content of items. A deleted turn is not found any more, but its row stays as long as
+later turns need it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ..errors import HTTPError
 from .database import Database
 
 Why = Literal["deleted", "expired", "evicted", "forgotten"]
-_SAID: Final = {
+_REASONS: Final = {
     "deleted": "was deleted",
     "expired": "has expired",
-    "evicted": "made room for newer ones",
-    "forgotten": "was forgotten with the cache",
+    "evicted": "was evicted for newer ones",
+    "forgotten": "was deleted with the cache",
 }
-EXPIRY_S: Final = 60.0  # between two looks for what has expired, which is not found meanwhile
-MAX_GONE: Final = 10_000  # ids of which it is known why they are gone
+_NEVER_STORED: Final = (
+    "is not stored here: it was created with store set to false, on another server, or by another client"
+)
+EXPIRY_S: Final = 60.0  # between two deletions of expired rows, which are not found anyway
+MAX_GONE: Final = 10_000  # deleted ids for which the reason is kept
 _IS_LEAF: Final = (
     "NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.parent = turns.id) "
     "AND NOT EXISTS (SELECT 1 FROM conversations WHERE head = turns.id)"
@@ -39,16 +42,16 @@ _PATH: Final = (
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn as it is written.
+    """A turn to store.
 
     Attributes:
-        id: no other turn has it.
-        parent: the turn that it goes on from; None: it is the first.
-        namespace: of the prefix cache.
-        items: those that were sent, as a JSON array.
-        response: as JSON; None: there is none.
-        setup: a digest of what its prompt depends on besides the items.
-        token_ids: of prompt and reply; None: not known, or no use to later turns.
+        id: unique id.
+        parent: id of the turn that it continues; None for a first turn.
+        namespace: namespace of the prefix cache.
+        items: the request's input, as a JSON array.
+        response: the response as JSON, or None.
+        setup: digest of everything that its prompt depends on, except the items.
+        token_ids: ids of prompt and reply; None if unknown, or of no use to later turns.
     """
 
     id: str
@@ -62,11 +65,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Path:
-    """The turns from the first to one that is gone on from.
+    """The turns from the first to one to continue.
 
     Attributes:
-        turns: the items and the response of each, in order.
-        num_exact: of these turns, how many `token_ids` are of; 0: there are none.
+        head: id of the last turn.
+        turns: items and response of each, in order.
+        num_exact: number of first turns that `token_ids` covers.
+        setup: as in `Turn`, of the last turn that `token_ids` covers.
     """
 
     head: str | None = None
@@ -78,11 +83,11 @@ class Path:
 
 @dataclass(frozen=True)
 class TurnLimits:
-    """What is kept at most.
+    """Limits of the stored turns.
 
     Attributes:
-        max_turns, max_bytes: of all clients together; the client that has most gives up what it used longest ago.
-        ttl_s: seconds that what nobody uses is kept.
+        max_turns, max_bytes: over all clients. The client with the most loses its least recently used turns.
+        ttl_s: seconds until an unused turn is deleted.
     """
 
     max_turns: int
@@ -91,7 +96,7 @@ class TurnLimits:
 
 
 class Turns:
-    """The turns of all clients. Every client sees its own alone.
+    """The turns of all clients. A client sees only its own.
 
     Methods raise StoreOff if the disk fails.
     """
@@ -101,19 +106,19 @@ class Turns:
         self._expired_at = -math.inf
 
     async def save(self, scope: CacheScope, make: Callable[[], Turn], *, conversation: str | None = None) -> bool:
-        """Keep a turn, and make room for it. Returns whether what it goes on from is still there.
+        """Store a turn, and make room for it. Returns False, with nothing stored, if its parent is gone.
 
         Args:
-            make: makes the turn, in the thread of the database: items may be long.
-            conversation: it is the last turn of. Where another one has become that meanwhile, it comes after that one.
+            make: makes the turn in the thread of the database, because items may be long.
+            conversation: id of a conversation to append it to, after turns that were added in the meantime.
         """
         return await self._database.run(lambda sql: self._save(sql, self._database.owner(scope), make(), conversation))
 
     async def response(self, scope: CacheScope, turn_id: str) -> tuple[bytes, bytes]:
-        """The response of a turn and the items that were sent, as JSON.
+        """Return the response of a turn and its input items, as JSON.
 
         Raises:
-            HTTPError: 404, there is no such response.
+            HTTPError: 404 if there is no such response.
         """
 
         def read(sql: sqlite3.Connection) -> tuple[bytes, bytes]:
@@ -125,10 +130,10 @@ class Turns:
         return await self._database.run(read)
 
     async def delete(self, scope: CacheScope, turn_id: str) -> None:
-        """Have a response found no more.
+        """Delete a response.
 
         Raises:
-            HTTPError: 404, there is no such response.
+            HTTPError: 404 if there is no such response.
         """
 
         def remove(sql: sqlite3.Connection) -> None:
@@ -139,10 +144,10 @@ class Turns:
         await self._database.run(remove)
 
     async def path(self, scope: CacheScope, turn_id: str) -> Path:
-        """The turns up to one that is to be gone on from.
+        """Return the turns up to a response to continue.
 
         Raises:
-            HTTPError: 404, there is no such response.
+            HTTPError: 404 if there is no such response.
         """
 
         def read(sql: sqlite3.Connection) -> Path:
@@ -152,14 +157,14 @@ class Turns:
         return await self._database.run(read)
 
     def forget(self, sql: sqlite3.Connection, namespace: bytes) -> None:
-        """Remove all that belongs to a namespace of the prefix cache, and all that goes on from it."""
+        """Delete all turns and conversations of a namespace of the prefix cache, and all turns that continue them."""
         roots = [turn_id for (turn_id,) in sql.execute("SELECT id FROM turns WHERE namespace = ?", (namespace,))]
         sql.execute("DELETE FROM conversations WHERE namespace = ?", (namespace,))
         for root in roots:
             self._remove_below(sql, root)
 
     def expire(self, sql: sqlite3.Connection, before: float) -> None:
-        """Remove what was last used before then."""
+        """Delete turns and conversations that were last used before a time."""
         old = sql.execute("SELECT id, head FROM conversations WHERE used_at < ?", (before,)).fetchall()
         for conversation_id, head in old:
             sql.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
@@ -168,10 +173,10 @@ class Turns:
         for turn_id, owner in turns:
             self._hide(sql, owner, turn_id, "expired")
 
-    # Within work of the database.
+    # The methods below run within work of the database.
 
     def require(self, sql: sqlite3.Connection, owner: bytes, turn_id: str, *, param: str = "response_id") -> None:
-        """Raise HTTPError, 404, unless an owner has a response of this id; it says why it is gone."""
+        """Raise HTTPError 404, with the reason, unless an owner has a response with this id."""
         row = sql.execute(
             "SELECT used_at, gone FROM turns WHERE id = ? AND owner = ? AND response IS NOT NULL", (turn_id, owner)
         ).fetchone()
@@ -179,15 +184,13 @@ class Turns:
             return
         found = sql.execute("SELECT why FROM gone WHERE id = ? AND owner = ?", (turn_id, owner)).fetchone()
         why = found[0] if found is not None else None if row is None else row[1] or "expired"
-        said = f"{_SAID[why]} here" if why in _SAID else (
-            "is not kept here: it was sent with store set to false, or to another server, or by another client"
-        )  # fmt: skip
-        message = f"the response {turn_id!r:.80} {said}; send the whole conversation as input"
+        reason = _REASONS.get(why or "", _NEVER_STORED)
+        message = f"the response {turn_id!r:.80} {reason}; send the whole conversation as input"
         code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
         raise HTTPError(404, message, param=param, code=code)
 
     def path_to(self, sql: sqlite3.Connection, turn_id: str | None) -> Path:
-        """The turns up to this one, all of which count as used now."""
+        """Return the turns up to one, and mark it as used now."""
         if turn_id is None:
             return Path()
         sql.execute("UPDATE turns SET used_at = ? WHERE id = ?", (self._database.clock(), turn_id))
@@ -205,7 +208,7 @@ class Turns:
         return Path(turn_id, turns, num_exact, setup, tuple(ids.tolist()))
 
     def add(self, sql: sqlite3.Connection, owner: bytes, turn: Turn) -> None:
-        """Write a turn whose parent is there."""
+        """Insert a turn whose parent exists."""
         num_shared, own = 0, None
         if turn.token_ids is not None:
             earlier = np.array(self.path_to(sql, turn.parent).token_ids, "<u4")
@@ -225,7 +228,7 @@ class Turns:
         )
 
     def make_room(self, sql: sqlite3.Connection) -> None:
-        """Remove what is over the limits."""
+        """Delete expired turns, and evict turns above the limits."""
         now = self._database.clock()
         if now >= self._expired_at + EXPIRY_S:
             self._expired_at = now
@@ -239,7 +242,7 @@ class Turns:
             self._evict(sql, owner)
 
     def prune(self, sql: sqlite3.Connection, turn_id: str | None) -> None:
-        """Remove a turn that is not found any more, unless something goes on from it; and those before it, likewise."""
+        """Remove the row of a deleted turn and of deleted turns before it, unless later turns continue them."""
         while turn_id is not None:
             row = sql.execute(
                 f"SELECT parent FROM turns WHERE id = ? AND (gone IS NOT NULL OR response IS NULL) AND {_IS_LEAF}",
@@ -254,7 +257,7 @@ class Turns:
         if conversation is not None:
             row = sql.execute("SELECT head FROM conversations WHERE id = ?", (conversation,)).fetchone()
             if row is None:
-                conversation = None  # it was deleted meanwhile
+                conversation = None  # it was deleted in the meantime
             elif row[0] != turn.parent:
                 turn = Turn(turn.id, row[0], turn.namespace, turn.items, turn.response)
         if turn.parent is not None and _row(sql, turn.parent) is None:
@@ -280,7 +283,7 @@ class Turns:
         )
 
     def _evict(self, sql: sqlite3.Connection, owner: bytes) -> None:
-        """Remove the end of what an owner used longest ago."""
+        """Delete the last turn of an owner's least recently used conversation or chain of responses."""
         leaf = sql.execute(
             f"SELECT id, used_at FROM turns WHERE owner = ? AND {_IS_LEAF} ORDER BY used_at, created_at LIMIT 1",
             (owner,),
@@ -297,7 +300,7 @@ class Turns:
             self._hide(sql, owner, oldest[1], "evicted")
 
     def _remove_below(self, sql: sqlite3.Connection, root: str) -> None:
-        """Remove a turn and all that goes on from it, with the conversations that they belong to."""
+        """Delete a turn, all turns that continue it, and their conversations."""
         found = _row(sql, root)
         for turn_id, owner in _below(sql, root):
             sql.execute("DELETE FROM conversations WHERE head = ?", (turn_id,))
@@ -312,7 +315,7 @@ def _row(sql: sqlite3.Connection, turn_id: str) -> Any:
 
 
 def _below(sql: sqlite3.Connection, root: str) -> Iterator[tuple[str, bytes]]:
-    """The ids and owners of a turn and of all that goes on from it."""
+    """Yield the ids and owners of a turn and of all turns that continue it."""
     yield from sql.execute(
         "WITH RECURSIVE below(id) AS (SELECT ? UNION ALL SELECT turns.id FROM turns JOIN below ON "
         "turns.parent = below.id) SELECT id, owner FROM turns JOIN below USING (id)",

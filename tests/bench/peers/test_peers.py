@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from radixlm.cli.bench.engine_timer import steady_tokens_per_s
+from radixlm.compile.codegen.targets import TARGETS
 
 from bench.limits import Limits
+from bench.peers import comparison
 from bench.peers.client import CompletionsClient, LlamaCppClient, Reply
 from bench.peers.comparison import NO_TIME, READ_GB_PER_S, added, decode_share, measure, missing_of
 from bench.peers.contestants import OURS
@@ -128,13 +130,23 @@ def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "OpenVINO, same file" not in {peer.name for peer in others}
 
 
-def test_peers_of_a_target_are_those_that_were_built_for_it(tmp_path: Path) -> None:
+def test_peers_of_a_target_are_those_that_were_built_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "find_target", lambda name: TARGETS["x86-64-v4" if name == "native" else name])
     places = places_for("x86-64-v3")
     assert places["llama.cpp"] == Path(".cache/llama.cpp-x86-64-v3") and places["openvino"] == PLACES["openvino"]
     assert places_for("native") == PLACES
     peers = peers_of(tmp_path / "a.Q4_1.gguf", tmp_path / "a.Q4_0.gguf", places, tmp_path, 2)
     held = {peer.name for peer in peers if peer.is_held}
     assert held == {"llama.cpp, same file", "llama.cpp, Q4_0", "its wheel, Q4_0", "ik_llama.cpp, same file"}
+    reasons = missing_of(peers, (), "x86-64-v3")
+    assert all("not x86-64-v3" in reasons[peer.name] for peer in peers if not peer.is_held)
+
+
+def test_a_machines_own_target_holds_no_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "find_target", lambda name: TARGETS["x86-64-v3"])
+    assert places_for("x86-64-v3") == PLACES
+    peers = peers_of(tmp_path / "a.Q4_1.gguf", tmp_path / "a.Q4_0.gguf", PLACES, tmp_path, 2)
+    assert not any("not x86-64-v3" in reason for reason in missing_of(peers, (), "x86-64-v3").values())
 
 
 def test_single_streams_have_settings_of_their_own(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from bench.replay.live import NEXT, LiveReplay, summary
 
 
 def test_of_a_reply_that_came_whole_only_the_last_token_is_prefilled(smollm2_artifact: Path) -> None:
-    with LiveReplay(smollm2_artifact, max_tokens=24, seed=19) as live:
+    with LiveReplay(smollm2_artifact, max_tokens=24, seed=29) as live:  # of either default of KV
         turns = live.talk("Write a haiku about a cat.", NEXT[:2]) + live.talk("写一首关于春天的诗。", NEXT[:2])
     assert len(turns) == 4
     found = summary(turns)

@@ -160,7 +160,7 @@ def test_it_stops_when_it_is_told_to_with_all_its_processes() -> None:
         (["--models", "a.radixlm", "--record", "file"], "--record is of one model"),
         (["a.radixlm", "b.radixlm", "--draft", "."], "--draft is of one model"),
         (["--models", "nowhere"], "nowhere does not exist"),
-        (["a.radixlm", "--unload-after", "5"], "--unload-after is of several models"),
+        (["a.radixlm", "--unload-after", "5"], "--unload-after is for several models"),
         ([], "give a MODEL to serve"),
     ],
 )

@@ -64,7 +64,7 @@ def test_every_layer_keeps_a_state_and_keys_and_values() -> None:
     config = config_of()
     matrices, convolution = 6 * 32 * 48, 3 * (6 * 32 + 2 * 2 * 48)
     assert config.state_bytes == 3 * (matrices + convolution) * 4 and len(config.kv_attentions) == 3
-    assert dict(layer_rows(config))["states"].startswith("3 layers keep a state, ")
+    assert dict(layer_rows(config))["states"].startswith("3 recurrent layers, ")
 
 
 @pytest.mark.parametrize(

@@ -202,5 +202,5 @@ def test_inspection_counts_experts_beside_a_dense_layer(checkpoint: Callable[[st
 def test_a_table_says_what_layers_get_and_share() -> None:
     rows = dict(layer_rows(config_of()))
     assert rows["heads"] == "4 of 32, 1 for keys and values; 4 of 64, 1 for keys and values"
-    assert rows["shared"] == "2 layers read the keys and values of others"
-    assert rows["layer inputs"] == "32 numbers of each token for each layer"
+    assert rows["shared"] == "2 layers use the KV of other layers"
+    assert rows["layer inputs"] == "32 numbers per token and layer"

@@ -58,7 +58,7 @@ def test_lfm2_has_attention_in_six_layers_and_states_in_ten() -> None:
     assert config.intermediate_size == 8192 and config.tie_word_embeddings
     assert config.state_bytes == 160 << 10
     assert config.layers[0].mixer == ShortConvolution(kernel_size=3)
-    assert dict(layer_rows(config))["states"] == "10 layers keep a state, 163.8 kB of each sequence"
+    assert dict(layer_rows(config))["states"] == "10 recurrent layers, 163.8 kB per sequence"
     types = ["full_attention" if has_attention else "conv" for has_attention in kinds]
     assert config_of(LFM2, full_attn_idxs=None, layer_types=types) == config
 

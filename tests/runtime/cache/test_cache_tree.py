@@ -15,7 +15,7 @@ from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.cache.reply_alias import ReplyAlias
 from radixlm.runtime.cache.sequence import Sequence
-from radixlm.runtime.engine.upkeep import CacheExpiry
+from radixlm.runtime.engine.background_work import CacheExpiry
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.memory import ForgetResult
 

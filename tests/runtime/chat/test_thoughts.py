@@ -8,7 +8,7 @@ import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.reasoning_format import ReasoningFormat, reasoning_format_of, without_reasoning
 from radixlm.runtime.chat.reasoning_splitter import MAX_HEADER, splitter_of
-from radixlm.runtime.chat.scan import Said
+from radixlm.runtime.chat.scan import ReplyPiece
 
 from ..thought_templates import HEADED, HYBRID, OF_CALLS, OPENED, PARTS
 from ..tool_templates import LLAMA, NO_TOOLS, QWEN
@@ -110,7 +110,7 @@ def test_a_reply_is_split_in_the_same_way_however_it_is_cut(
 ) -> None:
     dice = random.Random(reply)
     for size in (1, 2, 3, 5, 8, len(reply), None):
-        splitter, said, place = splitter_of(format, prompt), Said(), 0
+        splitter, said, place = splitter_of(format, prompt), ReplyPiece(), 0
         while place < len(reply):
             step = size or dice.randint(1, 9)
             said = said.followed_by(splitter.push(reply[place : place + step]))

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
+from radixlm.runtime.engine.background_work import CacheExpiry
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import EngineClosed, EngineDied, EngineOverloaded, InvalidParameter, StepFailed
 from radixlm.runtime.model.batch import Batch
 

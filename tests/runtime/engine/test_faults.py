@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.radix_tree import RadixTree
+from radixlm.runtime.engine.background_work import CacheExpiry
 from radixlm.runtime.engine.completion import RequestOutput
 from radixlm.runtime.engine.engine_loop import EngineLoop
 from radixlm.runtime.engine.generation_stream import GenerationStream
@@ -18,7 +19,6 @@ from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.engine.scheduler import Scheduler
 from radixlm.runtime.engine.step import readers
 from radixlm.runtime.engine.step.plan import SchedulerPolicy
-from radixlm.runtime.engine.upkeep import CacheExpiry
 from radixlm.runtime.errors import EngineError, RadixLMError, StepFailed
 
 from ..fake_model import Bench, alone
@@ -117,7 +117,7 @@ def test_accepting_a_token_fails_its_request_alone(monkeypatch: pytest.MonkeyPat
 
 def test_handing_out_a_token_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_at_work()
-    monkeypatch.setattr(bench.requests["a"], "told", once(bench.requests["a"].told))
+    monkeypatch.setattr(bench.requests["a"], "with_readings", once(bench.requests["a"].with_readings))
     finish(bench, ["a"])
 
 

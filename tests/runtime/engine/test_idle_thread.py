@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from radixlm.runtime.engine.background_work import IdleThread
 from radixlm.runtime.engine.engine_queue import Command, EngineQueue
-from radixlm.runtime.engine.upkeep import IdleThread
 from radixlm.runtime.errors import EngineError
 
 WAIT_S = 60.0  # only a hang takes that long

@@ -93,7 +93,7 @@ def test_a_draft_takes_a_quarter_at_most_and_no_more_pages_than_the_model() -> N
         model: Any = SimpleNamespace(context_length=1600, kv=SimpleNamespace(page_bytes=PAGE_BYTES), module=module)
         draft: Any = SimpleNamespace(context_length=1200, kv=SimpleNamespace(page_bytes=page_bytes), module=module)
         size = KVCacheSize(num_pages, 1600)
-        return KVCacheSize.of_draft(draft, beside=model, size=size, available_bytes=available_bytes)
+        return KVCacheSize.of_draft(draft, model=model, size=size, available_bytes=available_bytes)
 
     assert of_draft(PAGE_BYTES, 400) == KVCacheSize(100, 1200)
     assert of_draft(PAGE_BYTES // 10, 400) == KVCacheSize(400, 1200)

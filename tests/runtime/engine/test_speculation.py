@@ -60,7 +60,7 @@ def test_replies_are_those_without_drafts(oracle: type[Oracle], params: Sampling
     share = counters.num_accepted_tokens / counters.num_drafted_tokens
     assert share > 0.5 if oracle.right == 1.0 else share < 0.2 if oracle.right == 0.0 else share > 0.1
     for request in served.requests.values():
-        assert request.num_drafted >= request.reply.num_guessed
+        assert request.num_drafted >= request.reply.num_accepted_drafts
     served.core.check()
 
 

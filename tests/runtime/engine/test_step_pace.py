@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.engine.reply import Reply
@@ -472,3 +474,14 @@ def test_steps_of_prompts_that_are_as_large_as_those_that_decode_say_nothing_apa
     token_s, fixed_s = cost.token_s(0.0), cost.fixed_s
     assert token_s is not None and fixed_s is not None
     assert fixed_s + num_rows * token_s == pytest.approx(0.01, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.sampled_from([8, 24, 46, 64]), st.sampled_from([32.0, 300.0, 500.0])), min_size=1))
+def test_steps_that_all_take_the_same_leave_a_token_some_time(steps: list[tuple[int, float]]) -> None:
+    """A ratio to no time at all failed requests of a model whose every step took a millisecond."""
+    cost = prompt_cost.PromptCost()
+    for num_tokens, position in steps:
+        cost.observe(num_tokens, position, 0.001)
+        cost.observe_decode(1, 0.001)
+        token_s = cost.token_s(position)
+        assert token_s is not None and 0.0 < token_s <= 0.001

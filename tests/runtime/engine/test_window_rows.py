@@ -7,6 +7,7 @@ Rows that are dropped are overwritten with NaN, which would spread to all that r
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -129,6 +130,11 @@ def test_what_the_disk_has_is_whole(
     assert small.num_dropped > 100
 
 
+def wait_until_written(engine: Engine) -> None:
+    while not engine._loop.call(lambda core: core.tier.writer.is_idle and not core.tier.saver.has_pending):
+        time.sleep(0.001)
+
+
 def test_rows_that_memory_dropped_come_from_disk(
     small: Small, artifact: Path, plain: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +144,7 @@ def test_rows_that_memory_dropped_come_from_disk(
     with Engine(artifact, store=tmp_path / "store", **SETTINGS) as engine:
         for ids in (prompt, [11] * 180, [12] * 180):
             engine.generate(ids, greedy)
+            wait_until_written(engine)  # rows that are dropped before would be gone
         reply = engine.generate(edited, greedy)
         assert reply.usage.cached_tokens == 96 and reply.usage.disk_tokens_by_kind == {"exact": 96}
         expected = plain.generate(edited, greedy, cache_match="off")

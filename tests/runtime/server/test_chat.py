@@ -241,7 +241,7 @@ def test_an_unforeseen_error_keeps_its_text_to_the_log(client: TestClient, engin
     engine.default_params = None  # type: ignore[assignment]
     response = ask(client)
     assert response.status_code == 500
-    assert response.json()["error"]["message"] == "internal error; the server's log says more"
+    assert response.json()["error"]["message"] == "internal error; see the server's log"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_the_systems_own_words_are_told_only_to_clients_with_a_key() -> None:
     tier = SimpleNamespace(off_because="OSError: No space left on device: '/home/me/store'")
     stats = replace(FINE, tier=tier)  # type: ignore[arg-type]
     assert "/home/me" in str(Verdict.of(stats, 60.0).reason)
-    assert Verdict.of(stats, 60.0, tells_causes=False).reason == "the store is off; nothing is kept on disk"
+    assert Verdict.of(stats, 60.0, tells_causes=False).reason == "the store is off; nothing is saved to disk"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_systems_own_words_are_told_only_to_clients_with_a_key() -> None:
         ({"stalled_s": 61.0, "num_running": 2, "num_waiting": 7}, False, "61 s while 2 requests run and 7 wait"),
         ({"alive": False}, False, "stopping"),
         ({"alive": False, "crash": "SystemExit"}, False, "died of SystemExit"),
-        ({"restarted_after": "SystemExit"}, True, "died of SystemExit; it was started again with an empty cache"),
+        ({"restarted_after": "SystemExit"}, True, "died of SystemExit; it was restarted with an empty cache"),
         ({"store_off_because": "/cache cannot hold a store: full"}, True, "the store is off (/cache cannot hold"),
         ({"num_failed_steps_in_a_row": 1, "last_failure": "MemoryError"}, True, "the last step failed of MemoryError"),
         ({"num_failed_steps_in_a_row": MAX_FAILED_STEPS, "last_failure": "X"}, False, "the last 3 steps failed of X"),
@@ -129,11 +129,11 @@ def test_an_engine_whose_thread_is_killed_is_started_again_once() -> None:
         [event] = [line for line in streamed.text.splitlines() if "error" in line]
         for error in (whole.json()["error"], json.loads(event.removeprefix("data: "))["error"]):
             assert (error["type"], error["code"]) == ("server_error", "engine_died")
-            assert "died of SystemExit (the log says more); it was started again" in error["message"]
+            assert "died of SystemExit (see the log); it was started again" in error["message"]
 
         health = server.get("/health")
         assert (health.status_code, health.json()["status"]) == (200, "degraded")
-        assert "died of SystemExit; it was started again with an empty cache" in health.json()["reason"]
+        assert "died of SystemExit; it was restarted with an empty cache" in health.json()["reason"]
         assert (health.json()["num_restarts"], health.json()["num_cached_pages"]) == (1, 0)
         assert server.chat(max_tokens=20).json()["choices"] == expected
         assert server.get("/health").json()["status"] == "ready"
@@ -182,7 +182,7 @@ def test_more_replies_than_the_queue_ever_takes_are_400_and_not_to_be_sent_again
     with real_server(max_num_seqs=2, max_queue=2) as server:
         refused = server.client.post(server.url + path, json=body)
         assert refused.status_code == 400 and "retry-after" not in refused.headers
-        assert "5 replies are asked for, and this server takes 4" in refused.json()["error"]["message"]
+        assert "the request asks for 5 replies, and this server computes 4" in refused.json()["error"]["message"]
         assert server.engine.stats().num_rejected == 0, "nothing was handed to the engine"
         assert len(server.chat(max_tokens=2, n=4).json()["choices"]) == 4
         server.check()

@@ -377,9 +377,9 @@ def test_where_there_are_several_the_query_that_names_one_is_described(both: Tes
 def test_two_models_have_no_name_in_common(engines: Engines) -> None:
     small, large = engines.values()
     options = ServerOptions(model_ids=("same",))
-    with pytest.raises(InvalidParameter, match="a name in common"):
+    with pytest.raises(InvalidParameter, match="the same name"):
         Models([Served.of(small, options), Served.of(large, options)], options)  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameter, match="model_ids name one model"):
+    with pytest.raises(InvalidParameter, match="model_ids names a single model"):
         create_app(engines, model_ids=["same"])  # type: ignore[arg-type]
     with pytest.raises(InvalidParameter, match="there is no model"):
         create_app({})

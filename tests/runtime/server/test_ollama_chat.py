@@ -188,7 +188,7 @@ def thinking(prompts: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("think", [True, "high"])
 def test_a_model_that_does_not_think_is_not_asked_to(think: object, client: TestClient) -> None:
-    assert refused(client, think=think) == "'fake' does not support thinking; leave think out"
+    assert refused(client, think=think) == "'fake' does not support thinking; remove think"
     assert whole(client, think=False)["done"]
 
 
@@ -263,7 +263,7 @@ def test_errors_have_ollamas_shape_whatever_refuses(engine: FakeEngine, client: 
         in client.post("/api/chat", content=b"{", headers={"content-type": "application/json"}).json()["error"]
     )
     assert client.get("/api/chat").status_code == 405 and list(client.get("/api/chat").json()) == ["error"]
-    assert "nothing at /api/copy" in client.post("/api/copy", json={}).json()["error"]
+    assert "no endpoint /api/copy" in client.post("/api/copy", json={}).json()["error"]
     locked = TestClient(create_app(engine, api_keys=("sk-one",)))  # type: ignore[arg-type]
     response = ask(locked)
     assert response.status_code == 401 and list(response.json()) == ["error"]

@@ -158,7 +158,7 @@ def test_each_of_several_replies_has_its_prompts(client: TestClient, told: Any) 
         ({"prompt": [5] * 7000, "prompt_logprobs": 20}, "prompt_logprobs", "147000 logprobs"),
         ({"prompt": [[5] * 3000] * 3, "prompt_logprobs": 20}, "prompt_logprobs", "189000 logprobs"),
         ({"prompt": [5] * 3000, "n": 3, "echo": True, "logprobs": 20}, "prompt_logprobs", "189000 logprobs"),
-        ({"echo": True, "logprobs": 1, "strip_suffix": True}, "strip_suffix", "leave strip_suffix out"),
+        ({"echo": True, "logprobs": 1, "strip_suffix": True}, "strip_suffix", "remove strip_suffix"),
     ],
 )
 def test_what_is_too_much_is_400(client: TestClient, engine: Engine, body: Any, param: str, says: str) -> None:

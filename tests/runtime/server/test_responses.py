@@ -215,9 +215,7 @@ def test_an_item_that_is_only_referred_to_is_refused_in_words(client: TestClient
     error = ask(client, input=[{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "a"}]).json()[
         "error"
     ]
-    assert (
-        error["message"] == "input[1] is an item_reference, and single items are not found here; send the item itself"
-    )
+    assert error["message"] == "input[1] is an item_reference, which is not supported; send the item itself"
     assert error["param"] == "input[1]"
 
 

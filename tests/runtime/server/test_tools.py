@@ -280,7 +280,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": 
         ({"guided_json": "not json"}, "the JSON schema is not JSON"),
         ({"structured_outputs": {"json": "[1]"}}, "the JSON schema is not an object"),
         ({"messages": [{"role": "user"}]}, "content"),
-        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only the assistant"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "only assistant messages"),
         ({"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, "tool_call_id"),
         (
             {

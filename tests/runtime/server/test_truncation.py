@@ -13,7 +13,7 @@ import pytest
 from radixlm.runtime.chat.chat_template import ChatTemplate
 from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.errors import ContextLengthExceeded
-from radixlm.runtime.server.truncation import Truncated, cut_middle, drop_middle
+from radixlm.runtime.server.truncation import TruncatedHistory, cut_middle, drop_middle
 
 from .real_server import RealServer, real_server
 
@@ -31,7 +31,7 @@ def history(num_turns: int, system: int = 10, user: int = 10, assistant: int = 2
     return [message("system", system), *turns, message("user", user)]
 
 
-def fitted(messages: Sequence[Any], context_length: int = 400, max_tokens: int | None = None) -> Truncated:
+def fitted(messages: Sequence[Any], context_length: int = 400, max_tokens: int | None = None) -> TruncatedHistory:
     return drop_middle(messages, count=count, context_length=context_length, max_tokens=max_tokens)
 
 
@@ -41,7 +41,7 @@ def test_a_history_that_is_served_without_truncation_stays_whole(max_tokens: int
     for num_turns in range(1, 41):
         messages = history(num_turns)
         left = fitted(messages, max_tokens=max_tokens)
-        assert (left == Truncated(messages)) == (count(messages) < 400)
+        assert (left == TruncatedHistory(messages)) == (count(messages) < 400)
 
 
 def test_the_system_prompt_and_the_newest_turns_stay() -> None:
@@ -114,7 +114,7 @@ def test_turns_that_are_shorter_in_a_history_than_alone_are_dropped_until_the_re
 
 
 def test_a_history_of_megabytes_is_refused_before_it_is_counted() -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"history.* has \d+ bytes, at most 4194304"):
+    with pytest.raises(ContextLengthExceeded, match=r"history.* has \d+ bytes, more than the 4194304"):
         message = {"role": "user", "content": "a" * (4 << 20)}
         drop_middle([message], count=lambda messages, tools: pytest.fail(), context_length=9, max_tokens=1)
 
@@ -150,7 +150,7 @@ def test_no_turn_is_counted_where_dropping_all_of_them_does_not_help() -> None:
 
 
 def test_megabytes_of_tools_are_refused_before_they_are_counted() -> None:
-    with pytest.raises(ContextLengthExceeded, match=r"tools included, has \d+ bytes, at most 4194304"):
+    with pytest.raises(ContextLengthExceeded, match=r"tools included, has \d+ bytes, more than the 4194304"):
         tools = offered(64, description="a" * (1 << 16))
         drop_middle(history(1), tools, count=lambda messages, tools: pytest.fail(), context_length=9, max_tokens=1)
 
@@ -380,7 +380,7 @@ def test_the_next_prompts_of_a_growing_text_find_the_truncated_prefix_cached(ser
 def test_a_text_of_megabytes_is_refused_before_it_is_encoded(server: RealServer) -> None:
     refused = complete(server, prompt="a" * (5 << 20), truncation="middle")
     assert refused.json()["error"]["code"] == "context_length_exceeded"
-    assert "at most 4194304" in refused.json()["error"]["message"]
+    assert "more than the 4194304" in refused.json()["error"]["message"]
 
 
 def begins_character(byte: int) -> bool:

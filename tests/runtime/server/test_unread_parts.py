@@ -97,7 +97,7 @@ def test_what_a_message_of_chats_holds_is_refused_clearly(client: TestClient, ro
     part = {"type": "image_url", "image_url": {"url": URL}}
     response = client.post("/v1/chat/completions", json={"messages": [USER, {"role": role, "content": [part]}]})
     assert response.status_code == 400
-    assert "a part has the type 'image_url'; models read and write text here" in response.json()["error"]["message"]
+    assert "a part has the type 'image_url'; models read and write text only" in response.json()["error"]["message"]
 
 
 def test_what_another_model_refused_or_spoke_does_not_end_a_conversation(
@@ -114,7 +114,7 @@ def test_what_another_model_refused_or_spoke_does_not_end_a_conversation(
     assert response.headers[HEADER] == "messages.audio"
     for field in ({"refusal": "no"}, {"audio": {"id": "a"}}):
         response = client.post("/v1/chat/completions", json={"messages": [{**USER, **field}]})
-        assert response.status_code == 400 and "only replies of the assistant" in response.json()["error"]["message"]
+        assert response.status_code == 400 and "only assistant messages" in response.json()["error"]["message"]
 
 
 def test_results_of_text_list_nothing(client: TestClient) -> None:
@@ -127,7 +127,7 @@ def test_a_strict_server_refuses_them_all(strict: TestClient) -> None:
     image = {"type": "image_url", "image_url": {"url": URL}}
     for response in (respond(strict, SEEN), message(strict, PICTURE), chat(strict, image)):
         assert response.status_code == 400
-        assert " cannot be read: models here read text" in response.json()["error"]["message"]
+        assert " cannot be read: the models read text" in response.json()["error"]["message"]
     assert respond(strict, {"type": "input_text", "text": "a"}).status_code == 200
 
 
@@ -138,7 +138,7 @@ def test_what_a_message_of_responses_holds_is_refused_clearly(
 ) -> None:
     response = client.post("/v1/responses", json={"input": [{"role": role, "content": [part]}]})
     assert response.status_code == 400
-    expected = f"a part of the type {part['type']!r} cannot be read: models here read text; leave it out"
+    expected = f"a part of the type {part['type']!r} cannot be read: the models read text only; remove it"
     assert expected in response.json()["error"]["message"]
 
 
@@ -150,7 +150,7 @@ def test_what_a_message_of_messages_holds_is_refused_clearly(
     said = [USER, {"role": role, "content": [block]}]
     response = client.post("/v1/messages", json={"model": "fake", "max_tokens": 9, "messages": said})
     assert response.status_code == 400
-    expected = f"messages[1].content[0]: {block['type']} blocks cannot be read: models here read text; leave it out"
+    expected = f"messages[1].content[0]: {block['type']} blocks cannot be read: the models read text only; remove it"
     assert response.json()["error"]["message"] == expected
 
 

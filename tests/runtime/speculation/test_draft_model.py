@@ -89,7 +89,7 @@ def test_a_model_that_agrees_guesses_sampled_replies_rightly_and_many_steps_are_
     request = served.add("a", [1, 2, 3], SAMPLED)
     served.run()
     assert served.tokens("a") == alone([1, 2, 3], SAMPLED)
-    assert request.num_drafted == request.reply.num_guessed > 25 and served.core.counters.num_steps < 15
+    assert request.num_drafted == request.reply.num_accepted_drafts > 25 and served.core.counters.num_steps < 15
 
 
 def test_a_model_that_is_always_wrong_is_hardly_asked() -> None:
@@ -117,7 +117,7 @@ def test_a_reply_with_a_grammar_is_guessed_by_it() -> None:
     request = served.add("a", [1, 2, 3], SAMPLED, constraint=Forked(VOCAB_SIZE))
     served.run()
     assert served.tokens("a") == alone([1, 2, 3], SAMPLED, constraint=ChainConstraint(VOCAB_SIZE))
-    assert request.reply.num_guessed == request.num_drafted > 20
+    assert request.reply.num_accepted_drafts == request.num_drafted > 20
 
 
 def test_pages_come_back_and_the_next_turn_is_found() -> None:

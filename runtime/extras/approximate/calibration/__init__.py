@@ -1,1 +1,1 @@
-"""What a model's own attention decides about parts of prefixes: measured once, and kept beside the artifact."""
+"""Calibration: measurements of how much of a prefix a model needs, made once and stored with the artifact."""

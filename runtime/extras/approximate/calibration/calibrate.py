@@ -1,10 +1,10 @@
-"""Find the KV head whose keys tell best where a query looks, and how much attention may be dropped.
+"""Find the KV head whose keys best predict where a query looks, and how much attention can be dropped.
 
-Facts are put into prefixes and asked for, beside how their text goes on, over all rows and over a share of them. The
-head is the one with which a quarter of the rows loses least. The bound is set where the facts are still found: at the
-least measured share that keeps `KEPT_FACTS` of them, no question is above it.
+Facts are put into prefixes and asked for, together with the continuation of the text, with all rows and with a share of
+them. The head is the one with which a quarter of the rows loses least. The bound is chosen so that facts are still
+found: at the least measured share that keeps `KEPT_FACTS` of them, no question exceeds it.
 
-Where a model has many KV heads, those that lose most are dropped while the questions go on (successive halving). Knows
+If a model has many KV heads, those that lose most are dropped after each case (successive halving). Knows
 a runner that scores and token ids, not files.
 """
 
@@ -28,26 +28,26 @@ from .measured_prefix import Case, MeasuredModel, MeasuredPrefix, Question
 
 BUDGETS: Final = (0.05, 0.1, 0.25, 0.5)
 HEAD_BUDGET: Final = 0.25  # at which heads are compared
-KEPT_FACTS: Final = 0.9  # of those that all rows find
+KEPT_FACTS: Final = 0.9  # of the facts found with all rows
 MIN_FACTS: Final = 3  # a model that finds fewer is judged by KL alone
 MAX_KL: Final = 0.5  # nats a token
 MARGIN: Final = 1.1  # over the largest estimate: other prompts spread their attention a little more
-NUM_FINALISTS: Final = 4  # heads that see all questions
-_NUM_COUNTED: Final = 2  # questions of a case: the fact, and how the text goes on
+NUM_FINALISTS: Final = 4  # heads that get all questions
+_NUM_COUNTED: Final = 2  # questions of a case that count: the fact, and one continuation
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One question over a share of the rows."""
+    """The loss of one question with a share of the rows."""
 
     kl: float
-    is_found: bool  # the fact is the model's first choice throughout
+    is_found: bool  # the fact is the model's most likely continuation at each token
     is_found_whole: bool  # with all rows
-    dropped: float  # as the probe estimates
+    dropped: float  # estimated by the probe
 
 
 def pages_needed(cases: Sequence[Case]) -> int:
-    """Of a runner's pool."""
+    """Return the number of pages that a runner's pool needs."""
     return 2 * _region(cases)
 
 
@@ -62,10 +62,10 @@ def calibrate(
 
     Args:
         runner: with `pages_needed(cases)` pages.
-        progress: told which share is done.
+        progress: called with the completed share.
 
     Raises:
-        InvalidParameter: the model cannot serve a part of its rows.
+        InvalidParameter: the model cannot use a part of its rows.
     """
     manifest = checked(artifact.manifest)
     model = measured_model(artifact, runner, cases)
@@ -99,17 +99,17 @@ def calibrate(
 
 
 def measured_model(artifact: Artifact, runner: ScoringRunner, cases: Sequence[Case]) -> MeasuredModel:
-    """The runner of an artifact, with room for these cases."""
+    """Return the runner of an artifact, with room for these cases."""
     manifest = artifact.manifest
     group_size = manifest.model.num_attention_heads // manifest.kv.num_kv_heads
     return MeasuredModel(runner, manifest.kv, group_size, manifest.module.max_num_tokens, _region(cases))
 
 
 def checked(manifest: Manifest) -> Manifest:
-    """The same manifest.
+    """Return the manifest if its model can use a part of its rows.
 
     Raises:
-        InvalidParameter: its model cannot serve a part of its rows.
+        InvalidParameter: it cannot.
     """
     if (why := manifest.model.why_not_partial) is not None:
         raise InvalidParameter(f"{manifest.name} serves no part of a prefix, because {why}: nothing to calibrate")
@@ -119,7 +119,7 @@ def checked(manifest: Manifest) -> Manifest:
 def _of_heads(
     model: MeasuredModel, cases: Sequence[Case], dims: Dims, progress: Callable[[float], None]
 ) -> dict[int, float]:
-    """By head that saw all questions, nats a token at `HEAD_BUDGET`."""
+    """Return the mean loss at `HEAD_BUDGET` in nats per token, by head that got all questions."""
     found: dict[int, list[float]] = {head: [] for head in range(model.layout.num_kv_heads)}
     for number, case in enumerate(cases):
         for asked in questions_of(model, case):
@@ -133,17 +133,17 @@ def _of_heads(
 
 
 @dataclass
-class AskedQuestion:
-    """A question of a prefix, and what all rows say to it."""
+class MeasuredQuestion:
+    """A question about a prefix, and the result with all rows."""
 
     prefix: MeasuredPrefix
     question: Question
     is_fact: bool
-    log_probs: Scores  # over all rows
-    order: Tokens  # as rows are stored by what the other questions looked at
+    log_probs: Scores  # with all rows
+    order: Tokens  # storage order of rows, from the attention of the other questions
 
     def loss(self, budget: float, head: int, dims: Dims) -> Loss:
-        """What is lost with a share of the rows, chosen as they are served: by order, and by the keys of a head."""
+        """Return the loss with a share of the rows, chosen as in serving: by order, and by the keys of a head."""
         prefix, question = self.prefix, self.question
         count, num_logits = num_rows(prefix.num_tokens, budget), len(question.continuation)
         chosen = prefix.stored(self.order, count)
@@ -162,18 +162,18 @@ class AskedQuestion:
         )
 
 
-def questions_of(model: MeasuredModel, case: Case) -> Iterator[AskedQuestion]:
-    """The questions of a case that count; the others are what earlier prompts have asked."""
+def questions_of(model: MeasuredModel, case: Case) -> Iterator[MeasuredQuestion]:
+    """Yield the questions of a case that count; the others play earlier prompts."""
     prefix = MeasuredPrefix(model, case.prefix)
     runs = [prefix.whole(question.fed, len(question.continuation)) for question in case.questions]
     attention = np.stack([scores for _, scores in runs])
     for number, question in enumerate(case.questions[:_NUM_COUNTED]):  # the fact is the first
         history = (attention.sum(axis=0) - attention[number]) / (len(runs) - 1)
-        yield AskedQuestion(prefix, question, number == 0, _log_probs(runs[number][0]), prefix.order(history))
+        yield MeasuredQuestion(prefix, question, number == 0, _log_probs(runs[number][0]), prefix.order(history))
 
 
 def _budget_loss(budget: float, losses: Sequence[Loss]) -> BudgetLoss:
-    """Of a fact that all rows do not find, it says nothing whether some rows do."""
+    """Summarize the losses at one budget. A fact counts only if it is found with all rows."""
     num_found = sum(loss.is_found and loss.is_found_whole for loss in losses)
     kl = float(np.mean([loss.kl for loss in losses]))
     return BudgetLoss(budget, kl, num_found, max(loss.dropped for loss in losses))
@@ -189,6 +189,6 @@ def _log_probs(logits: Float32Array) -> Scores:
 
 
 def _region(cases: Sequence[Case]) -> int:
-    """Pages of the longest prefix with a question."""
+    """Return the pages of the longest prefix with a question."""
     longest = max(len(case.prefix) + max(len(question.fed) for question in case.questions) for case in cases)
     return -(-longest // PAGE_SIZE)

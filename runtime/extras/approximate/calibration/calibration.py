@@ -1,6 +1,6 @@
-"""What was measured of a model, in a file of its own beside the artifact's others.
+"""The calibration of a model, in a file beside the artifact's others.
 
-Knows the file: sealed, of one version, and of this very artifact, or it is refused. Knows not how it is measured.
+Knows the file: a calibration of another artifact or version, or a changed one, is refused. Does not measure.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _VERSION: Final = 1
 
 
 class BudgetLoss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the probe's head loses at one share of the rows; means over all questions."""
+    """The loss with the probe's head at one share of the rows; means over all questions."""
 
     budget: float  # share of the rows
-    kl: float  # nats a token of what truly follows, KL(all rows || this share)
-    num_found: int  # facts that are the model's first choice throughout
+    kl: float  # nats per token of the true continuation, KL(all rows || this share)
+    num_found: int  # facts that are the model's most likely continuation
     dropped: float  # the largest estimate of dropped attention
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which rows of this model's prefixes may be left out, and how it was found.
+    """The measured limits on leaving out rows of this model's prefixes.
 
     Attributes:
-        artifact: the digest of the manifest that it is of.
-        probe_head: the KV head whose keys tell where a query looks.
-        max_dropped_attention: a query whose estimate is above it is served with all rows.
+        artifact: digest of the artifact's manifest.
+        probe_head: the KV head whose keys predict where a query looks.
+        max_dropped_attention: a query with a higher estimate is served with all rows.
         least_budget: the least measured share of rows that kept the facts; 1.0: none did. Requests get no less.
-        num_facts: that were asked for, and that the model finds with all rows.
-        head_kl: by head that was tried, nats a token at a quarter of the rows.
-        losses: of the probe's head, by budget.
+        num_facts: facts that were asked for, and that the model finds with all rows.
+        head_kl: by head that was tried: nats per token at a quarter of the rows.
+        losses: with the probe's head, by budget.
     """
 
     version: Literal[1]
@@ -52,21 +52,21 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_facts: int
     head_kl: dict[str, float]
     losses: list[BudgetLoss]
-    digest: str = UNSEALED  # sha256 of the file, with zeros here
+    digest: str = UNSEALED  # SHA-256 of the file, with zeros here
 
     @classmethod
     def of(
         cls, manifest: Manifest, *, probe_head: int, max_dropped_attention: float, least_budget: float = 0.0
     ) -> Calibration:
-        """One that was not measured, for tests and experiments."""
+        """Make one without measurements, for tests and experiments."""
         return cls(_VERSION, manifest.digest, probe_head, max_dropped_attention, least_budget, 0, {}, [])
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Calibration:
-        """The calibration beside the artifact in `directory`.
+        """Read the calibration of the artifact in `directory`.
 
         Raises:
-            InvalidParameter: there is none, or it is not right, or of another artifact or version.
+            InvalidParameter: there is none, or it is invalid, or of another artifact or version.
         """
         path = directory / NAME
         hint = f"run: radixlm calibrate {directory}"
@@ -98,7 +98,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
     def write(self, directory: Path) -> Path:
-        """Write it beside the artifact's files, in place of another; the path.
+        """Write the calibration to the artifact's directory, replacing an earlier one; return the path.
 
         Raises:
             OSError: the directory cannot be written.
@@ -119,14 +119,14 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Seal(msgspec.Struct):
-    """What is looked at before the rest."""
+    """The fields that are checked before the rest."""
 
     version: int
     digest: str
 
 
 def _what_is_wrong(data: bytes) -> str | None:
-    """Why the bytes are no calibration of this version, as they were written; None if they are."""
+    """Return why the bytes are no unchanged calibration of this version; None if they are one."""
     if len(data) > _MAX_BYTES:
         return f"has more than {_MAX_BYTES} bytes"
     try:

@@ -1,8 +1,8 @@
-"""Prefixes, what is asked of them, and one whose KV is computed once and read by questions: all rows, or chosen ones.
+"""The measured prefixes and their questions: KV computed once, and read by questions, with all rows or chosen ones.
 
-A question is a fact that was put into the text and that no other question asks for, or how the text goes on. What it
-leaves lies behind the prefix; the next writes over it. Knows texts, a runner and the pages of its pool. `text.txt` is
-of Shakespeare's histories, which are free for any use.
+A question asks for a fact that was put into the text and that no other question asks for, or for the continuation of
+the text. Its KV follows the prefix; the next question overwrites it. Knows texts, a runner and the pages of its pool.
+`text.txt` is from Shakespeare's histories, which are free for any use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FACTS: Final = (
     ("price of the silver bell", "forty crowns"),
     ("password of the east gate", "winter barley"),
 )
-DEPTHS: Final = (0.2, 0.45, 0.75)  # of a fact, in shares of the prefix
+DEPTHS: Final = (0.2, 0.45, 0.75)  # positions of a fact, as shares of the prefix
 NUM_STRETCHES: Final = 3
 _PREFIX, _MIN_PREFIX = 900, 160  # tokens
 _QUERY, _CONTINUATION, _NUM_QUERIES = 16, 32, 5
@@ -37,41 +37,41 @@ _TEXT: Final = Path(__file__).resolve().parent / "text.txt"
 
 @dataclass(frozen=True)
 class Question:
-    """Token ids of what is asked, and of what truly follows."""
+    """The token ids of a question, and of its true continuation."""
 
     ids: list[int]
     continuation: list[int]
 
     @property
     def fed(self) -> list[int]:
-        """What the model is given to say the continuation."""
+        """The token ids that the model gets to predict the continuation."""
         return [*self.ids, *self.continuation[:-1]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A prefix and its questions: the first asks for a fact of it, the others are how the text goes on."""
+    """A prefix and its questions: the first asks for a fact, the others continue the text."""
 
     prefix: list[int]
     questions: list[Question]
 
 
 def shipped_text() -> str:
-    """The text that comes with the package."""
+    """Return the text that comes with the package."""
     return _TEXT.read_text(encoding="utf-8")
 
 
 def cases(
     text: str, encode: Callable[[str], Sequence[int]], *, first_ids: Sequence[int], context_length: int
 ) -> list[Case]:
-    """Every fact at every depth, in several stretches of the text.
+    """Return cases with every fact at every depth, in several sections of the text.
 
     Args:
-        encode: the ids of a text that goes on inside another.
-        first_ids: that every prompt begins with.
+        encode: returns the ids of a text inside another.
+        first_ids: ids that every prompt begins with.
 
     Raises:
-        InvalidParameter: the text is too short, or the context is.
+        InvalidParameter: the text or the context is too short.
     """
     behind = _NUM_QUERIES * (_QUERY + _CONTINUATION)
     facts = [_Fact.of(thing, answer, encode) for thing, answer in FACTS]
@@ -104,14 +104,14 @@ class _Fact:
 
     @classmethod
     def of(cls, thing: str, answer: str, encode: Callable[[str], Sequence[int]]) -> _Fact:
-        """That a thing is this."""
+        """Make the fact that a thing is this."""
         asked = encode(f"\n\nQuestion: What is the {thing}?\nAnswer: The {thing} is")
         sentence = encode(f"\n\nThe {thing} is {answer}.\n\n")
         return cls(list(sentence), Question(list(asked), list(encode(f" {answer}"))))
 
 
 def _case(ids: Sequence[int], size: int, fact: _Fact, depth: float, first_ids: Sequence[int]) -> Case:
-    """A stretch of the text whose first `size` tokens are the prefix, with a fact in it."""
+    """Return a case: a section of the text whose first `size` tokens are the prefix, with a fact inserted."""
     place, later, step = int(depth * size), ids[size:], _QUERY + _CONTINUATION
     goes_on = [
         Question(list(later[at : at + _QUERY]), list(later[at + _QUERY : at + step]))
@@ -127,7 +127,7 @@ class MeasuredModel:
     runner: ScoringRunner
     layout: KVLayout
     group_size: int  # query heads that share a KV head
-    max_num_tokens: int  # of a forward
+    max_num_tokens: int  # per forward
     num_pages: int
 
     def run(
@@ -140,8 +140,10 @@ class MeasuredModel:
         num_logits: int,
         stride: int = 1,
     ) -> Float32Array:
-        """The last `num_logits` rows of logits, a copy, of tokens from `position` on behind `num_rows` rows; one of
-        `stride` tokens is scored."""
+        """Compute tokens from `position` on, after `num_rows` rows; return a copy of the last `num_logits` logits.
+
+        One in `stride` tokens is scored.
+        """
         count = len(token_ids)
         offsets = np.arange(count, dtype=np.int32)
         rows = offsets + np.int32(num_rows)
@@ -159,22 +161,24 @@ class MeasuredModel:
         return self.runner.forward_scored(batch, stride=stride).copy()
 
     def attention(self, num_tokens: int, run_up: int = 0) -> Scores:
-        """The attention to each of the first rows since it was cleared, `[layers, kv_heads, num_tokens]`: the mean over
-        the tokens that were scored, as if `run_up` more had looked elsewhere."""
+        """Return the attention to each of the first rows since it was cleared, `[layers, kv_heads, num_tokens]`.
+
+        It is the mean over the scored tokens, as if `run_up` more had looked elsewhere.
+        """
         assert self.runner.attention_sums is not None and self.runner.attention_counts is not None
         sums = self.runner.attention_sums[:, :, : self.num_pages]
         counts = self.runner.attention_counts[: self.num_pages].reshape(-1)[:num_tokens]
         return np.asarray(sums.reshape(*sums.shape[:2], -1)[..., :num_tokens] / np.maximum(counts + run_up, 1))
 
     def clear_attention(self) -> None:
-        """Forget all attention."""
+        """Clear all attention."""
         assert self.runner.attention_sums is not None and self.runner.attention_counts is not None
         self.runner.attention_sums[...] = 0
         self.runner.attention_counts[...] = 0
 
 
 class MeasuredPrefix:
-    """`token_ids`, computed; a new prefix ends those before."""
+    """A computed prefix; making a new one overwrites it."""
 
     def __init__(self, model: MeasuredModel, token_ids: Sequence[int]) -> None:
         self._model, self.num_tokens = model, len(token_ids)
@@ -188,24 +192,24 @@ class MeasuredPrefix:
         self.rows = KVRows.of_pages(model.layout, pages, self.num_tokens)
 
     def whole(self, token_ids: Sequence[int], num_logits: int) -> tuple[Float32Array, Scores]:
-        """Logits over all rows, and the attention to each, `[layers, kv_heads, tokens]`, as a mean over the tokens."""
+        """Return logits with all rows, and the mean attention to each row, `[layers, kv_heads, tokens]`."""
         model, count = self._model, self.num_tokens
         model.clear_attention()
         logits = model.run(token_ids, position=count, num_rows=count, first_page=0, num_logits=num_logits)
         return logits, model.attention(count)
 
     def order(self, history: Scores) -> Tokens:
-        """As the rows are ranked after questions that looked there: what matters most first."""
+        """Return the order of rows after questions with this attention, most important first."""
         return np.argsort(-scores_to_store(history + self._pass, is_start=True), axis=-1, kind="stable")
 
     def stored(self, order: Tokens, count: int) -> Tokens:
-        """Of `count` rows, those that are read by that order."""
+        """Return the rows that are read by that order, among `count` rows."""
         fixed = always(self.num_tokens)
         [share] = stored_shares([self.num_tokens], [len(fixed)], count)
         return stored_rows(order, fixed, share, self.num_tokens)
 
     def over(self, chosen: Tokens, token_ids: Sequence[int], num_logits: int) -> Float32Array:
-        """Logits over the chosen rows alone."""
+        """Return logits with only the chosen rows."""
         model = self._model
         pages = self.rows.take(chosen).to_pages()
         model.runner.write_pages(range(model.num_pages, model.num_pages + len(pages)), pages)
@@ -218,7 +222,7 @@ class MeasuredPrefix:
         )
 
     def queries(self, num_tokens: int, head: int) -> Float32Array:
-        """Of the last run's tokens, in the heads that share KV head `head`."""
+        """Return the queries of the last run's tokens, in the heads that share KV head `head`."""
         model = self._model
         assert model.runner.queries is not None
         heads = slice(head * model.group_size, (head + 1) * model.group_size)

@@ -1,1 +1,1 @@
-"""Records that only approximate loading keeps in a store: rows of pages by importance, and what was learned of them."""
+"""Records in a store for approximate KV loading: rows of pages by importance, and their scores."""

@@ -1,12 +1,12 @@
-"""Chunks of ordered runs, and parts of their pages, kept in memory by how often and how lately they were used.
+"""Cache chunks of ordered runs, and parts of their pages, by how often and how recently they were used.
 
-A chunk enters after its checksum agreed, is found only by that checksum, and leaves with its run. The chunk that is
-worth least makes room, be it new or old::
+A chunk enters after its checksum was verified, is found only by that checksum, and leaves with its run. The chunk with
+the lowest worth makes room, new or old::
 
     worth = (sum of 2 ** (-age / half life) over its uses) * importance ** weight
 
-With weight 0 that is LRFU (Lee et al., IEEE Transactions on Computers 50, 2001): half lives from nothing to infinity
-lead from LRU to LFU. The uses of chunks that left are remembered with their run. Knows places and bytes, not files.
+With weight 0 that is LRFU (Lee et al., IEEE Transactions on Computers 50, 2001): half lives from zero to infinity
+lead from LRU to LFU. The uses of evicted chunks are remembered with their run. Knows numbers and bytes, not files.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from ....errors import StoreError
 from .ordered_layout import OrderedLayout
 from .ordered_run import UInt8Array
 
-ChunkIds = NDArray[np.int64]  # places of pieces by `OrderedLayout`: chunks, and parts of pages, which count as such
-_TABLES_SHARE: Final = 0.02  # of `max_bytes`, for the uses of runs that have no chunk in memory
+ChunkIds = NDArray[np.int64]  # numbers of pieces by `OrderedLayout`: chunks, and parts of pages, which count as chunks
+_TABLES_SHARE: Final = 0.02  # of `max_bytes`, for the uses of runs without a chunk in memory
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a chunk is worth beside others."""
+    """The parameters of a chunk's worth."""
 
-    half_life: float  # of a use, in times that as many bytes were wanted as the cache holds
+    half_life: float  # of a use, in units of requested bytes divided by the cache's size
     importance: float = 0.0  # weight
 
 
 LRU: Final = Policy(1e-6)
 LFU: Final = Policy(1e6)
-FADING: Final = Policy(4.0)  # beside LFU while the same runs are wanted, before LRU when others are: bench/LOG.md
+FADING: Final = Policy(4.0)  # like LFU while the same runs are used, better than LRU after a change: bench/LOG.md
 
 
 @dataclass(frozen=True)
 class ChunkCacheStats:
-    """Counts since the cache was made, and what it holds now."""
+    """The counts since the cache was made, and its current size."""
 
     num_bytes: int
     max_bytes: int
@@ -53,16 +53,18 @@ class ChunkCacheStats:
 
 
 class ChunkCache:
-    """Chunks of the runs of one store. Any thread may use it; chunks are never written to.
+    """A cache of chunks of one store's runs. For any thread; chunks are never written to.
 
-    Readers may still hold chunks that have just left. The tables of uses take 33 bytes a chunk, in memory or not, of
+    Readers can still hold evicted chunks. The tables of uses take 33 bytes per chunk, in memory or not, of
+    each run with a chunk in memory, and a fiftieth of `max_bytes` for other runs.
+
     each run that has one in memory, and a fiftieth of `max_bytes` for other runs.
 
     >>> cache = ChunkCache(64 << 20)
     >>> run = store.open_ordered(heads, chunks=cache)
 
     Args:
-        max_bytes: of all chunks together.
+        max_bytes: for all chunks together.
 
     Raises:
         StoreError: `max_bytes` is not positive.
@@ -73,21 +75,21 @@ class ChunkCache:
             raise StoreError(f"a cache of {max_bytes} bytes holds no chunk; leave it away")
         self.max_bytes = max_bytes
         self.policy = policy
-        self._lock = threading.Lock()  # of all below, and of what is in them
-        self._runs: dict[int, RunChunks] = {}  # by number, the one that was opened last at the end
+        self._lock = threading.Lock()  # guards everything below, and its content
+        self._runs: dict[int, RunChunks] = {}  # by number, the most recently opened last
         self._num_bytes = self._wanted_bytes = 0
         self._num_hits = self._hit_bytes = self._num_misses = self._num_evicted = 0
 
     def of_run(self, number: int, layout: OrderedLayout, importance: NDArray[Any] | None = None) -> RunChunks:
-        """The chunks of run `number`.
+        """Return the chunks of run `number`.
 
         Args:
-            importance: of each chunk by its place, more than 0, for policies that weigh it; None: `1 / (1 + block)`,
-                and of a part of a page as if it came behind all blocks.
+            importance: of each chunk, above 0, for policies that weigh it; None: `1 / (1 + block)`, and for parts of
+                pages as if they followed all blocks.
         """
         with self._lock:
             run = self._runs.pop(number, None)
-            if run is not None and run.layout != layout:  # of a store that was opened anew
+            if run is not None and run.layout != layout:  # of a store that was reopened
                 self._forget(run)
                 run = None
             if run is None:
@@ -97,14 +99,14 @@ class ChunkCache:
         return run
 
     def drop(self, number: int) -> None:
-        """Forget a run that is gone, and take no more chunks from its readers."""
+        """Forget a deleted run, and accept no more chunks from its readers."""
         with self._lock:
             run = self._runs.pop(number, None)
             if run is not None:
                 self._forget(run)
 
     def stats(self) -> ChunkCacheStats:
-        """The counts now."""
+        """Return the current counts."""
         with self._lock:
             return ChunkCacheStats(
                 num_bytes=self._num_bytes,
@@ -117,12 +119,12 @@ class ChunkCache:
 
     @property
     def table_bytes(self) -> int:
-        """What the tables of all runs take, beside their chunks."""
+        """Bytes of the tables of all runs, without their chunks."""
         with self._lock:
             return sum(run.table_bytes for run in self._runs.values())
 
     def check(self) -> None:
-        """Assert that counts and chunks agree, and that the bound holds."""
+        """Raise AssertionError unless counts and chunks agree, and the bound holds."""
         with self._lock:
             for run in self._runs.values():
                 run.check()
@@ -149,7 +151,7 @@ class ChunkCache:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Remove the chunks that are worth least of all, until the rest fits."""
+        """Remove the chunks of lowest worth, until the rest fits."""
         excess = self._num_bytes - self.max_bytes
         if excess <= 0:
             return
@@ -173,10 +175,10 @@ class ChunkCache:
         self._num_bytes -= run.remove(np.flatnonzero(run.is_here))
 
     def _shorten_tables(self) -> None:
-        """Forget runs that have no chunk in memory, those first that were opened longest ago."""
+        """Forget runs without a chunk in memory, the least recently opened first."""
         without = {number: run.table_bytes for number, run in self._runs.items() if not run.num_here}
         excess = sum(without.values()) - _TABLES_SHARE * self.max_bytes
-        for number, num_bytes in list(without.items())[:-1]:  # the last one was opened now
+        for number, num_bytes in list(without.items())[:-1]:  # the last one was just opened
             if excess <= 0:
                 return
             self._runs.pop(number).is_gone = True
@@ -184,15 +186,15 @@ class ChunkCache:
 
 
 class RunChunks:
-    """The chunks of one run in memory, and how all of its chunks were used. Readers call `take` and `put`.
+    """The chunks of one run in memory, and the uses of all of its chunks. Readers call `take` and `put`.
 
-    The cache calls the rest under its lock. The uses of a chunk are the logarithm of a growing sum, to which each adds
-    `2 ** (time in half lives)`: so the order of two chunks changes only when one of them is used.
+    The cache calls the rest under its lock. The uses of a chunk are the logarithm of a growing sum, to which each use
+    adds `2 ** (time in half lives)`: so the order of two chunks changes only when one of them is used.
 
     Attributes:
         is_here: by chunk, whether it is in memory.
-        num_here: how many are.
-        num_bytes: of those.
+        num_here: number of chunks in memory.
+        num_bytes: bytes of these.
         is_gone: the cache has forgotten the run for good.
     """
 
@@ -212,28 +214,28 @@ class RunChunks:
         self._chunks = np.full(num_chunks, None, object)
 
     def take(self, ids: ChunkIds, checksums: NDArray[np.uint64]) -> list[UInt8Array | None]:
-        """The chunks `ids`, all different, that are in memory with these checksums; each counts as used."""
+        """Return the chunks `ids`, all different, that are in memory with these checksums; each counts as used."""
         return self._cache.take(self, ids, checksums)
 
     def put(self, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> None:
-        """Keep chunks whose checksums agreed, if they are worth it; the caller must not write to them any more."""
+        """Add verified chunks, if their worth is high enough; the caller must not write to them any more."""
         self._cache.put(self, ids, checksums, chunks)
 
     @property
     def table_bytes(self) -> int:
-        """Memory that is taken without any chunk."""
+        """Bytes of the tables, without any chunk."""
         arrays = (self.is_here, self._importance, self._uses, self._checksums, self._chunks)
         return sum(array.nbytes for array in arrays)
 
     def worth(self, ids: ChunkIds) -> NDArray[np.float64]:
-        """The logarithm of what each is worth."""
+        """Return the logarithm of the worth of each chunk."""
         worth: NDArray[np.float64] = self._uses[ids] + self._importance[ids]
         return worth
 
     def use(
         self, ids: ChunkIds, checksums: NDArray[np.uint64], time: float
     ) -> tuple[list[UInt8Array | None], NDArray[np.bool_]]:
-        """Count a use of each, at a time in half lives; the chunks in memory with these checksums, and which."""
+        """Count a use of each, at a time in half lives; return the chunks with these checksums, and which were hits."""
         self._uses[ids] = np.logaddexp2(self._uses[ids], time)
         is_hit: NDArray[np.bool_] = self.is_here[ids] & (self._checksums[ids] == checksums)
         chunks = self._chunks[ids]
@@ -241,7 +243,7 @@ class RunChunks:
         return chunks.tolist(), is_hit
 
     def keep(self, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> int:
-        """Take chunks in; by how many bytes they grow."""
+        """Add chunks; return by how many bytes the total grows."""
         before = self.num_bytes
         self.remove(ids[self.is_here[ids]])
         for i, chunk in zip(ids.tolist(), chunks, strict=True):
@@ -253,7 +255,7 @@ class RunChunks:
         return self.num_bytes - before
 
     def remove(self, ids: ChunkIds) -> int:
-        """Remove chunks that are in memory; their bytes."""
+        """Remove chunks that are in memory; return their bytes."""
         num_bytes = int(self.layout.piece_bytes(ids).sum())
         self._chunks[ids] = None
         self.is_here[ids] = False
@@ -262,7 +264,7 @@ class RunChunks:
         return num_bytes
 
     def check(self) -> None:
-        """Assert that counts and chunks agree."""
+        """Raise AssertionError unless counts and chunks agree."""
         chunks = {i: chunk for i, chunk in enumerate(self._chunks) if chunk is not None}
         assert list(chunks) == np.flatnonzero(self.is_here).tolist() and len(chunks) == self.num_here
         assert sum(chunk.nbytes for chunk in chunks.values()) == self.num_bytes

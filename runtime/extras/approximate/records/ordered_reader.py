@@ -1,7 +1,7 @@
-"""Read an ordered run: its first tokens, the keys of its probe head, and rows that it has not from its pages.
+"""Read an ordered run: its first tokens, the keys of its probe head, and other rows from its pages.
 
-Knows one open file, and the run's pages; believes nothing in them before the checksums agree. Reads whole units of 4
-KiB, in one read where they lie together, and counts them.
+Knows one open file, and the run's pages; uses nothing in them before checksums are verified. Reads whole units of 4
+KiB, adjacent ones in one read, and counts them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of a run: which tokens they are, `[layers, kv_heads, n]`, and their keys and values."""
+    """Rows of a run: their tokens, `[layers, kv_heads, n]`, and their KV."""
 
     tokens: RunOrder
     rows: KVRows
@@ -39,7 +39,7 @@ class TokenRows:
 
 @dataclass
 class _Missed(Exception):
-    """Something of the run is wrong, or the disk failed."""
+    """An invalid part of the run, or a failed disk."""
 
     kind: MissKind
     error: Exception | None = None
@@ -58,20 +58,20 @@ def _none_if_missed(method: Callable[Concatenate[OpenRun, P], T]) -> Callable[Co
 
 
 class OpenRun:
-    """A run whose file is open; for one thread. Methods return None where something is wrong or the disk fails: then
-    `on_miss` was told, and the caller reads the exact pages instead.
+    """A run whose file is open; for one thread. Methods return None if something is invalid or the disk fails: then
+    `on_miss` was called, and the caller reads the exact pages instead.
 
     Args:
         start: bytes of the file before the payload; whole units.
-        pages: of the run; None: `page_rows` is not asked.
-        tables: of this very run, if the caller kept them.
-        chunks: those in memory are not read again.
+        pages: the pages of the run; None: `page_rows` is not used.
+        tables: cached tables of this run.
+        chunks: cache of chunks, which are not read again.
 
     Attributes:
-        header: what the run is of.
-        tables: orders and checksums, as far as they were read: what to open the run with the next time.
-        counts: what was asked of the disk for it.
-        on_miss: told what was wrong, with the error of a disk that failed.
+        header: identifies the run.
+        tables: orders and checksums read so far; pass them to open the run the next time.
+        counts: what was requested from disk for it.
+        on_miss: called with the kind of miss, and the error of a disk that failed.
     """
 
     def __init__(
@@ -96,15 +96,15 @@ class OpenRun:
         self.on_miss = on_miss
         self._pages = pages
         self._chunks = chunks
-        is_known = tables is not None and tables.number == header.number  # it was not written again since
+        is_known = tables is not None and tables.number == header.number  # it was not rewritten since
         self.tables = tables if tables and is_known else RunTables(header.number, [None] * layout.num_blocks)
-        # by rank, of the first blocks alone: with huge pages, memory is zeroed that is never used
+        # by rank, of the first blocks only: with huge pages, unused memory would be zeroed
         self._rows = np.empty((layout.num_groups, 0, row_bytes(layout.kv)), np.uint8)
-        self._num_blocks = 0  # which are in `_rows`
+        self._num_blocks = 0  # blocks in `_rows`
 
     @_none_if_missed
     def first(self, num_tokens: int) -> TokenRows:
-        """The `num_tokens` that matter most, of each layer and head, in that order: one read."""
+        """Read the `num_tokens` most important tokens of each layer and head, in that order: one read."""
         layout = self.layout
         if not 0 <= num_tokens <= layout.num_ranks:
             raise StoreError(f"{num_tokens} tokens are wanted of a run that has {layout.num_ranks}")
@@ -114,8 +114,10 @@ class OpenRun:
 
     @_none_if_missed
     def page_rows(self, is_wanted: NDArray[np.bool_]) -> KVRows:
-        """All rows of those of the run's pages that `is_wanted`, `[layers, pages]`: in each layer one such page behind
-        the other, and zeros behind those of a layer that wants fewer."""
+        """Read all rows of the run's pages that `is_wanted`, `[layers, pages]`.
+
+        The result has the pages of each layer one after the other, then zeros if a layer wants fewer than others.
+        """
         layout, (num_layers, num_pages) = self.layout, is_wanted.shape
         if (num_layers, num_pages) != (layout.kv.num_layers, layout.num_pages) or not is_wanted.any():
             raise StoreError(f"pages of {list(is_wanted.shape)} are wanted of a run of {layout.num_pages}, and some")
@@ -133,19 +135,21 @@ class OpenRun:
 
     @_none_if_missed
     def order(self) -> RunOrder:
-        """Which token of the run has which rank, `[layers, kv_heads, ranks]`."""
+        """Return the token of each rank, `[layers, kv_heads, ranks]`."""
         self._read_heads()
         return self._order(self.layout.num_blocks)
 
     @_none_if_missed
     def probe_keys(self) -> UInt8Array:
-        """The keys of the probe head as they were packed, a row of bytes a layer. It is one read, which also brings the
-        checksums that `page_rows` needs."""
+        """Read the packed keys of the probe head, a row of bytes per layer.
+
+        It is one read, which also loads the checksums that `page_rows` needs.
+        """
         return self._read_tail()
 
     @_none_if_missed
     def check(self) -> Literal[True]:
-        """Read everything, a block at a time, to find what is wrong; not the pages."""
+        """Read everything except the pages, a block at a time, to find invalid data."""
         for block in range(self.layout.num_blocks):
             self._read_whole(block, block + 1)
         self._read_tail()
@@ -158,7 +162,7 @@ class OpenRun:
             self._pages.close()
 
     def _read_blocks(self, num_blocks: int) -> None:
-        """Have the first blocks in memory."""
+        """Load the first blocks into memory."""
         layout, first, before = self.layout, self._num_blocks, self._rows
         if num_blocks <= first:
             return
@@ -171,8 +175,8 @@ class OpenRun:
         self._rows, self._num_blocks = rows, num_blocks
 
     def _blocks(self, first: int, stop: int) -> list[UInt8Array]:
-        """The chunks of blocks, `[groups, bytes of a chunk]` each; those in memory are not read again, if it is known
-        which these are."""
+        """Return the chunks of blocks, `[groups, bytes of a chunk]` each; cached ones are not read again, if their
+        checksums are known."""
         num_groups = self.layout.num_groups
         ids, cache = np.arange(first * num_groups, stop * num_groups), self._chunks
         if cache is None or None in self.tables.by_block[first:stop]:
@@ -187,7 +191,7 @@ class OpenRun:
         return [np.stack(pieces[start : start + num_groups]) for start in range(0, len(pieces), num_groups)]
 
     def _read_whole(self, first: int, stop: int) -> list[UInt8Array]:
-        """The chunks of blocks, `[groups, bytes of a chunk]` each, and their heads into memory: one read."""
+        """Read the chunks of blocks, `[groups, bytes of a chunk]` each, and their heads into memory: one read."""
         layout, whole = self.layout, self.layout.blocks(first, stop)
         (read,) = self._read([whole])
         blocks: list[UInt8Array] = []
@@ -202,7 +206,7 @@ class OpenRun:
         return blocks
 
     def _read_heads(self) -> None:
-        """Have in memory what is in front of all blocks."""
+        """Load the heads of all blocks into memory."""
         missing = [block for block, head in enumerate(self.tables.by_block) if head is None]
         read = self._read([self.layout.block_head(block) for block in missing])
         for block, part in zip(missing, read, strict=True):
@@ -215,7 +219,7 @@ class OpenRun:
         return head
 
     def _read_tail(self) -> UInt8Array:
-        """The probe keys; the checksums of parts of pages into memory."""
+        """Read the probe keys, and the checksums of parts of pages into memory."""
         layout, num_layers = self.layout, self.layout.kv.num_layers
         (read,) = self._read([layout.tail])
         keys, rest = np.split(read, [num_layers * layout.probe_bytes])
@@ -231,7 +235,7 @@ class OpenRun:
         checksums: Checksums,
         read: Callable[[ChunkIds, Checksums], Sequence[UInt8Array | None]],
     ) -> list[UInt8Array]:
-        """Chunks or parts of pages, from memory or else by `read`, which returns None for those that are not right."""
+        """Return chunks or parts of pages, from the cache or else by `read`, which returns None for invalid ones."""
         there: list[UInt8Array | None] = [None] * len(ids)
         if self._chunks is not None:
             there = self._chunks.take(ids, checksums)
@@ -247,13 +251,13 @@ class OpenRun:
         return [next(read_now) if piece is None else piece for piece in there]
 
     def _read_chunks(self, ids: ChunkIds, checksums: Checksums) -> list[UInt8Array | None]:
-        """Chunks of the run's own."""
+        """Read chunks of the run itself."""
         read = self._read([self.layout.chunk(*divmod(i, self.layout.num_groups)) for i in ids.tolist()])
         pairs = zip(read, checksums.tolist(), strict=True)
         return [chunk if chunk_checksum(chunk) == checksum else None for chunk, checksum in pairs]
 
     def _read_parts(self, ids: ChunkIds, checksums: Checksums) -> list[UInt8Array | None]:
-        """Parts of the run's pages."""
+        """Read parts of the run's pages."""
         assert self._pages is not None, "it was opened without its pages"
         places = [divmod(i, self.layout.kv.num_layers) for i in (ids - self.layout.num_chunks).tolist()]
         try:
@@ -262,11 +266,11 @@ class OpenRun:
             raise _Missed("io", error) from error
 
     def _checksums(self, first: int, stop: int) -> Checksums:
-        """Of the chunks of blocks, whose heads are in memory."""
+        """Return the checksums of chunks of blocks whose heads are in memory."""
         return np.concatenate([head.checksums for head in self.tables.by_block[first:stop] if head is not None])
 
     def _read(self, extents: Sequence[Extent]) -> list[UInt8Array]:
-        """The bytes of `extents` of the payload, which ascend."""
+        """Read ascending `extents` of the payload."""
         there = [Extent(self._start + extent.start, self._start + extent.stop) for extent in extents]
         try:
             parts = read_extents(self._files, self._fd, there, self.counts)

@@ -1,9 +1,9 @@
-"""The bytes of an ordered run: the details of its record's header, what is in front of each block, and its payload.
+"""Encode an ordered run: the details of its record's header, the head of each block, and the payload.
 
-Knows layouts and checksums, not files. Each chunk has a checksum, XXH3-64, in the head of its block, which has one of
-its own, is bound to run and segment, and is so small that the order and the checksums of 90 chunks of 16 tokens fit
-into one unit of 4 KiB. Behind the blocks are those of the parts that the run's pages have of each layer: a page's own
-checksum is of all of it, so that no part could be believed.
+Knows layouts and checksums, not files. Each chunk has a checksum, XXH3-64, in the head of its block. The head has its
+own checksum, and is bound to run and segment. It is so small that the order and the checksums of 90 chunks of 16 tokens
+fit into one unit of 4 KiB. After the blocks there are checksums of each layer's part of the run's pages, because a
+page's own checksum covers the whole page.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .ordered_layout import BLOCK_FIELDS_BYTES, MAX_CHUNK, MIN_CHUNK, OrderedLay
 from .ordered_run import OrderedRun, RunOrder, UInt8Array
 
 _BLOCK_MAGIC: Final = b"RLXORDB\n"
-_VERSION: Final = 2  # of details and payload; a run of another one is found no more, and its pages are read
-# size of chunks, probe head, layers, version, pages, ranks, bytes of a layer's probe keys, key before
+_VERSION: Final = 2  # of details and payload; a run of another version is ignored, and its pages are read
+# chunk size, probe head, layers, version, pages, ranks, bytes of a layer's probe keys, key of the page before
 _DETAILS: Final = struct.Struct(f"<HHHHIII{KEY_BYTES}s")
 _BLOCK: Final = struct.Struct(f"<8sIIQ{KEY_BYTES}s")
-_TOKENS_BYTES: Final = 64  # of a page
+_TOKENS_BYTES: Final = 64  # per page
 Checksums = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class RunHeader:
-    """What the record of a run says of it."""
+    """The header of a run's record."""
 
-    number: int  # of its segment: another one whenever the run is written again
+    number: int  # of its segment: a new one each time the run is rewritten
     namespace: bytes
     parent_key: bytes  # of the page before the run
-    key: bytes  # of the run's last page, over all before it
-    tokens: bytes  # 64 a page
+    key: bytes  # of the run's last page, which covers all pages before it
+    tokens: bytes  # 64 bytes per page
     chunk_size: int
     num_ranks: int
     probe_head: int
@@ -54,7 +54,7 @@ class RunHeader:
 
     @classmethod
     def of(cls, record: Record) -> RunHeader | None:
-        """What a record says; None if it is no run's."""
+        """Read the header of a record; None if it is no run's."""
         header, details = record.header, record.header.details
         if header.kind != Kind.RUN or len(details) < _DETAILS.size:
             return None
@@ -74,45 +74,45 @@ class RunHeader:
 
     @staticmethod
     def num_bytes(num_pages: int, kv: KVLayout) -> int:
-        """Bytes before the payload of a run of so many pages."""
+        """Return the bytes before the payload of a run of this many pages."""
         return header_bytes(_DETAILS.size + _TOKENS_BYTES * num_pages + 8 * (kv.num_layers + 1))
 
     def layout(self, kv: KVLayout) -> OrderedLayout:
-        """Where the run's parts lie."""
+        """Return the layout of the run."""
         return OrderedLayout(kv, self.num_pages * PAGE_SIZE, self.num_ranks, self.chunk_size, self.probe_bytes)
 
     @property
     def num_pages(self) -> int:
-        """Of the run."""
+        """Number of pages of the run."""
         return len(self.tokens) // _TOKENS_BYTES
 
-    def unlike(self, heads: Sequence[PageKey]) -> MissKind | None:
-        """What sets this run apart from the one of the pages `heads`; None if nothing does."""
-        if any(self.namespace != head.namespace for head in heads):
+    def unlike(self, page_keys: Sequence[PageKey]) -> MissKind | None:
+        """Return how this run differs from the one of the given pages; None if it does not."""
+        if any(self.namespace != page.namespace for page in page_keys):
             return "namespace"
-        if self.parent_key != heads[0].parent_key:
+        if self.parent_key != page_keys[0].parent_key:
             return "parent"
-        if self.tokens != b"".join(pack_tokens(head.token_ids) for head in heads):
+        if self.tokens != b"".join(pack_tokens(page.token_ids) for page in page_keys):
             return "tokens"
-        return None if self.key == heads[-1].key else "key"
+        return None if self.key == page_keys[-1].key else "key"
 
 
 @dataclass(frozen=True)
 class BlockHead:
-    """What is in front of a block: which tokens its chunks hold, and their checksums."""
+    """The head of a block: the tokens of its chunks, and their checksums."""
 
     order: RunOrder  # [groups, tokens of the block]
     checksums: Checksums  # [groups]
 
     def encode(self, number: int, key: bytes, block: int, num_bytes: int) -> bytes:
-        """Whole units of 4 KiB, bound to a segment, a run by its last page, and a block."""
+        """Encode in whole units of 4 KiB, bound to a segment, a run by its last page, and a block."""
         fields = _BLOCK.pack(_BLOCK_MAGIC, block, self.order.shape[1], number, key)
         content = fields.ljust(BLOCK_FIELDS_BYTES, b"\0") + self.checksums.astype("<u8").tobytes()
         return sealed(content + self.order.astype("<u2").tobytes(), num_bytes)
 
     @classmethod
     def decode(cls, head: Buffer, header: RunHeader, layout: OrderedLayout, block: int) -> BlockHead | None:
-        """What is in front of block `block` of that very run; None if it broke, or belongs elsewhere."""
+        """Decode the head of block `block` of this run; None if it is damaged, or belongs elsewhere."""
         num_groups, count = layout.num_groups, layout.block_tokens(block)
         if not is_sealed(head):
             return None
@@ -125,36 +125,36 @@ class BlockHead:
 
 @dataclass
 class RunTables:
-    """Orders and checksums of a run, as far as they were read. A caller that keeps them saves the next query that read.
+    """The orders and checksums of a run read so far. Caching them saves the next query that read.
 
-    In chunks of 16 tokens 2.5 bytes for each rank, layer and KV head, and half a byte for each token and layer: of a
-    quarter of SmolLM2's rows 71 bytes a token, 0.4 % of its keys and values.
+    In chunks of 16 tokens they take 2.5 bytes per rank, layer and KV head, and half a byte per token and layer: for a
+    quarter of SmolLM2's rows 71 bytes per token, 0.4 % of its KV.
     """
 
-    number: int  # of the segment that they are of
+    number: int  # of the run's segment
     by_block: list[BlockHead | None]
-    parts: Checksums | None = None  # [pages, layers], of what each page has of each layer
+    parts: Checksums | None = None  # [pages, layers], of each page's part of each layer
 
 
 def run_key(parent_key: bytes, last_key: bytes) -> bytes:
-    """The key of the record of a run behind the page `parent_key` that ends with the page `last_key`."""
+    """Return the key of the record of a run after the page `parent_key` that ends with the page `last_key`."""
     return blake2b(parent_key + last_key, digest_size=KEY_BYTES, person=b"radixlm/run/1").digest()
 
 
-def ordered_record(kv: KVLayout, heads: Sequence[PageKey], run: OrderedRun, chunk_size: int) -> SingleRecord:
-    """The record that holds `run`, which is of the pages `heads`.
+def ordered_record(kv: KVLayout, page_keys: Sequence[PageKey], run: OrderedRun, chunk_size: int) -> SingleRecord:
+    """Return the record of a run of the given pages.
 
     Raises:
-        StoreError: it is not, or it is of another layout.
+        StoreError: the run has other pages, or another layout.
     """
     layout, keys = run.layout(chunk_size), run.probe_keys
-    is_chain = all(head.parent_key == before.key for before, head in pairwise(heads))
-    if run.kv != kv or layout.num_pages != len(heads) or not is_chain:
-        raise StoreError(f"{len(heads)} heads and a run of {layout.num_pages} pages are not of the same pages")
-    first, last, parts = heads[0], heads[-1], part_checksums(run)
-    numbers = chunk_size, run.probe_head, len(keys), _VERSION, len(heads), layout.num_ranks, keys.shape[1]
+    is_chain = all(page.parent_key == before.key for before, page in pairwise(page_keys))
+    if run.kv != kv or layout.num_pages != len(page_keys) or not is_chain:
+        raise StoreError(f"{len(page_keys)} page keys and a run of {layout.num_pages} pages are not of the same pages")
+    first, last, parts = page_keys[0], page_keys[-1], part_checksums(run)
+    numbers = chunk_size, run.probe_head, len(keys), _VERSION, len(page_keys), layout.num_ranks, keys.shape[1]
     fields = _DETAILS.pack(*numbers, first.parent_key)
-    tokens = b"".join(pack_tokens(head.token_ids) for head in heads)
+    tokens = b"".join(pack_tokens(page.token_ids) for page in page_keys)
     checksums = np.array([chunk_checksum(each) for each in (*keys, parts.view(np.uint8))], "<u8").tobytes()
     key, details = run_key(first.parent_key, last.key), fields + tokens + checksums
     header = RecordHeader(Kind.RUN, key, last.key, first.namespace, details)
@@ -162,12 +162,12 @@ def ordered_record(kv: KVLayout, heads: Sequence[PageKey], run: OrderedRun, chun
 
 
 def is_outdated(header: RecordHeader) -> bool:
-    """Whether a record is a run that another version of radixlm wrote, and that is found no more."""
+    """Return whether a record is a run of another version of radixlm, which is never used."""
     return header.kind == Kind.RUN and header.details[6:8] != _VERSION.to_bytes(2, "little")
 
 
 def part_checksums(run: OrderedRun) -> Checksums:
-    """Of what each page of a run has of each layer, `[pages, layers]`."""
+    """Return the checksums of each page's part of each layer, `[pages, layers]`."""
     parts = np.ascontiguousarray(run.pages).reshape(len(run.pages), run.kv.num_layers, -1)
     return np.array([[chunk_checksum(part) for part in page] for page in parts], "<u8")
 
@@ -175,7 +175,7 @@ def part_checksums(run: OrderedRun) -> Checksums:
 def _body_of(
     run: OrderedRun, layout: OrderedLayout, parts: Checksums, key: bytes, number: int
 ) -> Iterator[list[Buffer]]:
-    """The payload in order, a part at a time, bound to the run's last page `key` and to segment `number`."""
+    """Yield the payload in order, a part at a time, bound to the run's last page `key` and to segment `number`."""
     for block in range(layout.num_blocks):
         first = block * layout.chunk_size
         some = slice(first, first + layout.block_tokens(block))
@@ -190,5 +190,5 @@ def _body_of(
 
 
 def chunk_checksum(chunk: UInt8Array) -> int:
-    """Of a chunk, the probe keys of a layer, or a part of a page."""
+    """Return the checksum of a chunk, of the probe keys of a layer, or of a part of a page."""
     return xxh3_64_intdigest(np.ascontiguousarray(chunk).data)

@@ -1,7 +1,7 @@
-"""Take the most important tokens of some pages, which together are a run, so that they can be read without the others.
+"""Order the tokens of some pages by importance, as a run, so that the most important ones can be read alone.
 
-Each layer and KV head has an order of its own. This module computes orders and copies bits. It knows how a page lies in
-memory. It does not know files, or where scores come from.
+Each layer and KV head has its own order. This module computes orders and copies bits. It knows the layout of a page
+in memory. It does not know files, or where scores come from.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ....errors import StoreError
 from ....model.kv_rows import ROW_DTYPES, KVRows, value_dtype
 from .ordered_layout import OrderedLayout, key_code_bytes, value_code_bytes
 
-MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits a token; a longer run is stored as several
+MAX_RUN_TOKENS: Final = 1 << 16  # an order has 16 bits per token; a longer run is stored as several
 UInt8Array = NDArray[np.uint8]
-PackProbe = Callable[[NDArray[np.float32]], UInt8Array]  # of keys `[layers, tokens, head_dim]` a row of bytes a layer
-RunOrder = NDArray[np.uint16]  # [layers, kv_heads, ranks]: which token of the run lies there
+PackProbe = Callable[[NDArray[np.float32]], UInt8Array]  # keys `[layers, tokens, head_dim]` -> a row of bytes per layer
+RunOrder = NDArray[np.uint16]  # [layers, kv_heads, ranks]: the token of each rank
 
 
 @dataclass(frozen=True)
 class OrderedRun:
-    """What is stored of a run beside its pages, the most important tokens of each layer and head first.
+    """The data of a run that is stored besides its pages, the most important tokens of each layer and head first.
 
     >>> run = OrderedRun.of_pages(layout, pages, scores, num_ranks=64)
     >>> run.order.shape[-1]
@@ -34,11 +34,11 @@ class OrderedRun:
     """
 
     kv: KVLayout
-    pages: UInt8Array  # [N, page_bytes], which are stored as they are
+    pages: UInt8Array  # [N, page_bytes]
     order: RunOrder
-    rows: UInt8Array  # [layers, kv_heads, ranks, row_bytes]: key, value, and of codes their scales
+    rows: UInt8Array  # [layers, kv_heads, ranks, row_bytes]: key, value, and the scales of codes
     probe_head: int
-    probe_keys: UInt8Array  # [layers, n]: keys of one head, tokens as in the text, packed or as they lie in rows
+    probe_keys: UInt8Array  # [layers, n]: keys of one head, tokens as in the text, packed or as in rows
 
     @classmethod
     def of_pages(
@@ -56,8 +56,8 @@ class OrderedRun:
         Tokens with equal scores keep the order of the text. Infinite scores put tokens first or last.
 
         Args:
-            num_ranks: of each layer and head, that the run has; None: all.
-            pack_probe: makes the bytes of the probe head's keys that are stored; None: as they lie in rows.
+            num_ranks: ranks of each layer and head in the run; None: all.
+            pack_probe: packs the probe head's keys; None: stored as in rows.
 
         Raises:
             StoreError: the scores have another shape or are not numbers, the model has no such head, or there are no
@@ -82,7 +82,7 @@ class OrderedRun:
         return cls(kv, pages, order.astype(np.uint16), pack(rows.take(order)), probe_head, probe_keys)
 
     def layout(self, chunk_size: int) -> OrderedLayout:
-        """Where its parts lie in chunks of so many tokens."""
+        """Return the layout in chunks of `chunk_size` tokens."""
         num_tokens, num_ranks = len(self.pages) * PAGE_SIZE, self.order.shape[-1]
         return OrderedLayout(self.kv, num_tokens, num_ranks, chunk_size, self.probe_keys.shape[1])
 
@@ -95,7 +95,7 @@ def _keys_in_rows(rows: KVRows, head: int) -> UInt8Array:
 
 
 def pack(rows: KVRows) -> UInt8Array:
-    """Rows as bytes, `[layers, kv_heads, tokens, row_bytes]`."""
+    """Return rows as bytes, `[layers, kv_heads, tokens, row_bytes]`."""
     parts = [_bytes(rows.items[0]), _bytes(rows.items[1].astype(value_dtype(rows.layout), copy=False))]
     if rows.scales is not None:
         parts += [_bytes(rows.scales[part][..., None]) for part in range(2)]
@@ -103,7 +103,7 @@ def pack(rows: KVRows) -> UInt8Array:
 
 
 def unpack(kv: KVLayout, packed: UInt8Array) -> KVRows:
-    """Undo `pack`. Without scales the result is a view of `packed`."""
+    """Unpack the bytes of `pack`. Without scales the result is a view of `packed`."""
     dtype = ROW_DTYPES[kv.dtype]
     if not kv.has_codes:
         items = packed.view(dtype).reshape(*packed.shape[:-1], 2, kv.head_dim)

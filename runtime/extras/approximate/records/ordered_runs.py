@@ -1,6 +1,6 @@
 """Find the ordered runs of a store in its index and open them, while the writer replaces and removes runs.
 
-Knows index, files and headers. A run is a copy of exact pages: whatever is wrong with one, it is not found again, and
+Knows index, files and headers. A run is a copy of exact pages: if anything in it is invalid, it is not found again, and
 the caller reads those pages instead.
 """
 
@@ -33,23 +33,23 @@ from .page_parts import PageParts
 
 
 class OrderedRuns:
-    """Any thread may use it; `open` raises OSError and sqlite3.Error where the disk fails."""
+    """The ordered runs of a store, for any thread; `open` raises OSError and sqlite3.Error if the disk fails."""
 
     def __init__(self, singles: SingleRecords) -> None:
         self._directory = singles.directory
         self._identity = singles.identity
         self._files = singles.files
         self._state = singles.state
-        self._on_error = singles.guard.turn_off  # told of a disk that fails while an open run is read
-        self._lock = threading.Lock()  # of all below
+        self._on_error = singles.guard.turn_off  # called if the disk fails while an open run is read
+        self._lock = threading.Lock()  # guards everything below
         self._index = Index.open_to_read(singles.directory / INDEX)
-        self._caches: WeakSet[ChunkCache] = WeakSet()  # that runs were opened with; told of each that goes
+        self._caches: WeakSet[ChunkCache] = WeakSet()  # of opened runs; they are told of removed runs
 
     def open(
-        self, heads: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
+        self, page_keys: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
         """See `RowRecords.open_ordered`."""
-        found = self._find(heads)
+        found = self._find(page_keys)
         if found is None:
             return None
         num_pages, key, place = found
@@ -60,7 +60,7 @@ class OrderedRuns:
             self._missed(key, place, "gone")
             return None
         try:
-            run = self._open(fd, heads[:num_pages], key, place, tables, chunks)
+            run = self._open(fd, page_keys[:num_pages], key, place, tables, chunks)
         except BaseException:
             with contextlib.suppress(OSError):
                 self._files.close(fd)
@@ -73,21 +73,21 @@ class OrderedRuns:
 
     def ordered(
         self,
-        heads: Sequence[PageKey],
+        page_keys: Sequence[PageKey],
         scores: NDArray[Any],
         num_ranks: int | None,
         probe_head: int,
         pack_probe: PackProbe | None,
     ) -> OrderedRun | None:
-        """Read exact pages and order them by `scores`; None if one is not there, or not right."""
-        pages = np.empty((len(heads), self._identity.page_bytes), np.uint8)
-        if StoredPages(self._directory, self._identity, self._files).read(heads, pages) < len(heads):
+        """Read exact pages and order them by `scores`; None if one is missing or invalid."""
+        pages = np.empty((len(page_keys), self._identity.page_bytes), np.uint8)
+        if StoredPages(self._directory, self._identity, self._files).read(page_keys, pages) < len(page_keys):
             return None
         kv = self._identity.kv
         return OrderedRun.of_pages(kv, pages, scores, num_ranks=num_ranks, probe_head=probe_head, pack_probe=pack_probe)
 
     def removed(self, segments: Sequence[int]) -> None:
-        """Have caches forget the runs of segments that are no more."""
+        """Make caches forget the runs of removed segments."""
         with self._lock:
             caches = list(self._caches) if segments else []
         for cache in caches:
@@ -99,13 +99,13 @@ class OrderedRuns:
         with self._lock:
             self._index.close()
 
-    def _find(self, heads: Sequence[PageKey]) -> tuple[int, bytes, BlockRange] | None:
-        """The longest run that `heads` begin with: how many pages, its key and place."""
+    def _find(self, page_keys: Sequence[PageKey]) -> tuple[int, bytes, BlockRange] | None:
+        """Return the longest run that the pages begin with: its number of pages, key and place."""
         with self._lock:
-            below = self._index.find_below([head.key for head in heads], Kind.RUN)
+            below = self._index.find_below([page.key for page in page_keys], Kind.RUN)
         there = {key: place for key, place in below.items() if not self._state.is_bad(key)}
-        for num_pages in range(len(heads), 0, -1) if there else ():
-            key = run_key(heads[0].parent_key, heads[num_pages - 1].key)
+        for num_pages in range(len(page_keys), 0, -1) if there else ():
+            key = run_key(page_keys[0].parent_key, page_keys[num_pages - 1].key)
             if key in there:
                 return num_pages, key, there[key]
         return None
@@ -113,27 +113,27 @@ class OrderedRuns:
     def _open(
         self,
         fd: int,
-        heads: Sequence[PageKey],
+        page_keys: Sequence[PageKey],
         key: bytes,
         place: BlockRange,
         tables: RunTables | None,
         chunks: ChunkCache | None,
     ) -> OpenRun | None:
-        start = bytearray(RunHeader.num_bytes(len(heads), self._identity.kv))
+        start = bytearray(RunHeader.num_bytes(len(page_keys), self._identity.kv))
         got = read_all(self._files, fd, [start], place.offset)
         record = Record.decode(start) if got == len(start) else None
         header = None if record is None else RunHeader.of(record)
         if record is None or header is None:
             self._missed(key, place, "header" if record is None else "gone")  # overwritten, and then the process ended
             return None
-        miss = "identity" if record.identity_digest != self._identity.digest else header.unlike(heads)
+        miss = "identity" if record.identity_digest != self._identity.digest else header.unlike(page_keys)
         layout = header.layout(self._identity.kv)
         if miss is None and (record.place != place or layout.num_bytes != record.payload_bytes):
             miss = "place"
         if miss is not None:
             self._missed(key, place, miss)
             return None
-        keys = [head.key for head in heads]
+        keys = [page.key for page in page_keys]
         run = OpenRun(
             self._files,
             fd,
@@ -150,7 +150,7 @@ class OrderedRuns:
         return run
 
     def _cached(self, key: bytes, place: BlockRange, layout: OrderedLayout, cache: ChunkCache) -> RunChunks | None:
-        """What a cache has of a run; None if the run was removed meanwhile, and the cache would not be told."""
+        """Return the cached chunks of a run; None if it was removed meanwhile, so that the cache would not be told."""
         with self._lock:
             self._caches.add(cache)
         chunks = cache.of_run(place.segment, layout)
@@ -160,12 +160,12 @@ class OrderedRuns:
         return None
 
     def _find_pages(self, keys: Sequence[bytes]) -> dict[bytes, BlockRange]:
-        """Where pages lie that are there."""
+        """Return the places of pages, by key, without missing ones."""
         with self._lock:
             return self._index.find(keys)
 
     def _missed(self, key: bytes, place: BlockRange, kind: MissKind, error: Exception | None = None) -> None:
-        """Count a miss, and never find that run again."""
+        """Count a miss, and never use that run again."""
         try:
             if self._is_there(key, place):
                 self._state.add_wrong(key, kind)

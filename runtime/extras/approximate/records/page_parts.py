@@ -1,7 +1,7 @@
-"""Read what the pages of a run have of single layers, from the pages themselves.
+"""Read each layer's part of a run's pages, from the pages themselves.
 
-A part that has the checksum which the run has of it is right, wherever it lies. A page that was moved meanwhile is
-looked for again. Knows places and files, not what a part holds.
+A part with the right checksum is valid, wherever it is stored. A page that was moved meanwhile is
+looked up again. Knows places and files, not the content of a part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .ordered_run import UInt8Array
 
 @dataclass
 class ReadCounts:
-    """What was asked of the disk."""
+    """The counts of reads from disk."""
 
     num_bytes: int = 0  # whole units
     num_reads: int = 0
@@ -32,12 +32,12 @@ class ReadCounts:
 
 @dataclass
 class PageParts:
-    """The parts of one run's pages, for one thread at a time; keeps the files open that it reads from.
+    """The parts of one run's pages, for one thread at a time; keeps the files open that it reads.
 
     Args:
-        layout: the run's.
-        keys: of its pages.
-        find: where pages lie, by key; what is not found is left out.
+        layout: layout of the run.
+        keys: keys of its pages.
+        find: returns the places of pages by key, without missing ones.
     """
 
     directory: Path
@@ -55,7 +55,7 @@ class PageParts:
     def read(
         self, parts: Sequence[tuple[int, int]], checksums: Checksums, counts: ReadCounts
     ) -> list[UInt8Array | None]:
-        """Parts by page and layer, all different; None for those that are not right.
+        """Read parts by page and layer, all different; None for invalid ones.
 
         Raises:
             OSError, sqlite3.Error: the disk failed.
@@ -76,7 +76,7 @@ class PageParts:
             self.files.close(self._fds.popitem()[1])
 
     def _look_for(self, numbers: Iterable[int]) -> bool:
-        """Learn where these pages lie; whether one of them lies where it did not before."""
+        """Look up the places of these pages; return whether one of them has moved."""
         wanted = list(numbers)
         places = self.find([self.keys[number] for number in wanted]) if wanted else {}
         now = {number: places[self.keys[number]] for number in wanted if self.keys[number] in places}
@@ -85,7 +85,7 @@ class PageParts:
         return have_moved
 
     def _read(self, wanted: Iterable[tuple[int, int, int]], counts: ReadCounts) -> Iterable[tuple[int, UInt8Array]]:
-        """What lies where these parts, by number, page and layer, ought to; parts that lie together are one read."""
+        """Read these parts, given by number, page and layer, where they should be; adjacent parts are one read."""
         by_segment: dict[int, list[tuple[Extent, int]]] = {}
         for i, page, layer in wanted:
             if (place := self._places.get(page)) is not None:
@@ -100,7 +100,7 @@ class PageParts:
             yield from zip([i for _, i in mine], read, strict=True)
 
     def _fd(self, segment: int) -> int | None:
-        """The descriptor of a segment's file; None if it is gone."""
+        """Return the descriptor of a segment's file; None if it was removed."""
         if segment not in self._fds:
             try:
                 path = self.directory / Segment(segment, self.identity).name
@@ -111,9 +111,9 @@ class PageParts:
 
 
 def read_extents(files: Files, fd: int, extents: Sequence[Extent], counts: ReadCounts) -> list[UInt8Array]:
-    """The bytes of ascending `extents` of a file, as many as it has, in whole units of 4 KiB.
+    """Read ascending `extents` of a file, as many bytes as it has, in whole units of 4 KiB.
 
-    A disk reads several places at once if it is told of them before it is waited for.
+    All extents are announced to the system first, because a disk can read several at once.
 
     Raises:
         OSError: the disk failed.

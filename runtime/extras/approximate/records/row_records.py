@@ -1,4 +1,4 @@
-"""What approximate loading keeps in a store beside pages: their rows by importance, and what was learned of rows.
+"""The records that approximate loading keeps in a store besides pages: rows by importance, and scores of rows.
 
 Knows a store and its large records, not engines or prompts.
 """
@@ -28,11 +28,11 @@ from .scores_record import RowScores, StoredScores, read_scores
 
 
 class RowRecords:
-    """Attaches itself to a store, which closes it; see `StorePart`. `of` does so once for each store.
+    """The records attached to a store, which closes them; see `StorePart`. `of` attaches them once per store.
 
     Attributes:
         store: the store.
-        scores: what was learned of rows.
+        scores: the stored scores of rows.
     """
 
     def __init__(self, store: PageStore) -> None:
@@ -44,28 +44,28 @@ class RowRecords:
 
     @classmethod
     def of(cls, store: PageStore) -> RowRecords:
-        """Return those that are attached to a store, or attach some."""
+        """Return the records that are attached to a store, attaching them if necessary."""
         return next((part for part in store.parts if isinstance(part, cls)), None) or cls(store)
 
     @property
     def kinds(self) -> RecordKinds:
-        """The kinds that are written here."""
+        """The kinds of records that are written here."""
         return KINDS
 
-    def put_ordered(self, heads: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
-        """Store the rows of pages that are there which matter most, too, in place of an older order.
+    def put_ordered(self, page_keys: Sequence[PageKey], run: OrderedRun, *, chunk_size: int = 16) -> PutResult:
+        """Store the most important rows of stored pages as a run, replacing an older order.
 
-        Nothing is stored if one of the pages is not there. Ordered runs take at most half of the store, and of the room
-        that pages leave: only runs that were used longest ago make room for one.
+        Nothing is stored if one of the pages is missing. Ordered runs take at most half of the store, and of the room
+        that pages leave: only the least recently used runs make room for one.
 
         Raises:
-            StoreError: the run is not of those pages.
+            StoreError: the run has other pages.
         """
-        return self._singles.put(ordered_record(self.store.identity.kv, heads, run, chunk_size), heads)
+        return self._singles.put(ordered_record(self.store.identity.kv, page_keys, run, chunk_size), page_keys)
 
     def rewrite(
         self,
-        heads: Sequence[PageKey],
+        page_keys: Sequence[PageKey],
         scores: NDArray[Any],
         *,
         chunk_size: int = 16,
@@ -73,36 +73,37 @@ class RowRecords:
         probe_head: int = 0,
         pack_probe: PackProbe | None = None,
     ) -> PutResult:
-        """Read stored pages and store their rows ordered by `scores`, `[layers, kv_heads, 16 len(heads)]`, too.
+        """Read stored pages and store their rows ordered by `scores`, `[layers, kv_heads, 16 len(page_keys)]`.
 
-        Nothing is stored if one of the pages is not there, or not right. `num_ranks` and `pack_probe` as in
-        `OrderedRun.of_pages`. By the thread that puts.
+        Nothing is stored if one of the pages is missing or invalid. `num_ranks` and `pack_probe` as in
+        `OrderedRun.of_pages`. For the thread that writes.
 
         Raises:
-            StoreError: the scores are not of those pages.
+            StoreError: the scores have other pages.
         """
         run = None
         with self._singles.guard():
-            run = self._runs.ordered(heads, scores, num_ranks, probe_head, pack_probe)
-        return PutResult() if run is None else self.put_ordered(heads, run, chunk_size=chunk_size)
+            run = self._runs.ordered(page_keys, scores, num_ranks, probe_head, pack_probe)
+        return PutResult() if run is None else self.put_ordered(page_keys, run, chunk_size=chunk_size)
 
     def open_ordered(
-        self, heads: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
+        self, page_keys: Sequence[PageKey], *, tables: RunTables | None = None, chunks: ChunkCache | None = None
     ) -> OpenRun | None:
-        """The longest ordered run that `heads` begin with, to read from by one thread until it is closed, also when it
-        is removed meanwhile; None if there is none, or it is not right. By any thread.
+        """Open the longest ordered run that the pages begin with; None if there is none, or it is invalid.
+
+        For any thread. One thread can read the run until it is closed, even if it is removed meanwhile.
 
         Args:
-            tables: of that run, if they were kept.
-            chunks: a cache of this store's chunks alone; those of a run go with it. Any thread may share it.
+            tables: cached tables of that run.
+            chunks: a cache of this store's chunks only; it drops those of removed runs. Any thread can share it.
         """
         with self._singles.guard():
-            if self._singles.state.off_because is None and heads:
-                return self._runs.open(heads, tables=tables, chunks=chunks)
+            if self._singles.state.off_because is None and page_keys:
+                return self._runs.open(page_keys, tables=tables, chunks=chunks)
         return None
 
     def removed(self, segments: Sequence[int]) -> None:
-        """Have caches of chunks forget the runs of segments that are no more."""
+        """Make caches of chunks forget the runs of removed segments."""
         self._runs.removed(segments)
 
     def close(self) -> None:
@@ -111,16 +112,16 @@ class RowRecords:
 
 
 class _Runs:
-    """Ordered runs, as a `RecordKind`."""
+    """The kind of ordered runs; see `RecordKind`."""
 
     def is_outdated(self, header: RecordHeader) -> bool:
-        """Whether a run has another version."""
+        """Return whether a run has another version."""
         return is_outdated(header)
 
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read all of a run."""
+        """Read a whole run."""
         if (header := RunHeader.of(record)) is None:
             return 0, None
         try:
@@ -145,10 +146,10 @@ class _Runs:
 
 
 class _Scores:
-    """What was learned of rows, as a `RecordKind`."""
+    """The kind of scores of rows; see `RecordKind`."""
 
     def is_outdated(self, header: RecordHeader) -> bool:
-        """No other version was ever written."""
+        """Return False: there is only one version."""
         return False
 
     def check(

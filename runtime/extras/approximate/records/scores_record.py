@@ -1,13 +1,13 @@
-"""What was learned of the rows of pages, as a record: how much attention each row got, and for how long.
+"""Encode the scores of the rows of pages as a record: how much attention each row got, and for how long.
 
-Knows numbers and bytes, not what they are good for. A record is of pages that follow one another, and is written anew
-as more is learned; its parent is the last of them, with which it leaves. The payload is float32, checked as a whole::
+Knows numbers and bytes, not their use. A record belongs to consecutive pages, and is rewritten when scores change; its
+parent is the last of them, with which it is removed. The payload is float32, with one checksum::
 
     history   layer 0 head 0: tokens as in the text | layer 0 head 1 | ...
     first     likewise
     weight    of each token
 
-Whatever is wrong with a record, it is not found again: its pages have no scores then.
+An invalid record is not used again: its pages have no scores then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ....store.record import CHECKSUM_BYTES, Kind, MissKind, RecordHeader, Singl
 from ....store.single_records import SingleRecords, read_single
 from ....store.store_state import PutResult
 
-_VERSION: Final = 1  # of details and payload; another one is passed over
+_VERSION: Final = 1  # of details and payload; others are ignored
 _DETAILS: Final = struct.Struct(f"<HHIQQ{KEY_BYTES}s{CHECKSUM_BYTES}s")  # version, 0, pages, uses, next, key, checksum
 _ITEM_BYTES: Final = 4
 Float32Array = NDArray[np.float32]
@@ -42,28 +42,28 @@ Float32Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class RowScores:
-    """What was learned of the rows of whole pages, so that learning goes on as if nothing had happened.
+    """The scores of the rows of whole pages, so that learning can continue after a restart.
 
     >>> scores = RowScores(history, first, weight, num_uses=9, next_at=16)
-    >>> store.scores.put(heads, scores)
-    >>> [(start, again)] = store.scores.read(heads)
+    >>> store.scores.put(page_keys, scores)
+    >>> [(start, again)] = store.scores.read(page_keys)
     """
 
     history: Float32Array  # [layers, kv_heads, tokens]: attention of later prompts, faded by age
     first: Float32Array  # [layers, kv_heads, tokens]: of the prompt that computed the rows; never fades
-    weight: Float32Array  # [tokens]: of the uses in the history, faded as they are
+    weight: Float32Array  # [tokens]: of the uses in the history, faded alike
     num_uses: int = 0  # prompts that found the first of the pages
     next_at: int = 1  # the count of uses at which the rows are stored in a better order
 
     @property
     def num_tokens(self) -> int:
-        """Of the pages."""
+        """Number of tokens of the pages."""
         return len(self.weight)
 
 
 @dataclass(frozen=True)
 class ScoresHeader:
-    """What the record of scores says of them."""
+    """The header of a record of scores."""
 
     parent_key: bytes  # of the page before the first
     num_pages: int
@@ -73,14 +73,14 @@ class ScoresHeader:
 
     @classmethod
     def of(cls, header: RecordHeader) -> ScoresHeader | None:
-        """What a record says; None if it has no scores, or some of another version."""
+        """Read the header of a record; None if it has no scores, or another version."""
         if header.kind != Kind.SCORES or len(header.details) != _DETAILS.size:
             return None
         version, _, num_pages, num_uses, next_at, parent_key, digest = _DETAILS.unpack(header.details)
         return cls(parent_key, num_pages, num_uses, next_at, digest) if version == _VERSION and num_pages else None
 
     def decode(self, kv: KVLayout, payload: Buffer) -> RowScores | None:
-        """The scores; None if their bytes broke."""
+        """Decode the scores; None if the bytes are damaged."""
         if len(payload) != payload_bytes(kv, self.num_pages) or checksum(payload) != self.checksum:
             return None
         num_tokens = self.num_pages * PAGE_SIZE
@@ -91,36 +91,38 @@ class ScoresHeader:
 
 
 def payload_bytes(kv: KVLayout, num_pages: int) -> int:
-    """Bytes of the scores of so many pages."""
+    """Return the bytes of the scores of this many pages."""
     return (2 * kv.num_layers * kv.num_kv_heads + 1) * num_pages * PAGE_SIZE * _ITEM_BYTES
 
 
-def scores_record(kv: KVLayout, heads: Sequence[PageKey], scores: RowScores) -> SingleRecord:
-    """The record that holds the scores of the pages `heads`.
+def scores_record(kv: KVLayout, page_keys: Sequence[PageKey], scores: RowScores) -> SingleRecord:
+    """Return the record of the scores of the given pages.
 
     Raises:
-        StoreError: they are not of these pages, or not numbers.
+        StoreError: they belong to other pages, or are not finite.
     """
-    shape = kv.num_layers, kv.num_kv_heads, len(heads) * PAGE_SIZE
+    shape = kv.num_layers, kv.num_kv_heads, len(page_keys) * PAGE_SIZE
     parts = scores.history, scores.first, scores.weight
-    is_chain = all(head.parent_key == before.key for before, head in pairwise(heads))
-    if not heads or not is_chain or [part.shape for part in parts] != [shape, shape, shape[2:]]:
-        raise StoreError(f"{len(heads)} heads and scores of {scores.num_tokens} tokens are not of the same pages")
+    is_chain = all(page.parent_key == before.key for before, page in pairwise(page_keys))
+    if not page_keys or not is_chain or [part.shape for part in parts] != [shape, shape, shape[2:]]:
+        raise StoreError(
+            f"{len(page_keys)} page keys and scores of {scores.num_tokens} tokens are not of the same pages"
+        )
     if not all(np.isfinite(part).all() for part in parts):
         raise StoreError("some scores are not numbers; score the pages again")
-    first, last = heads[0], heads[-1]
+    first, last = page_keys[0], page_keys[-1]
     payload = np.concatenate([part.astype("<f4").reshape(-1) for part in parts]).tobytes()
-    fields = _VERSION, 0, len(heads), scores.num_uses, scores.next_at, first.parent_key, checksum(payload)
+    fields = _VERSION, 0, len(page_keys), scores.num_uses, scores.next_at, first.parent_key, checksum(payload)
     hashed = blake2b(first.parent_key + last.key, digest_size=KEY_BYTES, person=b"radixlm/score/1")
     header = RecordHeader(Kind.SCORES, hashed.digest(), last.key, first.namespace, _DETAILS.pack(*fields))
 
-    inside = {first.parent_key, *(head.key for head in heads)}
+    inside = {first.parent_key, *(page.key for page in page_keys)}
 
     def body_of(_: int) -> Iterator[list[Buffer]]:
         yield [payload, bytes(padded(len(payload)) - len(payload))]
 
     def replaces(other: RecordHeader) -> bool:
-        """Whether other scores are of a part of these pages."""
+        """Return whether other scores belong to a part of these pages."""
         old = ScoresHeader.of(other)
         return old is not None and old.parent_key in inside
 
@@ -128,44 +130,46 @@ def scores_record(kv: KVLayout, heads: Sequence[PageKey], scores: RowScores) -> 
 
 
 class FoundScores(NamedTuple):
-    """Scores, and the number of the first of their pages."""
+    """The scores of pages, and the index of the first one."""
 
     start: int
     scores: RowScores
 
 
 class StoredScores:
-    """What a store knows of its pages' rows."""
+    """The stored scores of pages' rows."""
 
     def __init__(self, singles: SingleRecords) -> None:
         self._directory, self._identity, self._files = singles.directory, singles.identity, singles.files
         self._state, self._guard, self._put = singles.state, singles.guard, singles.put
 
-    def put(self, heads: Sequence[PageKey], scores: RowScores) -> PutResult:
-        """Store what was learned of pages that are there, in place of what is known of them alone; see
-        `RowRecords.put_ordered`.
+    def put(self, page_keys: Sequence[PageKey], scores: RowScores) -> PutResult:
+        """Store scores of stored pages, replacing older ones of these pages; see `RowRecords.put_ordered`.
 
         Raises:
-            StoreError: the scores are not of those pages.
+            StoreError: the scores belong to other pages.
         """
-        return self._put(scores_record(self._identity.kv, heads, scores), heads)
+        return self._put(scores_record(self._identity.kv, page_keys, scores), page_keys)
 
-    def read(self, heads: Sequence[PageKey]) -> list[FoundScores]:
-        """What was learned of pages, the latest last: of the same page the later ones count. By any thread.
+    def read(self, page_keys: Sequence[PageKey]) -> list[FoundScores]:
+        """Read the scores of pages, the latest last: for the same page the later ones count. For any thread.
 
         Args:
-            heads: from the start of a prompt, or of what is looked for, on.
+            page_keys: from the start of a prompt, or of the searched pages.
         """
         with self._guard():
-            if self._state.off_because is None and heads:
-                return self._read(heads)
+            if self._state.off_because is None and page_keys:
+                return self._read(page_keys)
         return []
 
-    def _read(self, heads: Sequence[PageKey]) -> list[FoundScores]:
-        keys = [head.key for head in heads]
+    def _read(self, page_keys: Sequence[PageKey]) -> list[FoundScores]:
+        keys = [page.key for page in page_keys]
         with closing(Index.open_to_read(self._directory / INDEX)) as index:
             rows = index.rows_below(keys, Kind.SCORES)
-        starts, stops = {head.parent_key: at for at, head in enumerate(heads)}, {k: at + 1 for at, k in enumerate(keys)}
+        starts, stops = (
+            {page.parent_key: at for at, page in enumerate(page_keys)},
+            {k: at + 1 for at, k in enumerate(keys)},
+        )
         found: list[FoundScores] = []
         for row in sorted(rows, key=lambda row: row.place.segment):  # segments are numbered in order of time
             header = ScoresHeader.of(row.header)
@@ -183,7 +187,7 @@ class StoredScores:
 
 
 def read_scores(directory: Path, files: Files, identity: StoreIdentity, row: RecordRow) -> RowScores | MissKind:
-    """The scores of a row of the index, or what is wrong with their record."""
+    """Read the scores of a row of the index, or return what is wrong with their record."""
     header = ScoresHeader.of(row.header)
     if header is None:
         return "header"

@@ -21,9 +21,9 @@ from radixlm.runtime.chat.tools.schema_subset import (
     Schema,
     _has_end,
     endless_in,
-    followed,
-    held,
-    without_words,
+    enforceable,
+    enforceable_json,
+    without_descriptions,
 )
 from radixlm.runtime.chat.tools.tool_format import Tool
 from radixlm.runtime.errors import InvalidGrammar
@@ -93,7 +93,7 @@ def grammar_of(asked: Schema) -> Grammar:
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_argument_is_left_out_and_the_others_are_kept_to(bench: Bench, format: Any, name: str) -> None:
     schema = schema_of(ODD[name])
-    asked, is_whole = held(schema)
+    asked, is_whole = enforceable(schema)
     assert not is_whole
     grammar = format.grammar([Tool("f", asked)], "required")
     kind = ODD[name].get("type") if isinstance(ODD[name], dict) else None
@@ -107,8 +107,8 @@ def test_an_odd_argument_is_left_out_and_the_others_are_kept_to(bench: Bench, fo
 def test_what_the_library_still_refuses_is_followed_in_outline(bench: Bench, name: str) -> None:
     schema = NOT_FOLLOWED[name]
     with pytest.raises(InvalidGrammar, match="cannot be used"):
-        bench.grammars.compile(grammar_of(held(schema)[0]))
-    asked, is_whole = held(schema, "outline")
+        bench.grammars.compile(grammar_of(enforceable(schema)[0]))
+    asked, is_whole = enforceable(schema, "outline")
     assert not is_whole
     grammar = grammar_of(asked)
     value = 5 if name == "nothing between" else "b"
@@ -124,9 +124,9 @@ def test_a_schema_that_can_be_followed_is_what_it_was() -> None:
     draft4 = {"minimum": 5, "exclusiveMinimum": True, "maximum": 7, "items": [{"minLength": 1}, {}]}
     inner = {"a": {"anyOf": ways}, "title": values, "description": numbers, "default": draft4}
     schema = {**drafts, "type": "object", "properties": inner, "patternProperties": {"^x-": {}}, "required": ["title"]}
-    assert held(schema) == (schema, True)
+    assert enforceable(schema) == (schema, True)
     bundled = {"properties": {"a": {"$ref": "item"}}, "$defs": {"item": {"$id": "item", "type": "string"}}}
-    assert held(bundled) == (bundled, True)
+    assert enforceable(bundled) == (bundled, True)
 
 
 def test_words_for_the_model_are_no_part_of_a_grammar_and_names_are() -> None:
@@ -134,15 +134,15 @@ def test_words_for_the_model_are_no_part_of_a_grammar_and_names_are() -> None:
     names = {name: {"type": "integer", **words} for name in words}
     schema = {**words, "properties": names, "anyOf": [{"items": {"const": 1, **words}}], "required": list(words)}
     bare = {"properties": {name: {"type": "integer"} for name in words}, "anyOf": [{"items": {"const": 1}}]}
-    assert held(schema) == ({**bare, "required": list(words)}, True)
-    assert without_words(schema) == {**bare, "required": list(words)}
+    assert enforceable(schema) == ({**bare, "required": list(words)}, True)
+    assert without_descriptions(schema) == {**bare, "required": list(words)}
 
 
 @pytest.mark.parametrize(
     ("kind", "is_whole"), [("object", True), (["object"], True), (["null", "object"], True), ("string", False)]
 )
 def test_arguments_are_an_object_whatever_else_a_schema_allows(kind: object, is_whole: bool) -> None:
-    found = held({"type": kind, "properties": {"a": {}}})
+    found = enforceable({"type": kind, "properties": {"a": {}}})
     assert found == (({"type": "object", "properties": {"a": {}}}, True) if is_whole else (ANY_OBJECT, False))
 
 
@@ -150,22 +150,22 @@ def test_no_depth_and_no_number_of_schemas_is_too_much() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(400):
         deep = {"type": "object", "properties": {"a": deep}}
-    found, is_whole = held(deep)
+    found, is_whole = enforceable(deep)
     levels = 0
     while "properties" in found:
         found, levels = found["properties"]["a"], levels + 1
     assert (is_whole, levels) == (False, MAX_DEPTH + 1)
     wide = {"properties": {f"p{number}": {"anyOf": [{}] * 3} for number in range(MAX_SCHEMAS // 3)}}
-    asked, is_whole = held(wide)
+    asked, is_whole = enforceable(wide)
     assert not is_whole and asked["properties"] == {name: {} for name in wide["properties"]}
-    assert without_words(deep)["properties"]["a"]["type"] == "object"
+    assert without_descriptions(deep)["properties"]["a"]["type"] == "object"
 
 
 def test_what_is_left_out_forbids_nothing(bench: Bench) -> None:
     """`additionalProperties: false` beside names that were left out forbade these."""
     schema = {"patternProperties": {"^(?!x)a": {}}, "additionalProperties": False}
     jsonschema.validate({"ab": 1}, schema)
-    asked, _ = held(schema)
+    asked, _ = enforceable(schema)
     assert bench.follows(grammar_of(asked), HERMES.text_of([("f", '{"ab": 1}')]))
 
 
@@ -190,17 +190,17 @@ LOOSE = st.recursive(
 def test_whatever_stands_in_a_schema_is_followed_or_left_out(schema: dict[str, Any]) -> None:
     """A list among the types of a schema that refers to another was an error of the server, and so was a definition
     that is `true` beside a reference to nothing."""
-    for hold in ("schema", "outline", "object"):
-        held(schema, hold)
-    followed(schema)
+    for level in ("schema", "outline", "object"):
+        enforceable(schema, level)
+    enforceable_json(schema)
     with suppress(InvalidGrammar):
-        without_words(schema)
+        without_descriptions(schema)
 
 
 @pytest.mark.parametrize("odd", [{"type": [[]]}, {"type": [{"a": 1}, "null"]}, {"$defs": {"a": True, "b": 5}}])
 def test_odd_values_beside_references_are_left_out(odd: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"x": {"$ref": "nothing"}, "y": odd}, "required": ["y"]}
-    assert held({**odd, **schema})[0]["type"] == "object"
+    assert enforceable({**odd, **schema})[0]["type"] == "object"
 
 
 NODES = st.fixed_dictionaries(
@@ -242,7 +242,7 @@ def test_a_long_chain_of_schemas_has_its_end_found() -> None:
     ]
     named = {str(number): link for number, link in enumerate([*links, {"type": "string"}])}
     for defs in (named, dict(reversed(named.items()))):
-        assert without_words({"$ref": "#/$defs/0", "$defs": defs})
+        assert without_descriptions({"$ref": "#/$defs/0", "$defs": defs})
 
 
 def test_each_name_of_a_schema_is_looked_at_a_few_times() -> None:
@@ -266,8 +266,8 @@ def test_each_name_of_a_schema_is_looked_at_a_few_times() -> None:
     names = [Counted(f"p{number}") for number in range(500)]
     schema = {"properties": {str(name): {"$ref": "nowhere"} for name in names}, "required": names}
     schema["$defs"] = Definitions(a={})
-    assert held(schema, "outline")[0]["required"] == names
-    held(schema)
+    assert enforceable(schema, "outline")[0]["required"] == names
+    enforceable(schema)
     assert Counted.num_compared < 10 * len(names) and Definitions.num_listed < 10
 
 
@@ -288,4 +288,4 @@ def test_each_name_of_a_schema_is_looked_at_a_few_times() -> None:
 def test_a_keyword_that_the_library_leaves_out_is_told(said: dict[str, Any], is_whole: bool) -> None:
     """It was left out without a word."""
     schema = {"type": "object", "properties": {"x": said}}
-    assert (held(schema)[1], followed(schema)[1]) == (is_whole, is_whole)
+    assert (enforceable(schema)[1], enforceable_json(schema)[1]) == (is_whole, is_whole)

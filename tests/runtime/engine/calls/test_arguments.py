@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.grammar import Grammar
 from radixlm.runtime.chat.tools.tool_format import Tool
-from radixlm.runtime.engine.calls.arguments import RequestKeywords, SamplingKeywords, asked_of, grammar_of
+from radixlm.runtime.engine.calls.arguments import RequestKeywords, SamplingKeywords, grammar_of, parse_arguments
 from radixlm.runtime.engine.request_options import OptionKeywords, RequestOptions
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import InvalidArgument, InvalidParameter, RadixLMError
@@ -57,7 +57,7 @@ def test_keywords_change_what_whole_values_say(
 ) -> None:
     params = SamplingParams(**given_params) if is_object and given_params is not None else given_params
     keywords = {**wishes, **changes, "options": RequestOptions(**given_options)}
-    found, options = asked_of(params, keywords, DEFAULTS)
+    found, options = parse_arguments(params, keywords, DEFAULTS)
     base = params if isinstance(params, SamplingParams) else replace(DEFAULTS, **(params or {}))
     assert (DEFAULTS if found is None else found) == replace(base, **wishes)
     assert options == RequestOptions(**{**given_options, **changes})
@@ -65,9 +65,9 @@ def test_keywords_change_what_whole_values_say(
 
 def test_what_is_given_whole_is_handed_on_as_it_is() -> None:
     params, options = SamplingParams(seed=1), RequestOptions(namespace=b"a")
-    found = asked_of(params, {"options": options}, DEFAULTS)
+    found = parse_arguments(params, {"options": options}, DEFAULTS)
     assert found[0] is params and found[1] is options
-    assert asked_of(None, {}, DEFAULTS)[0] is None  # the engine's own
+    assert parse_arguments(None, {}, DEFAULTS)[0] is None  # the engine's own
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_what_is_given_whole_is_handed_on_as_it_is() -> None:
 )
 def test_a_wrong_argument_is_named(params: Any, keywords: dict[str, Any], says: str) -> None:
     with pytest.raises(TypeError) as raised:
-        asked_of(params, keywords, DEFAULTS)
+        parse_arguments(params, keywords, DEFAULTS)
     assert isinstance(raised.value, InvalidArgument) and isinstance(raised.value, RadixLMError)
     assert str(raised.value).startswith(says)
 
 
 def test_a_value_outside_its_range_is_no_type_error() -> None:
     with pytest.raises(InvalidParameter, match=r"temperature is -1"):
-        asked_of(None, {"temperature": -1}, DEFAULTS)
+        parse_arguments(None, {"temperature": -1}, DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_a_value_outside_its_range_is_no_type_error() -> None:
 )
 def test_each_way_to_write_a_format_is_its_grammar(format: Any, grammar: Grammar | None) -> None:
     assert grammar_of(format) == grammar
-    assert asked_of(None, {"response_format": format}, DEFAULTS)[1].constraint == grammar
+    assert parse_arguments(None, {"response_format": format}, DEFAULTS)[1].constraint == grammar
 
 
 def test_tools_may_be_written_as_clients_of_openai_do() -> None:
     function = {"name": "weather", "description": "Tell it.", "parameters": SCHEMA}
     tool = Tool("weather", SCHEMA, "Tell it.")
-    _, options = asked_of(None, {"tools": [{"type": "function", "function": function}, tool]}, DEFAULTS)
+    _, options = parse_arguments(None, {"tools": [{"type": "function", "function": function}, tool]}, DEFAULTS)
     assert options.tools == (tool, tool)

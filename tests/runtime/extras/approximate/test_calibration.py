@@ -141,12 +141,12 @@ def test_the_table_says_what_may_be_left_out(artifact: Artifact) -> None:
     one = measured(artifact.manifest)
     assert calibration_rows(one) == [
         ("probe head", "0 (KL in nats a token at a quarter of the rows: head 0 0.500)"),
-        ("dropped attention", "at most 0.125, else all rows are loaded"),
+        ("dropped attention", "at most 0.125; above that, all rows are loaded"),
         ("  25% of the rows", "KL 0.500, 9 of 9 facts found"),
-        ("least budget", "0.25, of those that were tried"),
+        ("least budget", "0.25, among the tested shares"),
     ]
     none = calibration_rows(msgspec.structs.replace(one, least_budget=1.0, head_kl={}))
-    assert "not measured" in none[0][1] and "leave --kv-budget out" in none[-1][1]
+    assert "not measured" in none[0][1] and "do not use --kv-budget" in none[-1][1]
 
 
 def test_a_text_that_is_too_short_is_refused(artifact: Artifact, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.extras.approximate import promoter
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
-from radixlm.runtime.extras.approximate.part_teacher import PartTeacher
+from radixlm.runtime.extras.approximate.score_updater import ScoreUpdater
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
@@ -31,9 +31,9 @@ LONG = {"role": "system", "content": "he in the tree " * 12}
 
 @pytest.fixture(autouse=True)
 def read_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it is worth it says `test_prefix_plan.py`, what it teaches `test_part_teacher.py`."""
+    """Whether it is worth it says `test_prefix_plan.py`, what it teaches `test_score_updater.py`."""
     choose_always(monkeypatch)
-    monkeypatch.setattr(PartTeacher, "used", lambda *_: None)  # else the run may be another one the next time
+    monkeypatch.setattr(ScoreUpdater, "used", lambda *_: None)  # else the run may be another one the next time
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.extras.approximate import chosen_loader
 from radixlm.runtime.extras.approximate.approximate_tier import ApproximateTier
 from radixlm.runtime.extras.approximate.calibration.calibration import Calibration
-from radixlm.runtime.extras.approximate.part_teacher import PartTeacher
 from radixlm.runtime.extras.approximate.probe_forward import ProbeForward
 from radixlm.runtime.extras.approximate.promoter import Promoter
 from radixlm.runtime.extras.approximate.pruned_prefix import PrunedPrefix
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.row_rates import RowRates
+from radixlm.runtime.extras.approximate.score_updater import ScoreUpdater
 from radixlm.runtime.model.batch import Float32Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
 from radixlm.runtime.prefix.loaded_prefix import FindPrefix, LoadedPrefix, LoadedRows, PrefixLookup
@@ -48,10 +48,10 @@ def asked(number: int) -> list[int]:
 @pytest.fixture
 def open_engine(tiny_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Opens an engine over one store, and closes the one before it. Loads are always worth it, and parts more so. Parts
-    teach nothing and are never promoted, so that the same part comes again: `test_part_teacher.py` has the rest.
+    teach nothing and are never promoted, so that the same part comes again: `test_score_updater.py` has the rest.
     """
     choose_always(monkeypatch)
-    monkeypatch.setattr(PartTeacher, "used", lambda *_: None)
+    monkeypatch.setattr(ScoreUpdater, "used", lambda *_: None)
     monkeypatch.setattr(Promoter, "used", lambda *_: None)
     opened: list[Engine] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
-from radixlm.runtime.extras.approximate.score_keeper import heads_of
+from radixlm.runtime.extras.approximate.score_keeper import page_keys_of
 from radixlm.runtime.store import NO_PARENT, PageKey, StoreIdentity
 
 IDENTITY = StoreIdentity("model", "tokenizer", "q4", "f16", 8)
@@ -33,5 +33,5 @@ def test_the_pages_of_all_nodes_of_a_prompt_are_hashed_once(monkeypatch: pytest.
     monkeypatch.setattr(PageKey, "of", counted)
     for page in pages[::-10]:
         node = cache.tree.node_of(page)
-        assert node is not None and heads_of(IDENTITY, node) == expected[node.start : node.start + 10]
+        assert node is not None and page_keys_of(IDENTITY, node) == expected[node.start : node.start + 10]
     assert len(calls) == 40

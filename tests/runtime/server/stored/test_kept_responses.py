@@ -179,7 +179,7 @@ def test_a_response_that_is_not_there_is_404_and_says_why(client: TestClient, ho
         error = response.json()["error"]
         assert (response.status_code, error["code"]) == (404, "previous_response_not_found")
         assert error["param"] == "previous_response_id" and response_id in error["message"]
-        said = {"deleted": "was deleted", "forgotten": "was forgotten"}.get(how, "store set to false")
+        said = {"deleted": "was deleted", "forgotten": "was deleted with the cache"}.get(how, "store set to false")
         assert said in error["message"]
     assert client.get(f"/v1/responses/{response_id}", params=more).status_code == 404
 

@@ -106,7 +106,7 @@ class TreesOfTurns(RuleBasedStateMachine):
                 run(self.turns.path(owner, name))
             assert caught.value.status == 404 and caught.value.code == "previous_response_not_found"
             is_own = turn is not None and turn.owner == owner
-            assert ("not kept here" in str(caught.value)) != is_own, "why it is gone is told its owner alone"
+            assert ("not stored here" in str(caught.value)) != is_own, "why it is gone is told its owner alone"
             return
         path = run(self.turns.path(owner, name))
         assert list(path.turns) == turn.path and path.token_ids == turn.ids
@@ -186,7 +186,7 @@ def test_the_client_that_has_most_gives_up_the_end_of_what_it_used_longest_ago(l
     for number in range(6):
         bench.add(f"c{number}", f"c{number - 1}" if number else None)
     assert bench.ids() == {"a1", *(f"c{number}" for number in range(5))}, "the other client keeps its own"
-    with pytest.raises(HTTPError, match="made room for newer ones"):
+    with pytest.raises(HTTPError, match="was evicted for newer ones"):
         run(bench.turns.path(CacheScope("sk-1"), "b2"))
 
 

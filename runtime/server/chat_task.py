@@ -1,6 +1,6 @@
-"""A conversation's next reply, or several, as every dialect asks the engine for it.
+"""A chat request in the engine's terms: the one path from every API to the engine.
 
-Knows the engine's words. A dialect translates its body into an `AskedChat`, and what the engine says into its events.
+Each API translates its request body into an `ChatTask`, and the reply's events into its own format.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .choices import Choices, params_of_choices
 from .reply_events import ReplyEvents
 from .request_log import record_of
 from .served import Served
-from .truncation import Message, Truncated
+from .truncation import Message, TruncatedHistory
 
 
 @dataclass(frozen=True)
-class AskedChat:
-    """What is asked of the engine.
+class ChatTask:
+    """A chat request in the engine's terms, whichever API it came by.
 
     Args:
-        messages: as chat templates know them.
-        options: without tools and constraint, which are those of `use`.
-        content: says what a reply that is no call must keep to; None: any text.
-        parameters_field: names the field that has the parameters of a tool, in errors.
-        naming: names the field that `content` is of, likewise.
-        content_field: its name, for the header that lists what is not followed whole.
-        num_choices: replies; of a seed the n-th gets the n-th after it.
-        truncates: leave out what does not fit.
-        known_as: a call of the reply, with each id that it may have when it comes back.
+        messages: in the form that chat templates take.
+        options: without tools and constraint, which come from `use`.
+        content: returns the grammar of a reply that is not a tool call; None: any text.
+        parameters_field: returns the request field that has the parameters of the n-th tool, for errors.
+        naming: a context that names the request field of `content` in errors.
+        content_field: the same field, for the header that lists partly enforced schemas.
+        num_choices: number of replies. With a seed, the n-th reply uses the seed plus n.
+        truncates: drop turns that do not fit into the context.
+        known_as: returns a tool call of the reply under each id that the client may send it back with.
     """
 
     messages: Sequence[Message]
@@ -55,18 +55,18 @@ class AskedChat:
     truncates: bool = False
     known_as: Callable[[ToolCall], Iterable[ToolCall]] = lambda call: (call,)
 
-    async def open(self, served: Served, request: Request) -> OpenedChat:
-        """Hand it to the engine.
+    async def open(self, served: Served, request: Request) -> RunningChat:
+        """Submit the request to the engine. Returns the running replies and the history that they answer.
 
         Raises:
-            InvalidRequest, EngineError: the engine refuses it.
-            ClientGone: the client left meanwhile.
+            InvalidRequest, EngineError: the engine refuses the request.
+            ClientGone: the client disconnected before it was submitted.
         """
-        if self.use.tools:  # such clients want grammars sooner or later, others never do
+        if self.use.tools:  # clients with tools need grammars sooner or later, others never do
             served.engine.expect_grammars()
         require_few_reply_logprobs(self.num_choices, self.params, served.engine.context_length)
         options = self.options.changed(constraint=await self._constraint(served, request), tools=self.use.tools)
-        truncated = Truncated(self.messages)
+        truncated = TruncatedHistory(self.messages)
         if self.truncates:
             truncated = await served.truncated(request, self.messages, options, max_tokens=self.params.max_tokens)
             if truncated.dropped:
@@ -74,14 +74,17 @@ class AskedChat:
         ask = partial(served.engine.stream_chat, truncated.messages, options=options)
         wishes = [self.params]
         if self.num_choices > 1:
-            run = partial(served.lanes.submission.run, request, may_hold_loop=False)
+            run = partial(served.work_queues.submission.run, request, may_hold_loop=False)
             wishes = await run(partial(params_of_choices, self.params, self.num_choices))
         asks = [partial(ask, wish) for wish in wishes]
         choices = await served.open(request, asks, self.params)
-        return OpenedChat(choices, truncated)
+        return RunningChat(choices, truncated)
 
     def reply(self, served: Served, choices: Choices, index: int = 0) -> ReplyEvents:
-        """Makes the events of a reply; each of its tool calls is known when it comes back."""
+        """Return the converter of one reply's deltas to events.
+
+        It registers the reply's tool calls with the engine, which recognizes them in later prompts.
+        """
 
         def note(call: ToolCall) -> None:
             for each in self.known_as(call):
@@ -91,7 +94,7 @@ class AskedChat:
 
     async def _constraint(self, served: Served, request: Request) -> ConstraintSource | None:
         with self.naming():
-            content = await served.lanes.submission.run(request, self.content)
+            content = await served.work_queues.submission.run(request, self.content)
             if content is None:
                 return await self._held_to(served, request, None)
             return await served.as_far_as_followed(
@@ -99,10 +102,10 @@ class AskedChat:
             )
 
     async def _held_to(self, served: Served, request: Request, content: Grammar | None) -> ConstraintSource | None:
-        """What replies keep to that say `content`, or call tools."""
+        """Return the constraint of replies that match `content` or call tools; loosens schemas that are refused."""
         if not self.use.tools:
             return await served.constraint(request, content)
-        run = partial(served.lanes.submission.run, request)  # to write the grammar of many tools takes a while
+        run = partial(served.work_queues.submission.run, request)  # writing the grammar of many tools takes a while
         held = await run(partial(self.use.held, served.engine.tool_format, content, self.parameters_field))
         while True:
             try:
@@ -114,7 +117,7 @@ class AskedChat:
         return constraint
 
     def _tell(self, request: Request, loose: Sequence[Tool]) -> None:
-        """List tools whose schemas are not followed whole: `tools.NAME.input_schema`."""
+        """List tools whose schemas are only partly enforced in the header: `tools.NAME.input_schema`."""
         ignored = record_of(request).ignored
         if ignored is not None and loose:
             places = {tool.name: place for place, tool in enumerate(self.use.tools)}
@@ -126,8 +129,8 @@ class AskedChat:
 
 
 @dataclass(frozen=True)
-class OpenedChat:
-    """The replies that the engine makes now, and the history that they answer."""
+class RunningChat:
+    """The running replies to a chat request, and the history that they answer."""
 
     choices: Choices
-    truncated: Truncated
+    truncated: TruncatedHistory

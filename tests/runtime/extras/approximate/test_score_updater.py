@@ -16,11 +16,11 @@ from radixlm.runtime.cache.sparse_span import SparseSpan
 from radixlm.runtime.engine.engine import Engine, SamplingParams
 from radixlm.runtime.extras.approximate import promoter
 from radixlm.runtime.extras.approximate.attention_scores import DECAY
-from radixlm.runtime.extras.approximate.part_teacher import MAX_PROBED, PartLook, PartTeacher, _parts, _Uses
 from radixlm.runtime.extras.approximate.promoter import PROMOTE_AT
 from radixlm.runtime.extras.approximate.records.row_records import RowRecords
 from radixlm.runtime.extras.approximate.records.scores_record import FoundScores, RowScores
 from radixlm.runtime.extras.approximate.score_keeper import ScoreKeeper
+from radixlm.runtime.extras.approximate.score_updater import MAX_PROBED, ScoreUpdater, ServedPart, _parts, _Uses
 from radixlm.runtime.prefix.disk_index import StoredPrefix
 
 from ...store.pages import chain
@@ -34,13 +34,13 @@ LAYERS, HEADS = 2, 3
 Open = Callable[..., Engine]
 
 
-def look_of(num_pages: int, num_rows: int, rng: np.random.Generator, runs: tuple[int, ...] | None = None) -> PartLook:
+def look_of(num_pages: int, num_rows: int, rng: np.random.Generator, runs: tuple[int, ...] | None = None) -> ServedPart:
     num_tokens = num_pages * PAGE_SIZE
     order = rng.permuted(np.broadcast_to(np.arange(num_tokens), (LAYERS, HEADS, num_tokens)), axis=-1)
     probed = rng.random((LAYERS, num_tokens), np.float32) ** 4
     prefix = StoredPrefix(b"", (), b"", tuple(chain(num_pages)))
     chosen = np.sort(order[..., :num_rows], axis=-1)
-    return PartLook(prefix, 0, runs or (num_pages,), chosen, probed / probed.sum(axis=-1, keepdims=True))
+    return ServedPart(prefix, 0, runs or (num_pages,), chosen, probed / probed.sum(axis=-1, keepdims=True))
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(1, 48))
@@ -187,14 +187,14 @@ def test_an_order_under_a_budget_goes_on_improving_and_a_restart_keeps_it(
 
 def test_rows_are_taught_what_fell_on_them(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     learn(open_engine())
-    taught: list[tuple[PartLook, np.ndarray]] = []
-    use = PartLook.use
+    taught: list[tuple[ServedPart, np.ndarray]] = []
+    use = ServedPart.use
 
-    def note(look: PartLook, attention: np.ndarray) -> np.ndarray:
+    def note(look: ServedPart, attention: np.ndarray) -> np.ndarray:
         taught.append((look, attention))
         return use(look, attention)
 
-    monkeypatch.setattr(PartLook, "use", note)
+    monkeypatch.setattr(ServedPart, "use", note)
     monkeypatch.setattr(ScoreKeeper, "look_up", lambda *_: None)
     assert open_engine().generate(asked(9), PARAMS).usage.pruning is not None
     engine = open_engine()
@@ -272,7 +272,7 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
         order, sources = core.tier.extra.observer, core.tier.extra.sources
         order.forget(b"")
         sources.forget(b"")
-        assert not order.teacher.has_waiting and not sources.promoter._wanted and not order.teacher._looks
+        assert not order.updater.has_waiting and not sources.promoter._wanted and not order.updater._served
 
     for number in range(PROMOTE_AT):
         engine.generate(asked(number), PARAMS)
@@ -284,14 +284,14 @@ def test_nothing_of_a_namespace_is_taught_or_promoted_after_it_was_forgotten(ope
 def test_a_request_that_ended_is_never_taken_for_another() -> None:
     """Its place in memory, by which its rows are known, may be another's."""
     none: Any = None
-    teacher = PartTeacher(none, none, none, none, 4, 0, none)
+    updater = ScoreUpdater(none, none, none, none, 4, 0, none)
     look = look_of(3, 8, np.random.default_rng(0))
     for is_forgotten in (False, True):
         span = SparseSpan(0, 8, tuple(range(48)))
         if is_forgotten:
-            teacher.forget(b"another")
-        teacher.note(span, look)
-        teacher.forget(b"another")
-        assert len(teacher._looks) == 1
+            updater.forget(b"another")
+        updater.note(span, look)
+        updater.forget(b"another")
+        assert len(updater._served) == 1
         del span
-        assert not teacher._looks
+        assert not updater._served

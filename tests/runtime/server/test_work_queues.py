@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 import pytest
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.lanes import AT_ONCE_BYTES, LONG_BODY_BYTES, NUM_SHORT, Lanes
+from radixlm.runtime.server.work_queues import AT_ONCE_BYTES, LONG_BODY_BYTES, NUM_SHORT, WorkQueues
 from starlette.requests import Request
 
 from .conftest import FakeEngine
 from .real_server import WAIT_S
 
 NUM_REQUESTS = 60  # more than anyio has threads
-LANES_OF = Lanes.of
+LANES_OF = WorkQueues.of
 LONG = "once there was " * 10_000
 SHORT = "once there was " * 200  # and yet too long to be worked on at once
 TALK = [{"role": role, "content": LONG} for role in ("user", "assistant", "user")]
@@ -97,15 +97,15 @@ async def client_of(engine: FakeEngine, **options: Any) -> AsyncIterator[httpx.A
 
 
 @pytest.fixture
-def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lanes]:
+def work_queues(monkeypatch: pytest.MonkeyPatch) -> list[WorkQueues]:
     """Those of each server that is made."""
-    made: list[Lanes] = []
+    made: list[WorkQueues] = []
 
-    def of(engine: Any) -> Lanes:
+    def of(engine: Any) -> WorkQueues:
         made.append(LANES_OF(engine))
         return made[-1]
 
-    monkeypatch.setattr(Lanes, "of", of)
+    monkeypatch.setattr(WorkQueues, "of", of)
     return made
 
 
@@ -175,7 +175,7 @@ def test_prompts_that_wait_for_their_turn_are_no_more_than_the_engine_has_room_f
 
 
 def test_a_client_with_many_long_prompts_delays_another_by_its_turn(
-    standing: StandingEngine, lanes: list[Lanes]
+    standing: StandingEngine, work_queues: list[WorkQueues]
 ) -> None:
     def prompt(client: str, number: int) -> dict[str, Any]:
         return {"prompt": f"{client}{number} {LONG}", "max_tokens": 1}
@@ -191,7 +191,7 @@ def test_a_client_with_many_long_prompts_delays_another_by_its_turn(
             await until(lambda: len(standing.begun) == 2)
             asked += [ask("a", number) for number in range(2, 9)]
             asked += [ask("b", number) for number in range(2)]
-            await until(lambda: lanes[0].submission.num_waiting == len(asked) - 2)
+            await until(lambda: work_queues[0].submission.num_waiting == len(asked) - 2)
             standing.let_go.set()
             await asyncio.gather(*asked)
         assert {begun[0] for begun in standing.begun[2:4]} == {"a", "b"}
@@ -278,7 +278,7 @@ def test_a_long_text_gives_way_to_the_model_whose_threads_wait_for_each_other() 
     async def of_body(num_bytes: int) -> int:
         scope = {"type": "http", "client": None, "headers": [], "state": {"num_body_bytes": num_bytes}}
         request = Request(scope, forever)
-        return await Lanes.of(FakeEngine()).tokenization.run(request, priority)
+        return await WorkQueues.of(FakeEngine()).tokenization.run(request, priority)
 
     async def forever() -> Any:
         await asyncio.Event().wait()

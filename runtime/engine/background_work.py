@@ -1,6 +1,6 @@
-"""When what no client asked for is done: drop what was not used for long, and do what can wait once it is quiet.
+"""Run work that no client waits for: drop unused prefixes, and do optional work once it is quiet.
 
-Knows clocks and what to call, not what is dropped or done. A failure is logged, and harms no request.
+Knows clocks and callbacks, not what they drop or do. A failure is logged, and harms no request.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .engine_queue import WorkQueue
 
 _LOGGER = logging.getLogger(__name__)
 
-_CHECKS = 10  # within a time to live: so much of it late, at most, is something dropped
-QUIET_S = 1.0  # without any work, before the first piece: the first request after a start is not to meet one
+_CHECKS = 10  # per time to live: something is dropped late by a tenth of it at most
+QUIET_S = 1.0  # without requests, before the first piece: the first request after a start must not wait for one
 
 
 class CacheExpiry:
-    """Calls `drop` with the time before which nothing is kept that was not used since.
+    """Calls `drop` regularly with the time since which an entry must have been used to stay.
 
     >>> now, dropped = 100.0, []
     >>> expiry = CacheExpiry(60.0, clock=lambda: now, drop=dropped.append)
@@ -31,7 +31,7 @@ class CacheExpiry:
     ([40.0], 6.0)
 
     Args:
-        ttl_s: how long something unused is kept, in seconds.
+        ttl_s: time to live of an unused entry, in seconds.
 
     Raises:
         InvalidParameter: `ttl_s` is not above 0.
@@ -45,11 +45,11 @@ class CacheExpiry:
 
     @property
     def wait_s(self) -> float:
-        """Seconds to the next check."""
+        """Seconds until the next check."""
         return max(0.0, self._next_at - self._clock())
 
     def run(self) -> None:
-        """Drop what is due, unless that was just checked."""
+        """Drop expired entries, unless that was just checked."""
         now = self._clock()
         if now < self._next_at:
             return
@@ -60,7 +60,7 @@ class CacheExpiry:
         """Run now, and between steps whenever a check is due."""
         try:
             self.run()
-        except Exception:  # what is kept too long harms no request
+        except Exception:  # an entry kept too long harms no request
             _LOGGER.exception("dropping what was not used for long failed")
         finally:
             queue.at(self._clock() + self.wait_s, partial(self.keep_up, queue))
@@ -69,7 +69,7 @@ class CacheExpiry:
 def work_when_quiet(
     queue: WorkQueue, pieces: Iterator[object], *, quiet_s: Callable[[], float], clock: Callable[[], float]
 ) -> None:
-    """Have one piece at a time done between steps, each once it was quiet for a while; ends with one that raises.
+    """Run one piece at a time between steps, each after a quiet second; a piece that raises is the last.
 
     Args:
         pieces: each `next` does a piece.
@@ -86,13 +86,13 @@ def work_when_quiet(
 
 
 class IdleThread:
-    """Does one piece after the other, each once it was quiet for a while; ends with the last, or with one that fails.
+    """Runs pieces one after the other in a thread, each after a quiet time; ends with the last, or with one that fails.
 
     Args:
-        pieces: each `next` does a piece. A RadixLMError or OSError of one is no fault: a request that needs the piece
-            will meet it and say so.
-        quiet_s: seconds since there was something else to do; 0.0 while there is.
-        least_s: how long it must have been quiet.
+        pieces: each `next` runs a piece. Its RadixLMError or OSError is not logged: a request that needs the piece
+            will raise it again.
+        quiet_s: seconds since there was other work; 0.0 while there is.
+        least_s: quiet time before a piece.
     """
 
     def __init__(self, pieces: Iterator[object], *, quiet_s: Callable[[], float], least_s: float = QUIET_S) -> None:
@@ -102,11 +102,11 @@ class IdleThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no more pieces. The one that runs goes on."""
+        """Start no more pieces. The running one continues."""
         self._stopped.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the last piece is done; whether it is."""
+        """Wait until the last piece is done; return False after a timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -120,7 +120,7 @@ class IdleThread:
             _LOGGER.exception("what was to be done without requests failed")
 
     def _waited(self) -> bool:
-        """Wait until it was quiet for long enough; False if the thread is to end."""
+        """Wait until it was quiet for long enough; return False if the thread must end."""
         while (missing_s := self._least_s - self._quiet_s()) > 0.0:
             if self._stopped.wait(missing_s):
                 return False

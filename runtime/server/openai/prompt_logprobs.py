@@ -1,4 +1,4 @@
-"""What replies say of a prompt's own tokens: logprobs in OpenAI's shape, where the prompt is echoed, and in vLLM's.
+"""Logprobs of a prompt's tokens: in OpenAI's format if the prompt is echoed, and in vLLM's.
 
 Knows values, not endpoints or streams.
 """
@@ -17,12 +17,12 @@ from .requests import CompletionRequest
 
 
 @dataclass(frozen=True)
-class ToldPrompt:
-    """The prompt of one completion.
+class PromptLogprobFields:
+    """The logprobs of the prompt of one completion.
 
     Attributes:
-        tokens: where the text of what follows begins.
-        echoed: `choices[].logprobs` of the prompt's tokens; None: they are not asked for.
+        tokens: converts the tokens after the prompt, and knows their offset in the text.
+        echoed: `choices[].logprobs` of the prompt's tokens; None if not requested.
         by_id: `choices[].prompt_logprobs`.
     """
 
@@ -32,19 +32,20 @@ class ToldPrompt:
 
     @classmethod
     def of(cls, names: TokenNames, body: CompletionRequest, told: PromptLogprobs, text: str) -> Self:
-        """What `body` asks for of a prompt whose echo is `text`."""
+        """Return the logprobs that `body` requests, for a prompt with the text `text`."""
         by_id = prompt_logprobs(names, told, body.prompt_logprobs)
         if not body.echoes_logprobs:
             return cls(TextTokens(names), None, by_id)
         spelled = b"".join(map(names.token_bytes, told.token_ids)).decode(errors="replace")
-        # a token that begins the sequence, or a space before the first word, is no part of the text
+        # a beginning-of-sequence token, or a space added before the first word, is not part of the text
         tokens = TextTokens(names, len(spelled) - len(text) if spelled.endswith(text) else 0)
         return cls(tokens, tokens.prompt(told, body.logprobs or 0), by_id)
 
 
 def prompt_logprobs(names: TokenNames, told: PromptLogprobs | None, num_top: int | None) -> PromptLogprobsReply:
-    """vLLM's `prompt_logprobs`: at each place the token itself and the `num_top` most likely ones; unset where they are
-    not asked for.
+    """Return vLLM's `prompt_logprobs`: for each token, itself and the `num_top` most likely ones.
+
+    UNSET if `told` or `num_top` is None.
     """
     if told is None or num_top is None:
         return msgspec.UNSET
@@ -65,7 +66,7 @@ def prompt_logprobs(names: TokenNames, told: PromptLogprobs | None, num_top: int
 
 
 def joined(prompt: TextLogprobs | None, reply: TextLogprobs | None) -> TextLogprobs | None:
-    """Those of a prompt and of the reply behind it."""
+    """Join the logprobs of a prompt and of the reply after it."""
     if prompt is None or reply is None:
         return reply
     return TextLogprobs(
