@@ -42,14 +42,14 @@ def watch(process: subprocess.Popen[str], status: BinaryIO, kept: Say | None) ->
 
     def wait() -> None:
         with status:
-            said = status.readline().decode().rstrip()
-        said = said or f"{NOT_KEPT}: the process that writes it to the disk was killed"
+            outcome = status.readline().decode().rstrip()
+        outcome = outcome or f"{NOT_KEPT}: the process that writes it to the disk was killed"
         process.wait()
-        if said.startswith(WRONG):
-            (kept or partial(click.echo, err=True))(f"Error: {said.removeprefix(WRONG).lstrip()}")
+        if outcome.startswith(WRONG):
+            (kept or partial(click.echo, err=True))(f"Error: {outcome.removeprefix(WRONG).lstrip()}")
             os.kill(os.getpid(), signal.SIGTERM)
         elif kept is not None:
-            kept(said)
+            kept(outcome)
 
     threading.Thread(target=wait, name="radixlm-kept", daemon=True).start()
 
@@ -111,8 +111,8 @@ def run_compile(
     try:
         if status is not None:
             status.writer.close()
-        while status is not None and (told := status.reader.readline().decode().rstrip()):
-            kind, *words = told.split()
+        while status is not None and (line := status.reader.readline().decode().rstrip()):
+            kind, *words = line.split()
             if kind == PROGRESS:
                 if progressed is not None:
                     progressed(words[0], int(words[1]) / 100)
@@ -121,7 +121,7 @@ def run_compile(
                 break
             elif written is not None:
                 written()
-        said = lines.last()
+        last_line = lines.last()
         code = 0 if is_ready else process.wait()
     finally:
         if not is_ready and process.poll() is None:
@@ -132,7 +132,7 @@ def run_compile(
             f"the compile process was killed by signal {-code}; if memory was short, compile on a larger machine"
         )
     if code and say is not None:
-        raise CompileError(said.removeprefix("Error: "))
+        raise CompileError(last_line.removeprefix("Error: "))
     if code:
         raise click.exceptions.Exit(code)
     return process

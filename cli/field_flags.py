@@ -154,7 +154,7 @@ def _option(field: Field, is_required: bool) -> click.Option:
             is_flag=True,
             default=field.default,
             show_default=bool(off) and field.about.unset is None,
-            help=_said(field.about.doc) + (_default(field) if field.about.unset is not None else ""),
+            help=_for_help(field.about.doc) + (_default(field) if field.about.unset is not None else ""),
         )
     unit = flag.unit or (None, 1)
     return click.Option(
@@ -165,7 +165,7 @@ def _option(field: Field, is_required: bool) -> click.Option:
         required=is_required,
         metavar=flag.metavar or unit[0],
         callback=partial(_converted, field),
-        help=_said(field.about.doc, field.choices) + _default(field),
+        help=_for_help(field.about.doc, field.choices) + _default(field),
     )
 
 
@@ -214,10 +214,10 @@ def _default(field: Field) -> str:
     """Return the default and range of a flag for the help, in brackets."""
     flag = field.about.flag
     assert flag is not None
-    said = [_default_value(field)]
+    parts = [_default_value(field)]
     if field.kind in (int, float) and flag.unit is None:  # ranges are in the field's own unit
-        said.append(field.about.range.removeprefix("of "))
-    written = "; ".join(filter(None, said))
+        parts.append(field.about.range.removeprefix("of "))
+    written = "; ".join(filter(None, parts))
     return f"  [{written}]" if written else ""
 
 
@@ -229,13 +229,13 @@ def _default_value(field: Field) -> str:
     elif flag.unit is not None and value is not None:
         value /= flag.unit[1]
     if field.about.unset is not None and (value is None or not field.is_optional):
-        return f"default: {_said(field.about.unset)}"
+        return f"default: {_for_help(field.about.unset)}"
     if value in (None, ()):
         return "" if value is None else "repeatable"
     return f"default: {value}" if isinstance(value, str) else f"default: {value:g}"
 
 
-def _said(text: str, choices: Sequence[str] = ()) -> str:
+def _for_help(text: str, choices: Sequence[str] = ()) -> str:
     """Return documentation for the help: flags in place of field names, except choices, and no backticks."""
     fields = _fields()
     return re.sub(

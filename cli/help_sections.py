@@ -63,7 +63,7 @@ class SectionedCommand(click.Command):
     """
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        """Return those of the group, also without it: click keeps the option that it makes at the first call."""
+        """Return the group's names of `--help`, also if the command is parsed without its group."""
         return ["-h", "--help"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -47,16 +47,16 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON."""
         second, rest = divmod(record.created, 1)
-        said: dict[str, Any] = {
+        values: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)) + f".{int(rest * 1000):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
         }
         fields = getattr(record, "fields", None)
-        said |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
+        values |= fields if isinstance(fields, dict) else {"message": record.getMessage()}
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+            values["exception"] = self.formatException(record.exc_info)
+        return json.dumps(values, ensure_ascii=False, default=str)
 
 
 def log_config(log_format: str) -> dict[str, Any]:

@@ -148,8 +148,8 @@ def _line_of(error: OSError) -> str:
     """
     if error.errno == errno.ENOMEM:
         return "out of memory; end other programs, lower --kv-cache-gb, or choose a smaller model"
-    said = error.strerror or str(error)
-    return said if error.filename is None else f"{error.filename}: {said}"
+    message = error.strerror or str(error)
+    return message if error.filename is None else f"{error.filename}: {message}"
 
 
 def _is_for_compiling(module: str) -> bool:

@@ -208,7 +208,8 @@ def command(
     """
     gc.disable()  # imports make no garbage, and collecting takes a seventh of their time
     from radixlm.runtime.malloc_arenas import share_one_arena
-    from radixlm.runtime.server.http.door import door, read_keys
+    from radixlm.runtime.server.http.access import access_middleware
+    from radixlm.runtime.server.http.api_keys import read_keys
     from radixlm.runtime.server.http.root_path import checked_root_path
     from radixlm.runtime.server.http.uvicorn_server import TLS, Address
     from radixlm.runtime.server.server_options import ServerOptions
@@ -222,7 +223,7 @@ def command(
         raise ValueError("--ssl-keyfile is given and --ssl-certfile is not; give both")
     keys = (*api_keys, *(key for path in api_key_files for key in read_keys(path)))
     server = ServerOptions(api_keys=keys, **server_keywords(options))
-    door(server)  # checks keys and origins before the model is loaded
+    access_middleware(server)  # checks keys and origins before the model is loaded
     tls = None if ssl_certfile is None else TLS(ssl_certfile, ssl_keyfile)
     address = Address(host, port, unix_socket)
     if models or more:

@@ -208,7 +208,7 @@ def import_(
     from radixlm.runtime.artifact import Artifact
     from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
     from radixlm.runtime.errors import InvalidParameter
-    from radixlm.runtime.server.http.door import read_keys
+    from radixlm.runtime.server.http.api_keys import read_keys
     from radixlm.runtime.store import PageStore, StoreIdentity, import_bundle
 
     manifest = Artifact.open(take(CompileOptions, options).artifact_of(artifact, on_disk=True)).manifest

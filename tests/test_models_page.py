@@ -47,7 +47,7 @@ def test_a_golden_without_a_second_witness_is_told_beside_the_distance_of_the_ot
     assert "exaone4" in alone
     for name in alone:
         assert re.search(rf"\| [0-9e-]+; not [^|]*\b{name}\b[^|]*\|", models), AGAIN
-        assert re.search(rf"not asked about [^)]*\b{name}\b[^)]*\)", told)
+        assert re.search(rf"not compared: [^)]*\b{name}\b[^)]*\)", told)
 
 
 def test_a_real_model_is_compared_by_a_test() -> None:

@@ -30,7 +30,7 @@ NAMES = [r"`[^`]*`", r"talk\.json", r"\"What guessing brings\""]
 """What is quoted from code, files and headings, and has the words that it has."""
 
 PLAIN_DOCSTRINGS = (
-    *("cli", "compile", "examples", "package", "bench", "runtime/extras", "runtime/replay", "tokenizer_fix"),
+    *("bench", "cli", "compile", "examples", "package", "tokenizer_fix"),
     *(
         f"runtime/{each}"
         for each in (
@@ -38,9 +38,11 @@ PLAIN_DOCSTRINGS = (
             "cache",
             "chat",
             "engine",
+            "extras",
             "kv_log",
             "model",
             "prefix",
+            "replay",
             "router",
             "server",
             "speculation",

@@ -170,7 +170,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def _first_key(keys: tuple[str, ...], files: tuple[Path, ...]) -> str | None:
-    from radixlm.runtime.server.http.door import read_keys
+    from radixlm.runtime.server.http.api_keys import read_keys
 
     return next(iter([*keys, *(key for path in files for key in read_keys(path))]), None)
 

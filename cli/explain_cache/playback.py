@@ -247,6 +247,6 @@ class Playback:
         prompt = self._engine.prompts.completion(request.one_prompt, strip_suffix=request.strip_suffix)
         if not isinstance(reply, tuple):
             sent = reply or ""  # with the prompt's final space, if that was stripped
-            said = f" {sent}" if sent and prompt.space_id is not None and not sent.startswith(" ") else sent
-            reply = (*tokenizer.encode_inside(said), *self._end)
+            generated = f" {sent}" if sent and prompt.space_id is not None and not sent.startswith(" ") else sent
+            reply = (*tokenizer.encode_inside(generated), *self._end)
         return given_reply(prompt, reply, tokenizer, self._end)

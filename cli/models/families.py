@@ -55,5 +55,5 @@ def _verified(family: FamilyEvidence) -> str:
     text = f"transformers ({', '.join(golden.name for golden in family.goldens)})"
     if family.llama_cpp is not None:
         without = " and ".join(family.without_llama_cpp)
-        text += f", llama.cpp within {family.llama_cpp:.0e}{f' (without {without})' if without else ''}"
+        text += f", llama.cpp within {family.llama_cpp:.0e}{f' (not compared: {without})' if without else ''}"
     return text if family.real is None else f"{text}, {family.real}"

@@ -33,9 +33,9 @@ def command(model: str, download_only: bool, **options: Any) -> None:
 
     with click.progressbar(length=0, label=f"downloading {model}", file=sys.stderr) as bar:
 
-        def told(done: int, total: int) -> None:
+        def progressed(done: int, total: int) -> None:
             bar.length = total
             bar.update(done - bar.pos)
 
-        path = download(model, progress=told)
+        path = download(model, progress=progressed)
     click.echo(path)

@@ -200,7 +200,7 @@ def _say_text(name: str, line: str) -> None:
 def _say_json(name: str, line: str) -> None:
     """Write a JSON line of a model's process to stderr, with the model's name."""
     try:
-        said: Mapping[str, object] = json.loads(line)
-        click.echo(json.dumps({"model": name, **said}, ensure_ascii=False), err=True)
+        record: Mapping[str, object] = json.loads(line)
+        click.echo(json.dumps({"model": name, **record}, ensure_ascii=False), err=True)
     except (ValueError, TypeError):
         _log.info("%s: %s", name, line)

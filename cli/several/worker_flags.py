@@ -80,9 +80,9 @@ def shared_flags(ctx: click.Context, given: Sequence[str]) -> list[str]:
             raise InvalidParameter(
                 f"{flag_of(param)} is for one model; set {flag_of(param)[2:]} = ... in a TOML file for --models"
             )
-    said, _, _ = ctx.command.make_parser(ctx).parse_args([*given])
-    chosen = [param for param in params if param.name in said and flag_of(param) not in OF_ROUTER]
-    return [argument for param in chosen for argument in _arguments(param, said[str(param.name)])]
+    given_values, _, _ = ctx.command.make_parser(ctx).parse_args([*given])
+    chosen = [param for param in params if param.name in given_values and flag_of(param) not in OF_ROUTER]
+    return [argument for param in chosen for argument in _arguments(param, given_values[str(param.name)])]
 
 
 def worker_environment(ctx: click.Context) -> Mapping[str, str]:
@@ -105,8 +105,8 @@ def parsed_flags(command: click.Command, source: str, flags: Sequence[str], plac
     try:
         return command.make_context("serve", [*flags, "--", source]).params
     except (click.ClickException, ArtifactError, ValueError) as error:
-        said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        raise InvalidParameter(f"{place}: {said}") from error
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        raise InvalidParameter(f"{place}: {message}") from error
 
 
 def _arguments(param: click.Option, value: Any) -> Iterator[str]:

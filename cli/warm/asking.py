@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-Told = Callable[[int, int], None]
+Progressed = Callable[[int, int], None]
 """Called with the number of prefilled tokens of a prompt, and its total, whenever the former grows."""
 
 
@@ -26,13 +26,13 @@ class Warmed:
     num_found: int  # tokens that were cached before
 
 
-async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | None, told: Told) -> Warmed:
+async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | None, progressed: Progressed) -> Warmed:
     """Send a request that prefills a prompt. `body` must ask for a stream with progress.
 
     Raises:
         ValueError: the request is refused or fails; the message is the server's.
     """
-    answer = _Answer(told)
+    answer = _Answer(progressed)
     sent = [{"type": "http.request", "body": msgspec.json.encode(body), "more_body": False}]
 
     async def receive() -> Message:
@@ -47,8 +47,8 @@ async def ask(app: ASGIApp, path: str, body: Mapping[str, Any], api_key: str | N
 class _Answer:
     """Parses a streamed response as it arrives."""
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, progressed: Progressed) -> None:
+        self._progressed = progressed
         self._status = 0
         self._rest = b""
         self._progress: dict[str, int] | None = None  # the last
@@ -84,7 +84,7 @@ class _Answer:
             progress = inner.get("prompt_progress")
             if progress:
                 self._progress = progress
-                self._told(progress["processed"], progress["total"])
+                self._progressed(progress["processed"], progress["total"])
 
 
 def _message(value: Mapping[str, Any]) -> str:
@@ -170,8 +170,8 @@ def _body(where: str, fields: dict[str, Any]) -> Body:
         fields = inner
     path = named or path_of(fields)
     if not isinstance(path, str) or path not in _ONE_TOKEN:
-        said = f"has the path {named!r}" if named else "has neither messages, input nor prompt"
-        raise ValueError(f"{where} {said}; give a body for one of {', '.join(_ONE_TOKEN)}")
+        problem = f"has the path {named!r}" if named else "has neither messages, input nor prompt"
+        raise ValueError(f"{where} {problem}; give a body for one of {', '.join(_ONE_TOKEN)}")
     return Body(where, path, fields)
 
 

@@ -76,7 +76,7 @@ def command(
     radixlm warm smollm2.radixlm --store cache requests.jsonl
     radixlm serve smollm2.radixlm --store cache
     """
-    from radixlm.runtime.server.http.door import checked_keys, read_keys
+    from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
     from radixlm.runtime.store import is_bundle
 
     keys = [*checked_keys(api_keys), *(key for path in api_key_files for key in read_keys(path))]
@@ -151,11 +151,11 @@ def _warmed(
         display = shown.enter_context(ProgressDisplay(sys.stderr))
         for stage, body in zip(stages, bodies, strict=True):
 
-            def told(done: int, total: int, stage: str = stage.name) -> None:
+            def progressed(done: int, total: int, stage: str = stage.name) -> None:
                 display(Progress(stage, done, total, stages))
 
             try:
-                warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, told)))
+                warmed.append(asyncio.run(ask(app, body.path, body.warming(model_id, scope), key, progressed)))
             except ValueError as error:
                 raise ValueError(f"{body.where}: {error}") from error
     return warmed

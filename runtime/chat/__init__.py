@@ -1,1 +1,1 @@
-"""From a conversation to a prompt and back: templates, tools, and grammars that a reply follows."""
+"""Turn a conversation into a prompt and its reply back: templates, tools, and grammars that a reply follows."""

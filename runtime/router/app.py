@@ -27,8 +27,9 @@ from starlette.types import Message
 
 from ..server.about import tell_version
 from ..server.errors import HTTPError
+from ..server.http.access import App, Endpoint, access_middleware
+from ..server.http.api_keys import client_of
 from ..server.http.connection import while_connected
-from ..server.http.door import App, Endpoint, client_of, door
 from ..server.http.forwarding import Forwarded, ServerGone
 from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ..server.openapi import OpenAPI
@@ -97,7 +98,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
             task.cancel()
             await table.close()
 
-    return App(routes=routes, middleware=[log, *door(options)], lifespan=running)
+    return App(routes=routes, middleware=[log, *access_middleware(options)], lifespan=running)
 
 
 class Forwarder:
@@ -122,7 +123,7 @@ class Forwarder:
             body = bytes(await read_body(request, max_bytes=self._max_body_bytes, room=room))
             named = await _read(request, body)
             rows = self._rows_of(request, named.model_of(request))
-            return await while_connected(request.receive, self._first_known(rows, request, body, named))
+            return await while_connected(request.receive, self._first_found(rows, request, body, named))
 
     async def forget(self, request: Request) -> Response:
         """`DELETE /v1/cache`: clear the cache of the named model, or of all; return the sum of their counts.
@@ -170,7 +171,7 @@ class Forwarder:
             raise HTTPError(409, message, param="model", code="model_not_loaded")
         return [row]
 
-    async def _first_known(
+    async def _first_found(
         self, rows: Sequence[Row[ModelServer]], request: Request, body: bytes, named: _Named
     ) -> Response:
         """Return the first response that is not 404, or the last model's 404."""

@@ -232,7 +232,7 @@ class ModelTable(Generic[W]):
                     "smaller --kv-cache-gb or --context-length"
                 )
             self._evict(needed)
-            await self._change()
+            await self._wait_for_change()
         return needed
 
     def _evict(self, needed: int, spared: Row[W] | None = None) -> None:
@@ -256,7 +256,7 @@ class ModelTable(Generic[W]):
     async def _unload(self, row: Row[W]) -> None:
         try:
             while row.num_requests and row.worker is not None:
-                await self._change()
+                await self._wait_for_change()
             worker, row.worker = row.worker, None
             if worker is not None:
                 await worker.stop()
@@ -285,7 +285,7 @@ class ModelTable(Generic[W]):
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, RadixLMError):
             self.log(f"internal error: {error!r}")
 
-    async def _change(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait until the state of any model changes."""
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)

@@ -29,19 +29,19 @@ class OllamaLists:
 
     async def tags(self, request: Request) -> Response:
         """`GET /api/tags`: list all models. Models that are not loaded have only names and a size."""
-        told = await asyncio.gather(*(self._said_by(row, b"/api/tags") for row in self._table.rows))
+        lists = await asyncio.gather(*(self._models_of(row, b"/api/tags") for row in self._table.rows))
         return _listed(
-            [model for row, models in zip(self._table.rows, told, strict=True) for model in models or _unloaded(row)]
+            [model for row, models in zip(self._table.rows, lists, strict=True) for model in models or _unloaded(row)]
         )
 
     async def loaded(self, request: Request) -> Response:
         """`GET /api/ps`: list the loaded models."""
-        told = await asyncio.gather(*(self._said_by(row, b"/api/ps") for row in self._table.rows))
-        return _listed([model for models in told for model in models])
+        lists = await asyncio.gather(*(self._models_of(row, b"/api/ps") for row in self._table.rows))
+        return _listed([model for models in lists for model in models])
 
-    async def _said_by(self, row: Row[ModelServer], path: bytes) -> list[dict[str, Any]]:
-        said = await answer_in_time(row.worker, path, self._headers)
-        models: list[dict[str, Any]] = msgspec.json.decode(said).get("models", []) if said is not None else []
+    async def _models_of(self, row: Row[ModelServer], path: bytes) -> list[dict[str, Any]]:
+        body = await answer_in_time(row.worker, path, self._headers)
+        models: list[dict[str, Any]] = msgspec.json.decode(body).get("models", []) if body is not None else []
         return models
 
 

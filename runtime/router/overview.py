@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..server.http import loading
-from ..server.http.door import api_key_of
+from ..server.http.api_keys import api_key_of
 from ..server.metrics import by_model, counter, gauge
 from .model_row import Row, State
 from .model_server import Headers, ModelServer, answer_in_time
@@ -56,8 +56,8 @@ class Overview:
 
         `models` has each model's state and its own health report.
         """
-        told = dict(zip(self._names, await asyncio.gather(*map(self._health_of, self._table.rows)), strict=True))
-        reasons = [f"{name}: {each['reason']}" for name, each in told.items() if each.get("reason")]
+        reports = dict(zip(self._names, await asyncio.gather(*map(self._health_of, self._table.rows)), strict=True))
+        reasons = [f"{name}: {each['reason']}" for name, each in reports.items() if each.get("reason")]
         pinned = [row for row in self._table.rows if row.spec.is_pinned]
         awaited = [row.spec.name for row in pinned if not row.num_loads and row.error is None]
         status = "loading" if awaited else "degraded" if reasons else "ready"
@@ -66,7 +66,7 @@ class Overview:
         tells_all = not self._has_keys or api_key_of(request) is not None
         body: dict[str, object] = {"status": status, "reason": ("; ".join(reasons) or None) if tells_all else None}
         if tells_all:
-            body["models"] = told
+            body["models"] = reports
         return Response(msgspec.json.encode(body), 503 if awaited else 200, media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
@@ -85,8 +85,8 @@ class Overview:
 
     async def _health_of(self, row: Row[ModelServer]) -> dict[str, Any]:
         body: dict[str, Any] = {"status": row.state, "reason": row.error}
-        if (said := await answer_in_time(row.worker, b"/health", self._headers)) is not None:
-            body |= msgspec.json.decode(said)
+        if (own := await answer_in_time(row.worker, b"/health", self._headers)) is not None:
+            body |= msgspec.json.decode(own)
         return body | {"state": row.state}
 
     def _own_metrics(self) -> list[Metric]:

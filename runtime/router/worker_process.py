@@ -134,9 +134,9 @@ def _reason_in(lines: Sequence[str]) -> str | None:
         if line.startswith(_ERROR):
             return line.removeprefix(_ERROR)
         with suppress(ValueError, KeyError, TypeError):
-            said = json.loads(line)
-            if said["level"] == "error":
-                return str(said["message"])
+            record = json.loads(line)
+            if record["level"] == "error":
+                return str(record["message"])
     return None
 
 

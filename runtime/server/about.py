@@ -60,7 +60,7 @@ class ModelReply(msgspec.Struct):
     object: str = "model"
     owned_by: str = "radixlm"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: maximum tokens of prompt and reply together
-    default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # ours: used if a request sets none
+    default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # radixlm's: used if a request sets none
 
 
 class ModelList(msgspec.Struct):

@@ -23,7 +23,7 @@ from .anthropic.messages import COUNT_TOKENS, MESSAGES
 from .cache import cache
 from .embeddings.endpoints import EMBEDDINGS, RERANK, SCORE
 from .health import health, live
-from .http.door import App, Endpoint, door
+from .http.access import App, Endpoint, access_middleware
 from .metrics import Metrics
 from .models import ModelEndpoint, Models
 from .ollama import about as ollama
@@ -131,7 +131,7 @@ def app_of(models: Models) -> Starlette:
         has_prompts=options.logs_prompts,
         match=models.match_of_unnamed,
     )
-    app = App(routes=routes, middleware=[log, *door(options)])
+    app = App(routes=routes, middleware=[log, *access_middleware(options)])
     app.state.resume = _nothing if runner is None else runner.begin
     app.router.lifespan_context = _resuming
     return app

@@ -48,7 +48,7 @@ async def cache(models: Models, request: Request) -> Response:
     for failed in replies:  # only now: one model's failure must not keep the others from deleting
         if isinstance(failed, BaseException):
             raise failed
-    return json_response(reduce(_added, cast("list[ClearedReply]", replies)))
+    return json_response(reduce(_sum, cast("list[ClearedReply]", replies)))
 
 
 def _parameters(models: Models) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ async def _clear(served: Served, request: Request) -> ClearedReply:
     return ClearedReply(cleared.num_freed_pages, cleared.num_kept_pages, cleared.num_discarded_pages)
 
 
-def _added(one: ClearedReply, other: ClearedReply) -> ClearedReply:
+def _sum(one: ClearedReply, other: ClearedReply) -> ClearedReply:
     return ClearedReply(
         one.num_freed_pages + other.num_freed_pages,
         one.num_kept_pages + other.num_kept_pages,
@@ -101,7 +101,7 @@ async def _show_run(served: Served, request: Request, run_id: str) -> Response:
 
     def read() -> CachedTextReply | None:
         runs = served.engine.cache_tree(namespace).runs
-        node_id = next((run.node_id for run in runs if _told_id(f"run {run.node_id}", namespace) == run_id), None)
+        node_id = next((run.node_id for run in runs if _public_id(f"run {run.node_id}", namespace) == run_id), None)
         found = None if node_id is None else served.engine.cached_text(namespace, node_id)
         if found is None:
             return None
@@ -117,7 +117,7 @@ def _namespace(served: Served, request: Request) -> bytes:
     return served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
 
 
-def _told_id(name: str, namespace: bytes) -> str:
+def _public_id(name: str, namespace: bytes) -> str:
     """Return an id for clients. The engine's own ids are counters, which would reveal other clients' activity."""
     return blake2s(name.encode(), key=namespace[:32], digest_size=4).hexdigest()
 
@@ -125,7 +125,7 @@ def _told_id(name: str, namespace: bytes) -> str:
 def _run_reply(served: Served, run: TreeRun, namespace: bytes) -> CachedRunReply:
     tells = served.options.tells_cached_text
     return CachedRunReply(
-        id=_told_id(f"run {run.node_id}", namespace),
+        id=_public_id(f"run {run.node_id}", namespace),
         parent=run.parent,
         start=run.start,
         num_tokens=run.num_tokens,
@@ -144,7 +144,7 @@ def _run_reply(served: Served, run: TreeRun, namespace: bytes) -> CachedRunReply
 def _use_reply(served: Served, use: CacheUse, now: float, namespace: bytes) -> CacheUseReply:
     ended_at = now if use.ended_at is None else use.ended_at
     return CacheUseReply(
-        id=_told_id(use.request_id, namespace),
+        id=_public_id(use.request_id, namespace),
         state=use.state,
         run=use.run,
         num_prompt_tokens=use.num_prompt_tokens,

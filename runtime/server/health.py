@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ..engine.engine_stats import EngineStats
 from .http import loading
-from .http.door import api_key_of
+from .http.api_keys import api_key_of
 from .models import Models
 from .served import Served
 
@@ -68,20 +68,20 @@ async def health(models: Models, request: Request) -> Response:
     counts. Waits for no engine.
     """
     tells_all = not models.options.api_keys or api_key_of(request) is not None
-    told = {served.name: _told(served, tells_all=tells_all) for served in models.rows}
+    reports = {served.name: _report(served, tells_all=tells_all) for served in models.rows}
     if not models.has_several:
-        [(verdict, body)] = told.values()
+        [(verdict, body)] = reports.values()
         serves = verdict.serves
     else:
-        serves = any(verdict.serves for verdict, _ in told.values())
-        failing = {name: verdict.reason for name, (verdict, _) in told.items() if verdict.reason}
+        serves = any(verdict.serves for verdict, _ in reports.values())
+        failing = {name: verdict.reason for name, (verdict, _) in reports.items() if verdict.reason}
         reasons = [f"{name}: {reason}" if tells_all else reason for name, reason in failing.items()]
         body = _body("; ".join(reasons) or None)
-        body |= {"models": {name: each for name, (_, each) in told.items()}} if tells_all else {}
+        body |= {"models": {name: each for name, (_, each) in reports.items()}} if tells_all else {}
     return Response(msgspec.json.encode(body), 200 if serves else 503, media_type="application/json")
 
 
-def _told(served: Served, *, tells_all: bool) -> tuple[Verdict, dict[str, object]]:
+def _report(served: Served, *, tells_all: bool) -> tuple[Verdict, dict[str, object]]:
     """Return the verdict on one model and the body that describes it."""
     stats = served.engine.stats()
     verdict = Verdict.of(stats, served.options.max_stall_s, tells_causes=tells_all)

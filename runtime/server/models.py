@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ..cache.why_not_more import MatchPolicy
 from ..errors import InvalidParameter
 from .errors import HTTPError
-from .http.door import client_of
+from .http.api_keys import client_of
 from .http.request_body import MAX_BODIES, BodyRoom, read_json
 from .ollama.names import spellings
 from .request_log import record_of

@@ -219,18 +219,18 @@ class OpenAPI:
 def _operation(operation: Operation, by_type: dict[str, Schema], has_several: bool) -> Schema:
     replies = {str(status): _error(text, operation.error) for status, text in _ERRORS.items()}
     replies[str(operation.status)] = {"description": "The answer.", "content": _content(operation, by_type)}
-    said: Schema = {
+    described: Schema = {
         "summary": operation.summary,
         "operationId": f"{operation.method}_{operation.path.strip('/').translate(_NAMES)}",
         "responses": dict(sorted(replies.items())),
     }
     if operation.body is not None:
         content = {"application/json": {"schema": by_type[repr(operation.body)]}}
-        said["requestBody"] = {"required": operation.needs_body, "content": content}
+        described["requestBody"] = {"required": operation.needs_body, "content": content}
     parameters = [_parameter(name, "path") for name in operation.in_path]
     in_query = (*operation.in_query, "model") if has_several and operation.asks_for_model else operation.in_query
     parameters += [_parameter(name, "query") for name in in_query]
-    return {**said, "parameters": parameters} if parameters else said
+    return {**described, "parameters": parameters} if parameters else described
 
 
 _NAMES = str.maketrans({"/": "_", ".": "_", "{": None, "}": None})

@@ -43,15 +43,15 @@ def require_small(name: str, metadata: Mapping[str, str] | None) -> None:
             )
 
 
-def said(**schema: int | float) -> msgspec.Meta:
+def schema_keywords(**schema: int | float) -> msgspec.Meta:
     """Return keywords of JSON Schema for the API's description; the decoder does not check them."""
     return msgspec.Meta(extra_json_schema=schema)
 
 
-MaxTokens = Annotated[int, said(minimum=-1)]  # 0: the prompt is prefilled and cached; -1: no limit
-KVShare = Annotated[float, said(exclusiveMinimum=0, maximum=1)]
-NumLogprobs = Annotated[int, said(minimum=0, maximum=MAX_LOGPROBS)]
-NumChoices = Annotated[int, said(minimum=1, maximum=MAX_CHOICES)]
+MaxTokens = Annotated[int, schema_keywords(minimum=-1)]  # 0: the prompt is prefilled and cached; -1: no limit
+KVShare = Annotated[float, schema_keywords(exclusiveMinimum=0, maximum=1)]
+NumLogprobs = Annotated[int, schema_keywords(minimum=0, maximum=MAX_LOGPROBS)]
+NumChoices = Annotated[int, schema_keywords(minimum=1, maximum=MAX_CHOICES)]
 
 API = Literal["openai", "responses", "messages", "ollama"]
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -121,19 +121,21 @@ def wire_type(field: Field) -> Any:
 def _wire_type(field: Field) -> Any:
     about = field.about
     if field.kind == BIAS:
-        return Annotated[dict[int, Annotated[float, _numbers(field)]], said(maxProperties=about.most or 0)]
+        return Annotated[dict[int, Annotated[float, _numbers(field)]], schema_keywords(maxProperties=about.most or 0)]
     if field.kind == tuple[int, ...]:
-        return Annotated[list[int], said(maxItems=about.most or 0)]
+        return Annotated[list[int], schema_keywords(maxItems=about.most or 0)]
     if field.kind == tuple[str, ...]:
         text = Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"maxLength": about.longest})]
-        return text | Annotated[list[text], said(maxItems=about.most or 0)]
+        return text | Annotated[list[text], schema_keywords(maxItems=about.most or 0)]
     return bool if field.kind is bool else Annotated[field.kind, _numbers(field)]
 
 
 def _numbers(field: Field) -> msgspec.Meta:
     low, high, off = field.about.low, field.about.high, field.about.off
     least = low if low is None or off is None else min(low, off)
-    return said(**{name: bound for name, bound in (("minimum", least), ("maximum", high)) if bound is not None})
+    return schema_keywords(
+        **{name: bound for name, bound in (("minimum", least), ("maximum", high)) if bound is not None}
+    )
 
 
 def _as_field(field: Field, value: Any) -> Any:

@@ -67,7 +67,7 @@ class RequestRecord:
     def fields(self, scope: Scope) -> dict[str, Any]:
         """Return the fields of the log line: times in seconds, token counts summed over all replies."""
         error = self.error or self._error_of_body() or (CLIENT_GONE if self.status == STATUS_CLIENT_GONE else None)
-        said: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "id": self.request_id,
             "method": scope["method"],
             "path": scope["path"],
@@ -75,17 +75,17 @@ class RequestRecord:
             "namespace": None if self.namespace is None else self.namespace.hex()[:12],
         }
         if self.completions:
-            said |= _summed(self.completions)
+            facts |= _summed(self.completions)
         elif self.prefill is not None:
-            said |= self.prefill()
-        said["total_s"] = round(time.monotonic() - self.arrived_at, 4)
+            facts |= self.prefill()
+        facts["total_s"] = round(time.monotonic() - self.arrived_at, 4)
         if error is not None:
-            said["error"] = error
+            facts["error"] = error
         if self.ignored is not None and self.ignored.unknown:
-            said["unknown_fields"] = ignored_header(self.ignored.unknown)
+            facts["unknown_fields"] = ignored_header(self.ignored.unknown)
         if self.body is not None:
-            said["prompt"] = _prompt_of(self.body, self.match)
-        return said
+            facts["prompt"] = _prompt_of(self.body, self.match)
+        return facts
 
     def fail(self, status: int, error: str) -> None:
         """Record that the response ends with an error. Log and metrics use this status, even after a stream began."""

@@ -30,14 +30,14 @@ from ..engine.sampling_params import SamplingParams
 from ..errors import InvalidGrammar, InvalidParameter
 from ..version import VERSION
 from .choices import Choices, Waker
+from .http.api_keys import api_key_of, client_of
 from .http.connection import while_connected
-from .http.door import api_key_of, client_of
 from .request_log import record_of
 from .server_options import ServerOptions
 from .stored.stored import Stored
 from .truncation import Message, TruncatedHistory, Truncation, drop_middle
 from .unknown_fields import SURROGATES
-from .unread_parts import require_none
+from .unread_parts import refuse_unread
 from .work_queues import WorkQueues
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Served:
             HTTPError: 400 if there are replaced parts, and the server is strict.
         """
         if self.options.is_strict:
-            require_none(unread)
+            refuse_unread(unread)
         ignored = record_of(request).ignored
         if ignored is not None:
             ignored.harmless.update(unread, others)

@@ -1,6 +1,6 @@
 """Options of the server, each declared once; the command line's flags are made from them.
 
-Knows ranges. `http/door.py` checks keys and origins.
+Knows ranges. `http/access.py` checks origins, `http/api_keys.py` keys.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class _Turns:
         """
         if self.num_dropped(self.most) <= num_tokens:
             return self.most
-        num_turns = self._guessed(num_tokens)
+        num_turns = self._estimated(num_tokens)
         if self.num_dropped(num_turns) >= at_least:
             return num_turns
         # Alone, turns are longer than in the history, or the template refuses them. Dropping all turns then would
@@ -178,7 +178,7 @@ class _Turns:
         """Return the message indices of the first turns."""
         return range(self._num_before, self._starts[num_turns]) if num_turns else range(0)
 
-    def _guessed(self, num_tokens: int) -> int:
+    def _estimated(self, num_tokens: int) -> int:
         """Estimate the result of `first` from the lengths of single turns; 0 if the template refuses them."""
         try:
             num_around = self._alone([])

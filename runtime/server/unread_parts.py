@@ -23,7 +23,7 @@ def note(kind: str) -> str:
     return f"[{kind} left out: this model reads text only, and cannot see it]"
 
 
-def require_none(names: Collection[str]) -> None:
+def refuse_unread(names: Collection[str]) -> None:
     """Refuse unread parts, as a strict server does.
 
     Raises:

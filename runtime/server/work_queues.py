@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from ..chat.fair_lock import FairLock, Refusal
 from ..errors import WorkOverloaded
+from .http.api_keys import client_of
 from .http.connection import while_connected
-from .http.door import client_of
 from .http.request_body import num_body_bytes_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ T = TypeVar("T")
 NUM_SHORT = 4  # short requests at a time per queue, milliseconds of work each
 LONG_BODY_BYTES = 1 << 15  # encoding this much text takes about 30 ms; a body may be 500 times as long
 AT_ONCE_BYTES = 1 << 11  # encoding the text of a shorter body takes less time than starting a thread
-READ_AT_ONCE_BYTES = 1 << 14  # so does decoding a shorter body, whatever it asks for
+READ_AT_ONCE_BYTES = 1 << 14  # decoding a shorter body does too, whatever it asks for
 _NICENESS = 10  # of long work: without it, it took a third of two cores from the model, whose threads are in lockstep
 _RETRY_AFTER_S = 1
 

@@ -18,7 +18,7 @@ def test_the_page_asks_for_a_key_and_sends_it(open_page: OpenPage, locked_server
     expect(dialog).to_be_visible()
     page.fill("#key-value", "sk-wrong")
     page.press("#key-value", "Enter")
-    expect(page.locator("#key-error")).to_contain_text("does not know that key")
+    expect(page.locator("#key-error")).to_contain_text("does not accept this key")
     page.fill("#key-value", KEYS[0])
     page.press("#key-value", "Enter")
     expect(dialog).to_be_hidden()
@@ -47,7 +47,7 @@ def test_without_a_key_the_page_says_so_and_asks_again_only_when_it_is_used(
     expect(dialog).to_be_visible()
     page.click("#key-cancel")
     expect(page.locator("#model")).to_contain_text("locked")
-    expect(page.locator("#cache-error")).to_contain_text("who has a key")
+    expect(page.locator("#cache-error")).to_contain_text("API key is required")
     num_asked = len(open_page.addresses)
     page.wait_for_timeout(4000)  # neither the server is asked on and on, nor the user
     assert [a for a in open_page.addresses[num_asked:] if "/v1/" in a] == []

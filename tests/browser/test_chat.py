@@ -194,7 +194,7 @@ def test_a_history_that_outgrows_the_context_may_lose_its_middle_and_the_turn_sa
     page.click("#settings summary")
     page.select_option("[name=truncation]", "middle")
     page.click("#again")
-    expect(page.locator(".turn.assistant .usage", has_text="left out")).to_be_visible()
+    expect(page.locator(".turn.assistant .usage", has_text="dropped")).to_be_visible()
 
 
 def test_hostile_text_stays_text_in_the_chat_and_in_the_tree(page: Page, server: ServeProcess) -> None:
@@ -233,7 +233,7 @@ def test_an_error_is_said_where_it_happened_and_the_chat_goes_on(page: Page, ope
         ),
         "in mid-stream": ({"body": f"{half}data: {json.dumps(error)}\n\n", **stream}, "<b>too busy</b>"),
         "broken off": ({"body": half, **stream}, "the stream broke off"),
-        "not JSON": ({"status": 502, "body": "<html>proxy"}, "the server answered 502"),
+        "not JSON": ({"status": 502, "body": "<html>proxy"}, "the server responded with 502"),
     }[how]
     open_page.expected.append("Failed to load resource")
     page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))

@@ -200,7 +200,7 @@ def test_a_key_a_name_and_a_store_of_the_users_own(tmp_path: Path) -> None:
         with serving(tmp_path, "claude", *options, "--write") as process:
             said = said_until(process, "run: claude --settings")
     file = tmp_path / ".claude" / "radixlm.json"
-    assert f"{file} tells claude" in said and ".bak" not in said, "the second time it is the same"
+    assert f"{file} configures claude" in said and ".bak" not in said, "the second time it is the same"
     env = json.loads(file.read_text())["env"]
     assert env["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}"
     assert (env["ANTHROPIC_AUTH_TOKEN"], env["ANTHROPIC_MODEL"]) == ("sk-1", "mine")

@@ -111,7 +111,7 @@ def test_compile_says_that_a_chat_template_cannot_be_used(runner: CliRunner, tin
     (source / "chat_template.jinja").write_text("{% for %}")
     result = runner.invoke(cli, ["compile", str(source), "-o", str(output)])
     assert result.exit_code == 0, result.output
-    assert "no conversations: the model's chat template is not valid Jinja" in result.stderr
+    assert "but not chats: the model's chat template is not valid Jinja" in result.stderr
     assert result.stdout.endswith(f"\n{output} is ready: radixlm serve {output}\n")
 
 

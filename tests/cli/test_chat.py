@@ -70,7 +70,7 @@ def test_a_model_without_a_template_says_so_before_it_is_asked(
     monkeypatch.setattr(engine, "chat_template", None)
     result = runner.invoke(cli, ["chat", "x.radixlm"])
     assert (result.exit_code, result.output.count("\n"), engine.asked) == (2, 1, [])
-    assert "x.radixlm takes no conversations; continue a text: radixlm generate x.radixlm" in result.output
+    assert "x.radixlm has no chat template; continue a text instead: radixlm generate x.radixlm" in result.output
 
 
 def test_options_reach_engine_and_sampler(runner: CliRunner, engine: type[FakeEngine]) -> None:
@@ -149,7 +149,7 @@ def test_reset_and_errors_leave_a_conversation_that_goes_on(
     assert [len(messages) for messages, _ in engine.asked] == [1, 1]  # type: ignore[arg-type]
     output = capsys.readouterr()
     assert output.err == "Error: the prompt has 9999 tokens, the context 2048; send a shorter one\n"
-    assert "there is no /fly" in output.out
+    assert "unknown command /fly" in output.out
     assert next(lines) == "never"
 
 
@@ -246,7 +246,7 @@ def test_in_a_real_terminal_ctrl_c_stops_the_reply_and_the_line_but_not_the_prog
         terminal.expect(b"half a line")
         time.sleep(0.1)  # an interrupt between two keys is only seen at the next one: so is CPython's input()
         terminal.type(ctrl_c)
-        terminal.expect(b"/exit leaves")
+        terminal.expect(b"/exit quits")
         terminal.expect(b"> ")
         terminal.type(b"Again\n")
         terminal.expect(b"w3 ")

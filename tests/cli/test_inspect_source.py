@@ -180,7 +180,7 @@ def test_windows_and_experts_are_told(runner: CliRunner, tmp_path: Path) -> None
     rows = dict(layer_rows(model))
     others = c.num_layers - 1
     assert rows["windows"] == f"{others} layers see 32 tokens"
-    assert rows["experts"] == f"2 of 8 a token, in {others} layers"
+    assert rows["experts"] == f"2 of 8 per token, in {others} layers"
 
 
 def test_verify_is_of_artifacts(runner: CliRunner, tiny_source: Path) -> None:

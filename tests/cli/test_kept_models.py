@@ -105,7 +105,7 @@ def test_rm_removes_downloads_and_stores_only_when_told(home: Path, runner: CliR
     assert [folder.exists() for folder in folders] == [False, True]
     lock = StoreLock.take(folders[1])
     refused = run(runner, "rm", "--kind", "store", "tiny")
-    assert refused.exit_code == 2 and "tiny is open" in refused.output
+    assert refused.exit_code == 2 and "tiny is in use" in refused.output
     lock.release()
     assert run(runner, "rm", "--kind", "store", "tiny").exit_code == 0
     assert not folders[1].exists()

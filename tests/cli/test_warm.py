@@ -134,8 +134,8 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ('{"messages": [}', "line 1 of {file} is no JSON object"),
-        ("[]", "line 1 of {file} is no JSON object"),
+        ('{"messages": [}', "line 1 of {file} is not a JSON object"),
+        ("[]", "line 1 of {file} is not a JSON object"),
         ('{"prompts": []}', "line 1 of {file} has neither messages, input nor prompt"),
         ('{"path": "/v1/embeddings", "input": ""}', "line 1 of {file} has the path '/v1/embeddings'"),
         ('{"path": 7, "input": ""}', "line 1 of {file} has the path 7"),

@@ -23,7 +23,7 @@ from ...engine.engine_options import EngineOptions
 from ...errors import EngineError
 from ...fields import fields_of
 from ...malloc_arenas import share_one_arena
-from ...server.http.door import LOCAL_HOSTS
+from ...server.http.access import LOCAL_HOSTS
 from ...server.truncation import Truncation
 from .asgi_messages import answer_of
 from .prefix_router import RouterPolicy

@@ -27,8 +27,9 @@ from ...cache.why_not_more import MatchPolicy
 from ...errors import RadixLMError
 from ...server.cache import PARAMETERS
 from ...server.errors import HTTPError, answer
+from ...server.http.access import access_middleware
+from ...server.http.api_keys import api_key_of, client_of
 from ...server.http.connection import ClientGone
-from ...server.http.door import api_key_of, client_of, door
 from ...server.http.forwarding import Forwarded, ServerGone
 from ...server.http.request_body import MAX_BODIES, BodyRoom, read_body
 from ...server.server_options import ServerOptions
@@ -95,7 +96,7 @@ class ReplicaFront:
             Route("/{path:path}", self._forward, methods=_METHODS),
         ]
         clients = ServerOptions(api_keys=api_keys, hosts=hosts, cors_origins=cors_origins)
-        app = Starlette(routes=routes, middleware=door(clients))
+        app = Starlette(routes=routes, middleware=access_middleware(clients))
         for kind in (RadixLMError, Exception, 404, 405):
             app.add_exception_handler(kind, answer)
         for gone in (ClientGone, ClientDisconnect):

@@ -158,13 +158,13 @@ class _Message:
                 yield MessageStart(self._reply(content=[], usage=self._usage_at_start(delta.progress)))
                 has_begun = True
             elif delta.progress is not None:
-                told = PromptProgressReply.of(delta.progress) if self._tells_progress else msgspec.UNSET
-                yield Ping(told)
-            said = self._events.push(delta)
+                progress = PromptProgressReply.of(delta.progress) if self._tells_progress else msgspec.UNSET
+                yield Ping(progress)
+            events = self._events.push(delta)
             if delta.finish_reason is not None:
-                said += self._events.end()
-            for event in said:
-                for sent in _sent(event):
+                events += self._events.end()
+            for event in events:
+                for sent in _events_of(event):
                     yield sent
         completion = choices.result(0)
         yield MessageDelta(self._end(completion), self._usage(completion))
@@ -185,12 +185,12 @@ class _Message:
     def _usage(self, completion: Completion) -> MessagesUsage:
         usage = completion.usage
         is_kept = self._is_kept and usage.pruning is None  # KV computed with approximate loading is not cached
-        told = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
+        counts = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, is_kept=is_kept)
         if usage.thought_tokens:
-            told.output_tokens_details = ThinkingTokens(usage.thought_tokens)
+            counts.output_tokens_details = ThinkingTokens(usage.thought_tokens)
         tells = self._served.options.tells_cached_text
-        told.prompt_tokens_details = usage_of([completion], tells_cached_text=tells).prompt_tokens_details
-        return told
+        counts.prompt_tokens_details = usage_of([completion], tells_cached_text=tells).prompt_tokens_details
+        return counts
 
     def _usage_at_start(self, progress: PrefillProgress | None) -> MessagesUsage:
         if progress is None:
@@ -222,7 +222,7 @@ def _block(part: ReplyPart, text: str) -> BlockReply:
     return ThinkingBlockReply(text, SIGNATURE if text else "")
 
 
-def _sent(event: ReplyEvent) -> Iterator[msgspec.Struct]:
+def _events_of(event: ReplyEvent) -> Iterator[msgspec.Struct]:
     """Yield Anthropic's events for one event of a reply."""
     part = event.part
     match event:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from ...cache.why_not_more import MatchPolicy
 from ...engine.request_options import Prompt, RequestOptions
 from ...errors import InvalidParameter
-from ..http.door import client_of
+from ..http.api_keys import client_of
 from ..openai.requests import CacheText, TokenId
 from ..request_log import record_of
 from ..served import Served

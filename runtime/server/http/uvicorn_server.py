@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from ...errors import InvalidParameter
 from ..server_options import ServerOptions
-from .door import local_hosts
+from .access import local_hosts
 from .http_protocol import HTTPProtocol
 from .listener import BACKLOG, MAX_ACCEPTED, is_local, listen, listen_on_unix_socket
 

@@ -74,8 +74,8 @@ def _continues(last: Any, reply: Message, name: str) -> bool:
 
 def _with_list(reply: Message, name: str) -> Message:
     """Return a copy of an assistant message whose field is a list of its own."""
-    said = reply.get(name) or []
-    return {**reply, name: [{"type": "text", "text": said}] if isinstance(said, str) else list(said)}
+    content = reply.get(name) or []
+    return {**reply, name: [{"type": "text", "text": content}] if isinstance(content, str) else list(content)}
 
 
 def _all(messages: list[Message] | None, read: Callable[[Message], list[Message]]) -> list[Message] | None:

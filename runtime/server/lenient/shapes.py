@@ -93,26 +93,26 @@ def _foreign(read: Callable[[Any], Any]) -> Read:
     return lambda value, body: read(value)
 
 
-_IDS: Final = "no id, or null", "ids by order: a result without one belongs to the first call without a result"
+_IDS: Final = "missing or null id", "ids by order: a result without one gets that of the first call without a result"
 _STOPS: Final = tuple(
     Shape(name, '`""`, alone or in a list', "none", contents.no_empty_texts)
     for name in ("stop", "stop_sequences", "stop_regex", "banned_strings")
 )
-_FOREIGN: Final = "calls and results in the shape of another API", "the same calls and results"
-_PART_TYPE: Final = "none, of what has a text", "a text"
+_FOREIGN: Final = "calls and results in the format of another API", "the same calls and results"
+_PART_TYPE: Final = "no type, but a text", "`text`"
 _OTHER_TYPE: Final = "`input_text` or `output_text`", "`text`"
 _NO_CHOICE: Final = '`""` or `{}`', "none"
 _NO_PARAMETERS: Final = 'null, `""` or `[]`', "no arguments"
-_ROLE: Final = "in capitals", "in small letters"
-_ONE_TOOL: Final = "one tool without a list", "a list of it"
-_NO_TEXT: Final = "null, or none of a part of text", '`""`'
-_ARGUMENTS: Final = "an object, null or `[]`", "its JSON; nothing is `{}`"
-_RESULT: Final = "null, a number, an object or a list", 'nothing is `""`, anything else is its JSON'
-_TOOLS: Final = "tools in the shape of another API", "the same tools"
+_ROLE: Final = "in capitals", "in lower case"
+_ONE_TOOL: Final = "a single tool", "a list of it"
+_NO_TEXT: Final = "null, or a text part without text", '`""`'
+_ARGUMENTS: Final = "an object, null or `[]`", "its JSON; null or `[]` is `{}`"
+_RESULT: Final = "null, a number, an object or a list", 'its JSON; null is `""`'
+_TOOLS: Final = "tools in the format of another API", "the same tools"
 _CHOICE: Final = "`any`, or any API's object", "`auto`, `none`, `required` or the one tool"
 
 CHAT: Final = (
-    Shape("messages", "a text", "a message of the user", contents.user),
+    Shape("messages", "a text", "a user message", contents.user),
     Shape("messages.role", *_ROLE, contents.role),
     Shape("messages", *_FOREIGN, _foreign(foreign_messages.for_chat)),
     Shape("messages.tool_calls", "`name` and `arguments` without `function`", "a function", tools.calls),
@@ -120,14 +120,14 @@ CHAT: Final = (
     Shape(
         "messages.tool_calls.function.arguments",
         "an object, null or `[]`",
-        "its JSON; nothing is `{}`",
+        "its JSON; null or `[]` is `{}`",
         contents.arguments,
     ),
     Shape("messages", *_IDS, call_ids.chat_ids),
     Shape("messages.content", *_RESULT, contents.result),
-    Shape("messages.content", "null, or none of the assistant and the system", '`""`', contents.null_content),
-    Shape("messages.content", "one part without a list", "a list of it", contents.one_part),
-    Shape("messages.content", "texts in a list", "parts of text", contents.strings),
+    Shape("messages.content", "null, or missing in an assistant or system message", '`""`', contents.null_content),
+    Shape("messages.content", "a single part", "a list of it", contents.one_part),
+    Shape("messages.content", "texts in a list", "text parts", contents.strings),
     Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
     Shape("messages.content.text", *_NO_TEXT, contents.no_text),
     Shape("tools", *_ONE_TOOL, tools.one_tool),
@@ -144,10 +144,10 @@ RESPONSES: Final = (
     Shape("input.arguments", *_ARGUMENTS, contents.arguments_of_item),
     Shape("input", *_IDS, call_ids.response_ids),
     Shape("input.output", *_RESULT, contents.result_output),
-    Shape("input.type", "null, of what has a role", "a message", contents.message_type),
-    Shape("input.content", "null, or none of the assistant and the system", '`""`', contents.null_content_of_item),
-    Shape("input.content", "one part without a list", "a list of it", contents.one_part),
-    Shape("input.content", "texts in a list", "parts of text", contents.strings_of_item),
+    Shape("input.type", "null, with a role", "a message", contents.message_type),
+    Shape("input.content", "null, or missing in an assistant or system message", '`""`', contents.null_content_of_item),
+    Shape("input.content", "a single part", "a list of it", contents.one_part),
+    Shape("input.content", "texts in a list", "text parts", contents.strings_of_item),
     Shape("input.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("input.output.type", *_PART_TYPE, contents.part_type("text")),
     Shape("input.output.text", *_NO_TEXT, contents.no_text),
@@ -162,24 +162,24 @@ RESPONSES: Final = (
 """`/v1/responses`."""
 
 MESSAGES: Final = (
-    Shape("messages", "a text", "a message of the user", contents.user),
+    Shape("messages", "a text", "a user message", contents.user),
     Shape("messages.role", *_ROLE, contents.role),
     Shape("messages", *_FOREIGN, _foreign(foreign_messages.for_messages)),
     Shape("messages.role", "`developer`", "`system`", contents.system_role),
-    Shape("messages.content", "calls that Anthropic's servers ran", "left out", contents.without_run_tools),
+    Shape("messages.content", "calls that Anthropic's servers ran", "removed", contents.without_run_tools),
     Shape("messages.content.input", "null, `[]`, or JSON in a text", "an object", contents.input),
     Shape("messages", *_IDS, call_ids.message_ids),
     Shape("messages.content.content", *_RESULT, contents.result_block),
     Shape("messages.content", "null", '`""`', contents.null("")),
-    Shape("messages.content", "one part without a list", "a list of it", contents.one_part),
-    Shape("messages.content", "texts in a list", "parts of text", contents.strings),
+    Shape("messages.content", "a single part", "a list of it", contents.one_part),
+    Shape("messages.content", "texts in a list", "text parts", contents.strings),
     Shape("messages.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("messages.content.type", *_OTHER_TYPE, contents.other_type),
     Shape("messages.content.content.type", *_PART_TYPE, contents.part_type("text")),
     Shape("messages.content.text", *_NO_TEXT, contents.no_text),
-    Shape("messages.content.thinking", "null, or no reasoning", '`""`', contents.no_reasoning),
+    Shape("messages.content.thinking", "null or missing", '`""`', contents.no_reasoning),
     Shape("messages.content.content.text", *_NO_TEXT, contents.no_text),
-    Shape("system", "one block without a list, or texts in one", "blocks of text", contents.system_blocks),
+    Shape("system", "a single block, or texts in a list", "text blocks", contents.system_blocks),
     Shape("system.type", *_PART_TYPE, contents.part_type("text")),
     Shape("system.text", *_NO_TEXT, contents.no_text),
     Shape("tools", *_ONE_TOOL, tools.one_tool),

@@ -168,12 +168,12 @@ def _without_nulls(value: Any, taken: Taken) -> Any:
 
 
 VALUES: Final = (
-    ReadValue('null, `""`, `[]`, `{}` or false, in a field that takes none such', "the field left out", _nothing),
+    ReadValue('null, `""`, `[]`, `{}` or false, in a field that does not accept it', "no field", _nothing),
     ReadValue("a number in a text, or an integer as `5.0`", "the number", _number),
     ReadValue("`true` or `false` in a text, 1 or 0", "true or false", _switch),
     ReadValue("a number in place of a text", "its digits", _digits),
-    ReadValue("one entry in place of a list", "a list of it", _one),
-    ReadValue("null among the entries of a list", "the others", _without_nulls),
+    ReadValue("a single entry in place of a list", "a list of it", _one),
+    ReadValue("null in a list", "the other entries", _without_nulls),
 )
 """Conversions for all fields of all endpoints."""
 

@@ -74,12 +74,12 @@ class Answer:
     def whole(self, completion: Completion) -> OllamaReply:
         """Return the whole reply."""
         self.events.push(Delta.whole(completion))
-        said = {
+        texts = {
             kind: "".join(part.text for part in self.events.parts if part.kind == kind)
             for kind in ("text", "reasoning")
         }
         calls = [call for part in self.events.parts if (call := self._call(part)) is not None]
-        whole = self._end(completion, said["text"], said["reasoning"], calls)
+        whole = self._end(completion, texts["text"], texts["reasoning"], calls)
         if (logprobs := chat_logprobs(self.served, completion.logprobs)) is not None:
             whole.logprobs = logprobs.content
         return whole
@@ -92,7 +92,7 @@ class Answer:
             events = self.events.push(delta)
             if delta.finish_reason is not None:
                 events += self.events.end()
-            lines = [line for event in events for line in self._said(event)]
+            lines = [line for event in events for line in self._lines_of(event)]
             if (logprobs := chat_logprobs(self.served, delta.logprobs)) is not None and logprobs.content:
                 lines = lines or [self._line()]
                 lines[0].logprobs = logprobs.content
@@ -100,7 +100,7 @@ class Answer:
                 yield line
         yield self._end(self.choices.result(0))
 
-    def _said(self, event: ReplyEvent) -> Iterator[OllamaReply]:
+    def _lines_of(self, event: ReplyEvent) -> Iterator[OllamaReply]:
         match event:
             case PartText(part, text) if part.kind == "text":
                 yield self._line(text)

@@ -80,10 +80,10 @@ async def create(served: Served, request: Request, prepared: Prepared) -> Respon
 
 
 def _line(content: str = "", thinking: str = "", calls: Sequence[CallReply] = (), **fields: Any) -> OllamaChatReply:
-    said = OllamaMessageReply(
+    message = OllamaMessageReply(
         content=content, thinking=thinking or msgspec.UNSET, tool_calls=list(calls) or msgspec.UNSET
     )
-    return OllamaChatReply(message=said, **fields)
+    return OllamaChatReply(message=message, **fields)
 
 
 CHAT = ModelEndpoint(OllamaChatRequest, _prepare, create, leave_out=relaxing((), OllamaChatRequest))

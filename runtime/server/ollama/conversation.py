@@ -80,18 +80,18 @@ def for_template(messages: Sequence[OllamaMessage]) -> list[Message]:
     Raises:
         InvalidParameter: the arguments of a call are not a JSON object.
     """
-    calls, told = _Calls(), list[Message]()
+    calls, history = _Calls(), list[Message]()
     for place, message in enumerate(messages):
-        said: Message = {"role": _ROLES[message.role], "content": message.content or ""}
+        entry: Message = {"role": _ROLES[message.role], "content": message.content or ""}
         if message.thinking:
-            said[REASONING_FIELD] = message.thinking
+            entry[REASONING_FIELD] = message.thinking
         if message.tool_calls:
-            said["tool_calls"] = calls.begin(message.tool_calls, f"messages[{place}].tool_calls")
+            entry["tool_calls"] = calls.begin(message.tool_calls, f"messages[{place}].tool_calls")
         if message.role == "tool":
-            said["tool_call_id"] = calls.answer(message)
+            entry["tool_call_id"] = calls.answer(message)
         name = message.tool_name or message.name
-        told.append(said if name is None else {**said, "name": name})
-    return told
+        history.append(entry if name is None else {**entry, "name": name})
+    return history
 
 
 def known_as(call: ToolCall) -> Iterable[ToolCall]:
@@ -115,7 +115,7 @@ class _Calls:
     def begin(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
         """Return the tool calls of a message for chat templates, with their arguments as JSON text."""
         self.waiting.clear()
-        told = list[Message]()
+        translated = list[Message]()
         for number, call in enumerate(calls):
             name, param = call.function.name, f"{field}[{number}].function.arguments"
             arguments = _arguments(call.function, param)
@@ -126,8 +126,8 @@ class _Calls:
             except RecursionError as error:
                 raise InvalidParameter(f"{param} is nested too deep; send it flatter", param=param) from error
             self.waiting.append(_Call(call_id, call.id, name))
-            told.append({"id": call_id, "type": "function", "function": function})
-        return told
+            translated.append({"id": call_id, "type": "function", "function": function})
+        return translated
 
     def answer(self, result: OllamaMessage) -> str:
         """Return the id of the call that a result names, or of the first call without a result."""

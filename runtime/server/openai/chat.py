@@ -117,15 +117,15 @@ class _Answer:
                 has_begun[index] = True
                 yield first
             if delta.progress is not None:
-                told = chunk(ChatChunkChoice(ChatDelta(), index=index))
-                told.prompt_progress = PromptProgressReply.of(delta.progress)
-                yield told
+                extra = chunk(ChatChunkChoice(ChatDelta(), index=index))
+                extra.prompt_progress = PromptProgressReply.of(delta.progress)
+                yield extra
             if delta.prompt_logprobs is not None:
-                told = chunk(ChatChunkChoice(ChatDelta(), index=index))
-                told.prompt_logprobs = await self.prompt(delta.prompt_logprobs)
-                yield told
+                extra = chunk(ChatChunkChoice(ChatDelta(), index=index))
+                extra.prompt_logprobs = await self.prompt(delta.prompt_logprobs)
+                yield extra
             usage.count(index, delta)
-            for choice in self._said(index, delta):
+            for choice in self._chunks_of(index, delta):
                 yield chunk(choice)
             if delta.finish_reason:
                 completion = choices.result(index)
@@ -143,11 +143,11 @@ class _Answer:
     def _replies(self) -> list[ReplyEvents]:
         return [self._chat.reply(self._served, self._choices, index) for index in range(self._body.num_choices)]
 
-    async def prompt(self, told: PromptLogprobs | None) -> PromptLogprobsReply:
+    async def prompt(self, logprobs: PromptLogprobs | None) -> PromptLogprobsReply:
         """Return the prompt's logprobs, or UNSET. Made in a thread, because there may be very many."""
-        if told is None:
+        if logprobs is None:
             return msgspec.UNSET
-        return await asyncio.to_thread(prompt_logprobs, self._served, told, self._body.prompt_logprobs)
+        return await asyncio.to_thread(prompt_logprobs, self._served, logprobs, self._body.prompt_logprobs)
 
     def _choice(self, index: int, completion: Completion) -> ChatChoice:
         body, reply = self._body, self._replies[index]
@@ -162,15 +162,15 @@ class _Answer:
             ended_in_reasoning=completion.ended_in_reasoning or msgspec.UNSET,
         )
 
-    def _said(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
+    def _chunks_of(self, index: int, delta: Delta) -> list[ChatChunkChoice]:
         """Return the chunks of a delta. The first has the delta's logprobs and token ids."""
         has_ids, has_guesses = bool(self._body.return_token_ids), bool(self._body.return_guesses)
-        said = deltas_of(self._replies[index].push(delta))
+        deltas = deltas_of(self._replies[index].push(delta))
         if self._body.is_legacy:
-            said = [legacy_delta(each) for each in said]
-        if not (said or delta.logprobs or ((has_ids or has_guesses) and delta.token_ids)):
+            deltas = [legacy_delta(each) for each in deltas]
+        if not (deltas or delta.logprobs or ((has_ids or has_guesses) and delta.token_ids)):
             return []
-        first, *others = said or [ChatDelta(content="")]
+        first, *others = deltas or [ChatDelta(content="")]
         choice = ChatChunkChoice(first, logprobs=chat_logprobs(self._served, delta.logprobs), index=index)
         if has_ids:
             choice.token_ids = delta.token_ids

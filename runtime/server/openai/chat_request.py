@@ -95,15 +95,15 @@ class ChatRequest(SamplingRequest, kw_only=True):
     def template_kwargs(self) -> Mapping[str, object] | None:
         """Additional variables for the chat template: the client's own, reasoning effort, and reasoning on or off."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        told = effort_kwargs(self.reasoning_effort or effort, None)
+        kwargs = effort_kwargs(self.reasoning_effort or effort, None)
         if self.reasoning is not None and self.reasoning.enabled is not None:
-            told = {"enable_thinking": self.reasoning.enabled} | dict(told or {})
+            kwargs = {"enable_thinking": self.reasoning.enabled} | dict(kwargs or {})
         elif self.thinking is not None and self.thinking.type in ("enabled", "disabled"):
-            told = {"enable_thinking": self.thinking.type == "enabled"} | dict(told or {})
-        told = thinking_kwargs(self.enable_thinking, told)
-        if told is None or self.chat_template_kwargs is None:
-            return self.chat_template_kwargs if told is None else told
-        return {**told, **self.chat_template_kwargs}
+            kwargs = {"enable_thinking": self.thinking.type == "enabled"} | dict(kwargs or {})
+        kwargs = thinking_kwargs(self.enable_thinking, kwargs)
+        if kwargs is None or self.chat_template_kwargs is None:
+            return self.chat_template_kwargs if kwargs is None else kwargs
+        return {**kwargs, **self.chat_template_kwargs}
 
     def _own_wishes(self) -> dict[str, object]:
         if self.top_logprobs and not self.logprobs:

@@ -81,11 +81,11 @@ async def create(served: Served, request: Request, prepared: Prepared) -> Respon
         return EventStream(answer.chunks(), choices, keep_alive_s=served.options.keep_alive_s)
     async with choices:
         completions = await while_connected(request.receive, choices.results())
-    told = [
+    prompt_fields = [
         None if completion.prompt_logprobs is None else await answer.prompt(completion.prompt_logprobs, echo)
         for completion, echo in zip(completions, echoes, strict=True)
     ]
-    return await whole_answer(completions, lambda: answer.whole(completions, told))
+    return await whole_answer(completions, lambda: answer.whole(completions, prompt_fields))
 
 
 COMPLETIONS = ModelEndpoint(CompletionRequest, _prepare, create, leave_out=relaxing(SHAPES, CompletionRequest))
@@ -116,12 +116,12 @@ def _cut(served: Served, whole: PreparedPrompt, *, max_tokens: int | None) -> Pr
         context_length=engine.context_length,
         max_tokens=max_tokens,
     )
-    said = CutPromptReply("middle", left.start, left.num_dropped_tokens)
+    truncation = CutPromptReply("middle", left.start, left.num_dropped_tokens)
     if not left.num_dropped_tokens:
-        return replace(whole, cut=said)
+        return replace(whole, cut=truncation)
     if prepared.space_id is None:
-        return PreparedPrompt(left.ids, False, said)
-    return PreparedPrompt([*left.ids, prepared.space_id], True, said)
+        return PreparedPrompt(left.ids, False, truncation)
+    return PreparedPrompt([*left.ids, prepared.space_id], True, truncation)
 
 
 def _text(served: Served, prompt: Prompt) -> str:
@@ -153,10 +153,10 @@ class _Answer:
             system_fingerprint=served.fingerprint,
         )
 
-    def whole(self, completions: Sequence[Completion], told: Sequence[PromptLogprobFields | None]) -> Reply:
+    def whole(self, completions: Sequence[Completion], prompts: Sequence[PromptLogprobFields | None]) -> Reply:
         """Return the whole response, with the prompt's logprobs of each choice."""
         return self._start(
-            choices=[self._choice(index, *each) for index, each in enumerate(zip(completions, told, strict=True))],
+            choices=[self._choice(index, *each) for index, each in enumerate(zip(completions, prompts, strict=True))],
             usage=self._usage(completions),
         )
 
@@ -179,9 +179,9 @@ class _Answer:
                 progress.prompt_progress = PromptProgressReply.of(delta.progress)
                 yield progress
             if delta.prompt_logprobs is not None:
-                told = await self.prompt(delta.prompt_logprobs, self._echoes[index])
-                tokens[index], text = told.tokens, self._echoes[index] if body.echoes_logprobs else ""
-                yield chunk(TextChoice(text, logprobs=told.echoed, index=index, prompt_logprobs=told.by_id))
+                fields = await self.prompt(delta.prompt_logprobs, self._echoes[index])
+                tokens[index], text = fields.tokens, self._echoes[index] if body.echoes_logprobs else ""
+                yield chunk(TextChoice(text, logprobs=fields.echoed, index=index, prompt_logprobs=fields.by_id))
             usage.count(index, delta)
             if delta.text or delta.logprobs or delta.finish_reason or ((has_ids or has_guesses) and delta.token_ids):
                 choice = TextChoice(delta.text, delta.finish_reason, tokens[index].logprobs(delta.logprobs), index)
@@ -197,9 +197,9 @@ class _Answer:
         if body.include_usage:
             yield self._start(choices=[], usage=self._usage(await choices.results()))
 
-    async def prompt(self, told: PromptLogprobs, echo: str) -> PromptLogprobFields:
+    async def prompt(self, logprobs: PromptLogprobs, echo: str) -> PromptLogprobFields:
         """Return the logprobs of a prompt. Made in a thread, because there may be very many."""
-        return await asyncio.to_thread(PromptLogprobFields.of, self._served, self._body, told, echo)
+        return await asyncio.to_thread(PromptLogprobFields.of, self._served, self._body, logprobs, echo)
 
     def _choice(self, index: int, completion: Completion, prompt: PromptLogprobFields | None) -> TextChoice:
         body = self._body

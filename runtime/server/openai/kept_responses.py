@@ -19,7 +19,7 @@ from ...engine.generated_turns import GeneratedTurns
 from ...errors import InvalidParameter, StoreOff
 from ..chat_task import ChatTask
 from ..errors import HTTPError
-from ..http.door import api_key_of
+from ..http.api_keys import api_key_of
 from ..http.request_body import num_body_bytes_of
 from ..request_log import new_id, record_of
 from ..served import Served
@@ -68,12 +68,12 @@ class Continuation:
 
         def continued() -> Continuation:
             setup = _setup_of(served, body, chat)
-            whole, told = history, chat
+            whole, task = history, chat
             if path.turns:
                 whole, turns = _history(body, path, is_same_setup=path.setup == setup)
-                told = replace(chat, messages=whole.messages, options=chat.options.changed(earlier=turns))
+                task = replace(chat, messages=whole.messages, options=chat.options.changed(earlier=turns))
             stored = served.stored if body.is_kept else None
-            return cls(whole, told, body, path, setup, scope, stored, record_of(request).namespace or b"")
+            return cls(whole, task, body, path, setup, scope, stored, record_of(request).namespace or b"")
 
         return await served.work_queues.submission.run(request, continued)
 

@@ -27,7 +27,7 @@ class MessagePart(msgspec.Struct, forbid_unknown_fields=True):
     file: Any = None
 
     def __post_init__(self) -> None:
-        if not self.is_unread and self.said is None:
+        if not self.is_unread and self.own_text is None:
             raise ValueError(
                 f"a part of the type {self.type!r:.60} has no {self.type}; send one, or leave the part out"
             )
@@ -38,14 +38,14 @@ class MessagePart(msgspec.Struct, forbid_unknown_fields=True):
         return self.type not in ("text", "refusal")
 
     @property
-    def said(self) -> str | None:
+    def own_text(self) -> str | None:
         """Its text, or None."""
         return self.refusal if self.type == "refusal" else self.text
 
     @property
-    def words(self) -> str:
+    def template_text(self) -> str:
         """Its text, or the note that replaces it in a tool result."""
-        return note(_KINDS.get(self.type, "attachment")) if self.is_unread else self.said or ""
+        return note(_KINDS.get(self.type, "attachment")) if self.is_unread else self.own_text or ""
 
 
 _KINDS = {"image_url": "image", "input_audio": "audio", "video_url": "video", "file": "document"}
@@ -71,7 +71,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     parsed: Any = None  # added by OpenAI's client to a structured reply; ignored
 
     def __post_init__(self) -> None:
-        if self.content is None and not (self.calls or self.thought or self.refusal or self.audio):
+        if self.content is None and not (self.calls or self.reasoning_text or self.refusal or self.audio):
             raise ValueError("a message without tool_calls needs content; it is missing or null")
         if self.unread and self.role not in ("tool", "function"):
             kind = self.unread[0].type
@@ -79,7 +79,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         for name in ("refusal", "audio"):
             if getattr(self, name) and self.role != "assistant":
                 raise ValueError(f"{name} is set, and role is {self.role!r}; only assistant messages can have it")
-        if self.thought and self.role != "assistant":
+        if self.reasoning_text and self.role != "assistant":
             raise ValueError(
                 f"reasoning_content is set, and role is {self.role!r}; only assistant messages can have it"
             )
@@ -103,17 +103,17 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return [CallOfMessage(id_of_call(self.function_call.name), self.function_call)]
 
     @property
-    def thought(self) -> str | None:
+    def reasoning_text(self) -> str | None:
         """The reasoning of a reply, by either name."""
         return self.reasoning_content or self.reasoning
 
     def to_template(self) -> dict[str, object]:
         """Return the message for chat templates: its text parts joined to one string, and `developer` as `system`."""
         content = self.content or self.refusal or ""
-        content = content if isinstance(content, str) else "".join(part.words for part in content)
+        content = content if isinstance(content, str) else "".join(part.template_text for part in content)
         message: dict[str, object] = {"role": _ROLES.get(self.role, self.role), "content": content}
-        if self.thought:
-            message[REASONING_FIELD] = self.thought
+        if self.reasoning_text:
+            message[REASONING_FIELD] = self.reasoning_text
         if self.calls:
             message["tool_calls"] = [call.to_template() for call in self.calls]
         if self.tool_call_id is not None:

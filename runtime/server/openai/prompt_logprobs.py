@@ -31,26 +31,26 @@ class PromptLogprobFields:
     by_id: PromptLogprobsReply
 
     @classmethod
-    def of(cls, names: TokenNames, body: CompletionRequest, told: PromptLogprobs, text: str) -> Self:
+    def of(cls, names: TokenNames, body: CompletionRequest, logprobs: PromptLogprobs, text: str) -> Self:
         """Return the logprobs that `body` requests, for a prompt with the text `text`."""
-        by_id = prompt_logprobs(names, told, body.prompt_logprobs)
+        by_id = prompt_logprobs(names, logprobs, body.prompt_logprobs)
         if not body.echoes_logprobs:
             return cls(TextTokens(names), None, by_id)
-        spelled = b"".join(map(names.token_bytes, told.token_ids)).decode(errors="replace")
+        spelled = b"".join(map(names.token_bytes, logprobs.token_ids)).decode(errors="replace")
         # a beginning-of-sequence token, or a space added before the first word, is not part of the text
         tokens = TextTokens(names, len(spelled) - len(text) if spelled.endswith(text) else 0)
-        return cls(tokens, tokens.prompt(told, body.logprobs or 0), by_id)
+        return cls(tokens, tokens.prompt(logprobs, body.logprobs or 0), by_id)
 
 
-def prompt_logprobs(names: TokenNames, told: PromptLogprobs | None, num_top: int | None) -> PromptLogprobsReply:
+def prompt_logprobs(names: TokenNames, logprobs: PromptLogprobs | None, num_top: int | None) -> PromptLogprobsReply:
     """Return vLLM's `prompt_logprobs`: for each token, itself and the `num_top` most likely ones.
 
-    UNSET if `told` or `num_top` is None.
+    UNSET if `logprobs` or `num_top` is None.
     """
-    if told is None or num_top is None:
+    if logprobs is None or num_top is None:
         return msgspec.UNSET
     reply: list[dict[str, PromptLogprobReply] | None] = []
-    for logprob in told:
+    for logprob in logprobs:
         if logprob is None:
             reply.append(None)
             continue

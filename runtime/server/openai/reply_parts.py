@@ -171,10 +171,10 @@ class TextTokens:
             self._add(reply, logprob.token_id, logprob, len(logprob.top))
         return reply
 
-    def prompt(self, told: PromptLogprobs, num_top: int) -> TextLogprobs:
+    def prompt(self, logprobs: PromptLogprobs, num_top: int) -> TextLogprobs:
         """Return `choices[].logprobs` of a prompt's tokens, the first of which has no logprob."""
         reply = TextLogprobs([], [], [], [])
-        for token_id, logprob in zip(told.token_ids, told, strict=True):
+        for token_id, logprob in zip(logprobs.token_ids, logprobs, strict=True):
             self._add(reply, token_id, logprob, num_top)
         return reply
 

@@ -131,8 +131,8 @@ def effort_kwargs(effort: ReasoningEffort | None, kwargs: Mapping[str, object] |
     """
     if effort is None:
         return kwargs
-    told: dict[str, object] = {"reasoning_effort": effort} if effort != "none" else {"enable_thinking": False}
-    return told | dict(kwargs or {})
+    added: dict[str, object] = {"reasoning_effort": effort} if effort != "none" else {"enable_thinking": False}
+    return added | dict(kwargs or {})
 
 
 def thinking_kwargs(is_thinking: bool | None, kwargs: Mapping[str, object] | None) -> Mapping[str, object] | None:

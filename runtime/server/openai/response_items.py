@@ -52,7 +52,7 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.is_unread:
             return
-        if self.said is None:
+        if self.own_text is None:
             name = "refusal" if self.type == "refusal" else "text"
             raise ValueError(f"a part of the type {self.type!r} needs {name}; it is missing or null")
         for name in ("image_url", "detail", "file_id", "file_url", "file_data", "filename"):
@@ -65,14 +65,14 @@ class InputPart(msgspec.Struct, forbid_unknown_fields=True):
         return self.type in _UNREAD
 
     @property
-    def said(self) -> str | None:
+    def own_text(self) -> str | None:
         """Its text, or None."""
         return self.refusal if self.type == "refusal" else self.text
 
     @property
-    def words(self) -> str:
+    def template_text(self) -> str:
         """Its text, or the note that replaces it in a tool result."""
-        return note(_UNREAD[self.type]) if self.is_unread else self.said or ""
+        return note(_UNREAD[self.type]) if self.is_unread else self.own_text or ""
 
 
 _UNREAD = {"input_image": "image", "input_file": "document"}
@@ -113,7 +113,7 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
                 raise ValueError(f"an item of the type {self.type!r} needs {name}; it is missing or null")
 
     @property
-    def thought(self) -> str | None:
+    def reasoning_text(self) -> str | None:
         """The text of a reasoning item; None if it has none that this server can read."""
         return _text(self.content) or opened(self.encrypted_content)
 
@@ -177,8 +177,10 @@ class History:
                 raise InvalidParameter(f"{param}: a part of the type {part.type!r} {ADVICE}", param=param)
         match item.type:
             case "reasoning":
-                if item.thought:
-                    self._assistant(place, {"content", "tool_calls", REASONING_FIELD})[REASONING_FIELD] = item.thought
+                if item.reasoning_text:
+                    self._assistant(place, {"content", "tool_calls", REASONING_FIELD})[REASONING_FIELD] = (
+                        item.reasoning_text
+                    )
             case "function_call" | "custom_tool_call":
                 calls = self._assistant(place, set()).setdefault("tool_calls", [])
                 assert isinstance(calls, list)
@@ -234,7 +236,7 @@ def opened(content: str | None) -> str | None:
 
 
 def _text(content: Content | None) -> str:
-    return content if isinstance(content, str) else "".join(part.words for part in content or ())
+    return content if isinstance(content, str) else "".join(part.template_text for part in content or ())
 
 
 def leave_out_foreign(body: Any, ignored: IgnoredFields, *, is_strict: bool) -> None:

@@ -61,7 +61,7 @@ class ResponseOutput:
         if not self.items or (self._logprobs and isinstance(self.items[-1], OutputMessage)):
             yield from self._encoded(self._reply.open("text"))
             if self._logprobs:
-                yield self._words(self._reply.parts[-1], "")
+                yield self._text_delta(self._reply.parts[-1], "")
         is_cut = status != "completed" or self._reply.has_cut_call
         yield from self._encoded(self._reply.end(), "incomplete" if is_cut else "completed")
 
@@ -72,7 +72,7 @@ class ResponseOutput:
                 case PartBegin(part):
                     yield from self._begin(part)
                 case PartText(ReplyPart(kind="text") as part, text):
-                    yield self._words(part, text)
+                    yield self._text_delta(part, text)
                 case PartText(ReplyPart(kind="reasoning") as part, text):
                     yield "reasoning_text.delta", {**self._place(part), "delta": text}
                 case PartText(part, text) if isinstance(self.items[part.index], OutputFunctionCall):
@@ -80,7 +80,7 @@ class ResponseOutput:
                 case PartEnd(part):
                     yield from self._end(part, status)
 
-    def _words(self, part: ReplyPart, text: str) -> Event:
+    def _text_delta(self, part: ReplyPart, text: str) -> Event:
         logprobs, self._logprobs = self._logprobs, []
         self._sent_logprobs += logprobs
         return "output_text.delta", {**self._place(part), "delta": text, "logprobs": logprobs}
@@ -123,8 +123,8 @@ class ResponseOutput:
                 item.arguments = text
                 yield "function_call_arguments.done", {**place, "arguments": text, "name": item.name}
             case OutputCustomCall():
-                said = read_cut(text).get("input", "")
-                item.input = said if isinstance(said, str) else ""
+                argument = read_cut(text).get("input", "")
+                item.input = argument if isinstance(argument, str) else ""
                 yield "custom_tool_call_input.delta", {**place, "delta": item.input}
                 yield "custom_tool_call_input.done", {**place, "input": item.input}
         yield "output_item.done", {"output_index": part.index, "item": _copy(item)}

@@ -205,11 +205,11 @@ class _Response:
                     progress = PromptProgressReply.of(delta.progress)
                     yield event("in_progress", response=msgspec.structs.replace(bare, prompt_progress=progress))
                 logprobs += self._named(delta.logprobs)
-                said: list[ChatLogprob] = []
+                text_logprobs: list[ChatLogprob] = []
                 if delta.text or delta.finish_reason:
-                    said = logprobs[max(num_sent, delta.num_thought_tokens) :]
+                    text_logprobs = logprobs[max(num_sent, delta.num_thought_tokens) :]
                     num_sent = len(logprobs)
-                for name, fields in self._output.push(delta, said):
+                for name, fields in self._output.push(delta, text_logprobs):
                     yield event(name, **fields)
             completion = choices.result(0)
             for name, fields in self._output.finish(_status(completion)):

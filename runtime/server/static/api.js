@@ -1,6 +1,6 @@
-// Requests to the server that the page came from: the key, errors in OpenAI's shape, events of a stream.
+// Requests to the server of this page, with the API key, errors in OpenAI's format and events of streams.
 
-const KEY = "radixlm.key"; // of this tab, gone with it
+const KEY = "radixlm.key"; // of this tab only
 
 export class ApiError extends Error {
   constructor(message, status, code) {
@@ -11,11 +11,11 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  // askForKey(message): a promise of a key, or of null if the user has none.
+  // askForKey(message): returns a promise of a key, or of null if the user cancels.
   constructor(askForKey) {
     this.askForKey = askForKey;
     this.asking = null;
-    this.onKey = () => {}; // there is another key now
+    this.onKey = () => {}; // called when the key has changed
   }
 
   get key() {
@@ -27,7 +27,7 @@ export class Api {
     else sessionStorage.removeItem(KEY);
   }
 
-  // The response of a request that succeeded. `isQuiet`: do not ask for a key, fail.
+  // Return the response of a successful request. `isQuiet`: fail instead of asking for a key.
   async request(path, { isQuiet = false, ...options } = {}) {
     for (;;) {
       const sent = this.key;
@@ -38,11 +38,11 @@ export class Api {
       if (response.ok) return response;
       const error = await errorOf(response);
       if (response.status !== 401 || isQuiet) throw error;
-      if (sent === this.key && !(await this.ask(sent ? "The server does not know that key." : ""))) throw error;
+      if (sent === this.key && !(await this.ask(sent ? "The server does not accept this key." : ""))) throw error;
     }
   }
 
-  // Ask for a key, once for all who need one; true if there is another now.
+  // Ask the user for a key, once for all requests that wait. Returns whether there is a new one.
   async ask(message) {
     this.asking ??= this.askForKey(message).finally(() => (this.asking = null));
     const key = await this.asking;
@@ -56,7 +56,7 @@ export class Api {
     return (await this.request(path, options)).json();
   }
 
-  // The values of a server-sent stream up to [DONE]; an error in mid-stream is thrown.
+  // Yield the values of a server-sent stream up to [DONE]. An error within the stream is thrown.
   async *events(path, options) {
     const response = await this.request(path, options);
     for await (const data of eventData(response.body)) {
@@ -74,14 +74,14 @@ async function errorOf(response) {
   try {
     error = (await response.json()).error ?? {};
   } catch {
-    // not JSON: a proxy's page, which nobody wants to read here
+    // not JSON, but a proxy's page
   }
-  const message = error.message ?? `the server answered ${response.status} ${response.statusText}`;
+  const message = error.message ?? `the server responded with ${response.status} ${response.statusText}`;
   const wait = response.headers.get("Retry-After");
   return new ApiError(message + (wait ? ` (try again in ${wait} s)` : ""), response.status, error.code);
 }
 
-// The data of each event, however the bytes were cut on the way; comments are skipped.
+// Yield the data of each event, however the bytes were split. Comments are skipped.
 async function* eventData(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

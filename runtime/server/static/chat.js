@@ -1,4 +1,4 @@
-// A conversation: what was said, the reply while it is made, and what each turn reused.
+// The chat view: the conversation, the running reply, and how much of each prompt was cached.
 
 import { ConversationList, newConversation } from "./conversations.js";
 import { byId, make } from "./elements.js";
@@ -6,13 +6,13 @@ import { Reply } from "./reply.js";
 import { ReplyTurn, userTurn } from "./turn.js";
 
 export class Chat {
-  // onTraffic(isRunning): a reply begins, or has ended.
+  // onTraffic(isRunning): called when a reply begins or ends.
   constructor(api, settings, onTraffic) {
     this.api = api;
     this.settings = settings;
     this.onTraffic = onTraffic;
     this.conversation = newConversation();
-    this.running = null; // the AbortController of the reply that is made
+    this.running = null; // the AbortController of the running reply
     this.log = byId("log");
     this.prompt = byId("prompt");
     byId("composer").addEventListener("submit", (event) => {
@@ -37,7 +37,7 @@ export class Chat {
     });
   }
 
-  // What was said, as it is sent: {role, content}.
+  // The messages in the form of the API: {role, content}.
   get turns() {
     return this.conversation.turns;
   }
@@ -53,7 +53,7 @@ export class Chat {
     this.reply();
   }
 
-  // Another reply in place of the last one.
+  // Replace the last reply by another one.
   again() {
     if (this.running || !this.settings.check()) return;
     if (this.turns.at(-1)?.role === "assistant") this.turns.pop();
@@ -71,19 +71,19 @@ export class Chat {
     this.prompt.focus();
   }
 
-  // Show a kept conversation, or a new one.
+  // Show a stored conversation, or a new one.
   open(conversation) {
     this.stop();
     this.conversation = conversation ?? newConversation();
     this.list.setCurrent(this.conversation);
     this.log.replaceChildren(...this.turns.map(({ role, content }) => (role === "user" ? userTurn(content) : new ReplyTurn(content).element)));
-    if (!this.turns.length) this.log.append(make("p", "empty", "A new conversation. What earlier ones computed is still cached."));
+    if (!this.turns.length) this.log.append(make("p", "empty", "A new conversation. The prefixes of earlier ones are still cached."));
     this.log.scrollTop = this.log.scrollHeight;
     byId("again").hidden = !this.turns.length;
   }
 
   async reply() {
-    const conversation = this.conversation; // another may be opened meanwhile
+    const conversation = this.conversation; // the user may open another in the meantime
     const running = (this.running = new AbortController());
     this.setRunning(true);
     const turn = new ReplyTurn();
@@ -114,7 +114,7 @@ export class Chat {
     this.log.scrollTop = this.log.scrollHeight;
   }
 
-  // Stay at the end, unless the reader has gone up.
+  // Scroll to the end, unless the user has scrolled up.
   follow() {
     if (this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 80) this.log.scrollTop = this.log.scrollHeight;
   }

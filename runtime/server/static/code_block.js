@@ -1,13 +1,13 @@
-// A block of code: its language, a copy button, and colours once it is whole. Prism cuts it into tokens, nothing more.
+// A block of code with its language, a copy button, and colours when it is complete. Prism only splits it into tokens.
 
 import { copyButton, make } from "./elements.js";
 
 const MAX_COLOURED = 100_000; // characters; longer code stays plain
 const ALIASES = { "c++": "cpp", h: "c", hpp: "cpp", console: "bash", zsh: "bash", golang: "go", jsx: "javascript", tsx: "typescript", jsonc: "json", patch: "diff", rs: "rust", yml: "yaml" };
-let prism = null; // a promise of it, when the first code is there
+let prism = null; // a promise of the module, loaded for the first code
 
 export class CodeBlock {
-  // `info`: what stands after the opening fence.
+  // `info`: text after the opening fence.
   constructor(info = "") {
     this.language = info.trim().split(/[\s{,]/)[0].toLowerCase();
     this.text = document.createTextNode("");
@@ -21,7 +21,7 @@ export class CodeBlock {
     if (text) this.text.appendData(text);
   }
 
-  // The code is whole: colour it.
+  // Colour the code, which is complete.
   async end() {
     const text = this.text.data;
     if (!this.language || text.length > MAX_COLOURED) return;

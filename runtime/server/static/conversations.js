@@ -1,31 +1,31 @@
-// Conversations, kept in this browser: each under a key of its own in localStorage, the oldest dropped for want of room.
+// Conversations stored in this browser, each under its own key in localStorage. The oldest are dropped if there is no room.
 
 import { byId, count, make, setText } from "./elements.js";
 
 const PREFIX = "radixlm.conversation.";
-const OPEN = "radixlm.open"; // of this tab, so that a reload shows it again
+const OPEN = "radixlm.open"; // of this tab, for a reload
 const MAX_KEPT = 100;
-const MAX_CHARS = 2_000_000; // of all; browsers keep about 5 million
+const MAX_CHARS = 2_000_000; // over all; browsers allow about 5 million
 const MAX_TITLE = 80;
 
-// {id, title, updatedAt, turns}: kept once something is said.
+// Return {id, title, updatedAt, turns}. It is stored with its first message.
 export function newConversation() {
   return { id: randomId(), title: "", updatedAt: 0, turns: [] };
 }
 
 export class ConversationList {
-  // onOpen(conversation): show this one, or null for a new one.
+  // onOpen(conversation): called to show a conversation, or a new one for null.
   constructor(onOpen) {
     this.onOpen = onOpen;
     this.current = null;
-    this.deleted = new Set(); // ids: a reply that ends later must not bring one back
+    this.deleted = new Set(); // ids, so that a reply that ends later does not restore one
     this.box = byId("conversations");
     byId("export-all").addEventListener("click", () => download("radixlm-conversations", kept()));
     confirmed(byId("delete-all"), () => kept().forEach(({ id }) => this.remove(id)));
     window.addEventListener("storage", () => this.show()); // another tab
   }
 
-  // What this tab had open before it was loaded again; null if that is not kept.
+  // Return the conversation that this tab showed before a reload, or null.
   last() {
     return read(PREFIX + sessionStorage.getItem(OPEN));
   }
@@ -102,7 +102,7 @@ export class ConversationList {
   }
 }
 
-// All that are kept, the last used first.
+// Return all stored conversations, last used first.
 function kept() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
   return keys.map(read).filter(Boolean).sort((one, other) => other.updatedAt - one.updatedAt);
@@ -114,7 +114,7 @@ function read(key) {
     const { id, title, updatedAt, turns } = JSON.parse(text);
     return { id, title, updatedAt, turns: turns.map(({ role, content }) => ({ role, content })), numChars: text.length };
   } catch {
-    return null; // not there, or not written by this page
+    return null; // missing, or not written by this page
   }
 }
 
@@ -127,7 +127,7 @@ function stored(key, text) {
     localStorage.setItem(key, text);
     return true;
   } catch {
-    return false; // the browser has no room
+    return false; // no room
   }
 }
 
@@ -147,7 +147,7 @@ function button(kind, label, onClick) {
   return made;
 }
 
-// A button that acts at the second click.
+// Make a button act only on a second click.
 function confirmed(element, act) {
   const label = element.textContent;
   element.addEventListener("click", () => {

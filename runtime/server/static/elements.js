@@ -1,8 +1,8 @@
-// Elements out of data. Text only ever becomes text: nothing here parses markup.
+// Make elements from data. Text always stays text: markup is never parsed.
 
 export const byId = (id) => document.getElementById(id);
 
-// make("p", "soft", "text", child): null children are left out.
+// make("p", "soft", "text", child): null children are skipped.
 export function make(tag, className = "", ...children) {
   const element = document.createElement(tag);
   if (className) element.className = className;
@@ -14,7 +14,7 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// A stacked bar of [class, tokens]; widths are shares of `total`.
+// Return a stacked bar of [class, tokens]. Widths are shares of `total`.
 export function partsBar(parts, total = 0) {
   const all = total || parts.reduce((sum, [, count]) => sum + count, 0);
   const bar = make("div", "parts");
@@ -28,7 +28,7 @@ export function partsBar(parts, total = 0) {
   return bar;
 }
 
-// Text on one line in which nothing hides: breaks are arrows, spaces at its ends dots, control and direction characters are U+FFFD.
+// Return text on one line with invisible characters shown: breaks as arrows, spaces at its ends as dots, control and direction characters as U+FFFD.
 export function visible(text) {
   return text
     .replace(/\r?\n/g, "↵")
@@ -37,7 +37,7 @@ export function visible(text) {
     .replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\ufffd");
 }
 
-// A button that copies what `text()` returns, and says so.
+// Return a button that copies the result of `text()`, and confirms it.
 export function copyButton(label, text) {
   const button = make("button", "quiet copy", label);
   button.type = "button";
@@ -48,7 +48,7 @@ export function copyButton(label, text) {
   return button;
 }
 
-// Browsers have a clipboard only on localhost and behind TLS; elsewhere a selection is copied.
+// Copy a text. Browsers offer the clipboard only on localhost and over TLS; elsewhere a selection is copied.
 async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const area = make("textarea", "hidden");
@@ -68,7 +68,7 @@ export function seconds(value) {
   return `${Math.round(value / 86400)} d`;
 }
 
-// An age that does not flicker: whole seconds.
+// Return an age in whole seconds, so that it does not flicker.
 export function age(value) {
   return value < 1 ? "now" : value < 100 ? `${Math.floor(value)} s` : seconds(value);
 }

@@ -1,4 +1,4 @@
-// The cache inspector: asks the server while somebody looks, and hands out what it says.
+// The cache inspector: requests the cache's state while the page is visible, and passes it to the views.
 
 import { byId, count, make, setText, size } from "./elements.js";
 import { RequestList } from "./request_list.js";
@@ -19,7 +19,7 @@ export class Inspector {
     this.asking = null;
     this.isLocked = false;
     this.runs = [];
-    this.query = ""; // of the part of the cache that is shown
+    this.query = ""; // query of the shown namespace and model
     const dialog = new RunDialog(api, () => this.query);
     this.tree = new TreeView((run) => dialog.open(run));
     this.requests = new RequestList(() => this.tree.show(this.runs, this.requests.requests, this.requests.chosen));
@@ -37,27 +37,27 @@ export class Inspector {
 
   setBusy(isBusy) {
     this.isBusy = isBusy;
-    if (!isBusy) this.requests.chosenId = null; // what has just ended is what one wants to see
+    if (!isBusy) this.requests.chosenId = null; // show the request that has just ended
     this.refresh();
   }
 
-  // Look now, and then as often as there is something to see. No picture is asked for before the last one came.
+  // Update now, and then repeatedly. Never sends a request before the last response.
   async refresh() {
     clearTimeout(this.timer);
     if (!this.isLive || document.hidden) return;
     if (this.asking) return;
     const startedAt = performance.now();
-    this.asking = this.look();
+    this.asking = this.update();
     await this.asking;
     this.asking = null;
-    if (this.isLocked) return; // until there is a key, or somebody comes back to the page
+    if (this.isLocked) return; // until there is a key, or the page becomes visible again
     const tookMs = performance.now() - startedAt;
-    const wait = Math.max(this.isBusy ? BUSY_MS : IDLE_MS, 5 * tookMs); // a large tree costs the server, too
+    const wait = Math.max(this.isBusy ? BUSY_MS : IDLE_MS, 5 * tookMs); // a large tree also loads the server
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.refresh(), wait);
   }
 
-  async look() {
+  async update() {
     try {
       const health = await this.api.json("health", { isQuiet: true }).catch(() => null);
       this.query = this.settings.cacheQuery(health?.models ? this.settings.model : "");
@@ -68,7 +68,7 @@ export class Inspector {
     } catch (error) {
       this.isLocked = error.status === 401;
       const isUnloaded = error.code === "model_not_loaded";
-      this.fail(this.isLocked ? "The cache is shown to who has a key." : isUnloaded ? "The model is not loaded; a message loads it." : error.message);
+      this.fail(this.isLocked ? "An API key is required to see the cache." : isUnloaded ? "The model is not loaded; a message loads it." : error.message);
     }
   }
 
@@ -95,7 +95,7 @@ export class Inspector {
   }
 
   showPool(health) {
-    const models = health?.models; // of several
+    const models = health?.models; // if there are several
     const own = models ? (models[this.settings.model] ?? Object.values(models)[0]) : health;
     this.showStore(own?.tier);
     const { num_pages: all, num_free_pages: free, num_cached_pages: kept } = own ?? {};
@@ -110,7 +110,7 @@ export class Inspector {
         return part;
       }),
     );
-    const text = `the server's pool: ${count(all, "page")}, ${used.toLocaleString("en")} in use, ${kept.toLocaleString("en")} cached, ${free.toLocaleString("en")} free`;
+    const text = `KV cache: ${count(all, "page")}, ${used.toLocaleString("en")} in use, ${kept.toLocaleString("en")} cached, ${free.toLocaleString("en")} free`;
     byId("pool").setAttribute("aria-label", text);
     setText(byId("pool-text"), text);
   }

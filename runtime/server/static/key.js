@@ -18,7 +18,7 @@ export function keyDialog() {
     dialog.close();
   });
 
-  // A promise of what was entered, "" for no key any more, null if the user leaves it.
+  // Return a promise of the entered key, "" to remove the key, or null if the user cancels.
   return function ask(message) {
     answer = null;
     value.value = "";

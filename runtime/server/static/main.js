@@ -1,4 +1,4 @@
-// Puts the page together: the key, the model's name, health, and the two views of narrow windows.
+// Set up the page: the API key, the model's name, health, and the two views of narrow windows.
 
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
@@ -27,12 +27,12 @@ async function start() {
   try {
     showModels((await api.json("v1/models")).data);
   } catch (error) {
-    setText(byId("model"), error.status === 401 ? "locked: it needs an API key" : error.message);
+    setText(byId("model"), error.status === 401 ? "locked: an API key is required" : error.message);
   }
   inspector.refresh();
 }
 
-// One model is named; of several, one is chosen.
+// Show the model's name, or a choice of several.
 function showModels(models) {
   if (!models.some(({ id }) => id === settings.model)) settings.model = "";
   const chosen = models.find(({ id }) => id === settings.model) ?? models[0];
@@ -44,7 +44,7 @@ function showModels(models) {
       showModels(models);
       inspector.refresh();
     });
-    select.addEventListener("focus", () => showStates(select)); // models are loaded by others, too, and unloaded
+    select.addEventListener("focus", () => showStates(select)); // other clients load and unload models, too
     byId("model").replaceChildren(select);
   } else {
     setText(byId("model"), chosen.id);
@@ -55,7 +55,7 @@ function showModels(models) {
   document.title = `${chosen.id} · radixlm`;
 }
 
-// A model that is not loaded can be chosen: the first message loads it.
+// Return the label of a model. One that is not loaded can be chosen: the first message loads it.
 function labelOf({ id, state, percent }) {
   const done = percent === undefined ? "" : `, ${percent} %`;
   return state === undefined || state === "loaded" ? id : `${id} (${state}${done})`;
@@ -74,7 +74,7 @@ async function showHealth() {
     kind = response.ok && health.status !== "degraded" ? "good" : "bad";
     text = health.reason ? `${health.status}: ${health.reason}` : String(health.status);
   } catch {
-    // said by the text
+    // the text says so
   }
   byId("health").className = `health ${kind}`;
   setText(byId("health"), text);

@@ -1,13 +1,13 @@
-// Markdown as elements, also while it is written. Marked cuts text into tokens; elements are made here, so that no markup is parsed.
+// Render Markdown as elements, also while it is streamed. Marked splits text into tokens; elements are made here, so that no markup is parsed.
 
 import { CodeBlock } from "./code_block.js";
 import { make } from "./elements.js";
 import { Lexer } from "./vendor/marked.js";
 
 const FENCE = /^\n*(`{3,}|~{3,})([^\n`]*)\n/;
-const LEAST_GROWTH = 1 / 256; // of an open block: it is drawn again as it grows by so much, so that all work is linear
+const LEAST_GROWTH = 1 / 256; // an open block is redrawn when it has grown by this share, so that all work is linear
 
-// Text that grows at its end. Blocks that can change no more are left alone; only the last is drawn again.
+// A text that grows at its end. Complete blocks stay; only the last block is redrawn.
 export class MarkdownText {
   constructor(element) {
     this.element = element;
@@ -15,9 +15,9 @@ export class MarkdownText {
   }
 
   clear() {
-    this.tail = ""; // what the open block is made of,
+    this.tail = ""; // source of the open block,
     this.open = []; // and its elements
-    this.fence = null; // {mark, block} of code that is not closed yet
+    this.fence = null; // {mark, block} of an open code block
     this.numDrawn = 0; // characters of the tail
     this.links = {}; // definitions so far
     this.element.replaceChildren();
@@ -27,7 +27,7 @@ export class MarkdownText {
     this.tail += text.replace(/\r\n?/g, "\n");
   }
 
-  // `isWhole`: nothing will follow.
+  // `isWhole`: the text is complete.
   draw(isWhole) {
     while (this.drawCode(isWhole));
     if (this.fence || (!isWhole && this.tail.length - this.numDrawn < this.tail.length * LEAST_GROWTH)) return;
@@ -48,7 +48,7 @@ export class MarkdownText {
     if (!isWhole && FENCE.test(this.tail)) this.draw(false);
   }
 
-  // Move fenced code at the start of the tail into its block; true if it was closed there, and more may follow.
+  // Move fenced code at the start of the tail into its block. Returns true if it was closed, and text follows.
   drawCode(isWhole) {
     const opened = this.fence ? null : FENCE.exec(this.tail);
     if (opened) {
@@ -61,7 +61,7 @@ export class MarkdownText {
     if (!this.fence) return false;
     const { mark, block } = this.fence;
     const closed = new RegExp(`(^|\\n) {0,3}${mark[0]}{${mark.length},}[ \\t]*(?:\\n|${isWhole ? "$" : "(?!)"})`).exec(this.tail);
-    // the last line may yet turn out to be the closing fence
+    // the last line may become the closing fence
     const end = closed ? closed.index : isWhole ? this.tail.length : Math.max(0, this.tail.lastIndexOf("\n"));
     block.add(this.tail.slice(0, end));
     this.tail = this.tail.slice(closed ? end + closed[0].length : end);
@@ -81,15 +81,15 @@ export class MarkdownText {
   }
 }
 
-// An unfinished text as it will most likely go on: marks that are open are closed, and marks without text wait for it.
+// Complete an unfinished text: close open marks, and remove marks without text.
 function steady(text) {
   // a last line of marks alone may become a rule, a heading, a bullet or a fence
   text = text.replace(/(^|\n)[ \t]*(?:[-=*_+#>~`|:][-=*_+#>~`|: \t]*|\d{1,9}[.)]?[ \t]*)$/, "$1").replace(/[*_~`]+$/, "");
-  text = text.replace(/(^|\n\n)\|[^\n]*(?:\n[ \t|:-]*)?$/, "$1"); // the head of a table, of which no row is there
+  text = text.replace(/(^|\n\n)\|[^\n]*(?:\n[ \t|:-]*)?$/, "$1"); // the head of a table without rows
   const bare = text.slice(text.lastIndexOf("\n\n") + 1).replace(/(`+)[^`]+\1(?!`)/g, "");
   const code = /`+(?=[^`]*$)/.exec(bare);
   if (code) return text + code[0];
-  text = text.replace(/!?\[([^[\]\n]*)\]\([^()\s]*$/, "$1"); // a link whose address is not whole
+  text = text.replace(/!?\[([^[\]\n]*)\]\([^()\s]*$/, "$1"); // a link with an incomplete address
   for (const mark of ["**", "~~"]) if (bare.split(mark).length % 2 === 0) return text.trimEnd() + mark;
   return /(^|[\s(])\*[^\s*][^*]*$/.test(bare.replaceAll("**", "")) ? text.trimEnd() + "*" : text;
 }
@@ -100,7 +100,7 @@ function block(token, isDone) {
     case "def":
       return null;
     case "heading":
-      return make(`h${Math.min(6, token.depth + 2)}`, "", ...inline(token.tokens)); // h1 and h2 are the page's own
+      return make(`h${Math.min(6, token.depth + 2)}`, "", ...inline(token.tokens)); // h1 and h2 belong to the page
     case "code": {
       const code = new CodeBlock(token.lang);
       code.add(token.text);
@@ -118,11 +118,11 @@ function block(token, isDone) {
       return table(token);
     case "hr":
       return make("hr");
-    case "text": // of a list whose items are close
+    case "text": // in a tight list
       return make("span", "", ...inline(token.tokens ?? [token]));
     case "paragraph":
       return make("p", "", ...inline(token.tokens));
-    default: // markup is text
+    default: // markup is shown as text
       return make("p", "", token.raw);
   }
 }
@@ -152,7 +152,7 @@ function inline(tokens) {
       case "codespan":
         return make("code", "", token.text);
       case "br":
-        return "\n"; // breaks are kept
+        return "\n"; // line breaks stay
       case "link":
         return link(token.href, inline(token.tokens));
       case "image": // never loaded

@@ -1,4 +1,4 @@
-// A reply while it is made: chunks of the stream become text, at most once a frame, and what the prompt reused.
+// A streamed reply: shows its text, updated at most once per frame, and how much of its prompt was cached.
 
 import { count, make, partsBar, seconds } from "./elements.js";
 import { whyNotMore } from "./why.js";
@@ -7,14 +7,14 @@ export class Reply {
   constructor(turn, onDrawn) {
     this.turn = turn;
     this.onDrawn = onDrawn;
-    this.drafted = []; // of each token since the last text, whether it was drafted
+    this.drafted = []; // for each token since the last text, whether it was drafted
     this.progress = null; // shown until the reply begins
     this.frame = 0;
     this.startedAt = performance.now();
     this.firstAt = this.lastAt = null;
     this.finishReason = null;
     this.usage = null;
-    this.numDropped = 0; // messages of the history that did not fit
+    this.numDropped = 0; // dropped messages of the history
     this.isStopped = false;
     turn.element.classList.add("live");
   }
@@ -38,7 +38,7 @@ export class Reply {
     this.frame ||= requestAnimationFrame(() => this.draw(false));
   }
 
-  // How much of a prompt that takes several steps is there.
+  // Show the prefill progress of a long prompt.
   showProgress({ total, cache, processed }) {
     this.progress ??= this.turn.element.appendChild(make("div", "usage progress"));
     const parts = [["hit", cache], ["computed", processed - cache], ["rest", total - processed]];
@@ -63,9 +63,9 @@ export class Reply {
     this.progress?.remove();
     this.draw(true);
     element.classList.remove("live");
-    if (this.numDropped) element.append(make("div", "usage", `${count(this.numDropped, "earlier message")} left out: the history outgrew the context`));
+    if (this.numDropped) element.append(make("div", "usage", `${count(this.numDropped, "earlier message")} dropped: the history exceeds the context`));
     if (this.usage) element.append(usageOf(this.usage, this.speed(), this.finishReason));
-    else if (this.isStopped) element.append(make("div", "usage", "stopped; what was computed stays cached"));
+    else if (this.isStopped) element.append(make("div", "usage", "stopped; the computed prefix stays cached"));
     this.onDrawn();
   }
 

@@ -1,10 +1,10 @@
-// The requests that run, and the last that ended: what each found cached. One is chosen.
+// The list of running and recent requests, with their cached tokens. One is selected.
 
 import { age, byId, make, partsBar, seconds } from "./elements.js";
 import { whyNotMore } from "./why.js";
 
 export class RequestList {
-  // onChoice(): another request is chosen.
+  // onChoice(): called when another request is selected.
   constructor(onChoice) {
     this.box = byId("requests");
     this.requests = [];
@@ -71,8 +71,8 @@ function requestRow(request, isChosen, largest) {
 }
 
 function noReason({ state, why_not_more: why }) {
-  if (state === "waiting") return "Waits for its turn.";
-  return why ? "The first prompt of its kind: nothing cached begins like it." : "Everything that can be reused was reused.";
+  if (state === "waiting") return "Waiting in the queue.";
+  return why ? "No cached prefix begins like this prompt." : "Everything that can be reused was reused.";
 }
 
 function stateOf(request) {

@@ -1,9 +1,9 @@
-// One run of the tree, read whole and copied: its text and its token ids.
+// The dialog with the text and the token ids of one run of the tree.
 
 import { byId, copyButton, setText } from "./elements.js";
 
 export class RunDialog {
-  // query(): of /v1/cache, for the part of the cache that is shown.
+  // query(): returns the query of /v1/cache for the shown namespace and model.
   constructor(api, query) {
     this.api = api;
     this.query = query;

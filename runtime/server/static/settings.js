@@ -1,4 +1,4 @@
-// What the user wishes of replies, kept in the tab. Fields are named as the API's; an empty one is not sent.
+// The settings of replies, stored in the tab. Fields have the API's names; empty ones are not sent.
 
 import { byId } from "./elements.js";
 
@@ -32,7 +32,7 @@ export class Settings {
     return this.fields.find((field) => field.name === name).value;
   }
 
-  // The settings are valid; if not, the browser says which is not.
+  // Return whether the settings are valid. If not, the browser shows which is not.
   check() {
     if (this.form.checkValidity()) return true;
     byId("settings").open = true;
@@ -40,7 +40,7 @@ export class Settings {
     return false;
   }
 
-  // The model that replies; "" for the server's first.
+  // The chosen model; "" for the server's first.
   get model() {
     return sessionStorage.getItem(MODEL) ?? "";
   }
@@ -49,12 +49,12 @@ export class Settings {
     sessionStorage.setItem(MODEL, name);
   }
 
-  // Say in empty fields what the server takes for them.
+  // Show the server's defaults in empty fields.
   showDefaults(defaults) {
     for (const field of this.fields) if (field.name in defaults) field.placeholder = String(Math.round(defaults[field.name] * 1e4) / 1e4);
   }
 
-  // A body of /v1/chat/completions for these turns.
+  // Return the body of /v1/chat/completions for these turns.
   body(turns) {
     const body = { stream: true, stream_options: { include_usage: true }, return_progress: true, return_guesses: true };
     for (const name of NUMBERS) if (this.value(name) !== "") body[name] = Number(this.value(name));
@@ -65,7 +65,7 @@ export class Settings {
     return body;
   }
 
-  // The query of /v1/cache for the part that the chat uses; `model` is "" if there is only one.
+  // Return the query of /v1/cache for the chat's namespace. `model` is "" if there is only one.
   cacheQuery(model) {
     const query = new URLSearchParams();
     if (this.value("cache_salt")) query.set("cache_salt", this.value("cache_salt"));

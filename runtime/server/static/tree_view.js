@@ -1,13 +1,13 @@
-// The radix tree: a row for each run, its tokens as a bar on one axis. Rows are kept from picture to picture.
+// The radix tree: a row for each run, with its tokens as a bar on a common axis. Updates reuse the rows.
 
 import { age, byId, count, make, setText, visible } from "./elements.js";
 
 const PAGE_SIZE = 16;
 const MAX_ROWS = 400; // drawn at once
-const MAX_TICKS = 160; // more pages than that side by side are a grey blur
+const MAX_TICKS = 160; // with more pages, ticks would be a grey blur
 
 export class TreeView {
-  // onOpen(run): its text is asked for.
+  // onOpen(run): called to show its text.
   constructor(onOpen) {
     this.onOpen = onOpen;
     this.box = byId("tree");
@@ -31,7 +31,7 @@ export class TreeView {
     this.box.after(this.more);
   }
 
-  // `runs` and `requests` as the server has them; `chosen` is the request whose way is marked.
+  // `runs` and `requests` as in /v1/cache; `chosen` is the request whose path is marked.
   show(runs, requests, chosen) {
     this.picture = { runs: keyed(runs), requests, chosen };
     this.draw();
@@ -40,7 +40,7 @@ export class TreeView {
   draw() {
     const { runs, requests, chosen } = this.picture;
     const end = Math.max(PAGE_SIZE, ...runs.map((run) => run.start + run.num_tokens));
-    const path = pathTo(runs, chosen); // place -> tokens of that run on the way
+    const path = pathTo(runs, chosen); // index of a run -> its tokens on the path
     const running = requests.filter((request) => request.state === "running");
     const shown = runs.filter((run) => !run.above.some((key) => this.closed.has(key)));
     const drawn = shown.slice(0, this.maxRows);
@@ -61,7 +61,7 @@ export class TreeView {
     this.rows = new Map(rows.map((row) => [row.dataset.key, row]));
     this.more.hidden = shown.length <= drawn.length;
     setText(this.more, `Show ${Math.min(MAX_ROWS, shown.length - drawn.length)} more of ${shown.length} runs`);
-    setText(byId("scale"), runs.length ? `bars lie on one axis, 0 to ${end.toLocaleString("en")} tokens; a tick is a page of ${PAGE_SIZE}` : "");
+    setText(byId("scale"), runs.length ? `all bars share one axis, 0 to ${end.toLocaleString("en")} tokens; a tick marks a page of ${PAGE_SIZE}` : "");
     byId("tree-empty").hidden = runs.length > 0;
   }
 
@@ -102,18 +102,18 @@ export class TreeView {
   }
 }
 
-// Runs in the order of reading, with keys that stay from picture to picture. Below a run are those that go on from it,
-// and those that share its first tokens: `shared` of them, whose copy lies in a page of their own.
+// Return the runs in display order, with keys that are stable across updates. Below a run are those that continue it,
+// and those that share its first tokens: `shared` of them, which are copied to a page of their own.
 function keyed(runs) {
   const all = runs.map((run, place) => ({ ...run, place, under: run.parent, shared: 0, children: [] }));
   const roots = [];
-  const siblings = new Map(); // parent -> those that a sibling may part from: each shares more than the one before
+  const siblings = new Map(); // parent -> runs that a sibling may branch from: each shares more tokens than the one before
   for (const run of all) {
     const open = siblings.get(run.parent) ?? [];
     siblings.set(run.parent, open);
     while (open.length && open.at(-1).num_shared > run.num_shared) open.pop();
     const last = open.at(-1);
-    const isBeside = last?.num_shared === run.num_shared; // both part at the same token
+    const isBeside = last?.num_shared === run.num_shared; // both branch at the same token
     if (isBeside) open.pop();
     if (run.num_shared) {
       run.shared = run.num_shared;
@@ -129,7 +129,7 @@ function keyed(runs) {
     const [run, parentKey, above, depth] = stack.pop();
     const sibling = run.begins === null ? run.place : run.begins;
     run.key = `${parentKey}/${run.start}:${sibling}`;
-    while (taken.has(run.key)) run.key += "'"; // siblings that begin with the same text in other tokens
+    while (taken.has(run.key)) run.key += "'"; // siblings whose text begins alike in different tokens
     taken.add(run.key);
     run.above = above;
     run.depth = depth;
@@ -142,7 +142,7 @@ function keyed(runs) {
   return ordered;
 }
 
-// The way of a request: of each run on it, the tokens that it passes through, [start, end). It turns off a run where it parts.
+// Return the path of a request: for each run on it, the tokens [start, end) that belong to the request.
 function pathTo(runs, chosen) {
   const byPlace = new Map(runs.map((run) => [run.place, run]));
   const path = new Map();
@@ -172,7 +172,7 @@ function update(row, run, end, numHere) {
   row.ariaLevel = String(run.above.length + 1);
   row.classList.toggle("used", run.num_users > 0);
   find(".head").style.paddingLeft = `${Math.min(run.depth, 14) * 0.8}em`;
-  const text = run.begins === null ? "(text is not told here)" : visible(run.shared ? run.begins_after : run.begins);
+  const text = run.begins === null ? "(text is hidden)" : visible(run.shared ? run.begins_after : run.begins);
   setText(find(".begins"), text);
   setText(find(".here"), numHere ? count(numHere, "request") + " here" : run.num_users ? `${run.num_users} through here` : "");
   find(".here").classList.toggle("through", !numHere);
@@ -182,7 +182,7 @@ function update(row, run, end, numHere) {
   setText(find(".age"), run.num_users ? "in use" : age(run.unused_s));
   row.title = [
     text,
-    ...(run.shared ? [`its first ${count(run.shared, "token")} are those of the run above: pages hold ${PAGE_SIZE} tokens, and each branch has its own`] : []),
+    ...(run.shared ? [`its first ${count(run.shared, "token")} equal those of the run above: pages have ${PAGE_SIZE} tokens, and each branch has its own copy`] : []),
     `tokens ${run.start} to ${run.start + run.num_tokens}, in ${count(run.num_pages, "page")}${run.num_states ? `, with ${count(run.num_states, "state")}` : ""}`,
     `${run.num_generated} generated, ${run.num_tokens - run.num_generated} written by a client`,
     run.num_users ? count(run.num_users, "running request") + " on it" : `not used for ${age(run.unused_s)}`,
@@ -199,7 +199,7 @@ function update(row, run, end, numHere) {
   find(".ticks").style.background = hasTicks ? `repeating-linear-gradient(90deg, transparent 0 calc(${page}% - 1px), var(--panel) calc(${page}% - 1px) ${page}%)` : "";
 }
 
-// What of a run the chosen request reused, computed and generated: [class, start, end) in tokens.
+// Return the tokens of a run that the selected request reused, computed and generated: [class, start, end).
 function lanesOf(run, [from, to], request) {
   const prompt = request.num_prompt_tokens;
   const cuts = [
@@ -223,7 +223,7 @@ function showLanes(row, lanes, end) {
   }
 }
 
-// Make `rows` the children of `box`, moving as few as may be, so that focus stays.
+// Make `rows` the children of `box`, moving as few as possible, so that focus stays.
 function place(box, rows) {
   const wanted = new Set(rows);
   for (const child of [...box.children]) if (!wanted.has(child)) child.remove();

@@ -1,4 +1,4 @@
-// One turn of a conversation as it is seen: a client's text as it was typed, a reply as Markdown or as its source.
+// The elements of one turn: the user's text as typed, or a reply as Markdown or source.
 
 import { copyButton, make } from "./elements.js";
 import { MarkdownText } from "./markdown.js";
@@ -7,7 +7,7 @@ export function userTurn(text) {
   return make("article", "turn user", make("div", "who", "You"), make("div", "said", text));
 }
 
-// A reply that may still grow. `text` is all of it, without reasoning.
+// A reply, which may still grow. `text` is its text so far, without reasoning.
 export class ReplyTurn {
   constructor(text = "") {
     this.text = "";
@@ -16,7 +16,7 @@ export class ReplyTurn {
     this.source = make("div", "source");
     this.source.hidden = true;
     this.markdown = new MarkdownText(this.rendered);
-    this.reasoning = null; // an element, once there is some
+    this.reasoning = null; // an element, if the reply has reasoning
     this.toggle = make("button", "quiet", "Source");
     this.toggle.type = "button";
     this.toggle.title = "The reply as the model wrote it; accepted draft tokens are underlined";

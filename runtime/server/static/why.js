@@ -1,15 +1,15 @@
-// Why a cached prefix ends where it does: one sentence, and both sides from the last common token on.
+// Explain why a cached prefix ends: one sentence, and the two texts from the last common token on.
 
 import { make, visible } from "./elements.js";
 
 const PAGE_SIZE = 16;
-const MAX_IDS = 8; // that the server shows of each side
+const MAX_IDS = 8; // shown by the server for each side
 
-// The element, or null if there is nothing to say: everything was reused, or nothing could be.
+// Return the element; null if everything was reused, or nothing could be.
 export function whyNotMore(why) {
   if (!why || (why.kind === "unseen" && why.position === 0)) return null;
   const line = make("div", "why", make("span", "why-said", sentence(why)), diff(why), pages(why));
-  line.title = visible(why.message); // the server's own line, with ids
+  line.title = visible(why.message); // the server's message, with ids
   return line;
 }
 
@@ -24,7 +24,7 @@ function sentence(why) {
   }[why.kind] ?? visible(why.message);
 }
 
-// same / - cached / + prompt. Texts end and begin at whole tokens.
+// Return three lines: common text, cached text (-) and the prompt's text (+), all in whole tokens.
 function diff(why) {
   if (!["differs", "retokenized", "not_generated", "evicted"].includes(why.kind)) return null;
   const isSameText = why.kind === "retokenized" || why.kind === "not_generated";
@@ -37,7 +37,7 @@ function diff(why) {
   return make("div", "diff", ...rows.filter(([, , text]) => text).map(([name, sign, text]) => make("div", name, make("span", "sign", `${sign} ${name}`), make("span", "", text))));
 }
 
-// Why the tree has two branches although the tokens are the same.
+// Explain why the tree has two branches although the tokens are the same.
 function pages({ kind, position }) {
   const numCopied = position % PAGE_SIZE;
   if (kind !== "differs" || !numCopied) return null;
@@ -45,7 +45,7 @@ function pages({ kind, position }) {
   return make("div", "pages-note", `A page holds ${PAGE_SIZE} tokens: ${which} copied to a page of the prompt’s own.`);
 }
 
-// Spaces at the ends are dots, as they are what often differs.
+// Show spaces at the ends as dots, because they often differ.
 function shown(text) {
   return visible(text);
 }

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from ...cache.cache_namespace import CacheScope
 from ...errors import InvalidParameter
+from ..http.api_keys import api_key_of, client_of
 from ..http.connection import header_of
-from ..http.door import api_key_of, client_of
 from ..http.request_body import read_body, read_json
 from ..models import Models
 from ..request_fields import require_small

@@ -71,7 +71,7 @@ async def create(models: Models, request: Request) -> Response:
     namespace = models.rows[0].namespace(request, scope.cache_salt, None)
     items = [item_json(item) for item in body.items or ()]
     made = await stored_by(models).conversations.create(scope, namespace, body.metadata or {}, items)
-    return _told(made)
+    return _reply(made)
 
 
 async def conversation(models: Models, request: Request) -> Response:
@@ -81,11 +81,11 @@ async def conversation(models: Models, request: Request) -> Response:
     conversation_id: str = request.path_params["conversation_id"]
     match request.method:
         case "GET":
-            return _told(await conversations.get(scope, conversation_id))
+            return _reply(await conversations.get(scope, conversation_id))
         case "POST":
             body = await _read(models, request, ConversationUpdate)
             require_small("metadata", body.metadata)
-            return _told(await conversations.update(scope, conversation_id, body.metadata or {}))
+            return _reply(await conversations.update(scope, conversation_id, body.metadata or {}))
     await conversations.delete(scope, conversation_id)
     return json_response(Deleted(conversation_id, "conversation.deleted"))
 
@@ -98,10 +98,10 @@ async def items(models: Models, request: Request) -> Response:
         return json_response(page(await _items(stored, scope, conversation_id), request, SALT))
     added = [item_json(item) for item in (await _read(models, request, ItemsRequest)).items]
     await stored.conversations.add_items(scope, conversation_id, added)
-    told = [msgspec.json.decode(each) for each in added]
-    ids = [each["id"] for each in told]
+    listed = [msgspec.json.decode(each) for each in added]
+    ids = [each["id"] for each in listed]
     return json_response(
-        ObjectList(data=told, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=False)
+        ObjectList(data=listed, first_id=ids[0] if ids else None, last_id=ids[-1] if ids else None, has_more=False)
     )
 
 
@@ -119,21 +119,21 @@ async def item(models: Models, request: Request) -> Response:
         return Response(msgspec.json.encode(found[0]), media_type="application/json")
     kept = [msgspec.json.encode(each) for each in all_items if each["id"] != item_id]
     await stored.conversations.replace_items(scope, conversation_id, kept)
-    return _told(await stored.conversations.get(scope, conversation_id))
+    return _reply(await stored.conversations.get(scope, conversation_id))
 
 
 async def _items(stored: Stored, scope: CacheScope, conversation_id: str) -> list[dict[str, Any]]:
     """Return all items of a conversation, oldest first."""
-    return await asyncio.to_thread(items_told, await stored.conversations.path(scope, conversation_id))
+    return await asyncio.to_thread(listed_items, await stored.conversations.path(scope, conversation_id))
 
 
-def items_told(path: Path) -> list[dict[str, Any]]:
+def listed_items(path: Path) -> list[dict[str, Any]]:
     """Return the items of all turns of a path, in the form in which they are listed."""
-    told: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     for sent, response in path.turns:
-        told += msgspec.json.decode(sent)
-        told += [] if response is None else msgspec.json.decode(response)["output"]
-    return told
+        items += msgspec.json.decode(sent)
+        items += [] if response is None else msgspec.json.decode(response)["output"]
+    return items
 
 
 async def _read(models: Models, request: Request, kind: Any, *, may_be_empty: bool = False) -> Any:
@@ -154,5 +154,5 @@ def leave_out_foreign_items(body: Any, ignored: Any, *, is_strict: bool) -> None
         leave_out_foreign({"input": body["items"]}, ignored, is_strict=is_strict)
 
 
-def _told(conversation: StoredConversation) -> Response:
+def _reply(conversation: StoredConversation) -> Response:
     return json_response(ConversationReply(conversation.id, conversation.created_at, conversation.metadata))

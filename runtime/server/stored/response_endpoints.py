@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ...cache.cache_namespace import CacheScope
 from ...errors import InvalidParameter
 from ..errors import HTTPError
-from ..http.door import api_key_of
+from ..http.api_keys import api_key_of
 from ..models import Models
 from ..openai.kept_responses import NOT_KEPT
 from ..served import json_response

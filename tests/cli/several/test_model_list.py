@@ -98,8 +98,8 @@ def test_what_does_not_exist_is_said_with_its_place(tmp_path: Path) -> None:
     [
         (["--kv-cache-gbs", "1"], "No such option"),
         (["--kv-cache-gb", "much"], "is not a valid float"),
-        (["--port", "1"], "port is of the whole server"),
-        (["--model-id", "x"], "model-id is of the whole server"),
+        (["--port", "1"], "port is for the whole server"),
+        (["--model-id", "x"], "model-id is for the whole server"),
         (["--draft", "nowhere"], "does not exist"),
         (["--store-gb", "1"], "--store-gb is given and --store is not"),
     ],

@@ -157,8 +157,8 @@ def test_it_stops_when_it_is_told_to_with_all_its_processes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--models", "a.radixlm", "--record", "file"], "--record is of one model"),
-        (["a.radixlm", "b.radixlm", "--draft", "."], "--draft is of one model"),
+        (["--models", "a.radixlm", "--record", "file"], "--record is for one model"),
+        (["a.radixlm", "b.radixlm", "--draft", "."], "--draft is for one model"),
         (["--models", "nowhere"], "nowhere does not exist"),
         (["a.radixlm", "--unload-after", "5"], "--unload-after is for several models"),
         ([], "give a MODEL to serve"),
@@ -189,6 +189,6 @@ def test_the_processes_get_the_flags_that_are_not_the_routers(monkeypatch: pytes
     assert (params["memory_bytes"], params["kv_cache_bytes"]) == (8_000_000_000, 1_000_000_000)
     assert (params["store"], params["api_key_files"], params["is_strict"]) == ("s/a", (Path("keys"),), True)
     assert params["hide_cached_text"] and params["log_format"] == "json" and params["shutdown_timeout"] == 0
-    with pytest.raises(InvalidParameter, match="--model-id is of one model"):
+    with pytest.raises(InvalidParameter, match="--model-id is for one model"):
         context = command.make_context("serve", ["--models", "a.radixlm", "--model-id", "x"])
         shared_flags(context, context.meta[GIVEN])

@@ -196,7 +196,7 @@ def test_inspection_counts_experts_beside_a_dense_layer(checkpoint: Callable[[st
     assert found.refusal is None and found.family == "Gemma 4"
     experts = found.model.layers[0].experts
     assert isinstance(experts, Experts) and (experts.num_experts, experts.num_active) == (8, 3)
-    assert dict(layer_rows(found.model))["experts"] == "3 of 8 a token, in 3 layers"
+    assert dict(layer_rows(found.model))["experts"] == "3 of 8 per token, in 3 layers"
 
 
 def test_a_table_says_what_layers_get_and_share() -> None:

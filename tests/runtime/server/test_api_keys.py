@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.http.door import checked_keys, read_keys
+from radixlm.runtime.server.http.api_keys import checked_keys, read_keys
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:

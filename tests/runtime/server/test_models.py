@@ -29,7 +29,7 @@ from radixlm.runtime.server.server_options import ServerOptions
 from starlette.testclient import TestClient
 
 from .conftest import FakeEngine
-from .test_lanes import LONG, StandingEngine, until
+from .test_work_queues import LONG, StandingEngine, until
 
 NAMES = ("small", "large")
 DIED = EngineDied(SystemExit("out of everything"), is_final=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
-from radixlm.runtime.server.http.door import local_hosts
+from radixlm.runtime.server.http.access import local_hosts
 from starlette.testclient import TestClient
 
 if TYPE_CHECKING:

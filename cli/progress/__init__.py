@@ -1,0 +1,5 @@
+"""Show the progress of a compile on stderr."""
+
+from .display import ProgressDisplay
+
+__all__ = ["ProgressDisplay"]
