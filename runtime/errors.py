@@ -248,11 +248,11 @@ class ModelUnavailable(RadixLMError):
 
 
 class ModelTooLarge(ModelUnavailable):
-    """A model does not fit the memory that a server may use, beside those that stay loaded."""
+    """A model does not fit into the memory that a server may use, with the models that stay loaded."""
 
 
 class ModelFailed(ModelUnavailable):
-    """A model could not be loaded, or ended by itself."""
+    """A model could not be loaded, or its process ended unexpectedly."""
 
 
 # Errors of the engine.
