@@ -267,7 +267,7 @@ def test_a_server_that_is_gone_is_named_in_the_chat_and_the_inspector(
             """() => {
                 const ask = window.fetch;
                 const half = 'data: {"choices": [{"index": 0, "delta": {"content": "Half"}}]}\\n\\n';
-                window.fetch = (path, options) => path.endsWith("completions") ? new Response(new ReadableStream({
+                window.fetch = async (path, options) => path.endsWith("completions") ? new Response(new ReadableStream({
                     start(stream) { stream.enqueue(new TextEncoder().encode(half)); },
                     async pull(stream) {
                         await new Promise(done => setTimeout(done, 100));
