@@ -158,9 +158,11 @@ def test_an_export_has_every_message(page: Page, tmp_path: Path) -> None:
     stream(page, {"delta": {"content": "A `tree`."}})
     say(page, "What is a tree?")
     show_list(page)
-    for button in (page.get_by_role("button", name="Export", exact=True), page.locator("#export-all")):
+    one, every = page.get_by_role("button", name="Export", exact=True), page.locator("#export-all")
+    for button, name in ((one, "What-is-a-tree.json"), (every, "radixlm-conversations.json")):
         with page.expect_download() as download:
             button.click()
+        assert download.value.suggested_filename == name
         download.value.save_as(tmp_path / "export.json")
         [told] = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))["conversations"]
         assert (told["title"], set(told)) == ("What is a tree?", {"title", "updated_at", "messages"})

@@ -89,8 +89,13 @@ export class ConversationList {
     const remove = button("quiet", "Delete", () => {});
     confirmed(remove, () => this.remove(id));
     const when = make("time", "small", new Date(updatedAt).toLocaleString([], { dateStyle: "short", timeStyle: "short" }));
-    row.append(when, rename, button("quiet", "Export", () => download("radixlm-conversation", [read(PREFIX + id)])), remove);
+    row.append(when, rename, button("quiet", "Export", () => this.exportOne(id)), remove);
     return row;
+  }
+
+  exportOne(id) {
+    const conversation = read(PREFIX + id);
+    if (conversation) download(fileName(conversation.title), [conversation]); // else deleted in another tab
   }
 
   // Put a field in the place of the title. All other elements stay where they are, so that a click on one finds it.
@@ -157,6 +162,11 @@ function stored(key, text) {
 // Return turns in the form of the API.
 export function messagesOf(turns) {
   return turns.map(({ role, content }) => ({ role, content }));
+}
+
+// Return a title without what file systems refuse or read as a path.
+function fileName(title) {
+  return title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
 }
 
 function download(name, conversations) {
