@@ -35,7 +35,16 @@ def _described(served: Served, name: str) -> ModelReply:
     most = served.engine.context_length
     sampling = served.engine.default_params.defaults
     created = created_at(served.created)
-    return ModelReply(name, served.created, name, created, most, max_model_len=most, default_sampling=sampling)
+    return ModelReply(
+        name,
+        served.created,
+        name,
+        created,
+        most,
+        max_model_len=most,
+        default_sampling=sampling,
+        has_chat_template=served.engine.prompts.chat_template is not None,
+    )
 
 
 def created_at(created: int) -> str:
@@ -61,6 +70,7 @@ class ModelReply(msgspec.Struct):
     owned_by: str = "radixlm"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: maximum tokens of prompt and reply together
     default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # radixlm's: used if a request sets none
+    has_chat_template: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's: false: it answers completions only
 
 
 class ModelList(msgspec.Struct):

@@ -51,12 +51,15 @@ class ModelEndpoint(Generic[Body, Prepared]):
     leave_out: LeaveOut | None = None
 
 
-def unknown_model(asked: str | None, names: Iterable[str]) -> HTTPError:
+ANY_OF_ONE = "start it with --model-id '*'"
+ANY_OF_SEVERAL = 'give one model aliases = ["*"] in a TOML file of --models'
+"""How a server of one model, or of several, accepts any name."""
+
+
+def unknown_model(asked: str | None, names: Iterable[str], to_accept_any: str) -> HTTPError:
     """Return the error for a request to a model that is not among `names`."""
     known = " and ".join(map(repr, names))
-    message = (
-        f"there is no model {asked!r:.200}; this server has {known}. Start it with --model-id '*' to accept any name"
-    )
+    message = f"there is no model {asked!r:.200}; this server has {known}. To accept any name, {to_accept_any}"
     return HTTPError(404, message, param="model", code="model_not_found")
 
 
@@ -114,7 +117,7 @@ class Models:
         known = (self._by_name[name] for name in spellings(asked or "") if name in self._by_name)
         served = next(known, self._any) if asked else self.rows[0]
         if served is None:
-            raise unknown_model(asked, self._by_name)
+            raise unknown_model(asked, self._by_name, ANY_OF_SEVERAL if self.has_several else ANY_OF_ONE)
         return served
 
     def of_query(self, request: Request) -> Served:

@@ -1,0 +1,1 @@
+"""What a client probably meant: names and paths for the messages of refused requests."""
