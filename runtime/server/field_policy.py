@@ -206,13 +206,14 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; fields of the cache are never ignored: use a name from /openapi.json"
         raise HTTPError(400, message, param=path)
-    near = None if name in DISTINCT else _near(name, tuple(sorted(known)))
+    is_distinct = not parent and name in DISTINCT
+    near = None if is_distinct else _near(name, tuple(sorted(known)))
     advice = None if parent else synonym_advice(name, frozenset(known))
     if advice is not None and (near or _near(name, _OFTEN_MISTYPED)) is not None:
         raise HTTPError(400, f"unknown field `{path}`; {advice}", param=path)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    near = None if parent or name in DISTINCT else _near(name, _OFTEN_MISTYPED)
+    near = None if parent or is_distinct else _near(name, _OFTEN_MISTYPED)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; if you mean `{near}`: {advice_on(near, known)}", param=path)
     return "unknown"

@@ -9,7 +9,8 @@ _MIN_RATIO = 0.8  # of difflib; lower ones are other words
 
 
 def near_path(path: str, known: Iterable[str]) -> str | None:
-    """Return the endpoint that is nearest to a path, or None: one that the path ends with, or that ends with it.
+    """Return the endpoint that is nearest to a path, or None: one that the path ends with, or that ends with it,
+    or the only one that begins with it, or one with a few other letters.
 
     >>> known = ["/v1/chat/completions", "/v1/completions", "/v1/models"]
     >>> near_path("/v1/v1/chat/completions", known), near_path("/completions", known)
@@ -25,4 +26,7 @@ def near_path(path: str, known: Iterable[str]) -> str | None:
         return longer[0]
     if shorter := [each for each in known if path.endswith(each)]:
         return shorter[-1]
+    inner = [each for each in known if each.startswith(f"{path}/")]
+    if len(inner) == 1:
+        return inner[0]
     return next(iter(difflib.get_close_matches(path[:200], known, n=1, cutoff=_MIN_RATIO)), None)

@@ -81,9 +81,14 @@ def test_a_field_that_takes_nothing_is_refused_with_the_advice_of_the_table(clie
         members = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
         values = [member.values if isinstance(member, inspect.LiteralType) else member for member in members]
         if all(value == (False,) or isinstance(value, inspect.NoneType) for value in values):
-            message = refusal(client, path, BODIES[path] | {each.name: {"a": 1}})
+            message = refusal(client, path, BODIES.get(path, {}) | {each.name: {"a": 1}})
             assert message.startswith(f"unsupported field `{each.name}`; "), message
             assert message.endswith(REFUSED[each.name].advice) or "; send `" in message
+
+
+def test_a_misspelt_field_of_a_message_is_named(client: TestClient) -> None:
+    message = refusal(client, CHAT, {"messages": [{"role": "user", "contents": "Hi"}]})
+    assert message == "unknown field `messages.contents`; did you mean `content`?"
 
 
 def test_background_is_refused_with_what_to_do_instead(client: TestClient) -> None:
@@ -137,6 +142,8 @@ def test_a_missing_field_is_named(client: TestClient) -> None:
         ("/V1/Chat/Completions", CHAT),
         ("/completions", TEXTS),
         ("/v1/model", "/v1/models"),
+        ("/v1/chat", CHAT),
+        ("/v1", None),
         ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
         ("/api/embeding", "/api/embeddings"),
         ("/nothing/like/it", None),
