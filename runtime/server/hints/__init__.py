@@ -1,1 +1,1 @@
-"""What a client probably meant: names and paths for the messages of refused requests."""
+"""Names, paths and sentences for the messages of refused requests, by which a client finds its mistake."""

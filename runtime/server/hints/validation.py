@@ -103,7 +103,7 @@ def _within(type: inspect.Type, name: str, index: str) -> Iterator[inspect.Type]
         case inspect.StructType() if name:
             yield from (each.type for each in type.fields if each.encode_name == name)
             if name == type.tag_field:
-                yield inspect.LiteralType((type.tag,))  # type: ignore[arg-type]  # a tag is a text or a number
+                yield inspect.LiteralType((type.tag,))
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item) if index:
             yield item
         case inspect.DictType(value_type=value) if index == "...":
