@@ -1,6 +1,7 @@
 #!/bin/sh
-# Usage: .ci/arm64.sh VENV LOCK PYTHON. Makes VENV, whose Python is Debian's for 64-bit Arm, emulated by qemu, with what LOCK
-# pins and radixlm itself, of this folder. PYTHON is one with pip, for this machine. Nothing is installed elsewhere, but qemu.
+# Usage: .ci/arm64.sh VENV LOCK PYTHON. Makes VENV, whose Python is Debian's for 64-bit Arm, emulated by qemu, with the
+# pins of LOCK and radixlm itself, of this folder. PYTHON is one with pip, for this machine. Only qemu is installed
+# elsewhere.
 set -eu
 venv=$(realpath -m "$1")
 lock=$2
@@ -38,7 +39,7 @@ cat >"$venv/pyvenv.cfg" <<END
 home = $root/usr/bin
 include-system-site-packages = false
 END
-# The name is the emulated program's own too: so it starts others like itself.
+# The name is the emulated program's own too: so it starts other emulated programs.
 cat >"$venv/bin/python" <<END
 #!/bin/sh
 export QEMU_CPU="\${QEMU_CPU:-max,pauth-impdef=on}"

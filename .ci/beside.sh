@@ -1,6 +1,6 @@
 #!/bin/sh
 # Usage: .ci/beside.sh MAIN COMMAND... Runs MAIN in the foreground and the COMMANDs, one after another, meanwhile. Then
-# prints what they said. All of them run, whichever fails; the status is 0 if none does.
+# prints their output. All of them run, whichever fails; the status is 0 if none does.
 set -u
 main=$1
 shift

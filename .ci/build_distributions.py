@@ -34,7 +34,7 @@ def build(folder: Path) -> None:
 
 
 def epoch_of(root: Path) -> int:
-    """Return when the commit was made that is checked out; 315532800, the first date of ZIP, without git."""
+    """Return the time of the checked-out commit; 315532800, the first date of ZIP, without git."""
     command = ["git", "log", "-1", "--format=%ct"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else 315532800

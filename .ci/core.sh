@@ -1,6 +1,6 @@
 #!/bin/sh
-# The core without its extras: in a copy of the tree that lacks runtime/extras and what tests it, every module of the core
-# is imported, and tests of what knows extras pass. A minute. Usage: .ci/core.sh [PYTHON]
+# Tests the core without its extras: in a copy of the tree without runtime/extras and their tests, every module of the
+# core is imported, and the tests of the extras' hooks pass. A minute. Usage: .ci/core.sh [PYTHON]
 set -eu
 cd "$(dirname "$0")/.."
 python=$(cd "$(dirname "${1:-.venv/bin/python}")" && pwd)/$(basename "${1:-.venv/bin/python}")

@@ -11,6 +11,6 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     exit 2
 fi
 echo "installing$missing"
-# suites that run side by side take turns
+# suites that run concurrently take turns
 flock /tmp/radixlm-debian.lock sh -c "apt-get update -qq && \
     DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $missing >/dev/null"

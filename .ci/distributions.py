@@ -1,8 +1,8 @@
-"""Lay out the two distributions that are published, as folders that build frontends take.
+"""Lay out the two distributions that are published, as folders for build frontends.
 
-Usage: .ci/distributions.py FOLDER, which gets FOLDER/radixlm-serve and FOLDER/radixlm. The first has all that serves
-artifacts, the second the compiler, and depends on the first. Both have the command `radixlm`: `uvx` and pipx take
-commands only from the distribution that they are asked for. pyproject.toml says which packages and dependencies are the
+Usage: .ci/distributions.py FOLDER, which gets FOLDER/radixlm-serve and FOLDER/radixlm. The first serves
+artifacts, the second has the compiler, and depends on the first. Both have the command `radixlm`: `uvx` and pipx use
+commands only of the requested distribution. pyproject.toml says which packages and dependencies are the
 compiler's. Standard library only.
 """
 
@@ -24,7 +24,7 @@ DESCRIPTION = "Serve artifacts that radixlm has compiled, without its compiler: 
 
 
 def main(folder: Path) -> None:
-    """Write both."""
+    """Write both folders."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     version = version_of(ROOT)
     of_compiler = declared["tool"]["radixlm"]["compiler"]
@@ -104,7 +104,7 @@ def lay_out(folder: Path, tables: Mapping[str, Any], packages: list[str], url: s
 
 
 def folder_of(package: str) -> Path:
-    """Return where a package is in the repository: `radixlm` itself has a folder beside those of its subpackages.
+    """Return where a package is in the repository: `radixlm` itself has a folder next to those of its subpackages.
 
     >>> str(folder_of("radixlm.runtime.engine")), str(folder_of("radixlm"))
     ('runtime/engine', 'package')

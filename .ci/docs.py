@@ -25,7 +25,7 @@ _WIDTH = 100
 
 
 def write_site(out: Path) -> None:
-    """Write all pages to the directory `out`, which is made anew."""
+    """Write all pages to the directory `out`, which is made empty first."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out)
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def write_site(out: Path) -> None:
 
 
 def _first_page(files: str) -> str:
-    """README, with its links as the site has them."""
+    """Return README, with its links as on the site."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return re.sub(r"\]\((?!https?:|#)(docs/)?", lambda link: "](" if link[1] else f"]({files}/", text)
 

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Usage: .ci/ik_llama_cpp.sh DIRECTORY PYTHON [TARGET]. Builds ik_llama.cpp for this machine's processor, or for a TARGET
-# as llama_cpp.sh does, and leaves its server in DIRECTORY. The sources are cloned from GitHub; IK_LLAMA_CPP names
+# Usage: .ci/ik_llama_cpp.sh DIRECTORY PYTHON [TARGET]. Builds ik_llama.cpp for this machine's processor, or for a
+# TARGET as llama_cpp.sh does, and puts its server in DIRECTORY. The sources are cloned from GitHub; IK_LLAMA_CPP names
 # another repository, or one on this disk. cmake is this machine's, or PyPI's, in PYTHON's environment. A quarter of an
-# hour on two cores; JOBS=1 takes one.
+# hour on two cores; JOBS=1 uses one.
 set -eu
 commit=8337e4cd3861406fc04e0854b1409cd1b027fbc9
 origin=${IK_LLAMA_CPP:-https://github.com/ikawrakow/ik_llama.cpp}

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Usage: .ci/llama_cpp.sh DIRECTORY PYTHON [TARGET]. Builds llama.cpp for this machine's processor, or for one with AVX2
-# (x86-64-v3), also with AVX-VNNI (x86-64-v3-vnni), and leaves its programs in DIRECTORY: the sources are those that
-# PyPI's llama-cpp-python carries. cmake is this machine's, or PyPI's, in PYTHON's environment. Four minutes on two cores.
+# (x86-64-v3), also with AVX-VNNI (x86-64-v3-vnni), and puts its programs in DIRECTORY: the sources are those in PyPI's
+# llama-cpp-python. cmake is this machine's, or PyPI's, in PYTHON's environment. Four minutes on two cores.
 set -eu
 requirement=llama-cpp-python==0.3.36
 programs="llama-server llama-completion llama-bench llama-quantize"

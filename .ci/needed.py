@@ -15,11 +15,11 @@ from distributions import ROOT, split
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-NOT_LOADED = {"huggingface-hub"}  # tokenizers downloads with it, and works without
+NOT_LOADED = {"huggingface-hub"}  # tokenizers downloads with it, and works without it
 
 
 def needed(requirements: Iterable[str]) -> set[str]:
-    """Return the names of distributions that these need, directly or through others."""
+    """Return the names of distributions that `requirements` need, directly or through others."""
     found: set[str] = set()
     ahead = list(requirements)
     while ahead:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Usage: .ci/peer_models.sh MODEL.gguf DIRECTORY PYTHON. Makes of a GGUF file what OpenVINO and vLLM read: DIRECTORY/hf, its
-# weights dequantized, and DIRECTORY/int8 and DIRECTORY/int4, OpenVINO's own formats. PYTHON has optimum-intel.
+# Usage: .ci/peer_models.sh MODEL.gguf DIRECTORY PYTHON. Converts a GGUF file for OpenVINO and vLLM: DIRECTORY/hf has
+# its weights dequantized, DIRECTORY/int8 and DIRECTORY/int4 OpenVINO's own formats. PYTHON has optimum-intel.
 set -eu
 model=$(realpath "$1")
 directory=$2

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Usage: .ci/peer_venv.sh VENV REQUIREMENT... Makes a virtual environment with packages that need torch, for processors.
-# torchvision and its like come along, are built for GPUs, and break what imports them: they are taken out again.
+# Removes torchvision and its like, which are built for GPUs and break the packages that import them.
 set -eu
 venv=$1
 shift

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Usage: .ci/suites.sh SUITE... Makes the suites, each as soon as a processor is free. What a suite prints is kept in
-# .cache/ci/SUITE.log, and shown in one piece when it ends. All of them run; the status is 0 if none fails.
+# Usage: .ci/suites.sh SUITE... Runs the suites, each as soon as a processor is free. A suite's output is kept in
+# .cache/ci/SUITE.log, and printed in one piece when it ends. All of them run; the status is 0 if none fails.
 set -u
 logs=.cache/ci
 mkdir -p "$logs"

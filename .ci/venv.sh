@@ -1,7 +1,7 @@
 #!/bin/sh
-# Usage: .ci/venv.sh VENV LOCK [alone]. Makes the virtual environment VENV if there is none, and installs what LOCK pins
-# and radixlm itself, editable; `alone`, for suites that only talk to its server, without radixlm. Takes the first Python
-# of 3.11 or newer; PYTHON names another.
+# Usage: .ci/venv.sh VENV LOCK [alone]. Makes the virtual environment VENV if it is missing, and installs the pins of
+# LOCK and radixlm itself, editable; `alone`, for suites that only use its server, without radixlm. Uses the first
+# Python of 3.11 or newer; PYTHON names another.
 set -eu
 venv=$1
 lock=$2

@@ -55,11 +55,11 @@ def peak_memory_during(pid: int, work: Callable[[], object]) -> PeakMemory:
     done = threading.Event()
     seen: list[PeakMemory] = [PeakMemory(0, 0)]
 
-    def look() -> None:
+    def sample() -> None:
         while not done.wait(_POLL_S):
             seen.append(_larger(seen.pop(), memory_of(pid)))
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=sample)
     thread.start()
     try:
         work()
@@ -96,9 +96,9 @@ class MemoryOfTree:
         self.peak_bytes = 0
         self._pid = pid
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._done.wait(_TREE_POLL_S):
             self.peak_bytes = max(self.peak_bytes, bytes_of_tree(self._pid))
 
@@ -164,7 +164,7 @@ class MemoryWatch:
         self._pid = pid
         self._samples: list[tuple[float, int]] = []
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
 
     def figures(self) -> dict[str, float | list[float]]:
         """Return the resident bytes outside of files, when warm and at the end, the slope between in bytes per second,
@@ -182,7 +182,7 @@ class MemoryWatch:
             "course": [float(part.mean()) for part in np.array_split(sizes, NUM_POINTS) if part.size],
         }
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._done.wait(EVERY_S):
             self._samples.append((time.monotonic(), memory_of(self._pid).anonymous))
 

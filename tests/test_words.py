@@ -29,29 +29,8 @@ PRIVATE = {
 NAMES = [r"`[^`]*`", r"talk\.json", r"\"What guessing brings\""]
 """What is quoted from code, files and headings, and has the words that it has."""
 
-PLAIN_DOCSTRINGS = (
-    *("bench", "cli", "compile", "examples", "package", "tokenizer_fix"),
-    *(
-        f"runtime/{each}"
-        for each in (
-            "artifact",
-            "cache",
-            "chat",
-            "engine",
-            "extras",
-            "kv_log",
-            "model",
-            "prefix",
-            "replay",
-            "router",
-            "server",
-            "speculation",
-            "states",
-            "store",
-        )
-    ),
-)
-"""Folders whose docstrings are plain; the others follow."""
+PLAIN_DOCSTRINGS = (".ci", "bench", "cli", "compile", "examples", "package", "runtime", "tokenizer_fix")
+"""Folders of which every docstring is checked."""
 
 WHAT_CLAUSE = re.compile(r"(That|What|Which|Whether|Where|How|Who|When|As|Of|In|By|From|With|If|For|Beside|Behind)\b")
 """Words at the beginning of a docstring that has neither a verb nor a noun phrase there."""

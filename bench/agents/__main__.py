@@ -37,9 +37,9 @@ def main() -> None:
     rows: list[Replayed] = []
     for model in options.models:
         with AgentServer(model) as server, tempfile.TemporaryDirectory() as scratch:
-            beside = LlamaCppReplay(program, artifact_of(model), Path(scratch))
+            peer = LlamaCppReplay(program, artifact_of(model), Path(scratch))
             for shape in SHAPES:
-                rows += [server.play(dialect, shape, turns, beside) for dialect in options.dialects]
+                rows += [server.play(dialect, shape, turns, peer) for dialect in options.dialects]
     is_met = all(row.ratio <= BAR for row in rows)
     figures = [{**dataclasses.asdict(row), "ratio": row.ratio, "peer_ratio": row.peer_ratio} for row in rows]
     publish("agents", {"bar": BAR, "is_met": is_met, "num_turns": options.turns, "rows": figures})

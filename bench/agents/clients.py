@@ -53,7 +53,7 @@ REMINDER = "<system-reminder>\nThe list of tasks is empty. Do not mention this.\
 
 
 @dataclass(frozen=True)
-class Said:
+class AgentReply:
     """A reply as a client receives it; arguments are JSON."""
 
     thought: str
@@ -85,11 +85,11 @@ class Client(ABC):
         """Add a message of the user."""
         self.history.append(("asked", question))
 
-    def add(self, said: Said, results: Sequence[str]) -> None:
+    def add(self, reply: AgentReply, results: Sequence[str]) -> None:
         """Add a reply of the model, and the results of its calls."""
-        self.history.append(("said", said))
+        self.history.append(("reply", reply))
         if results:
-            ids = [call_id for call_id, _, _ in said.calls]
+            ids = [call_id for call_id, _, _ in reply.calls]
             self.history.append(("results", list(zip(ids, results, strict=True))))
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Client(ABC):
         """Return the body of the next request."""
 
     @abstractmethod
-    def read(self, answer: Json) -> Said:
+    def read(self, answer: Json) -> AgentReply:
         """Read the reply in a response."""
 
     def _arguments(self, text: str) -> str:
@@ -107,11 +107,11 @@ class Client(ABC):
         value = json.loads(text)
         return dict(reversed(value.items())) if self.shape.rewrites else value
 
-    def _words(self, said: Said) -> str:
-        return said.words.strip() if self.shape.trims else said.words
+    def _words(self, reply: AgentReply) -> str:
+        return reply.words.strip() if self.shape.trims else reply.words
 
-    def _thought(self, said: Said) -> str:
-        return "" if self.shape.drops_thoughts else said.thought
+    def _thought(self, reply: AgentReply) -> str:
+        return "" if self.shape.drops_thoughts else reply.thought
 
 
 class ChatClient(Client):
@@ -126,8 +126,8 @@ class ChatClient(Client):
             match kind:
                 case "asked":
                     messages.append({"role": "user", "content": value})
-                case "said":
-                    messages.append(self._said(value))
+                case "reply":
+                    messages.append(self._reply(value))
                 case "results":
                     messages += [{"role": "tool", "tool_call_id": id, "content": text} for id, text in value]
         if self.shape.moves_reminder:
@@ -135,27 +135,27 @@ class ChatClient(Client):
         tools = [{"type": "function", "function": tool} for tool in self.tools]
         return {"messages": messages, "tools": tools, "temperature": 0.0, "max_tokens": MAX_TOKENS}
 
-    def read(self, answer: Json) -> Said:
+    def read(self, answer: Json) -> AgentReply:
         """See `Client`."""
         message = answer["choices"][0]["message"]
         functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-        return Said(
+        return AgentReply(
             message.get("reasoning_content", ""),
             message["content"] or "",
             tuple((id, each["name"], each["arguments"]) for id, each in functions),
             answer["usage"]["completion_tokens"],
         )
 
-    def _said(self, said: Said) -> Json:
-        message: Json = {"role": "assistant", "content": self._words(said) or None}
-        if said.calls:
+    def _reply(self, reply: AgentReply) -> Json:
+        message: Json = {"role": "assistant", "content": self._words(reply) or None}
+        if reply.calls:
             message["tool_calls"] = [
                 {"id": id, "type": "function", "function": {"name": name, "arguments": self._arguments(arguments)}}
-                for id, name, arguments in said.calls
+                for id, name, arguments in reply.calls
             ]
         elif message["content"] is None:
             message["content"] = ""
-        thought = self._thought(said)
+        thought = self._thought(reply)
         return {**message, "reasoning_content": thought} if thought else message
 
 
@@ -171,8 +171,8 @@ class ResponsesClient(Client):
             match kind:
                 case "asked":
                     items.append({"type": "message", "role": "user", "content": value})
-                case "said":
-                    items += self._said(value)
+                case "reply":
+                    items += self._reply(value)
                 case "results":
                     items += [{"type": "function_call_output", "call_id": id, "output": text} for id, text in value]
         if self.shape.moves_reminder:
@@ -181,7 +181,7 @@ class ResponsesClient(Client):
         asked = {"input": items, "instructions": self.system, "tools": tools}
         return {**asked, "temperature": 0.0, "max_output_tokens": MAX_TOKENS, "store": False}
 
-    def read(self, answer: Json) -> Said:
+    def read(self, answer: Json) -> AgentReply:
         """See `Client`."""
         thought, words, calls = "", "", list[tuple[str, str, str]]()
         for item in answer["output"]:
@@ -192,18 +192,18 @@ class ResponsesClient(Client):
                     words += "".join(part["text"] for part in item["content"])
                 case "function_call":
                     calls.append((item["call_id"], item["name"], item["arguments"]))
-        return Said(thought, words, tuple(calls), answer["usage"]["output_tokens"])
+        return AgentReply(thought, words, tuple(calls), answer["usage"]["output_tokens"])
 
-    def _said(self, said: Said) -> list[Json]:
+    def _reply(self, reply: AgentReply) -> list[Json]:
         items: list[Json] = []
-        if thought := self._thought(said):
+        if thought := self._thought(reply):
             content = [{"type": "reasoning_text", "text": thought}]
             reasoning: Json = {"type": "reasoning", "summary": [], "content": content}
             items.append(reasoning)
-        if words := self._words(said):
+        if words := self._words(reply):
             part: Json = {"type": "output_text", "text": words, "annotations": []}
             items.append({"type": "message", "role": "assistant", "content": [part]})
-        for id, name, arguments in said.calls:
+        for id, name, arguments in reply.calls:
             call = {"type": "function_call", "call_id": id, "name": name, "arguments": self._arguments(arguments)}
             items.append(call)
         return items
@@ -222,8 +222,8 @@ class MessagesClient(Client):
                 case "asked":
                     words: list[Json] = [{"type": "text", "text": value}]
                     messages.append({"role": "user", "content": words})
-                case "said":
-                    messages.append({"role": "assistant", "content": self._said(value)})
+                case "reply":
+                    messages.append({"role": "assistant", "content": self._reply(value)})
                 case "results":
                     results = [{"type": "tool_result", "tool_use_id": id, "content": text} for id, text in value]
                     messages.append({"role": "user", "content": results})
@@ -234,7 +234,7 @@ class MessagesClient(Client):
         asked = {"model": self.model, "system": self._system(), "messages": messages, "tools": tools}
         return {**asked, "temperature": 0.0, "max_tokens": MAX_TOKENS, "thinking": {"type": "enabled"}}
 
-    def read(self, answer: Json) -> Said:
+    def read(self, answer: Json) -> AgentReply:
         """See `Client`."""
         thought, words, calls = "", "", list[tuple[str, str, str]]()
         for block in answer["content"]:
@@ -245,20 +245,20 @@ class MessagesClient(Client):
                     words += block["text"]
                 case "tool_use":
                     calls.append((block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False)))
-        return Said(thought, words, tuple(calls), answer["usage"]["output_tokens"])
+        return AgentReply(thought, words, tuple(calls), answer["usage"]["output_tokens"])
 
     def _system(self) -> list[Json]:
         """Return the system prompt in Claude Code's form."""
         bill = f"x-anthropic-billing-header: cc_version=2.1.330; cch={self.agent}{len(self.history):05x};"
         return [{"type": "text", "text": text} for text in ([bill] if self.shape.bills else []) + [self.system]]
 
-    def _said(self, said: Said) -> list[Json]:
+    def _reply(self, reply: AgentReply) -> list[Json]:
         blocks: list[Json] = []
-        if thought := self._thought(said):
+        if thought := self._thought(reply):
             blocks.append({"type": "thinking", "thinking": thought, "signature": "unsigned"})
-        if words := self._words(said):
+        if words := self._words(reply):
             blocks.append({"type": "text", "text": words})
-        for id, name, arguments in said.calls:
+        for id, name, arguments in reply.calls:
             blocks.append({"type": "tool_use", "id": id, "name": name, "input": self._value(arguments)})
         return blocks
 

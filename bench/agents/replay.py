@@ -23,9 +23,9 @@ from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
 
-from ..replay.door import Door
 from ..replay.engine import STATE_BYTES
 from ..replay.models import Hybrid
+from ..replay.recording_runner import RecordingRunner
 from .clients import DIALECTS, Client, Shape
 from .llama_cpp import Asked, LlamaCppReplay
 from .loops import QUESTIONS, Turn
@@ -92,8 +92,8 @@ class AgentServer:
         self._http.__exit__(None, None, None)
         self.engine.close()
 
-    def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], beside: LlamaCppReplay | None = None) -> Replayed:
-        """Play a whole loop on an empty cache, or loops of several agents in turns; also on `beside`, if given."""
+    def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], peer: LlamaCppReplay | None = None) -> Replayed:
+        """Play a whole loop on an empty cache, or loops of several agents in turns; also on `peer`, if given."""
         self._http.delete("/v1/cache")
         self._settle()
         self._asked.clear()
@@ -114,7 +114,7 @@ class AgentServer:
             sum(computed),
             sum(sum(self._least(self._asked[agent :: len(clients)])) for agent in agents),
             sum(idle),
-            beside.play(self._sent, replies, num_first=len(clients)) if beside else None,
+            peer.play(self._sent, replies, num_first=len(clients)) if peer else None,
         )
 
     def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
@@ -126,18 +126,18 @@ class AgentServer:
         response = self._http.post(client.path, json=client.body())
         if response.status_code != 200:
             raise ValueError(f"the server says {response.status_code}: {response.text}")
-        said = client.read(response.json())
+        reply = client.read(response.json())
         assert not self._script.script, "the model did not say all that it was told"
-        given = [(name, arguments) for _, name, arguments in said.calls]
+        given = [(name, arguments) for _, name, arguments in reply.calls]
         assert given == list(turn.calls), f"the calls {given} are not {turn.calls}"
-        assert said.words.strip() == turn.words.strip(), f"{said.words!r} is not {turn.words!r}"
-        client.add(said, turn.results)
+        assert reply.words.strip() == turn.words.strip(), f"{reply.words!r} is not {turn.words!r}"
+        client.add(reply, turn.results)
         if turn.question is not None:
             client.ask(turn.question)
         self._settle()
         num_idle = self.engine.stats().num_idle_tokens - num_idle
-        passed = self._door.take()
-        num_prefilled = len(passed.forwarded_ids) - num_idle - (said.num_tokens - 1)
+        passed = self._recorder.take()
+        num_prefilled = len(passed.forwarded_ids) - num_idle - (reply.num_tokens - 1)
         return num_prefilled, num_prefilled + len(passed.reused_ids), num_idle
 
     def _least(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
@@ -181,8 +181,8 @@ class AgentServer:
         self.engine.stream_chat = noted  # type: ignore[method-assign]
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
-        self._door = Door(num_pages, self._script)
-        return self._door
+        self._recorder = RecordingRunner(num_pages, self._script)
+        return self._recorder
 
     @property
     def _end(self) -> str:

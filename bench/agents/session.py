@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..served import Json
-from .clients import DIALECTS, Client, Said, Shape
+from .clients import DIALECTS, AgentReply, Client, Shape
 from .loops import QUESTIONS, TOOL_NAMES, Turn, loop
 
 SHAPE = Shape("session", drops_thoughts=True, moves_reminder=True, num_subagents=2)
@@ -65,7 +65,7 @@ def _requests(clients: Sequence[Client], turns: Sequence[Turn]) -> Iterator[Requ
             yield Request(client.agent, client.path, client.body())
             number = len(client.history)
             calls = tuple((f"call_{client.agent}_{number}_{i}", *call) for i, call in enumerate(turn.calls))
-            client.add(Said("", turn.words, calls, 0), turn.results)
+            client.add(AgentReply("", turn.words, calls, 0), turn.results)
             if turn.question is not None:
                 client.ask(turn.question)
 

@@ -82,13 +82,13 @@ def times_of(cache: PrefixCache, num_tokens: int, chance: random.Random) -> dict
     """Time prompts of one length, each new to the cache before it is inserted; medians of the rounds, in seconds."""
     prompts = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
     insert_s = median_of(lambda number: keep(cache, prompts[number]))
-    match_s = median_of(lambda number: look(cache, prompts[number]))
+    match_s = median_of(lambda number: match_once(cache, prompts[number]))
     mark, spell = VOCAB_SIZE - 1, spellings().__getitem__
     replies = [tokens(chance, num_tokens) for _ in range(ROUNDS)]
     for number, reply in enumerate(replies):
         keep(cache, [mark, number], [*reply, 0])
     texts = [SpelledPrompt((mark, number, *halves(reply), mark), spell, refuse) for number, reply in enumerate(replies)]
-    text_s = median_of(lambda number: look(cache, texts[number].ids, texts[number]))
+    text_s = median_of(lambda number: match_once(cache, texts[number].ids, texts[number]))
     return {"tokens": num_tokens, "insert_s": insert_s, "match_s": match_s, "text_match_s": text_s}
 
 
@@ -110,7 +110,7 @@ def compute(cache: PrefixCache, sequence: CachedSequence) -> None:
         transaction.commit()
 
 
-def look(cache: PrefixCache, prompt: Sequence[int], text: SpelledPrompt | None = None) -> None:
+def match_once(cache: PrefixCache, prompt: Sequence[int], text: SpelledPrompt | None = None) -> None:
     """Match a prompt that is cached except for its last token."""
     match = cache.match(prompt, spelled=None if text is None else lambda: text)
     assert match.num_tokens == len(match.prompt_ids) - 1

@@ -38,7 +38,7 @@ def main() -> None:
     results = []
     for case in cases:
         timed, limits = meter.around(lambda: measure(case, native), runs=_READS)  # noqa: B023
-        results.append(asdict(timed.beside(limits)))
+        results.append(asdict(timed.result(limits)))
         print({name: value for name, value in results[-1].items() if options.only or name == "kernel"}, flush=True)
     if not options.only:
         publish("kernels", {"target": target.name, "limits": asdict(meter.limits), "kernels": results})

@@ -54,7 +54,7 @@ class Timed:
     case: Case
     seconds: float
 
-    def beside(self, limits: Limits) -> Result:
+    def result(self, limits: Limits) -> Result:
         """Return the time as speeds and as a share of the limits."""
         work, seconds = self.case.work, self.seconds
         return Result(

@@ -67,7 +67,7 @@ class Crowd:
             try:
                 reply = await asyncio.wait_for(self._exchange(connection, ask), self.hang_s)
                 if reply is not None:
-                    stream.heard(ask, reply.text, len(reply.prompt_token_ids) + len(reply.token_ids))
+                    stream.add_reply(ask, reply.text, len(reply.prompt_token_ids) + len(reply.token_ids))
             except TimeoutError:
                 self.num_hung += 1
                 self._fault(ask, f"no end of it after {self.hang_s:g} s")

@@ -88,7 +88,7 @@ class Stream:
             return self._completion()
         return self._chat()
 
-    def heard(self, ask: Ask, text: str, num_tokens: int) -> None:
+    def add_reply(self, ask: Ask, text: str, num_tokens: int) -> None:
         """Continue the conversation with this reply to a chat, while there is room; it has `num_tokens` with it."""
         if ask.messages:
             self._messages = [*ask.messages, {"role": "assistant", "content": text}]

@@ -72,9 +72,9 @@ class Prefix:
     def probe(self, choice: Order, query: Sequence[int]) -> Scores:
         """Return the attention of the query's rows, run over the selected rows, to each token of the prefix by the keys
         of the probe's head: `[layers, tokens]`, the largest weight over rows of a softmax over unselected rows."""
-        return self.look(choice, query).largest
+        return self.probed(choice, query).largest
 
-    def look(self, choice: Order, query: Sequence[int]) -> Probe:
+    def probed(self, choice: Order, query: Sequence[int]) -> Probe:
         """Return all results of that probe."""
         self.partial(choice, query, 0)
         return probe(self._model.queries(len(query)), self._probe_keys, choice[:, self._model.probe_head])

@@ -16,8 +16,8 @@ from radixlm.runtime.model.scripted_runner import ScriptedRunner
 from radixlm.tokenizer_fix import SpelledPrompt
 
 from ..worker import Closable
-from .door import Door, Passed
 from .models import TalkingArtifact
+from .recording_runner import Passed, RecordingRunner
 
 Message = Mapping[str, str]
 Policy = Literal["text", "seam", "exact", "others"]
@@ -86,11 +86,11 @@ class ReplayEngine(Closable):
 
     def _turn(self, completion: Completion) -> Turn:
         assert not self._script.script, "the model did not say all that it was told"
-        return turn_of(completion, self.door.take())
+        return turn_of(completion, self.recorder.take())
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
-        self.door = Door(num_pages, self._script)
-        return self.door
+        self.recorder = RecordingRunner(num_pages, self._script)
+        return self.recorder
 
 
 def turn_of(completion: Completion, passed: Passed) -> Turn:
@@ -105,5 +105,5 @@ def turn_of(completion: Completion, passed: Passed) -> Turn:
 
 def with_reply(messages: Sequence[Message], text: str, *asked: str) -> list[Message]:
     """Return the conversation after a reply and, if given, the next message of the user."""
-    told: list[Message] = [*messages, {"role": "assistant", "content": text}]
-    return [*told, *({"role": "user", "content": words} for words in asked)]
+    longer: list[Message] = [*messages, {"role": "assistant", "content": text}]
+    return [*longer, *({"role": "user", "content": words} for words in asked)]

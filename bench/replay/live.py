@@ -26,8 +26,8 @@ from ..data import data_dir
 from ..options import read_options
 from ..report.page import publish
 from ..worker import Closable
-from .door import Door
 from .engine import Message, turn_of, with_reply
+from .recording_runner import RecordingRunner
 
 Reply = Literal["whole", "stop string", "mid-character", "no text"]
 REPLIES: tuple[Reply, ...] = ("whole", "stop string", "mid-character", "no text")
@@ -70,7 +70,7 @@ class LiveReplay(Closable):
         """Run a conversation; return its turns after the first."""
         messages: list[Message] = [{"role": "user", "content": opening}]
         completion = self._ask(messages, stop)
-        self._door.take()
+        self._recorder.take()
         turns = []
         for question in questions:
             last = completion
@@ -87,7 +87,7 @@ class LiveReplay(Closable):
         return self._engine.chat(messages, params)
 
     def _turn(self, last: Completion, now: Completion, messages: Sequence[Message]) -> LiveTurn:
-        turn = turn_of(now, self._door.take())
+        turn = turn_of(now, self._recorder.take())
         computed = (*last.prompt_token_ids, *last.token_ids[:-1])
         tokenizer = self._engine.tokenizer
         encoded = tokenizer.prepare_chat(self._engine.render(messages)).ids
@@ -117,8 +117,8 @@ class LiveReplay(Closable):
         return last.token_ids[:-1] if last.token_ids[-1] in ends else last.token_ids
 
     def _open_runner(self, artifact: Artifact, num_pages: int, num_threads: int | None) -> Runner:
-        self._door = Door(num_pages, ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads))
-        return self._door
+        self._recorder = RecordingRunner(num_pages, ModelRunner(artifact, num_pages=num_pages, num_threads=num_threads))
+        return self._recorder
 
     def close(self) -> None:
         """Close the engine."""

@@ -64,18 +64,18 @@ def main() -> None:
             talking = artifact(MODELS[model], read_tokenizer(MODELS[model], data_dir()), hybrid)
             replay = Replay(model, talking)
             for kind in KINDS:
-                told: list[list[Turn]] = []
-                found = replay.run(talks, kind, "text", told)
-                peer = _peer(program, talking, talks, told) if kind == "bare" else None
+                chats: list[list[Turn]] = []
+                found = replay.run(talks, kind, "text", chats)
+                peer = _peer(program, talking, talks, chats) if kind == "bare" else None
                 rows.append(Row(name, f"OASST, {model}: {kind}", found.num_prefilled, found.num_ideal, peer))
         for model in AGENTS:
             with AgentServer(model, hybrid=hybrid) as server, tempfile.TemporaryDirectory() as scratch:
-                beside = (
+                replay_peer = (
                     LlamaCppReplay(program, artifact_of(model, hybrid), Path(scratch)) if program.exists() else None
                 )
                 for shape in SHAPES:
                     for dialect in DIALECTS:
-                        played = server.play(dialect, shape, turns, beside)
+                        played = server.play(dialect, shape, turns, replay_peer)
                         text = f"tools, {model}: {shape.name}, {dialect}"
                         rows.append(Row(name, text, played.num_computed, played.num_least, played.num_peer))
     sizes = {name: hybrid.state_bytes for name, hybrid in HYBRIDS.items()}
@@ -85,12 +85,12 @@ def main() -> None:
 
 
 def _peer(
-    program: Path, talking: TalkingArtifact, talks: Sequence[Conversation], told: Sequence[Sequence[Turn]]
+    program: Path, talking: TalkingArtifact, talks: Sequence[Conversation], played: Sequence[Sequence[Turn]]
 ) -> int | None:
     """Return the tokens that llama.cpp computes for the same conversations."""
     if not program.exists():
         return None
-    loops = [_asked(talk, turns) for talk, turns in zip(talks, told, strict=True)]
+    loops = [_asked(talk, turns) for talk, turns in zip(talks, played, strict=True)]
     with tempfile.TemporaryDirectory() as scratch:
         return LlamaCppReplay(program, talking, Path(scratch)).play_all(loops)
 

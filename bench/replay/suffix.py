@@ -63,7 +63,7 @@ class Turn:
     num_pages: int
 
 
-class Talk(Closable):
+class ScriptedChat(Closable):
     """An engine whose model's replies are given; a context manager."""
 
     def __init__(self, artifact: Path, way: Way) -> None:
@@ -123,7 +123,7 @@ def make_artifact(path: Path) -> None:
 def _exchanges(num_turns: int) -> list[tuple[str, str]]:
     """Return the first question of each of the first conversations, and the reply to it."""
     talks = oasst(data_dir())
-    replies = {talk.texts[0]: talk.texts[1] for talk in talks}
+    replies = {chat.texts[0]: chat.texts[1] for chat in talks}
     return list(replies.items())[:num_turns]
 
 
@@ -137,8 +137,8 @@ def main() -> None:
     for number in range(options.rounds):
         for beginning, before_reply in BEGINNINGS.items():
             for name, way in WAYS.items():
-                with Talk(options.artifact, way) as talk:
-                    turns = list(talk.run(exchanges, before_reply))
+                with ScriptedChat(options.artifact, way) as chat:
+                    turns = list(chat.run(exchanges, before_reply))
                 rows.append({"round": number, "replies": beginning, "way": name, "turns": list(map(asdict, turns))})
     layout = Artifact.open(options.artifact).manifest.kv
     page_bytes = layout.page_bytes // layout.num_layers * NUM_LAYERS

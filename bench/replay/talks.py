@@ -53,16 +53,16 @@ class Replay:
         conversations: Sequence[Conversation],
         kind: str,
         policy: Policy,
-        told: list[list[Turn]] | None = None,
+        played: list[list[Turn]] | None = None,
     ) -> Replayed:
-        """Replay each in turn, each in its own namespace, on an empty cache; append the turns to `told`."""
+        """Replay each in turn, each in its own namespace, on an empty cache; append the turns to `played`."""
         with ReplayEngine(self._artifact) as engine:
             replies = Replies(engine.engine.tokenizer)
             ideal = Ideal(engine.engine, self._artifact.tokenizer_json)
             turns = [
                 turn
                 for number, conversation in enumerate(conversations)
-                for turn in _turns(engine, replies, ideal, conversation, kind, policy, b"%d" % number, told)
+                for turn in _turns(engine, replies, ideal, conversation, kind, policy, b"%d" % number, played)
             ]
         prompts, prefilled, ideals = zip(*turns, strict=True)
         above = sum(more > least for more, least in zip(prefilled, ideals, strict=True))
@@ -79,14 +79,14 @@ def _turns(
     kind: str,
     policy: Policy,
     namespace: bytes,
-    told: list[list[Turn]] | None,
+    played: list[list[Turn]] | None,
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the numbers of prompt tokens, prefilled and ideal ones of each turn after the first."""
     messages: list[Message] = []
     last: Turn | None = None
     turns: list[Turn] = []
-    if told is not None:
-        told.append(turns)
+    if played is not None:
+        played.append(turns)
     for number, question in enumerate(conversation.texts[::2]):
         messages = with_reply(messages, last.text, question) if last else [{"role": "user", "content": question}]
         answer = conversation.texts[2 * number + 1 : 2 * number + 3]

@@ -104,7 +104,7 @@ class GlmShape:
 
 
 @dataclass
-class Told:
+class ScriptedHead:
     """The reply that the head is to draft, and how often it does."""
 
     right: float
@@ -115,7 +115,7 @@ class Told:
         """Replace the logits of heads within the block."""
         chance, draft = random.Random(0), ModelRunner.draft
 
-        def told(runner: ModelRunner, batch: Batch) -> Float32Array:
+        def scripted_draft(runner: ModelRunner, batch: Batch) -> Float32Array:
             logits, arrays = draft(runner, batch), batch.arrays
             for row, place in enumerate(arrays.logit_rows):
                 following = int(arrays.positions[place]) + 1
@@ -125,7 +125,7 @@ class Told:
                     logits[row, self.token_ids[following] if is_right else 0] = _SURE
             return logits
 
-        with patch.object(ModelRunner, "draft", told):
+        with patch.object(ModelRunner, "draft", scripted_draft):
             yield
 
 
@@ -144,13 +144,13 @@ def figures(tokenizer: Path, right: float, rounds: int, folder: Path) -> Iterato
 
 def measured(path: Path, right: float, rounds: int) -> Figures:
     """Return a row for each round, after one that is not counted."""
-    told, artifact = Told(right), Artifact.open(path)
+    head, artifact = ScriptedHead(right), Artifact.open(path)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     options: dict[str, Any] = {"idle_work": False, "kv_cache_bytes": 256 << 20, "max_num_seqs": 4}
     with (
         Engine(artifact, speculate="off", **options) as plain,
         Engine(artifact, speculate="mtp", **options) as drafting,
-        told.in_use(),
+        head.in_use(),
     ):
         rows = []
         for number in range(rounds + 1):
@@ -158,7 +158,7 @@ def measured(path: Path, right: float, rounds: int) -> Figures:
 
             def reply(engine: Engine, prompt: list[int] = prompt) -> list[Completion]:
                 found = engine.generate(prompt, params)
-                told.token_ids = [*prompt, *found.token_ids]
+                head.token_ids = [*prompt, *found.token_ids]
                 return [found]
 
             rows.append(Pair(plain, drafting).measure(reply, guesses_first=False))

@@ -128,8 +128,7 @@ class SamplingParams:
     )
     banned_strings: Sequence[str] = option(
         (),
-        "Have the reply go on without this, in whatever case: a token that begins it is taken back, and another is "
-        "chosen.",
+        "Continue the reply without this, in whatever case: a token that begins it is removed, and another is sampled.",
         most=512,
         longest=256,
         flag=Flag("--ban", "sampling", metavar="TEXT"),

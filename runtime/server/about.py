@@ -16,7 +16,7 @@ from .served import Served, json_response
 
 async def list_models(models: Models, request: Request) -> Response:
     """`GET /v1/models`: list all models, each under each of its names."""
-    replies = [_described(served, name) for served in models.rows for name in served.names]
+    replies = [_described(served, name) for served, name in models.listed]
     return json_response(ModelList(replies, first_id=replies[0].id, last_id=replies[-1].id))
 
 
@@ -35,7 +35,7 @@ def _described(served: Served, name: str) -> ModelReply:
     most = served.engine.context_length
     sampling = served.engine.default_params.defaults
     created = created_at(served.created)
-    return ModelReply(
+    reply = ModelReply(
         name,
         served.created,
         name,
@@ -45,6 +45,9 @@ def _described(served: Served, name: str) -> ModelReply:
         default_sampling=sampling,
         has_chat_template=served.engine.prompts.chat_template is not None,
     )
+    if served.lora is not None:
+        reply.parent = served.parent
+    return reply
 
 
 def created_at(created: int) -> str:
@@ -71,6 +74,7 @@ class ModelReply(msgspec.Struct):
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: maximum tokens of prompt and reply together
     default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # radixlm's: used if a request sets none
     has_chat_template: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's: false: it answers completions only
+    parent: str | msgspec.UnsetType = msgspec.UNSET  # vLLM's: the model of a LoRA adapter
 
 
 class ModelList(msgspec.Struct):

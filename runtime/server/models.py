@@ -56,10 +56,16 @@ ANY_OF_SEVERAL = 'give one model aliases = ["*"] in a TOML file of --models'
 """How a server of one model, or of several, accepts any name."""
 
 
-def unknown_model(asked: str | None, names: Iterable[str], to_accept_any: str) -> HTTPError:
-    """Return the error for a request to a model that is not among `names`."""
+def unknown_model(asked: str | None, names: Iterable[str], to_accept_any: str | None = None) -> HTTPError:
+    """Return the error for a request to a model that is not among `names`.
+
+    Args:
+        to_accept_any: how the server accepts any name; None if the request needs the model's own.
+    """
     known = " and ".join(map(repr, names))
-    message = f"there is no model {asked!r:.200}; this server has {known}. To accept any name, {to_accept_any}"
+    message = f"there is no model {asked!r:.200}; this server has {known}"
+    if to_accept_any is not None:
+        message += f". To accept any name, {to_accept_any}"
     return HTTPError(404, message, param="model", code="model_not_found")
 
 
@@ -78,9 +84,10 @@ class Models:
         if not rows:
             raise InvalidParameter("there is no model to serve; name one")
         self.rows = tuple(rows)
-        self._by_name = {name: served for served in rows for name in served.names}
+        self.adapted = tuple(each for served in rows for each in served.adapted)
+        self._by_name = {name: served for served in self.all for name in served.names}
         self._any = next((served for served in rows if served.takes_any), None)
-        names = [name for served in rows for name in served.names]
+        names = [name for served in self.all for name in served.names]
         if len(self._by_name) < len(names) or sum(served.takes_any for served in rows) > 1:
             raise InvalidParameter(f"two models have the same name, among {', '.join(map(repr, names))}; rename one")
         self.options, self.stored = options, stored
@@ -104,6 +111,17 @@ class Models:
         return cls(rows, options, stored)
 
     @property
+    def all(self) -> tuple[Served, ...]:
+        """The models, then each with its LoRA adapters."""
+        return (*self.rows, *self.adapted)
+
+    @property
+    def listed(self) -> list[tuple[Served, str]]:
+        """Every model with each of its names, then every adapter with the first of its own."""
+        own = [(served, name) for served in self.rows for name in served.names]
+        return [*own, *((served, served.name) for served in self.adapted)]
+
+    @property
     def has_several(self) -> bool:
         """Return whether there is more than one model."""
         return len(self.rows) > 1
@@ -117,7 +135,8 @@ class Models:
         known = (self._by_name[name] for name in spellings(asked or "") if name in self._by_name)
         served = next(known, self._any) if asked else self.rows[0]
         if served is None:
-            raise unknown_model(asked, self._by_name, ANY_OF_SEVERAL if self.has_several else ANY_OF_ONE)
+            to_accept_any = ANY_OF_SEVERAL if self.has_several else ANY_OF_ONE
+            raise unknown_model(asked, (name for _, name in self.listed), to_accept_any)
         return served
 
     def of_query(self, request: Request) -> Served:

@@ -15,7 +15,7 @@ from .arguments import MAX_EXTRAS, ArgumentsReader, Schema
 from .format_texts import Rules, Specials, json_rule, quoted
 from .literal_reader import LiteralReader
 from .raw_text import text_rules, times_of, unkept_words, values_of
-from .schema_types import ANY, STRING, Types, by_itself, looked_up, target, types_of
+from .schema_types import ANY, STRING, Types, looked_up, standalone, target, types_of
 
 _MAX_DEPTH: Final = 48  # of nested schemas that are enforced
 _WORDS: Final = {"boolean": ("true", "false"), "null": ("None", "null")}
@@ -217,7 +217,7 @@ class _LiteralRules:
 
 
 def _without_refs(asked: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    return dict(asked) if root is None else by_itself(asked, root)
+    return dict(asked) if root is None else standalone(asked, root)
 
 
 def _escaped(key: str) -> str:

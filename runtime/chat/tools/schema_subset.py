@@ -84,16 +84,16 @@ def without_descriptions(schema: Schema) -> Schema:
     >>> without_descriptions({"properties": {"title": {"title": "A", "pattern": "^(?!b)"}}})
     {'properties': {'title': {'pattern': '^(?!b)'}}}
     """
-    if id(schema) in endless_in(schema):
+    if id(schema) in infinite_schema_ids(schema):
         raise InvalidGrammar("a value would have to hold itself without end; leave what it requires of itself optional")
     return _Reading(schema, leaves_out=False).read(schema)
 
 
-def endless_in(root: Schema) -> set[int]:
+def infinite_schema_ids(root: Schema) -> set[int]:
     """Return the ids of the schemas in `root` that only an endless value would fit: those that must contain themselves.
 
     >>> node = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
-    >>> id(node) in endless_in(node), endless_in({**node, "required": []})
+    >>> id(node) in infinite_schema_ids(node), infinite_schema_ids({**node, "required": []})
     (True, set())
     """
     schemas, waiting = dict[int, Schema](), [root]
@@ -200,7 +200,7 @@ class _Reading:
     is_whole: bool = True
     num_schemas: int = 0
     depth: int = 0
-    endless: set[int] | None = None  # ids of schemas that only an endless value fits
+    infinite_ids: set[int] | None = None  # ids of schemas that only an endless value fits
 
     def read(self, schema: Schema) -> dict[str, Any]:
         """Return the reduced copy of a schema inside `root`, with all schemas inside it."""
@@ -223,14 +223,16 @@ class _Reading:
 
     def _cut_endless(self, schema: Schema, found: dict[str, Any]) -> None:
         """Drop required fields that a finite value cannot have, because it would have to contain itself."""
-        if self.endless is None:
-            self.endless = endless_in(self.root)
-        if id(schema) not in self.endless:
+        if self.infinite_ids is None:
+            self.infinite_ids = infinite_schema_ids(self.root)
+        if id(schema) not in self.infinite_ids:
             return
         named = schema.get("properties")
         required, properties = schema.get("required"), named if isinstance(named, Mapping) else {}
         if isinstance(found.get("required"), list) and isinstance(required, list):
-            kept = [name for name in required if id(target(properties.get(str(name)), self.root)) not in self.endless]
+            kept = [
+                name for name in required if id(target(properties.get(str(name)), self.root)) not in self.infinite_ids
+            ]
             self.is_whole = self.is_whole and len(kept) == len(required)
             found["required"] = kept
         if found.pop("minItems", None) is not None:

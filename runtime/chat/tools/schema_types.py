@@ -155,10 +155,10 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def by_itself(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+def standalone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part of a schema as an independent one, whose references have the same targets.
 
-    >>> by_itself({"$ref": "#/$defs/a"}, {"$defs": {"a": {}}})
+    >>> standalone({"$ref": "#/$defs/a"}, {"$defs": {"a": {}}})
     {'$defs': {'a': {}}, '$ref': '#/$defs/a'}
     """
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root}

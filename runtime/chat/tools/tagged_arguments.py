@@ -14,7 +14,7 @@ from ..scan import overlap
 from .arguments import MAX_EXTRAS, ArgumentsReader, Schema, StepReader
 from .format_texts import Rules, Specials, json_rule, lexemes, loose, loose_after_white, match_pieces, quoted
 from .raw_text import text_rules
-from .schema_types import ANY, STRING, Types, as_json, by_itself, cut_as_json, looked_up, string, types_of
+from .schema_types import ANY, STRING, Types, as_json, cut_as_json, looked_up, standalone, string, types_of
 
 _PYTHON: Final = {True: "True", False: "False", None: "None"}
 
@@ -224,7 +224,7 @@ class _TaggedRules:
         if "string" in types:
             asked = {"type": sorted(types - STRING)}
         words = {"boolean": ("True", "False"), "null": ("None",)} if self.style.is_python else {}
-        ways = [json_rule(by_itself(asked, self.schema), is_strict=self.is_strict)]
+        ways = [json_rule(standalone(asked, self.schema), is_strict=self.is_strict)]
         ways += [quoted(word) for kind in words if kind in types for word in words[kind]]
         return " | ".join(ways)
 

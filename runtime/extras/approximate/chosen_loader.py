@@ -100,7 +100,7 @@ class ChosenLoader:
             return False
         deadline = self._clock() + compute_s + _SLACK_S
         transfer = self._transfers[wanted.name] = _Transfer(wanted, match.namespace, source, num_bytes, deadline)
-        self._go_on(transfer)
+        self._continue(transfer)
         self._queue.at(deadline, partial(self._end_late, transfer))
         return True
 
@@ -134,7 +134,7 @@ class ChosenLoader:
         num_sources = len(self._transfers) + len(self._closing)
         return staged + num_bytes <= MAX_STAGED_BYTES and num_sources < MAX_SOURCES
 
-    def _go_on(self, transfer: _Transfer) -> None:
+    def _continue(self, transfer: _Transfer) -> None:
         """Start reading the next stage; after the last one, the request continues with the rows."""
         if (stage := transfer.source.next_stage()) is not None:
             transfer.read = self._reader.run(stage.run, partial(self._arrived, transfer), num_bytes=stage.num_bytes)
@@ -162,7 +162,7 @@ class ChosenLoader:
             self._queue.post(self._may_compute)
         try:
             if read.is_right:
-                self._go_on(transfer)
+                self._continue(transfer)
                 return
             self.counts.num_disagreed += transfer.source.is_not_enough
             self.counts.num_broken += not transfer.source.is_not_enough

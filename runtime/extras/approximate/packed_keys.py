@@ -25,8 +25,8 @@ PART_BYTES: Final = 0.5  # per token and layer: a sixteenth of the checksum of a
 _SCALE_BYTES: Final = 2
 _MAX_CODE: Final = 7
 _MIN_NUMBERS, _STEP = 8, 4
-_SHAPE: Final = struct.Struct("<HHI")  # kept numbers of a key, all its numbers, tokens
-Dims = npt.NDArray[np.int64]  # [layers, n]: kept numbers of a key, ascending
+_SHAPE: Final = struct.Struct("<HHI")  # kept dimensions of a key, all its dimensions, tokens
+Dims = npt.NDArray[np.int64]  # [layers, n]: kept dimensions of a key, ascending
 
 
 def kept_dims(manifest: Manifest, share: float = MEMORY_SHARE) -> Dims:
@@ -126,7 +126,7 @@ class PackedKeys:
         return self.codes.nbytes + self.scales.nbytes + self.means.nbytes
 
     def kept(self, layer: int) -> Float32Array:
-        """Return the kept numbers of a layer's keys, `[tokens, n]`: those of `dims`."""
+        """Return the kept dimensions of a layer's keys, `[tokens, n]`: those of `dims`."""
         codes = self.codes[layer]
         numbers = np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float32)
         numbers -= _MAX_CODE
@@ -148,7 +148,7 @@ class JoinedKeys:
 
     @property
     def dims(self) -> Dims:
-        """The kept numbers of a key, the same in all runs of one model."""
+        """The kept dimensions of a key, the same in all runs of one model."""
         return self.parts[0].dims
 
     @property
@@ -158,7 +158,7 @@ class JoinedKeys:
         return layers, sum(part.shape[1] for part in self.parts), head_dim
 
     def kept(self, layer: int) -> Float32Array:
-        """Return the kept numbers of a layer's keys, `[tokens, n]`: those of `dims`."""
+        """Return the kept dimensions of a layer's keys, `[tokens, n]`: those of `dims`."""
         return np.concatenate([part.kept(layer) for part in self.parts])
 
     def __getitem__(self, layer: int) -> Float32Array:

@@ -39,7 +39,7 @@ class ProbeKeyCache:
     """Caches data of runs in at most `max_bytes`, and drops the least recently used. For any thread.
 
     Args:
-        dims: kept numbers of keys; with `packed_keys.kept_dims`, a run takes 4 % of its KV: 671 bytes for a token of
+        dims: kept dimensions of keys; with `packed_keys.kept_dims`, a run takes 4 % of its KV: 671 bytes for a token of
             SmolLM2 in k12v8.
 
     Attributes:

@@ -130,11 +130,11 @@ class LayerKeys(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dims(self) -> npt.NDArray[np.int64]:
-        """The kept numbers of each layer's keys, `[layers, n]`; the others count as zeros."""
+        """The kept dimensions of each layer's keys, `[layers, n]`; the others count as zeros."""
         ...
 
     def kept(self, layer: int) -> Float32Array:
-        """Return the kept numbers, `[tokens, n]`."""
+        """Return the kept dimensions, `[tokens, n]`."""
         ...
 
 

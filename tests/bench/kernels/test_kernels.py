@@ -69,7 +69,7 @@ def test_every_kind_of_case_runs(target: Target) -> None:
     cases = first_of_each_kernel([*chosen[:2], *chosen[-2:], *few_rows, *attention, *pages])
     native = compile_cases(cases, target)
     for case in cases:
-        result = measure(case, native, runs=1).beside(LIMITS)
+        result = measure(case, native, runs=1).result(LIMITS)
         assert result.seconds > 0
         assert result.gb_per_s > 0
         assert result.share > 0

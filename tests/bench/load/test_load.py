@@ -35,7 +35,7 @@ def test_requests_are_of_all_kinds_and_good_ones_fit_the_context() -> None:
             kinds.add(ask.kind)
             endings.add(ask.ending)
             if ask.messages:
-                stream.heard(ask, "yes", 100)
+                stream.add_reply(ask, "yes", 100)
             if ask.is_good:
                 body = json.loads(ask.call.body)
                 prompt = body.get("prompt") or "".join(message["content"] for message in body["messages"])

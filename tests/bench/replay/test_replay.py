@@ -13,9 +13,9 @@ from radixlm.runtime.model.batch import PageCopy
 from radixlm.runtime.model.scripted_runner import ScriptedRunner
 
 from bench.data import Conversation, oasst
-from bench.replay.door import Door
 from bench.replay.engine import ReplayEngine
 from bench.replay.models import MODELS, TalkingArtifact, artifact, read_tokenizer
+from bench.replay.recording_runner import RecordingRunner
 from bench.replay.replies import KINDS, Replies
 from bench.replay.talks import Replay
 
@@ -98,13 +98,13 @@ def test_the_door_notices_kv_of_other_tokens() -> None:
     with ReplayEngine(model("smollm2")) as engine:
         messages = [{"role": "user", "content": "Hello there, how are you today?"}]
         engine.ask(messages, [engine.end_id])
-        engine.door.histories[:] = [0] * len(engine.door.histories)
+        engine.recorder.histories[:] = [0] * len(engine.recorder.histories)
         with pytest.raises(Exception, match="computed behind other tokens"):
             engine.ask(messages, [engine.end_id])
-    door = Door(2, ScriptedRunner(8))
-    door.ids[:] = np.arange(32)
-    door.copy_rows([PageCopy(0, 1, 3)])
-    assert door.ids[16:20].tolist() == [0, 1, 2, 19]
+    recorder = RecordingRunner(2, ScriptedRunner(8))
+    recorder.ids[:] = np.arange(32)
+    recorder.copy_rows([PageCopy(0, 1, 3)])
+    assert recorder.ids[16:20].tolist() == [0, 1, 2, 19]
 
 
 def test_the_ledger_notices_lies_and_laziness() -> None:

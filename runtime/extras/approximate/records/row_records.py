@@ -155,7 +155,7 @@ class _Scores:
     def check(
         self, directory: Path, files: Files, identity: StoreIdentity, row: RecordRow, record: Record
     ) -> tuple[int, MissKind | None]:
-        """Read scores."""
+        """Read scores; return the bytes read, and the reason if they are not usable."""
         read = read_scores(directory, files, identity, row)
         return record.payload_bytes, None if isinstance(read, RowScores) else read
 

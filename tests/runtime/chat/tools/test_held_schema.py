@@ -20,9 +20,9 @@ from radixlm.runtime.chat.tools.schema_subset import (
     MAX_SCHEMAS,
     Schema,
     _has_end,
-    endless_in,
     enforceable,
     enforceable_json,
+    infinite_schema_ids,
     without_descriptions,
 )
 from radixlm.runtime.chat.tools.tool_format import Tool
@@ -222,7 +222,7 @@ NODES = st.fixed_dictionaries(
 def test_schemas_without_end_are_those_that_no_number_of_looks_finds_one_for(nodes: list[dict[str, Any]]) -> None:
     root: dict[str, Any] = {"$ref": "#/$defs/0", "$defs": {str(at): node for at, node in enumerate(nodes)}}
     schemas = {id(each): each for each in [root, *nodes, *refs_in(nodes)]}
-    ended, found = set[int](), endless_in(root)
+    ended, found = set[int](), infinite_schema_ids(root)
     while more := {key for key in schemas if _has_end(schemas[key], root, set(schemas) - ended)} - ended:
         ended |= more
     assert found == set(schemas) - ended

@@ -32,7 +32,7 @@ class Passed:
     forwarded_ids: tuple[int, ...]
 
 
-class Door:
+class RecordingRunner:
     """A runner that wraps `inside`, for one request at a time; `take` returns what was passed since its last call.
 
     Attributes:
