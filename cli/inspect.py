@@ -152,7 +152,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "architecture", model.architecture
     yield from layer_rows(model)
     yield from vector_rows(manifest)
-    yield "conversations", conversations(CHAT_TEMPLATE in manifest.files)
+    yield "conversations", conversations(CHAT_TEMPLATE in manifest.files, writes=model.output == "logits")
     yield "sampling", sampling(manifest.sampling)
     yield "appended suffix", appended_suffix(manifest)
     yield "context", f"{manifest.context_length:,} tokens"
@@ -193,7 +193,10 @@ def source_rows(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "context", f"{found.context_length:,} tokens{less}"
     yield "tokenizer", found.tokenizer or _LATER
     has_template = found.has_chat_template
-    yield "conversations", _LATER if has_template is None else conversations(has_template)
+    yield (
+        "conversations",
+        (_LATER if has_template is None else conversations(has_template, writes=found.model.output == "logits")),
+    )
     yield "sampling", sampling(found.sampling)
     yield "file", _LATER if found.file_bytes is None else size(found.file_bytes)
     if found.artifact_bytes is None:

@@ -16,9 +16,10 @@ from radixlm.runtime.artifact.model_config import Function, ModelConfig
 
 from ..codegen.targets import Target
 from ..kernels.activation import gather_rows
+from ..kernels.embedding import AddRowsSpec, add_rows
 from ..kernels.embedding import embedding as embedding_kernel
 from ..kernels.hidden_rows import concat_previous, keep_hidden
-from ..kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
+from ..kernels.row_norms import AddNormSpec, NormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .attention import AttentionOps, LatentOps
@@ -71,14 +72,8 @@ class Ops:
 
     def normalize(self, x: RowBuffer, norm: Norm) -> RowBuffer:
         """Normalize `x` in place, and return it."""
-        assert norm.kind == "rms", "refused by `implemented.py`"
-        self.program.call(
-            ("normalize_rows", norm.size, x.stride, norm.eps, norm.has_gain),
-            lambda: normalize_rows(norm.size, x.stride, norm.eps, self._target, has_gain=norm.has_gain),
-            x.memory,
-            self._gain(norm),
-            x.num_rows,
-        )
+        spec = NormSpec(norm.size, x.stride, norm.eps, norm.kind, norm.has_gain, norm.has_bias)
+        self.program.call(spec, lambda: normalize_rows(spec, self._target), x.memory, self._gain(norm), x.num_rows)
         return x
 
     def norm(self, x: RowBuffer, norm: Norm) -> Activation:
@@ -211,9 +206,17 @@ class Ops:
         self._add(replace(x, num_rows=Size(x.num_rows.name, x.num_rows.times * parts)), y, spec, self._gain(norm))
         return x
 
+    def add_vector(self, x: RowBuffer, y: Vector) -> RowBuffer:
+        """Return `x` plus the same stored numbers in each row, in place of x."""
+        return self._add_rows(x, y, AddRowsSpec(y.size, x.stride, has_indices=False), 0)
+
+    def add_positions(self, x: RowBuffer, positions: Vector, width: int, *, first: int) -> RowBuffer:
+        """Return `x` plus a stored row for each token's position, in place of x."""
+        return self._add_rows(x, positions, AddRowsSpec(width, x.stride, first), Input("positions"))
+
     def scale(self, x: RowBuffer, by: Vector) -> RowBuffer:
         """Return `x` times a stored number, in place of x."""
-        number = WeightTensor(self.plan.vector(((by.name, by.size),)).name)
+        number = self._vector(by)
         self.program.call(
             ("scale_rows", x.stride),
             lambda: scale_rows(x.stride, x.stride),
@@ -247,13 +250,14 @@ class Ops:
             )
         return out
 
-    def hidden(self, x: RowBuffer, norm: Norm, *dense: Linear) -> RowBuffer:
+    def hidden(self, x: RowBuffer, norm: Norm | None, *dense: Linear) -> RowBuffer:
         """Normalize the rows that are wanted, and multiply them, into the place where logits would be."""
         if not dense:
-            return self.normalize(self._picked(x, Input("logits")), norm)
+            picked = self._picked(x, Input("logits"))
+            return picked if norm is None else self.normalize(picked, norm)
         num_rows, most = Size("num_logits"), self.limits.num_logits
         rows = self._picked(x, self.program.scratch("picked", most * x.stride * 4))
-        entering = self.norm(rows, norm)
+        entering = self.plain(rows, dense[0].num_inputs) if norm is None else self.norm(rows, norm)
         for index, layer in enumerate(dense):
             stride = round_up(layer.num_outputs, ROW_BLOCK)
             is_last = index == len(dense) - 1
@@ -289,6 +293,15 @@ class Ops:
         """Append `add_norm`. Returns `x`."""
         self.program.call(spec, lambda: add_norm(spec, self._target), y.memory, gain, x.memory, x.num_rows)
         return x
+
+    def _add_rows(self, x: RowBuffer, table: Vector, spec: AddRowsSpec, indices: Argument) -> RowBuffer:
+        """Append `add_rows`. Returns `x`."""
+        self.program.call(spec, lambda: add_rows(spec), x.memory, self._vector(table), indices, x.num_rows)
+        return x
+
+    def _vector(self, vector: Vector) -> WeightTensor:
+        """Return a vector of float32."""
+        return WeightTensor(self.plan.vector(((vector.name, vector.size),)).name)
 
     def _gain(self, norm: Norm) -> Argument:
         """Return the gain of a norm, followed by its bias if it has one."""

@@ -285,13 +285,14 @@ class RequestLimits:
 
         Raises:
             EmptyPrompt: no tokens.
-            ContextLengthExceeded: the prompt leaves no room for one token of reply.
+            ContextLengthExceeded: the prompt leaves no room for one token of a reply, if it wants one.
             InvalidParameter: a token id is not in the vocabulary, or too many logprobs are requested.
         """
         if not prompt.ids:
             raise EmptyPrompt("the prompt has no tokens; it needs at least one")
-        if len(prompt.ids) >= self.context_length:
-            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length)
+        has_reply = params.max_tokens != 0
+        if len(prompt.ids) + has_reply > self.context_length:
+            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length, has_reply=has_reply)
         self.require_known("the prompt", prompt.ids)
         if params.prompt_logprobs is not None:
             require_few_logprobs(len(prompt.ids), params.prompt_logprobs)

@@ -25,6 +25,7 @@ from radixlm.runtime.artifact.cpu import architecture_of
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..compile.families.harness import COMPILED, OFTEN, OLDEST
+from .encoders import ENCODERS, about_saved
 from .families import FAMILIES
 from .tiny_models import TINY_MODELS, TinyModel
 from .tiny_outputs import TinyOutputs
@@ -69,6 +70,10 @@ def verified() -> str:
             "bits": _bits(name),
         }
         found[settings.architecture]["goldens"].append(golden)
+    for name in sorted(ENCODERS):
+        compared = about_saved(name).get("llama_cpp")
+        golden = {"name": name, "llama_cpp": compared, "needs": None, "bits": "test"}  # tests/compile/test_encoders.py
+        found[name]["goldens"].append(golden)
     for key, (model, _) in REAL.items():
         found[key]["real"] = model
     return json.dumps(found, indent=2, sort_keys=True) + "\n"
@@ -95,7 +100,8 @@ def table(found: list[FamilyEvidence]) -> str:
     """The families as a table for docs/models.md: what a user needs to find a model."""
     lines = ["| family | in GGUF files | classes of safetensors checkpoints |", "|---|---|---|"]
     for each in found:
-        gguf = ", ".join(f"`{name}`" for name in each.gguf) or f"as {', '.join(each.gguf_of_others)}"
+        of_others = f"as {', '.join(each.gguf_of_others)}" if each.gguf_of_others else "-"
+        gguf = ", ".join(f"`{name}`" for name in each.gguf) or of_others
         lines.append(f"| {each.title} | {gguf} | {', '.join(each.classes)} |")
     return "\n".join(lines) + "\n"
 
