@@ -32,7 +32,7 @@ def test_the_pages_have_a_place_for_it() -> None:
     names = ("docs/models.md", "docs/platforms.md", "README.md")
     models, platforms, readme = ((made.ROOT / name).read_text(encoding="utf-8") for name in names)
     assert made.TABLE.search(models) and made.TARGET_TABLE.search(platforms) and made.NUMBER.search(readme)
-    assert made.FORMAT_TABLE.search(models)
+    assert made.FORMAT_TABLE.search(models) and made.EVIDENCE_TABLE.search(models)
     assert all(family.title in models for family in FAMILIES.values()), AGAIN
     assert all(f"\n| `{name}` |" in platforms for name in TARGETS), AGAIN
     assert all(f"\n| {each.title} | {each.reads} | {each.kept} |" in models for each in evidence.FORMATS), AGAIN

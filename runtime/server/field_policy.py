@@ -59,7 +59,7 @@ HARMLESS: Mapping[str, str] = {
     "caller": "only the model calls tools",
     "allowed_callers": "only the model calls tools",
     "citations": "replies have no citations",
-    "keep_alive": "the operator decides how long a model stays loaded",
+    "keep_alive": "only Ollama's API has it, of a server with several models",
     "num_keep": "the context is never shifted",
     "shift": "the context is never shifted",
     **dict.fromkeys(_RUNNER, "the operator decides how the model is run"),

@@ -38,6 +38,7 @@ REAL = {
     "gemma3": ("Gemma 3 270M in Q4_K_M", "tests/runtime/engine/test_quality_real.py"),
 }
 TABLE = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- end of families -->)", re.DOTALL)
+EVIDENCE_TABLE = re.compile(r"(?<=<!-- evidence -->\n).*?(?=<!-- end of evidence -->)", re.DOTALL)
 TARGET_TABLE = re.compile(r"(?<=<!-- targets -->\n).*?(?=<!-- end of targets -->)", re.DOTALL)
 PRODUCTS: dict[IntegerDot, str] = {
     "vnni512": "`vpdpbusd` of 512 bits",
@@ -96,17 +97,25 @@ def _bits(name: str) -> str | None:
 
 
 def table(found: list[FamilyEvidence]) -> str:
-    """The families as a table for docs/models.md."""
+    """The families as a table for docs/models.md: what a user needs to find a model."""
+    lines = ["| family | in GGUF files | classes of safetensors checkpoints |", "|---|---|---|"]
+    for each in found:
+        of_others = f"as {', '.join(each.gguf_of_others)}" if each.gguf_of_others else "-"
+        gguf = ", ".join(f"`{name}`" for name in each.gguf) or of_others
+        lines.append(f"| {each.title} | {gguf} | {', '.join(each.classes)} |")
+    return "\n".join(lines) + "\n"
+
+
+def evidence_table(found: list[FamilyEvidence]) -> str:
+    """What each family was compared with, as a table for docs/models.md."""
     lines = [
-        "| family | classes | GGUF | goldens of transformers | llama.cpp within | compiles | bits, by make |",
-        "|---|---|---|---|---|---|---|",
+        "| family | goldens of transformers | llama.cpp within | compiles | bits, by make |",
+        "|---|---|---|---|---|",
     ]
     for each in found:
         needs = [f"{golden.name} needs {golden.needs}" for golden in each.goldens if golden.needs is not None]
         cells = (
             f"{each.title}{'' if each.real is None else f'; real: {each.real}'}",
-            ", ".join(each.classes),
-            ", ".join(each.gguf) or f"as {', '.join(each.gguf_of_others)}",
             ", ".join(golden.name for golden in each.goldens) or "none",
             _llama_cpp(each),
             "; ".join(needs) or ("yes" if each.goldens else "not tried"),
@@ -158,6 +167,7 @@ def pages() -> dict[Path, str]:
     found, models, readme = families(), ROOT / "docs" / "models.md", ROOT / "README.md"
     platforms = ROOT / "docs" / "platforms.md"
     page = TABLE.sub(lambda _: table(found), models.read_text(encoding="utf-8"), count=1)
+    page = EVIDENCE_TABLE.sub(lambda _: evidence_table(found), page, count=1)
     return {
         platforms: TARGET_TABLE.sub(lambda _: target_table(), platforms.read_text(encoding="utf-8"), count=1),
         models: FORMAT_TABLE.sub(lambda _: format_table(), page, count=1),
