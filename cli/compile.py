@@ -152,8 +152,6 @@ def _both(display: ProgressDisplay | None, teller: ProgressWriter) -> Callable[[
 def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
     import msgspec
 
-    from .inspect import appended_suffix
-
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return
@@ -164,5 +162,4 @@ def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
             change = f"{tensor.name} ({tensor.type}) is rounded to {tensor.kind}"
             click.secho(f"{change}: relative error {tensor.relative_error:.2g}", err=True)
     use = "chat" if report.template_fault is None else "serve"
-    click.echo(f"appended suffix: {appended_suffix(report.manifest)}")
     click.echo(f"{report.path} is ready: radixlm {use} {report.path}")

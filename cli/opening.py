@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
@@ -72,14 +73,15 @@ class Early:
 
 
 class Opening(Generic[T]):
-    """Runs a slow `open` in a thread.
+    """Runs a slow `open` in a thread within the block, and closes its result when the block ends.
 
-    Then calls `opened` with the result, or `failed` if one of them raised an error.
+    Calls `opened` with the result, or `failed` if one of them raised an error. Leaving the block waits for the thread
+    and raises that error, unless the block itself raised one, such as that of a signal.
 
     >>> import io
     >>> texts = []
-    >>> opening = Opening(lambda: io.StringIO("text"), opened=lambda file: texts.append(file.read()), failed=print)
-    >>> opening.close()
+    >>> with Opening(lambda: io.StringIO("text"), opened=lambda file: texts.append(file.read()), failed=print) as file:
+    ...     file.wait()
     >>> texts
     ['text']
     """
@@ -89,19 +91,27 @@ class Opening(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="radixlm-opening", daemon=True)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wait()
+        self.close_value()
+        if self._error is not None and error is None:
+            raise self._error
+
+    def wait(self) -> None:
+        """Wait until `open` and `opened` have returned, or one of them has failed."""
+        self._thread.join()
 
     def close_value(self) -> None:
         """Close the result if there is one yet. For any thread; can be called twice."""
         if self._value is not None:
             self._value.close()
-
-    def close(self) -> None:
-        """Wait for the thread, close the result, and raise the error if there was one."""
-        self._thread.join()
-        self.close_value()
-        if self._error is not None:
-            raise self._error
 
     def _run(self) -> None:
         try:

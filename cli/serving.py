@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -84,12 +84,15 @@ class Serving:
                 early.close()
                 raise
 
+            options = self.address.decided(listener, self.options)  # now: the server closes the socket when it stops
+            options = replace(options, tells_cached_text=options.tells_cached_text and not self.hides_cached_text)
+
             def serve(engine: Engine) -> None:
-                options = self.address.decided(listener, self.options)
-                options = replace(options, tells_cached_text=options.tells_cached_text and not self.hides_cached_text)
+                if serving.should_exit:  # a signal came while the engine was opened
+                    return
                 served = create_app(engine, **vars(options))
                 loading.app = served
-                began.add_done_callback(lambda loop: loop.result().call_soon_threadsafe(served.state.resume))
+                began.add_done_callback(lambda loop: _call_soon(loop.result(), served.state.resume))
                 for line in ready_lines(engine, self.options.model_ids, url + self.root_path):
                     self._say(line)
                 if (draft := engine.stats().draft) is not None and (about := draft.about) is not None:
@@ -109,17 +112,20 @@ class Serving:
             began: Future[asyncio.AbstractEventLoop] = Future()
             serving = server(config, lambda: opening.close_value(), self.grace_s, began=began.set_result)
             self._say(f"loading {self.model}; {url}/health shows when it is ready")
-            opening = Opening(lambda: early.result(artifact), opened=serve, failed=stop)
-            try:
+            with Opening(lambda: early.result(artifact), opened=serve, failed=stop) as opening:
                 serving.run(sockets=[listener])
-            finally:
-                opening.close()
 
     def _say(self, text: str) -> None:
         if self.log_format == "json":
             logging.getLogger("radixlm.serve").info(text)
         else:
             click.echo(text, err=True)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call a function on the event loop of a server, unless the server has stopped."""
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(call)
 
 
 @contextmanager

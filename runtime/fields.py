@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from numbers import Integral, Real
@@ -26,6 +26,12 @@ Keywords = ParamSpec("Keywords")
 
 BIAS = Mapping[int, float]
 _NUMBERS: dict[object, tuple[type, str]] = {int: (Integral, "an integer"), float: (Real, "a number")}
+
+_LISTS: dict[object, str] = {
+    tuple[str, ...]: "a text or a list of texts",
+    tuple[int, ...]: "a list of token ids",
+    BIAS: "an object of token ids and numbers",
+}
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ class Field:
         """The valid values, in words."""
         if self.kind in _NUMBERS:
             return f"{_NUMBERS[self.kind][1]} {self.about.range}".rstrip()
+        if self.kind in _LISTS:
+            return _LISTS[self.kind]
         return "true or false" if self.kind is bool else "an object in JSON"
 
     @cached_property
@@ -202,7 +210,7 @@ class Field:
     def _few(self, value: object, kind: type[Several]) -> Several:
         """Return the values of a field with several, after checking their type and number."""
         if not isinstance(value, kind):
-            raise self.refused(f"is {value!r:.60}; it must be a {kind.__name__}")
+            raise self.refused(f"is {value!r:.60}; it must be {self.called}")
         if self.about.most is not None and len(value) > self.about.most:
             raise self.refused(f"has {len(value)} entries; at most {self.about.most} are allowed")
         return value
@@ -229,6 +237,20 @@ def check_fields(options: object) -> None:
     values = vars(options)
     for name, field in fields_of(type(options)).items():  # type: ignore[arg-type]  # a class is hashable
         field.check(values[name])
+
+
+def normalize_fields(options: object) -> None:
+    """Make fields with several values tuples and dicts of their own; one text in place of a list is a list of it."""
+    values = vars(options)
+    for name, field in fields_of(type(options)).items():  # type: ignore[arg-type]  # a class is hashable
+        value = values[name]
+        if field.kind == tuple[str, ...] and isinstance(value, str):
+            object.__setattr__(options, name, (value,))
+        elif field.kind in _SEVERAL.values() and isinstance(value, Iterable) and not isinstance(value, str):
+            object.__setattr__(options, name, tuple(value))
+        elif field.kind == BIAS and isinstance(value, Mapping):
+            # A dict of its own, because a read-only view cannot be pickled, copied or passed to `asdict`.
+            object.__setattr__(options, name, dict(value))
 
 
 def check_needs(

@@ -108,10 +108,10 @@ def _in_toml(path: Path) -> Iterator[ModelEntry]:
 
 
 def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
-    kinds = {"source": str, "name": str, "aliases": list, "pinned": bool}
-    for name, kind in kinds.items():
+    text, texts, switch = (str, "a text"), (list, "a list of texts"), (bool, "true or false")
+    for name, (kind, wanted) in {"source": text, "name": text, "aliases": texts, "pinned": switch}.items():
         if name in table and not isinstance(table[name], kind):
-            raise InvalidParameter(f"{place}: {name} is {table[name]!r:.60}; it must be a {kind.__name__}")
+            raise InvalidParameter(f"{place}: {name} is {table[name]!r:.60}; it must be {wanted}")
     aliases = table.get("aliases", [])
     if (
         not table.get("source")

@@ -112,7 +112,8 @@ def serve_models(
         )
         serving = server(config, table.stop_soon, grace_s)
         url = address.url(listener, tls) + root_path
-        for line in (f"serving {len(specs)} models at {url}/v1, in {budget / 1e9:.1f} GB", f"web UI: {url}/"):
+        models = "1 model" if len(specs) == 1 else f"{len(specs)} models"
+        for line in (f"serving {models} at {url}/v1, in {budget / 1e9:.1f} GB", f"web UI: {url}/"):
             _say(line, log_format)
         for spec in specs:
             also = f", also {', '.join(spec.aliases)}" if spec.aliases else ""

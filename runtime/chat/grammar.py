@@ -39,7 +39,7 @@ class Grammar:
         holds_reasoning: it applies to the whole reply, reasoning included; else only to what follows the reasoning.
 
     Raises:
-        InvalidGrammar: it is longer than `MAX_GRAMMAR_LENGTH`.
+        InvalidGrammar: it is longer than `MAX_GRAMMAR_LENGTH`, or of an unknown kind.
 
     >>> Grammar.json_object().kind
     'json_schema'
@@ -51,7 +51,10 @@ class Grammar:
     holds_reasoning: bool = False
 
     def __post_init__(self) -> None:
-        assert self.kind in get_args(GrammarKind)
+        if self.kind not in get_args(GrammarKind):
+            raise InvalidGrammar(
+                f"kind is {self.kind!r:.60}; use one of json_schema, regex, choice, or grammar, which is GBNF or Lark"
+            )
         if len(self.text) > MAX_GRAMMAR_LENGTH:
             raise InvalidGrammar(
                 f"the {self.noun} has {len(self.text)} characters, at most {MAX_GRAMMAR_LENGTH} are allowed; shorten it"
@@ -104,3 +107,13 @@ class Grammar:
         if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
             raise InvalidGrammar(f"there are {len(choices)} choices; give 1 to {MAX_CHOICES} that are not empty")
         return cls("choice", json.dumps(list(choices)))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """Return the grammar of the texts that a regular expression matches as a whole."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """Return the context-free grammar of a text in llama.cpp's GBNF, or in Lark."""
+        return cls("grammar", text)

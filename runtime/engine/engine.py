@@ -21,11 +21,12 @@ from ..artifact.find_artifact import find_artifact
 from ..cache.cache_namespace import adapted_namespace
 from ..cache.cache_tree import CacheCleared, CachedText, CacheTree
 from ..chat.tools.tool_calls import ReadReply, ToolCall, read_reply
-from ..chat.tools.tool_format import Tool, ToolFormat
+from ..chat.tools.tool_format import AnyTool, ToolFormat
 from ..errors import EngineError, InvalidArgument, StoreOff
-from ..fields import takes_fields_of
+from ..fields import fields_of, takes_fields_of
 from ..memory import ForgetResult, Memory
 from .background_work import IdleThread
+from .calls.arguments import require_known
 from .calls.text_calls import TextCalls
 from .completion import Completion
 from .engine_options import EngineOptions
@@ -43,6 +44,12 @@ from .vectors.prompts import VectorPrompts
 if TYPE_CHECKING:
     from ..chat.grammars import Grammars
 
+_ELSEWHERE = {
+    **dict.fromkeys(("n_ctx", "max_model_len"), "context_length"),
+    **dict.fromkeys(("threads", "n_threads"), "num_threads"),
+    "kv_cache_gb": "kv_cache_bytes",
+}
+"""Names of options in other libraries and on the command line, and our names for them."""
 CLEARS_WITHIN_S = 60.0  # on disk; clearing waits for pending writes
 
 
@@ -73,6 +80,7 @@ class Engine(TextCalls, VectorCalls):
     Raises:
         ArtifactError: the artifact cannot be used.
         CompileError: the model cannot be downloaded or compiled.
+        InvalidArgument: an option is unknown.
         InvalidParameter: an option is outside its range, or `kv_cache_bytes` holds no context worth having, or less
             than `context_length`.
         StoreError: the store cannot be used, or another process uses it.
@@ -80,6 +88,7 @@ class Engine(TextCalls, VectorCalls):
 
     @takes_fields_of(EngineOptions)
     def __init__(self, model: str | Path | Artifact, /, **more: Any) -> None:
+        require_known(more, fields_of(EngineOptions), "Engine", _ELSEWHERE, help="help(EngineOptions)")
         self._options = options = EngineOptions(**more)
         artifact = Artifact.open(find_artifact(model)) if isinstance(model, str | Path) else model
         if not hasattr(artifact, "manifest"):
@@ -111,7 +120,7 @@ class Engine(TextCalls, VectorCalls):
         """The format in which the model writes tool calls."""
         return self.prompts.tool_format
 
-    def read_reply(self, text: str, tools: Sequence[Tool]) -> ReadReply:
+    def read_reply(self, text: str, tools: Sequence[AnyTool]) -> ReadReply:
         """Return the parts of a reply, and which of these tools it calls."""
         return read_reply(text, self.tool_format, tools)
 

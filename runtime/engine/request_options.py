@@ -14,7 +14,7 @@ from ..cache.why_not_more import MatchPolicy, WhyNotMore
 from ..chat.chat_template import checked_kwargs
 from ..chat.grammar import Grammar
 from ..chat.token_constraint import ConstraintSource
-from ..chat.tools.tool_format import Tool
+from ..chat.tools.tool_format import AnyTool, Tool, tools_of
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidArgument, InvalidParameter
 from ..fields import brief, documented, option
 from ..lora.adapters import Adapter
@@ -51,7 +51,7 @@ class OptionKeywords(TypedDict, total=False):
     request_id: str | None
     strip_suffix: bool | None
     token_healing: bool
-    tools: Sequence[Tool]
+    tools: Sequence[AnyTool]
     template_kwargs: Mapping[str, object] | None
     earlier: GeneratedTurns | None
     speculate: bool
@@ -163,8 +163,7 @@ class RequestOptions:
                 f"constraint is {self.constraint!r:.60}; it must be a Grammar; a JSON schema goes to response_format",
                 param="constraint",
             )
-        if not all(isinstance(tool, Tool) for tool in self.tools):
-            raise InvalidArgument(f"tools has {self.tools!r:.60}; each must be a Tool", param="tools")
+        object.__setattr__(self, "tools", tools_of(self.tools))
         if self.request_id is None:
             return
         if not isinstance(self.request_id, str) or not 0 < len(self.request_id) <= MAX_ID_LENGTH:

@@ -15,7 +15,7 @@ import msgspec
 from ..artifact.manifest import USUAL_SAMPLING, SamplingDefaults
 from ..chat.text_rules.pattern import automaton_of
 from ..errors import InvalidParameter
-from ..fields import Flag, brief, check_fields, documented, option
+from ..fields import Flag, brief, check_fields, documented, normalize_fields, option
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17  # numbers per request: tokens of its prompts times one plus `prompt_logprobs`
@@ -223,13 +223,7 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_regex", "banned_strings", "stop_token_ids", "dry_sequence_breakers"):
-            value = getattr(self, name)
-            if isinstance(value, Iterable) and not isinstance(value, str | tuple):
-                object.__setattr__(self, name, tuple(value))
-        if isinstance(self.logit_bias, Mapping):
-            # A dict of its own, because a read-only view cannot be pickled, copied or passed to `asdict`.
-            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        normalize_fields(self)
         check_fields(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = (

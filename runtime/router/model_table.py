@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..errors import InvalidParameter, ModelFailed, ModelTooLarge, RadixLMError
+from ..errors import EngineClosed, InvalidParameter, ModelFailed, ModelTooLarge, RadixLMError
 from .model_row import ANY, Lease, Loader, ModelSpec, Row, W
 
 T = TypeVar("T")
@@ -98,6 +98,7 @@ class ModelTable(Generic[W]):
         Raises:
             ModelTooLarge: it does not fit into the memory.
             ModelFailed: it could not be loaded, or was removed.
+            EngineClosed: the table stops its workers.
         """
         while row.unloading is not None:
             await asyncio.shield(row.unloading)
@@ -107,7 +108,7 @@ class ModelTable(Generic[W]):
         try:
             worker = row.worker
             if worker is None:
-                worker = await asyncio.shield(self._loading(row))
+                worker = await self._loaded(self._loading(row))
         except BaseException:
             self._release(row, is_use=False)
             raise
@@ -181,6 +182,8 @@ class ModelTable(Generic[W]):
         assert self.memory_bytes is None or stays <= self.memory_bytes, f"{stays} bytes of {self.memory_bytes}"
 
     def _stop(self) -> None:
+        for loading in [row.loading for row in self.rows if row.loading is not None]:
+            loading.cancel()
         for worker in [row.worker for row in self.rows if row.worker is not None]:
             self._begin(worker.stop())
 
@@ -201,6 +204,15 @@ class ModelTable(Generic[W]):
         if row.loading is None:
             row.loading = self._begin(self._load(row))
         return row.loading
+
+    async def _loaded(self, loading: asyncio.Task[W]) -> W:
+        """Wait for a worker that others may wait for, too."""
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if loading.cancelled():  # not this request, but loading was cancelled
+                raise EngineClosed("the server is stopping; send the request again later") from None
+            raise
 
     def _unloading(self, row: Row[W]) -> asyncio.Task[None]:
         """Return the task that unloads a model; start it if needed."""

@@ -1,7 +1,7 @@
 """`radixlm` in a process of its own, whose artifacts are fake: `python -m tests.cli.serving_process serve NAME ...`.
 
 The command, its engine and its server are the real ones. A step takes 20 ms. With RADIXLM_TELL_CONNECTIONS
-set, stderr has a line for each connection.
+set, stderr has a line for each connection. With RADIXLM_OPENS_IN_S, opening the model takes so long.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def read_manifest(path: Path) -> Any:
 
 def open_runner(artifact: Any, num_pages: int, options: EngineOptions, **_: object) -> SlowModel:
     assert options.kv_budget is None, "this model looks nowhere"
+    time.sleep(float(os.environ.get(OPENS_IN_S, "0")))
     model = SlowModel(num_pages)
     model.step_s = 0.02
     return model
@@ -49,6 +51,7 @@ def connection_made(self: HTTPProtocol, transport: asyncio.Transport) -> None:
 
 
 TELL_CONNECTIONS = "RADIXLM_TELL_CONNECTIONS"
+OPENS_IN_S = "RADIXLM_OPENS_IN_S"
 REAL_OPEN = Artifact.open
 REAL_READ_MANIFEST = serving.read_manifest
 REAL_CONNECTION_MADE = HTTPProtocol.connection_made

@@ -240,6 +240,37 @@ def test_serve_reserves_max_tokens_if_it_was_told_to(admission: str) -> None:
     assert (health["num_preemptions"] > 0) == (admission == "optimistic")
 
 
+STOPS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+
+
+@pytest.mark.parametrize(("number", "code"), STOPS)
+def test_a_signal_while_the_model_loads_is_a_clean_stop(number: signal.Signals, code: int) -> None:
+    environment = os.environ | {"RADIXLM_OPENS_IN_S": "1"}
+    process = subprocess.Popen(
+        command(FAKE), cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, bufsize=1, env=environment
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "Started server process" in line:
+            break
+    process.send_signal(number)
+    rest = process.stderr.read()
+    assert process.wait(60) == code
+    assert f"received {number.name}" in rest
+    assert not any(wrong in rest for wrong in ("Traceback", "Error", "serving ")), rest
+
+
+def test_sighup_stops_a_ready_server_as_sigterm_does() -> None:
+    serving = Serving()
+    events = []
+    for number, event in enumerate(serving.stream(max_tokens=20)):
+        events.append(event)
+        if number == 3:
+            serving.process.send_signal(signal.SIGHUP)
+    assert serving.end() == 129
+    assert events[-1] == "data: [DONE]" and any("received SIGHUP" in line for line in serving.lines)
+
+
 def test_sigterm_in_the_middle_of_a_stream_lets_it_end_within_the_deadline() -> None:
     serving = Serving()
     events = []

@@ -74,7 +74,7 @@ def test_a_number_is_refused_exactly_where_it_is_none_or_outside_its_range(optio
         ({"seconds": 3}, "seconds is given and watts is not; give both, or leave seconds out"),
         ({"racks": ("a", "b", "c")}, "racks has 3 entries; at most 2 are allowed"),
         ({"racks": ("upper",)}, "racks has 'upper'; each must be a string of 1 to 4 characters"),
-        ({"racks": ["a"]}, "racks is .'a'.; it must be a tuple"),
+        ({"racks": 7}, "racks is 7; it must be a text or a list of texts"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], says: str) -> None:

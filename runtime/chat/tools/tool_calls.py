@@ -16,7 +16,7 @@ from .arguments import ArgumentsReader, Schema
 from .bare_calls import calls_in, length_of_fence, may_be_calls
 from .format_texts import WHITE, loose, loose_after_white, match_pieces
 from .format_texts import Piece as TextPiece
-from .tool_format import Tool, ToolFormat
+from .tool_format import AnyTool, ToolFormat, tools_of
 from .tool_grammar import MAX_CALLS
 
 
@@ -306,7 +306,7 @@ def read_whole(text: str, reader: ToolCallReader) -> ReadReply:
     return reply
 
 
-def read_reply(text: str, format: ToolFormat, tools: Sequence[Tool]) -> ReadReply:
+def read_reply(text: str, format: ToolFormat, tools: Sequence[AnyTool]) -> ReadReply:
     """Return the content of a whole reply, and which of these tools it calls."""
-    schemas = {tool.name: tool.parameters for tool in tools}
+    schemas = {tool.name: tool.parameters for tool in tools_of(tools)}
     return read_whole(text, ToolCallReader(format, list(schemas), schemas=schemas))

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
+from ...errors import InvalidArgument
 from ..grammar import OVER, Grammar
 from .arguments import JSON, LOOSE_JSON, ArgumentStyle
 from .format_texts import BLANK, Rules, Specials, escaped, filled, quoted
@@ -42,6 +43,24 @@ class Tool:
         if self.description is not None:
             function["description"] = self.description
         return {"type": "function", "function": function | {"parameters": self.parameters}}
+
+
+AnyTool = Tool | Mapping[str, Any]
+"""A tool, or one as OpenAI's clients write it: `{"type": "function", "function": {"name": ...}}`."""
+
+
+def tools_of(tools: Sequence[AnyTool]) -> tuple[Tool, ...]:
+    """Return tools as `Tool`s.
+
+    Raises:
+        InvalidArgument: they are no list, or one is no tool.
+
+    >>> tools_of([{"type": "function", "function": {"name": "now"}}])
+    (Tool(name='now', parameters={'type': 'object', 'properties': {}}, description=None, is_strict=False),)
+    """
+    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
+        raise InvalidArgument(f"tools is {tools!r:.60}; it must be a list of Tool", param="tools")
+    return tuple(each if isinstance(each, Tool) else _tool_of(each) for each in tools)
 
 
 @dataclass(frozen=True)
@@ -150,7 +169,7 @@ class ToolFormat:
         return ("\n" if self.separator is None else self.separator).join(texts) + self.close
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
+        self, tools: Sequence[AnyTool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
     ) -> Grammar | None:
         """Return the grammar that a reply must follow; None for any text.
 
@@ -165,10 +184,11 @@ class ToolFormat:
             if content is not None or not self.is_tagged:
                 return content
             return Grammar("lark", f"start: TEXT?\nTEXT: {self._no_trigger()}\n")
-        names = [tool.name for tool in tools]
+        known = tools_of(tools)
+        names = [tool.name for tool in known]
         is_free = choice == "auto" and content is None
         style = LOOSE_JSON if is_free and not self.is_tagged else self.arguments
-        rules = ToolGrammar(self, names, self.arguments_rules(tools, style), is_parallel=is_parallel)
+        rules = ToolGrammar(self, names, self.arguments_rules(known, style), is_parallel=is_parallel)
         if is_free:
             return rules.or_text()
         return rules.required() if content is None or choice == "required" else rules.or_content(content)
@@ -221,9 +241,10 @@ class HeadedFormat(ToolFormat):
         return None if found is None else self.head(found[1])
 
     def grammar(
-        self, tools: Sequence[Tool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
+        self, tools: Sequence[AnyTool], choice: ToolChoice, *, is_parallel: bool = True, content: Grammar | None = None
     ) -> Grammar | None:
         """Return a grammar like `ToolFormat.grammar`, for a whole reply. A part for an unknown function is text."""
+        functions = tools_of(tools)
         start = {"none": "final", "required": "call tail", "auto": "(final | unknown | call tail)"}[choice]
         end, message = quoted(_PART_END, self.specials), quoted("<|message|>", self.specials)
         rules = Rules(
@@ -237,14 +258,14 @@ class HeadedFormat(ToolFormat):
         if choice != "none":
             kind = f'(" "? {quoted("<|constrain|>", self.specials)} "json" | " json")? {message}'
             rules.add([f"channel: {quoted('<|channel|>commentary', self.specials)}", f"kind: {kind}"])
-            rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(tools)))])
+            rules.add(["call: " + " | ".join(f"call_{number}" for number in range(len(functions)))])
             rules.add([f"tail: /{BLANK}/? | {OVER} TEXT?", f"{OVER}[capture, lazy]: TEXT & ~/{BLANK}/"])
-            for number, (tool, (own, more)) in enumerate(zip(tools, self.arguments_rules(tools), strict=True)):
+            for number, (tool, (own, more)) in enumerate(zip(functions, self.arguments_rules(functions), strict=True)):
                 name = f"to_{number}"
                 rules.add([f"{name}: {quoted(self.begin + tool.name)}"])
                 rules.add([f"call_{number}: ({name} channel | channel {name}) kind {own}", *more])
         if choice == "auto":
-            known = "|".join(escaped(tool.name) for tool in tools)
+            known = "|".join(escaped(tool.name) for tool in functions)
             rules.add(
                 [
                     f"unknown: (RECIPIENT channel | channel RECIPIENT) (WORDS? {message}) TEXT?",
@@ -262,3 +283,12 @@ def tool_at(grammar: Grammar, line: int) -> int | None:
     """Return the index of the tool that a line of `ToolFormat.grammar` describes; None if it describes none."""
     found = re.match(r"arguments_(\d+)(_\w+)?(\[lazy\])?: ", grammar.text.split("\n")[line - 1], re.IGNORECASE)
     return None if found is None else int(found[1])
+
+
+def _tool_of(tool: object) -> Tool:
+    match tool:
+        case {"type": "function", "function": {"name": str() as name, **about}}:
+            parameters = cast("Mapping[str, Any]", about.get("parameters") or {"type": "object", "properties": {}})
+            return Tool(name, parameters, cast("str | None", about.get("description")), bool(about.get("strict")))
+    wanted = 'Tool, or {"type": "function", "function": {"name": ..., "parameters": ...}}'
+    raise InvalidArgument(f"tools has {tool!r:.60}; it must be {wanted}", param="tools")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypedDict, TypeGuard, cast
+from typing import Any, Protocol, TypedDict, TypeGuard
 
 from ...chat.grammar import Grammar
-from ...chat.tools.tool_format import Tool
 from ...errors import InvalidArgument
 from ...fields import fields_of
 from ..request_options import NO_OPTIONS, Message, OptionKeywords, Prompt, RequestOptions
@@ -91,9 +90,9 @@ def parse_arguments(
     sampling, known = fields_of(SamplingParams), fields_of(RequestOptions)
     wishes = {name: value for name, value in keywords.items() if name in sampling}
     changes = {name: value for name, value in keywords.items() if name in known}
-    _require_known(keywords, {*sampling, *known, "options", "response_format"}, "the call")
+    require_known(keywords, {*sampling, *known, "options", "response_format"}, "the call")
     if isinstance(params, Mapping):
-        _require_known(params, sampling, "params")
+        require_known(params, sampling, "params")
         wishes, params = {**params, **wishes}, None
     if params is not None and not isinstance(params, SamplingParams):
         raise _wrong("params", params, "SamplingParams, or a mapping of its fields")
@@ -103,8 +102,6 @@ def parse_arguments(
     if options is not None and not isinstance(options, RequestOptions):
         raise _wrong("options", options, "RequestOptions")
     options = options or NO_OPTIONS
-    if "tools" in changes:
-        changes["tools"] = _tools_of(changes["tools"])
     if (grammar := grammar_of(keywords.get("response_format"))) is not None:
         if changes.get("constraint", options.constraint) is not None:
             raise InvalidArgument("response_format and constraint are both given; leave one out", param="constraint")
@@ -175,27 +172,24 @@ def is_conversation(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Me
     return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def _tools_of(tools: object) -> tuple[Tool, ...]:
-    """Return the tools as `Tool`s; dicts in OpenAI's format are converted."""
-    if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
-        raise _wrong("tools", tools, "a list of Tool")
-    return tuple(each if isinstance(each, Tool) else _tool_of(each) for each in tools)
+def require_known(
+    names: Iterable[str],
+    known: Collection[str],
+    where: str,
+    elsewhere: Mapping[str, str] = _ELSEWHERE,
+    *,
+    help: str = "help(SamplingParams) and help(RequestOptions)",
+) -> None:
+    """Raise InvalidArgument for the first unknown name; the message suggests a similar one.
 
-
-def _tool_of(tool: object) -> Tool:
-    match tool:
-        case {"type": "function", "function": {"name": str() as name, **about}}:
-            parameters = cast("Mapping[str, Any]", about.get("parameters") or {"type": "object", "properties": {}})
-            return Tool(name, parameters, cast("str | None", about.get("description")), bool(about.get("strict")))
-    raise _wrong("tools", tool, 'Tool, or {"type": "function", "function": {"name": ..., "parameters": ...}}', "has")
-
-
-def _require_known(names: Iterable[str], known: Collection[str], where: str) -> None:
-    """Raise InvalidArgument for the first unknown name; the message suggests a similar one."""
+    Args:
+        elsewhere: names in other libraries, and ours for them.
+        help: where the known names are described.
+    """
     for name in names:
         if name not in known:
-            near = [_ELSEWHERE[name]] if name in _ELSEWHERE else difflib.get_close_matches(str(name), known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; see help(SamplingParams) and help(RequestOptions)"
+            near = [elsewhere[name]] if name in elsewhere else difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; see {help}"
             raise InvalidArgument(f"{where} has the unknown argument {name!r}{hint}", param=str(name))
 
 

@@ -206,7 +206,12 @@ class TextCalls(ABC):
 
     def _completion_request(self, prompt: Prompt, params: Params | None, keywords: RequestKeywords) -> Request:
         self._require_usable()
-        are_prompts(prompt)
+        if are_prompts(prompt):
+            raise InvalidArgument(
+                f"prompt is {prompt!r:.60}; it must be one prompt: pass several to generate() or generate_many(), or "
+                "run agenerate() of each with asyncio.gather()",
+                param="prompt",
+            )
         return self._requests.completion(prompt, *parse_arguments(params, keywords, self.default_params))
 
     def _chat_request(self, messages: Sequence[Message], params: Params | None, keywords: RequestKeywords) -> Request:

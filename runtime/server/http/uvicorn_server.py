@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
+import signal
 import socket
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ from .access import local_hosts
 from .http_protocol import HTTPProtocol
 from .listener import BACKLOG, MAX_ACCEPTED, is_local, listen, listen_on_unix_socket
 
+_log = logging.getLogger("radixlm.serve")
 CLOSING_S = 5  # for the last step, and for sending errors to clients
 
 
@@ -120,13 +125,27 @@ def server(
     """Return a server that on shutdown gives running replies `grace_s` seconds to end, then closes the engine.
 
     Clients then get an error in their API's format. uvicorn alone would cancel the tasks, and clients would get an
-    "Internal Server Error" or a stream that breaks off.
+    "Internal Server Error" or a stream that breaks off. SIGHUP, sent when a terminal closes, stops the server
+    as SIGTERM does, unless it is ignored, as by nohup.
 
     Args:
         began: called on the event loop, with the loop, once requests are accepted.
     """
 
     class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            with super().capture_signals():
+                is_main = threading.current_thread() is threading.main_thread()
+                if not is_main or signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+                    yield
+                    return
+                before = signal.signal(signal.SIGHUP, self.handle_exit)
+                try:
+                    yield
+                finally:
+                    signal.signal(signal.SIGHUP, before)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             for each in sockets or ():  # asyncio uses one number for the backlog and for connections accepted in a row
@@ -134,6 +153,8 @@ def server(
             began(asyncio.get_running_loop())
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            for number in self._captured_signals:
+                _log.info("received %s: the server stops", signal.Signals(number).name)
             loop = asyncio.get_running_loop()
             closing = loop.call_later(grace_s, lambda: loop.run_in_executor(None, close_engine))
             try:

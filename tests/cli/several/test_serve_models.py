@@ -154,6 +154,26 @@ def test_it_stops_when_it_is_told_to_with_all_its_processes() -> None:
         assert not any(map(is_alive, workers))
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_while_a_model_loads_is_a_clean_stop(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    monkeypatch.setenv("RADIXLM_OPENS_IN_S", "60")
+    with served("--models", "one.radixlm", "two.radixlm", "--shutdown-timeout", "0.1") as server:
+        replies: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: replies.append(server.chat("one")))
+        asking.start()
+        until(lambda: any("[one] loading" in line for line in server.lines))
+        workers = server.children()
+        server.process.send_signal(number)
+        assert server.process.wait(30) == code
+        asking.join(30)
+        assert replies[0].status_code == 503 and "stopping" in replies[0].json()["error"]["message"]
+        assert not any(map(is_alive, workers))
+        said = "".join(server.lines)
+        assert f"received {number.name}" in said and "Traceback" not in said and "Error" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -38,7 +38,6 @@ from radixlm.runtime.errors import InvalidParameter, InvalidRequest
         ("frequency_penalty", -3),
         ("seed", 2**64),
         ("seed", "x"),
-        ("stop", "text"),
         ("stop", ("",)),
         ("stop", (1,)),
         ("stop", ("x" * 2000,)),

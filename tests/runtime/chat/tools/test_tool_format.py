@@ -25,6 +25,7 @@ from radixlm.runtime.chat.tools.known_formats import (
     GLM,
     GLM_TIGHT,
     GRANITE,
+    HARMONY,
     HERMES,
     HERMES_CONTENT,
     HUNYUAN,
@@ -46,10 +47,10 @@ from radixlm.runtime.chat.tools.known_formats import (
     format_of,
 )
 from radixlm.runtime.chat.tools.tagged_arguments import TaggedArguments
-from radixlm.runtime.chat.tools.tool_calls import ReadReply, ToolCallReader, read_whole
-from radixlm.runtime.chat.tools.tool_format import Tool, ToolChoice, ToolFormat
+from radixlm.runtime.chat.tools.tool_calls import ReadReply, ToolCallReader, read_reply, read_whole
+from radixlm.runtime.chat.tools.tool_format import Tool, ToolChoice, ToolFormat, tools_of
 from radixlm.runtime.chat.tools.tool_messages import for_template, short_id
-from radixlm.runtime.errors import InvalidGrammar, InvalidRequest
+from radixlm.runtime.errors import InvalidArgument, InvalidGrammar, InvalidRequest
 
 from ...tool_templates import CALLS, LLAMA, MUSE, NO_TOOLS, QWEN, SMOLLM3, calling
 from ...tool_templates import GRANITE as TOLD_GRANITE
@@ -573,3 +574,21 @@ def test_where_nothing_may_be_called_all_is_content() -> None:
     text = PLAIN.text_of([("now", "{}")])
     prompts: Any = SimpleNamespace(chat_template=None, tool_format=PLAIN)
     assert FollowUpTurns(prompts)._read(text, ()) == ReadReply(text)
+
+
+OPENAI: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("format", [HERMES, HARMONY])
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+def test_tools_in_openais_format_make_the_same_grammar_and_calls(format: ToolFormat, choice: Any) -> None:
+    tool = Tool("now", {"type": "object", "properties": {}})
+    assert format.grammar([OPENAI], choice) == format.grammar([tool], choice)
+    text = format.text_of([("now", "{}")])
+    assert [(call.name, call.arguments) for call in read_reply(text, format, [OPENAI]).calls] == [("now", "{}")]
+
+
+@pytest.mark.parametrize("tools", ["now", [{"name": "now"}]])
+def test_what_is_no_tool_is_refused(tools: Any) -> None:
+    with pytest.raises(InvalidArgument, match="tools"):
+        tools_of(tools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.chat.grammar import Grammar
-from radixlm.runtime.chat.tools.tool_format import Tool
+from radixlm.runtime.chat.tools.tool_format import AnyTool, Tool
 from radixlm.runtime.engine.calls.arguments import RequestKeywords, SamplingKeywords, grammar_of, parse_arguments
+from radixlm.runtime.engine.engine import Engine
 from radixlm.runtime.engine.request_options import OptionKeywords, RequestOptions
 from radixlm.runtime.engine.sampling_params import SamplingParams
-from radixlm.runtime.errors import InvalidArgument, InvalidParameter, RadixLMError
+from radixlm.runtime.errors import InvalidArgument, InvalidGrammar, InvalidParameter, RadixLMError
 
 DEFAULTS = SamplingParams(temperature=0.2, top_k=40)
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -32,7 +34,8 @@ class Described:
 )
 def test_keywords_are_the_fields(keywords: type, options: type) -> None:
     wanted, found = get_type_hints(options), get_type_hints(keywords)
-    assert found == {field.name: wanted[field.name] for field in fields(options)}
+    more = {"tools": Sequence[AnyTool]} if "tools" in wanted else {}  # dicts, too; they become `Tool`s
+    assert found == {field.name: wanted[field.name] for field in fields(options)} | more
     assert {*found} <= {*RequestKeywords.__annotations__}
 
 
@@ -130,3 +133,51 @@ def test_tools_may_be_written_as_clients_of_openai_do() -> None:
     tool = Tool("weather", SCHEMA, "Tell it.")
     _, options = parse_arguments(None, {"tools": [{"type": "function", "function": function}, tool]}, DEFAULTS)
     assert options.tools == (tool, tool)
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_regex", "banned_strings", "dry_sequence_breakers"])
+def test_one_text_is_a_list_of_it(name: str) -> None:
+    one: dict[str, Any] = {name: "6"}
+    params, _ = parse_arguments(None, one, DEFAULTS)
+    assert params == replace(DEFAULTS, **{name: ["6"]})
+    assert SamplingParams(**one) == SamplingParams(**{name: ("6",)})
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted"),
+    [
+        ({"stop": 6}, "stop is 6; it must be a text or a list of texts"),
+        ({"stop_token_ids": 6}, "stop_token_ids is 6; it must be a list of token ids"),
+        ({"stop_token_ids": "6"}, "stop_token_ids is '6'; it must be a list of token ids"),
+        ({"logit_bias": 6}, "logit_bias is 6; it must be an object of token ids and numbers"),
+    ],
+)
+def test_what_is_no_list_is_refused_in_words_of_its_own(field: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(InvalidParameter) as error:
+        SamplingParams(**field)
+    assert str(error.value) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("n_ctx", "; did you mean context_length?"),
+        ("max_model_len", "; did you mean context_length?"),
+        ("n_threads", "; did you mean num_threads?"),
+        ("threads", "; did you mean num_threads?"),
+        ("kv_cache_gb", "; did you mean kv_cache_bytes?"),
+        ("num_thread", "; did you mean num_threads?"),
+        ("zzz", "; see help(EngineOptions)"),
+    ],
+)
+def test_an_unknown_option_of_an_engine_names_the_nearest_before_anything_is_opened(name: str, near: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        Engine("nowhere", **{name: 1})  # type: ignore[arg-type]
+    assert str(error.value) == f"Engine has the unknown argument {name!r}{near}"
+
+
+def test_grammars_have_constructors_and_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    assert Grammar.regex("[0-9]+") == Grammar("regex", "[0-9]+")
+    assert Grammar.gbnf('root ::= "a"') == Grammar("grammar", 'root ::= "a"')
+    with pytest.raises(InvalidGrammar, match="kind is 'gbnf'; use one of json_schema, regex, choice, or grammar"):
+        Grammar("gbnf", 'root ::= "a"')  # type: ignore[arg-type]

@@ -51,6 +51,8 @@ def test_a_field_that_is_not_given_is_the_engine_s(engine: Engine) -> None:
         (lambda engine: engine.generate(b"x"), "prompt is b'x'; it must be text"),
         (lambda engine: engine.generate(MESSAGES), "chat.. takes messages"),
         (lambda engine: engine.stream(7), "prompt is 7; it must be text"),
+        (lambda engine: engine.stream(["a", "b"]), "one prompt: pass several to generate.. or generate_many.., or run"),
+        (lambda engine: asyncio.run(engine.agenerate([[1], [2]])), "one prompt: .* with asyncio.gather"),
         (lambda engine: engine.chat("Hi"), "messages is 'Hi'; it must be a list of .*generate.. takes text"),
         (lambda engine: engine.chat(None), "messages is None; it must be a list"),
         (lambda engine: engine.chat(MESSAGES[0]), "messages is {'role': 'user'.*; it must be a list"),
