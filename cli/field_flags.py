@@ -195,9 +195,9 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
     if value == "" or (isinstance(value, tuple) and "" in value):
         raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or remove it")
     if flag.path == "model" and value is not None:
-        from radixlm.runtime.artifact.model_names import is_artifact
+        from radixlm.runtime.artifact.compiled_models import artifact_named
 
-        is_artifact(value)  # raises if it does not exist, before another model is loaded
+        artifact_named(value)  # raises if it does not exist, before another model is loaded
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
     own = value if flag.unit is None else value * flag.unit[1]
@@ -265,6 +265,7 @@ class CompileOptions:
         progressed: Callable[[str, float], None] | None = None,
         kept: Callable[[str], None] | None = None,
         on_disk: bool = False,
+        for_chat: bool = False,
     ) -> Path:
         """Return the artifact of `model`, as `cached_artifact.artifact_of` does."""
         from .cached_artifact import artifact_of
@@ -272,7 +273,15 @@ class CompileOptions:
         given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
         options = {name: value for name, value in given.items() if value is not None}
         return artifact_of(
-            model, options, say, meanwhile, written=written, progressed=progressed, kept=kept, on_disk=on_disk
+            model,
+            options,
+            say,
+            meanwhile,
+            written=written,
+            progressed=progressed,
+            kept=kept,
+            on_disk=on_disk,
+            for_chat=for_chat,
         )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.artifact import MANIFEST
-from radixlm.runtime.artifact.model_names import SUFFIX, is_artifact, part_names, short_name, whole_stem
+from radixlm.runtime.artifact.compiled_models import artifact_named
+from radixlm.runtime.artifact.model_names import SUFFIX, part_names, short_name, whole_stem
 from radixlm.runtime.errors import InvalidParameter
 
 _MODEL = "model"  # name of the tables in a TOML file
@@ -75,7 +76,7 @@ def _read(given: str) -> Iterator[ModelEntry]:
             )
         yield from found
     else:
-        is_artifact(given)  # raises if the name is invalid
+        artifact_named(given)  # raises if the name is invalid
         yield ModelEntry(given)
 
 
@@ -120,7 +121,7 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
     relative = folder / source
     source = str(relative) if relative.exists() else source
     try:
-        is_artifact(source)
+        artifact_named(source)
     except InvalidParameter:
         raise
     except Exception as error:
