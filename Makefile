@@ -15,7 +15,7 @@ PEER_MODELS := SmolLM2-135M-Instruct.Q4_1 qwen2.5-coder-0.5b-instruct-q4_k_m
 # The suites that test a running server from outside have separate environments.
 SERVED := RADIXLM=$(abspath $(BIN))/radixlm RADIXLM_ARTIFACT=$(abspath $(ARTIFACT))
 
-.PHONY: run vendor test test-arm test-core test-macos test-long test-browser test-clients test-agents test-instruments test-newcomer test-ray test-wheel docs release mutations served environments bench bench-cache bench-sizes bench-peers bench-laptops peers bench-ladder bench-first-reply bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality bench-digests trace goldens lock clean
+.PHONY: run vendor test test-arm test-core test-macos test-long test-browser test-clients test-agents test-instruments test-newcomer test-ray test-wheel docs release mutations served environments bench bench-cache bench-sizes bench-vectors bench-peers bench-laptops peers bench-ladder bench-first-reply bench-first-start bench-growth bench-long-context bench-replay bench-agents bench-session bench-questions bench-long-prompt bench-speculation bench-load bench-store bench-partial bench-answers bench-lm-eval bench-quality bench-digests trace goldens lock clean
 
 run: $(ARTIFACT)/manifest.json
 	@$(BIN)/radixlm chat $(ARTIFACT) $(SAMPLING)
@@ -162,6 +162,15 @@ ROUNDS := 3
 bench-sizes: $(VENV)/.bench
 	-@$(MAKE) --keep-going --no-print-directory .cache/llama.cpp/.built .venv-dasllama/.suite
 	$(BIN)/python -m bench.peers.sizes $(SHAPES) --rounds $(ROUNDS) $(if $(LONG),--long)
+	$(BIN)/python -m bench.report
+
+# Embeddings and rerank compared with llama.cpp: Qwen3-Embedding and Qwen3-Reranker 0.6B with random
+# weights, all layers or LAYERS=4.
+LAYERS := 28
+bench-vectors: $(VENV)/.bench
+	-@$(MAKE) --no-print-directory .cache/llama.cpp/.built
+	$(BIN)/python -m bench.peers.vectors --layers $(LAYERS) --rounds $(ROUNDS) \
+	    $(if $(wildcard .cache/llama.cpp/llama-server),,--wheel)
 	$(BIN)/python -m bench.report
 
 # radixlm compared with llama.cpp, which is built for this machine once, and the peers of `make peers`, on two models

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from radixlm.compile.in_memory import ProgressWriter
     from radixlm.compile.kv_layout import KVChoice
     from radixlm.compile.stored_weights import Quantize
+    from radixlm.runtime.artifact.lora import LoraDType
     from radixlm.runtime.progress import Progress
 
     from .progress import ProgressDisplay
@@ -59,6 +60,24 @@ if TYPE_CHECKING:
     help="Maximum tokens of prompt and reply together.  [default: the model's own]",
 )
 @click.option("--name", help="Name of the model for clients.  [default: name of the output]")
+@click.option(
+    "--max-loras",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="LoRA adapters that the artifact has room for (serve --lora); 0: none.",
+)
+@click.option(
+    "--max-lora-rank", type=click.IntRange(min=1), default=16, show_default=True, help="The largest rank of an adapter."
+)
+@click.option(
+    "--lora-dtype",
+    type=click.Choice(["f32", "f16", "bf16"]),
+    default="f32",
+    show_default=True,
+    help="How to store adapters; f16 and bf16 take half the memory, and round adapters that are stored in float32.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no progress.")
 @click.option(
     "--in-memory",
@@ -80,6 +99,9 @@ def command(
     kv_dtype: KVChoice,
     context_length: int | None,
     name: str | None,
+    max_loras: int,
+    max_lora_rank: int,
+    lora_dtype: LoraDType,
     as_json: bool,
     in_memory: tuple[Path, int, int, int, Path] | None,
     for_chat: bool,
@@ -109,7 +131,9 @@ def command(
                 fresh_artifact,
             )  # takes a second, while the display runs
 
-            options = CompileOptions(quantize, target, kv_dtype, context_length, name)
+            options = CompileOptions(
+                quantize, target, kv_dtype, context_length, name, max_loras, max_lora_rank, lora_dtype
+            )
             progress = display if in_memory is None else _both(display, ProgressWriter(in_memory[3]))
             fresh = stack.enter_context(
                 fresh_artifact(source, output, options, progress=progress, in_memory=place, for_chat=for_chat)
@@ -137,7 +161,7 @@ def _tell(report: CompileReport, quantize: Quantize, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report, enc_hook=str))
         return
-    if report.template_fault is not None:
+    if report.template_fault is not None and report.manifest.embedding is None:
         click.secho(f"The model supports completions, but not chats: {report.template_fault}", err=True)
     if quantize == "keep":  # for other quantizations, `inspect` shows the errors
         for tensor in report.rounded:

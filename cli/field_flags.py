@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from radixlm.runtime.fields import Field
 
 _TEXTS = (tuple[str, ...], Sequence[str])
+_NAMED_PATHS = Mapping[str, str | Path]
+_LEAST_LORAS, _LEAST_RANK = 8, 16  # room in a model that `serve --lora` compiles, so that others fit, too
 ENGINE = ("disk", "speculation", "engine")  # groups of commands that generate
 
 
@@ -160,7 +162,7 @@ def _option(field: Field, is_required: bool) -> click.Option:
     return click.Option(
         [flag.name, field.name],
         type=_type(field),
-        multiple=field.kind in _TEXTS,
+        multiple=field.kind in _TEXTS or field.kind == _NAMED_PATHS,
         default=flag.default,
         required=is_required,
         metavar=flag.metavar or unit[0],
@@ -176,7 +178,7 @@ def _type(field: Field) -> click.ParamType[Any]:
         return click.Choice(field.choices)
     if flag.path in ("file", "directory"):
         return click.Path(file_okay=flag.path == "file", dir_okay=flag.path == "directory")
-    if flag.path == "model" or field.kind is str or field.kind in _TEXTS:
+    if flag.path == "model" or field.kind is str or field.kind in _TEXTS or field.kind == _NAMED_PATHS:
         return click.STRING
     if field.kind in (int, float):
         return click.INT if field.kind is int and flag.unit is None else click.FLOAT
@@ -194,6 +196,8 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
     assert flag is not None
     if value == "" or (isinstance(value, tuple) and "" in value):
         raise ValueError(f"{flag.name} is empty; give a {flag.path or 'value'}, or remove it")
+    if field.kind == _NAMED_PATHS:
+        return _named_paths(flag.name, value)
     if flag.path == "model" and value is not None:
         from radixlm.runtime.artifact.compiled_models import artifact_named
 
@@ -208,6 +212,23 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
         called = field.called if flag.unit is None else f"a number of {flag.unit[0]} {field.about.range}"
         raise ValueError(f"{flag.name} is {value!r:.60}; it must be {called}")
     return own
+
+
+def _named_paths(flag: str, given: Sequence[str]) -> Mapping[str, str] | None:
+    """Return the paths of NAME=PATH by name; None if there are none.
+
+    Raises:
+        ValueError: a name or a path is missing, or two have a name in common.
+    """
+    pairs = [each.partition("=") for each in given]
+    for each, (name, _, path) in zip(given, pairs, strict=True):
+        if not name or not path:
+            raise ValueError(f"{flag} is {each!r:.200}; give NAME=PATH")
+    named = {name: path for name, _, path in pairs}
+    if len(named) < len(pairs):
+        names = ", ".join(name for name, _, _ in pairs)
+        raise ValueError(f"{flag} is given twice with one name, of {names}; rename one")
+    return named or None
 
 
 def _default(field: Field) -> str:
@@ -266,11 +287,18 @@ class CompileOptions:
         kept: Callable[[str], None] | None = None,
         on_disk: bool = False,
         for_chat: bool = False,
+        loras: Mapping[str, str] | None = None,
     ) -> Path:
-        """Return the artifact of `model`, as `cached_artifact.artifact_of` does."""
+        """Return the artifact of `model`, as `cached_artifact.artifact_of` does.
+
+        What is compiled now gets room for the adapters `loras`.
+
+        Raises:
+            InvalidAdapter: an adapter of a model that is not compiled yet cannot be read.
+        """
         from .cached_artifact import artifact_of
 
-        given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
+        given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype, **_room_for(model, loras or {})}
         options = {name: value for name, value in given.items() if value is not None}
         return artifact_of(
             model,
@@ -283,6 +311,18 @@ class CompileOptions:
             on_disk=on_disk,
             for_chat=for_chat,
         )
+
+
+def _room_for(model: str, loras: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of `radixlm compile` that give a model room for adapters; empty for an artifact."""
+    from radixlm.runtime.artifact.compiled_models import artifact_named
+
+    if not loras or artifact_named(model) is not None:
+        return {}
+    from radixlm.runtime.lora.adapter_files import read_adapter
+
+    rank = max(read_adapter(path).rank for path in loras.values())
+    return {"max-loras": str(max(_LEAST_LORAS, len(loras))), "max-lora-rank": str(max(_LEAST_RANK, rank))}
 
 
 def compile_options(function: F) -> F:

@@ -153,7 +153,7 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "architecture", model.architecture
     yield from layer_rows(model)
     yield from vector_rows(manifest)
-    yield "conversations", conversations(CHAT_TEMPLATE in manifest.files)
+    yield "conversations", conversations(CHAT_TEMPLATE in manifest.files, writes=model.output == "logits")
     yield "sampling", sampling(manifest.sampling)
     yield "appended suffix", appended_suffix(manifest)
     yield "context", f"{manifest.context_length:,} tokens"
@@ -168,6 +168,9 @@ def _rows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "KV cache", f"{kv.dtype}, {size(kv.page_bytes)} per page of {kv.page_size} tokens"
     if model.state_bytes:
         yield "states", f"{size(model.state_bytes)} for each running request and each cached state"
+    if lora := manifest.lora:
+        room = f"{lora.max_loras} of rank {lora.max_rank} at most, in {lora.dtype}"
+        yield "LoRA adapters", f"room for {room}, {size(lora.adapter_bytes)} each"
     yield "code", "opening the artifact runs model.so in your process: open it only if you trust its source"
     yield "target", f"{target.name} ({target.mcpu}): {', '.join(target.features) or 'no special features'}"
     for name, info in sorted(manifest.files.items()):
@@ -191,7 +194,10 @@ def source_rows(found: Inspection) -> Iterator[tuple[str, str]]:
         yield "context", f"{found.context_length:,} tokens{less}"
     yield "tokenizer", found.tokenizer or _LATER
     has_template = found.has_chat_template
-    yield "conversations", _LATER if has_template is None else conversations(has_template)
+    yield (
+        "conversations",
+        (_LATER if has_template is None else conversations(has_template, writes=found.model.output == "logits")),
+    )
     yield "sampling", sampling(found.sampling)
     yield "file", _LATER if found.file_bytes is None else size(found.file_bytes)
     if found.artifact_bytes is None:

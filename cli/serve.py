@@ -79,6 +79,13 @@ class ServeCommand(JSONErrors, FieldCommand):
     metavar="SECONDS",
     help="With several models, unload those without a request for this long.  [default: only to make room]",
 )
+@click.option(
+    "--allow-pull",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="With several models, let clients add models of the Hugging Face hub with Ollama's /api/pull, and delete "
+    "these. FILE keeps their names for the next start.  [default: no]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -167,6 +174,7 @@ def command(
     more: tuple[str, ...],
     models: tuple[str, ...],
     unload_after: float | None,
+    allow_pull: Path | None,
     host: str,
     port: int,
     unix_socket: Path | None,
@@ -244,18 +252,21 @@ def command(
             unload_after_s=unload_after,
             memory_bytes=options["memory_bytes"],
             hides_cached_text=hide_cached_text,
+            pulled=allow_pull,
         )
         return
     if model is None:
         raise ValueError("give a MODEL to serve, or several with --models")
-    if unload_after is not None:
-        raise ValueError("--unload-after is for several models; use --models, or remove it")
+    for flag, value in (("--unload-after", unload_after), ("--allow-pull", allow_pull)):
+        if value is not None:
+            raise ValueError(f"{flag} is for several models; use --models, or remove it")
     find_artifact = partial(
         take(CompileOptions, options).artifact_of,
         model,
         log_line if log_format == "json" else None,
         kept=log_line if log_format == "json" else partial(click.echo, err=True),
         for_chat=for_chat,
+        loras=options.get("loras"),
     )
     serving = Serving(
         model,

@@ -48,8 +48,10 @@ def layer_rows(model: ModelConfig) -> Iterator[tuple[str, str]]:
     yield "vocabulary", f"{model.vocab_size:,}"
 
 
-def conversations(has_template: bool) -> str:
-    """Describe whether a model supports chats."""
+def conversations(has_template: bool, *, writes: bool = True) -> str:
+    """Describe whether a model supports chats; `writes` says whether it writes any text."""
+    if not writes:
+        return "no: it makes embeddings, and writes no text"
     return "yes" if has_template else "no: it has no chat template, and supports completions only"
 
 

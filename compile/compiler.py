@@ -16,6 +16,7 @@ from typing import get_args
 
 import msgspec
 from radixlm.runtime.artifact import CHAT_TEMPLATE, MODULE, TOKENIZER, WEIGHTS, Artifact, sha256_of, write_manifest
+from radixlm.runtime.artifact.lora import MAX_LORA_RANK, MAX_LORAS, LoraDType, LoraInfo
 from radixlm.runtime.artifact.manifest import (
     FORMAT_VERSION,
     FileInfo,
@@ -41,6 +42,7 @@ from .interrupts import interrupts_kept
 from .kernels.sampling.top_k import num_maxima
 from .kv_layout import KVChoice, kv_layout, resolved
 from .kv_layout import context_length as chosen_context_length
+from .lora_layout import lora_layout
 from .module import build_module, entry_points
 from .ops.implemented import check_implemented
 from .ops.ops import Ops
@@ -58,6 +60,7 @@ from .written_weights import WrittenWeights
 
 MAX_NUM_TOKENS = 512  # tokens of one forward
 MAX_NUM_LOGITS = 64
+DEFAULT_LORA_RANK = 16
 NO_TEMPLATE = "the source has no chat template"
 
 
@@ -85,6 +88,9 @@ def compile_model(
     kv_dtype: KVChoice = "auto",
     context_length: int | None = None,
     name: str | None = None,
+    max_loras: int = 0,
+    max_lora_rank: int = DEFAULT_LORA_RANK,
+    lora_dtype: LoraDType = "f32",
     progress: Callable[[Progress], None] | None = None,
 ) -> CompileReport:
     """Compile `source` (as `open_source` takes it) into the artifact `output`, replacing an existing artifact.
@@ -95,6 +101,9 @@ def compile_model(
         target: a name of `codegen.targets.TARGETS`, or `native`.
         context_length: maximum tokens of a sequence; by default the context length of the model's training.
         name: the model's name in servers; by default that of the output.
+        max_loras: number of LoRA adapters that the artifact has room for; 0 for none.
+        max_lora_rank: largest rank of an adapter.
+        lora_dtype: storage of adapters; f16 and bf16 halve the memory, and round numbers of a file in float32.
 
     Raises:
         SourceError: the source cannot be used.
@@ -102,7 +111,7 @@ def compile_model(
         CompileError: the disk is too full, or the build failed.
         VerificationFailed: the artifact disagrees with the reference.
     """
-    options = CompileOptions(quantize, target, kv_dtype, context_length, name)
+    options = CompileOptions(quantize, target, kv_dtype, context_length, name, max_loras, max_lora_rank, lora_dtype)
     with fresh_artifact(source, output, options, progress=progress) as fresh:
         return fresh.publish()
 
@@ -116,13 +125,23 @@ class CompileOptions:
     kv_dtype: KVChoice = "auto"
     context_length: int | None = None
     name: str | None = None
+    max_loras: int = 0
+    max_lora_rank: int = DEFAULT_LORA_RANK
+    lora_dtype: LoraDType = "f32"
 
     def check(self) -> None:
         """Raise InvalidParameter if a field is out of range."""
         _check_choice("quantize", self.quantize, get_args(Quantize))
         _check_choice("kv_dtype", self.kv_dtype, get_args(KVChoice))
+        _check_choice("lora_dtype", self.lora_dtype, get_args(LoraDType))
         if self.name is not None and not 1 <= len(self.name) <= 256:
             raise InvalidParameter(f"name has {len(self.name)} characters; it may have 1 to 256")
+        for name, value, low, high in (
+            ("max_loras", self.max_loras, 0, MAX_LORAS),
+            ("max_lora_rank", self.max_lora_rank, 1, MAX_LORA_RANK),
+        ):
+            if not low <= value <= high:
+                raise InvalidParameter(f"{name} is {value}; it must be {low} to {high}")
 
 
 @dataclass(frozen=True)
@@ -315,6 +334,7 @@ class _ArtifactPlan:
     weights: StoredWeights
     plan: WeightPlan
     limits: Limits
+    lora: LoraInfo | None
     ops: Ops
 
     @property
@@ -325,7 +345,7 @@ class _ArtifactPlan:
 
     def for_target(self, target: Target) -> _ArtifactPlan:
         """Return the same plan for another target, with the same weights and KV."""
-        ops = _ops(self.config, self.layout, self.limits, target, self.plan)
+        ops = _ops(self.config, self.layout, self.limits, target, self.plan, self.lora)
         return replace(self, target=target, ops=ops)
 
     def build(self, report: Callable[[int, int], None]) -> Library:
@@ -339,6 +359,7 @@ class _ArtifactPlan:
             self.target,
             KernelCache.of_user(),
             report,
+            self.lora,
         )
 
     def manifest(
@@ -379,6 +400,7 @@ class _ArtifactPlan:
             files=files,
             embedding=source.embedding,
             reranking=source.reranking,
+            lora=msgspec.UNSET if self.lora is None else self.lora,
         )
 
 
@@ -393,13 +415,18 @@ def _plan(name: str, source: Source, options: CompileOptions, target: Target) ->
     num_tokens = length if config.is_bidirectional else min(MAX_NUM_TOKENS, length)
     # a vector may be made of all hidden states of a text
     limits = Limits(num_tokens, num_tokens if config.output == "hidden" else MAX_NUM_LOGITS, length)
-    ops = _ops(config, layout, limits, target, plan)
-    return _ArtifactPlan(source, options, target, config, layout, weights, plan, limits, ops)
+    lora: LoraInfo | None = None
+    if options.max_loras:
+        lora = lora_layout(config, options.max_loras, options.max_lora_rank, options.lora_dtype)
+    ops = _ops(config, layout, limits, target, plan, lora)
+    return _ArtifactPlan(source, options, target, config, layout, weights, plan, limits, lora, ops)
 
 
-def _ops(config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> Ops:
+def _ops(
+    config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan, lora: LoraInfo | None
+) -> Ops:
     """Run the model's definition with kernels for a target."""
-    ops, decoder = Ops(config, layout, limits, target, plan), decoder_of(config)
+    ops, decoder = Ops(config, layout, limits, target, plan, lora), decoder_of(config)
     decoder.forward(ops)
     if config.mtp is not None:
         drafting = Ops(config, layout, limits, target, plan)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import tvm
+from radixlm.runtime.artifact.lora import LoraInfo
 from radixlm.runtime.artifact.manifest import MAX_POSITION, PAGE_SIZE, TOP_LOGITS, WEIGHT_BLOCK, KVLayout
 from radixlm.runtime.artifact.model_config import STATE_ITEM_BYTES, ModelConfig
 from tvm.script.ir_builder import IRBuilder
@@ -22,7 +23,8 @@ from tvm.script.ir_builder import tirx as T
 from .codegen.kernel_cache import KernelCache
 from .codegen.library import Library, build_library, kernel_symbol
 from .codegen.targets import Target
-from .codegen.vector import LANES
+from .codegen.vector import LANES, storage_type
+from .kernels.float_linear import DTYPES
 from .kernels.kv_pool import KV_DTYPES, copy_rows, move_pages
 from .kernels.sampling.top_k import num_maxima, top_k
 from .kernels.sampling.weight_sums import weight_sums
@@ -48,6 +50,7 @@ def build_module(
     target: Target,
     cache: KernelCache,
     report: Callable[[int, int], None] = lambda *_: None,
+    lora: LoraInfo | None = None,
 ) -> Library:
     """Return the compiled library with `entry_points`; `report(done, total)` counts compiled functions."""
     symbols = {key: kernel_symbol(kernel, target) for key, kernel in program.kernels.items()}
@@ -57,7 +60,9 @@ def build_module(
             continue
         assert of_entry is not None
         is_scored = name == SCORED
-        functions.append(_forward(name, of_entry, plan, config, layout, max_num_tokens, symbols, is_scored=is_scored))
+        functions.append(
+            _forward(name, of_entry, plan, config, layout, max_num_tokens, symbols, lora, is_scored=is_scored)
+        )
     others: tuple[tuple[Any, Callable[[str], Any]], ...] = (
         (top_k(TOP_LOGITS), lambda symbol: _top_logits(config, symbol)),
         (weight_sums(target), lambda symbol: _weight_sums(config, symbol)),
@@ -89,10 +94,10 @@ class _Entry:
     sizes: dict[str, Any]
     buffers: dict[str, Any]
 
-    def address(self, name: str) -> Any:
-        """Return the address of a tensor's first element."""
+    def address(self, name: str, offset: int = 0) -> Any:
+        """Return the address of a tensor's first element, or of the `offset`-th of its last axis."""
         buffer = self.buffers[name]
-        return T.address_of(buffer[tuple([0] * len(buffer.shape))])
+        return T.address_of(buffer[(*[0] * (len(buffer.shape) - 1), offset)])
 
 
 def _entry(name: str, arguments: _Arguments, body: Callable[[_Entry], None]) -> Any:
@@ -133,6 +138,21 @@ def _state_pool(config: ModelConfig) -> _Arguments:
     return {"state_pool": ("float32", shape)} if config.state_bytes else {}
 
 
+def _adapter_of_token(lora: LoraInfo | None) -> _Arguments:
+    """Return the adapter of each token, -1 for none; empty if the module has no room for adapters."""
+    return {} if lora is None else {"adapter_of_token": ("int32", ("num_tokens",))}
+
+
+def _adapters(lora: LoraInfo | None) -> _Arguments:
+    """Return the arguments with the ranks and the matrices of adapters; empty if there is no room for them."""
+    if lora is None:
+        return {}
+    return {
+        "adapter_ranks": ("int32", (lora.max_loras, lora.num_matrices)),
+        "adapters": (storage_type(DTYPES[lora.dtype]), (lora.max_loras * lora.stride,)),
+    }
+
+
 def _forward(
     name: str,
     program: Program,
@@ -141,6 +161,7 @@ def _forward(
     layout: KVLayout,
     max_num_tokens: int,
     symbols: Mapping[Any, str],
+    lora: LoraInfo | None,
     *,
     is_scored: bool,
 ) -> Any:
@@ -155,8 +176,10 @@ def _forward(
         "kv_lengths": ("int32", tokens),
         "logit_rows": ("int32", ("num_logits",)),
         **_state_slots(config),
+        **_adapter_of_token(lora),
         "kv_pool": (KV_DTYPES[layout.dtype], _pool_shape(layout)),
         **_state_pool(config),
+        **_adapters(lora),
         "weights": ("uint8", (plan.num_bytes,)),
         "workspace": ("uint8", (program.workspace_bytes,)),
         "logits": ("float32", ("num_logits", round_up(config.num_outputs, ROW_BLOCK))),
@@ -171,11 +194,11 @@ def _forward(
     def body(entry: _Entry) -> None:
         sizes = dict(entry.sizes)
         weights, workspace = entry.buffers["weights"], entry.buffers["workspace"]
-        _check_indices(entry, config.vocab_size)
+        _check_indices(entry, config.vocab_size, 0 if lora is None else lora.max_loras)
 
         def value(argument: Argument, is_pointer: bool) -> Any:
             if isinstance(argument, Input):
-                return entry.address(argument.name)
+                return entry.address(argument.name, argument.offset)
             if isinstance(argument, Scratch):
                 return T.address_of(workspace[argument.offset])
             if isinstance(argument, WeightTensor):
@@ -203,7 +226,7 @@ def _call(symbol: str, values: list[Any]) -> None:
     T.evaluate(T.call_extern("int32", symbol, *values))
 
 
-def _check_indices(entry: _Entry, vocab_size: int) -> None:
+def _check_indices(entry: _Entry, vocab_size: int, max_loras: int) -> None:
     """Emit checks that raise if an index is out of range; their cost is not measurable."""
     num_tokens, num_pages = entry.sizes["num_tokens"], entry.sizes["num_pages"]
     visible = entry.sizes["table_stride"] * PAGE_SIZE
@@ -219,6 +242,8 @@ def _check_indices(entry: _Entry, vocab_size: int) -> None:
     if "num_slots" in entry.sizes:  # the first slot is zeros, and never written
         num_slots = entry.sizes["num_slots"]
         ranges += [("state_in", 0, num_slots), ("state_out", 1, num_slots)]
+    if max_loras:
+        ranges.append(("adapter_of_token", -1, max_loras))
     for name, low, high in ranges:
         buffer = entry.buffers[name]
         with T.grid(*buffer.shape) as indices:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from radixlm.runtime.errors import VerificationFailed
 
 from .kernels.activation import ActivationSpec
-from .ops.program import Call, Program, WeightTensor
+from .ops.program import Call, Input, Program, WeightTensor
 
 _Own = Mapping[str, tuple[int, int]]  # layer and index in that layer of each tensor, by name
 
@@ -75,7 +75,7 @@ def _calls_of_layers(
 
 def _as_of_kind(call: Call, own: _Own, layer: int) -> _LayerCall:
     """Return a call in the form common to all layers of its kind."""
-    operands = tuple(_operand(argument, own, layer) for argument in call.arguments)
+    operands = tuple(operand for argument in call.arguments for operand in _operands(argument, own, layer))
     if isinstance(call.key, ActivationSpec):  # the column of a layer's inputs is compiled in (Gemma 4)
         return _LayerCall(replace(call.key, gate_column=0), (*operands, call.key.gate_column))
     return _LayerCall(call.key, operands)
@@ -88,12 +88,14 @@ def _names(stored: WeightTensor, own: _Own) -> list[str]:
     return [part for part in joined.split("+") if part in own]
 
 
-def _operand(argument: object, own: _Own, layer: int) -> object:
-    """Return an argument in the form common to all layers; a tensor becomes its position in its layer."""
+def _operands(argument: object, own: _Own, layer: int) -> tuple[object, ...]:
+    """Return an argument in the form common to all layers: a tensor by its position in its layer, an offset apart."""
+    if isinstance(argument, Input):
+        return argument.name, argument.offset
     if not isinstance(argument, WeightTensor) or not (names := _names(argument, own)):
-        return argument
+        return (argument,)
     places = [(own[name][0] - layer, own[name][1]) for name in names]
-    return argument.name.removeprefix("+".join(names)), *places
+    return ((argument.name.removeprefix("+".join(names)), *places),)
 
 
 def _check_alike(calls: dict[int, list[_LayerCall]]) -> None:

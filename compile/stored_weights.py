@@ -31,7 +31,7 @@ Quantize = Literal["keep", "q4", "q8", "f16", "f32"]
 _STRIP_NUMBERS = 1 << 19  # numbers of a matrix that are converted to float32 at a time
 
 # An error in these costs most, and they are read once per token: with q4 they keep 8 bits, as in llama.cpp.
-_KEPT_IN_8_BITS = ("model.embed_tokens.weight", "lm_head.weight")
+_KEPT_IN_8_BITS = ("model.embed_tokens.weight", "lm_head.weight", "model.embeddings.word_embeddings.weight")
 
 
 class StoredWeights:

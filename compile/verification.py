@@ -131,7 +131,8 @@ def _layers_apart(config: ModelConfig, kinds: Sequence[Sequence[int]]) -> list[t
     The last layer of a kind is used, because its weights are furthest from the beginning of the file.
     """
     all_layers = tuple(range(config.num_hidden_layers))
-    if len(all_layers) <= _FEW_LAYERS:
+    # with weights of zeros, a layer that normalizes sums would make zeros of its rows
+    if len(all_layers) <= _FEW_LAYERS or any(layer.norms == "sum" for layer in config.layers):
         return [all_layers]
     found = sorted(kind[-1] for kind in kinds)
     most = _MOST_LAYERS_WITH_EXPERTS if _has_experts(config) else _MOST_LAYERS

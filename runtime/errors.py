@@ -94,6 +94,10 @@ class InvalidArgument(InvalidParameter, TypeError):
     """An argument of the Python API is unknown or has the wrong type; `param` is its name."""
 
 
+class InvalidAdapter(InvalidParameter):
+    """A LoRA adapter is damaged, changes more than matrices, or does not fit the artifact."""
+
+
 class ExtraNotInstalled(InvalidParameter):
     """A parameter belongs to a feature under `runtime/extras` that is not installed."""
 
@@ -114,14 +118,15 @@ class ContextLengthExceeded(InvalidRequest):
     most: int | None = None
 
     @classmethod
-    def of_prompt(cls, num_tokens: int, context_length: int, *, is_exact: bool = True) -> Self:
+    def of_prompt(cls, num_tokens: int, context_length: int, *, is_exact: bool = True, has_reply: bool = True) -> Self:
         """Return the error for a prompt of `num_tokens` tokens, or of at least as many."""
+        most, reply = context_length - has_reply, ", of which the reply needs one" if has_reply else ""
         error = cls(
             # begins like OpenAI's message, by which litellm recognizes the error
-            f"This model's maximum context length is {context_length} tokens, of which the reply needs one; the "
-            f"prompt has {'' if is_exact else 'at least '}{num_tokens}: shorten it to {context_length - 1}"
+            f"This model's maximum context length is {context_length} tokens{reply}; the "
+            f"prompt has {'' if is_exact else 'at least '}{num_tokens}: shorten it to {most}"
         )
-        error.num_tokens, error.most = num_tokens, context_length - 1
+        error.num_tokens, error.most = num_tokens, most
         return error
 
 

@@ -144,7 +144,7 @@ def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_once() -> CompileOnce:
-    """`compile_once(source, choice_of_kv, quantize=..., context_length=..., target=...)`: the artifact of a source.
+    """`compile_once(source, kv_choice, quantize=..., context_length=..., target=..., max_loras=...)`: its artifact.
 
     Whoever asks first compiles it. It is shared with all tests, workers and later runs, so copy it to change it.
     """
@@ -190,6 +190,7 @@ def _compile_once(
     quantize: Quantize = "keep",
     context_length: int | None = None,
     target: str = "native",
+    max_loras: int = 0,
 ) -> Path:
     from radixlm.compile import compile_model
     from radixlm.compile.codegen.targets import find_target
@@ -204,6 +205,8 @@ def _compile_once(
     if source.is_dir():  # whose name says nothing of what is in it
         digest = _digest_of(sorted(path for path in source.rglob("*") if path.is_file()), digest)
     options = f"{quantize}-{kv_dtype}-{context_length or 'default'}-{machine.name}"
+    if max_loras:
+        options += f"-{max_loras}-loras"
     artifact = cache_dir / f"{source.stem}-{options}-{digest}.radixlm"
     locks = cache_dir / "locks"
     locks.mkdir(parents=True, exist_ok=True)
@@ -219,6 +222,7 @@ def _compile_once(
                 context_length=context_length,
                 target=machine.name,
                 name=source.stem,
+                max_loras=max_loras,
             )
         os.utime(artifact)  # it is in use: no run beside this one drops it
     return artifact

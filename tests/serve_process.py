@@ -127,6 +127,6 @@ class ServeProcess:
             return False
         self.url = found[0]
         try:
-            return bool(self.json("/health")["num_pages"])
+            return bool(self.json("/health")["status"] == "ready")
         except (OSError, ValueError, KeyError):
             return False

@@ -39,7 +39,19 @@ RUNTIME_FOR_COMPILE = {
 # `errors`, `fields`, `memory`, `malloc_arenas`, `progress`, `version` and `optional` are modules, `__init__` is above
 # all. `extras` is last: all else works without it.
 RUNTIME_ORDER = (
-    *("system", "errors", "fields", "memory", "malloc_arenas", "progress", "version", "artifact", "model", "chat"),
+    *(
+        "system",
+        "errors",
+        "fields",
+        "memory",
+        "malloc_arenas",
+        "progress",
+        "version",
+        "artifact",
+        "model",
+        "lora",
+        "chat",
+    ),
     *(
         "kv_log",
         "states",

@@ -1,7 +1,7 @@
 """The bytes of single tokens.
 
-Knows the two alphabets in which vocabularies write bytes (GPT-2's and SentencePiece's), not how tokens follow one
-another.
+Knows the alphabets in which vocabularies write text (GPT-2's, SentencePiece's and WordPiece's), not how tokens follow
+one another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tokenizers
 
 from .errors import InvalidTokenId
 
-Kind = Literal["byte_level_bpe", "sentencepiece", "other"]
+Kind = Literal["byte_level_bpe", "sentencepiece", "wordpiece", "other"]
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -34,11 +34,12 @@ class Pieces:
     """The bytes of each token of a vocabulary.
 
     A piece of a byte-level vocabulary may be any part of a character. In SentencePiece's, only the pieces `<0xNN>` are
-    parts of characters.
+    parts of characters. WordPiece's are words, which a space precedes, and their continuations after `##`.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, kind: Kind, byte_fallback: bool, vocab_size: int) -> None:
         self._tokenizer = tokenizer
+        self._continues = str(getattr(tokenizer.model, "continuing_subword_prefix", "")) if kind == "wordpiece" else ""
         self._alphabet = byte_alphabet() if kind == "byte_level_bpe" else None
         self._byte_fallback = byte_fallback
         self._vocab_size = vocab_size
@@ -68,6 +69,9 @@ class Pieces:
         piece = self._tokenizer.id_to_token(token_id)
         if piece is None:
             return b""
+        if self._continues:
+            is_part = piece.startswith(self._continues)
+            return (piece.removeprefix(self._continues) if is_part else f" {piece}").encode()
         return self._byte_level(piece) if self._alphabet is not None else self._sentencepiece(piece)
 
     def _byte_level(self, piece: str) -> bytes:

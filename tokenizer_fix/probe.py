@@ -14,7 +14,7 @@ from .errors import InvalidTokenizer
 from .pieces import Kind
 from .profile import AddedToken, DummyPrefix, TokenizerProfile
 
-_SPACE_MARKS: Mapping[Kind, str] = {"byte_level_bpe": "Ġ", "sentencepiece": "▁", "other": " "}
+_SPACE_MARKS: Mapping[Kind, str] = {"byte_level_bpe": "Ġ", "sentencepiece": "▁", "wordpiece": " ", "other": " "}
 # Possible characters before a prompt's last space: a letter, a digit, punctuation, brackets, a new line.
 _BEFORE_SUFFIX = ("Hello", "a", "7", "Assistant:", "[/INST]", "### Response:", "?", ">", '"', "é", "a\n")
 # Characters that normalizers change: accents, ligatures, wide letters, capitals, runs of spaces, ends, quotes.
@@ -126,6 +126,8 @@ class _Probe:
         }
         if "ByteLevel" in parts:
             return "byte_level_bpe" if isinstance(self.tokenizer.model, tokenizers.models.BPE) else "other"
+        if isinstance(self.tokenizer.model, tokenizers.models.WordPiece):
+            return "wordpiece"
         writes_marks = "▁" in self._written("a b")
         models = (tokenizers.models.BPE, tokenizers.models.Unigram)
         return "sentencepiece" if writes_marks and isinstance(self.tokenizer.model, models) else "other"
@@ -159,6 +161,8 @@ class _Probe:
 
     def _decoding_strips_space(self) -> bool:
         """Return whether decoding drops a space that begins the text."""
+        if self.kind == "wordpiece":
+            return True
         encoding = self.tokenizer.encode("b a", add_special_tokens=False)
         at = next((n for n, piece in enumerate(encoding.tokens) if n and piece.startswith(self.space)), None)
         return at is not None and not self.tokenizer.decode(encoding.ids[at:]).startswith(" ")

@@ -55,7 +55,7 @@ class Tokenizer:
         self.profile = profile if profile is not None else profile_tokenizer(tokenizer_json)
         if self.profile.kind == "other":
             raise InvalidTokenizer(
-                f"the tokenizer ({self.profile.model}) is neither byte-level BPE nor SentencePiece-like; "
+                f"the tokenizer ({self.profile.model}) is neither byte-level BPE nor SentencePiece-like nor WordPiece; "
                 "only those can be decoded token by token"
             )
         self.bos_token_id = bos_token_id

@@ -2,9 +2,10 @@
 
     python -m bench.peers.shapes qwen3-4b FILE.gguf [--layers 2]
 
-Sizes and types are those of the published files: Q4_K_M as llama.cpp's tool mixes it, gpt-oss in MXFP4 and Q8_0.
-Weights have the deviation of trained ones, so that no sum overflows; the replies of such a model are meaningless. The
-tokenizer is Qwen2's, which is in the repository, with unused tokens up to the vocabulary's size.
+Sizes and types are those of the published files: Q4_K_M as llama.cpp's tool mixes it, gpt-oss in MXFP4 and Q8_0,
+embedding models and rerankers in Q8_0. Weights have the deviation of trained ones, so that no sum overflows; the
+replies of such a model are meaningless. The tokenizer is Qwen2's, which is in the repository, with unused tokens up to
+the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _TALKER = MODELS["Qwen3, which thinks"]
 _END_ID = 151_645  # `<|im_end|>`
 _EMBEDDING_DEVIATION = 0.03
 _PART = 1 << 18  # blocks that are generated at once
+_LAST, _RANK = 3, 4  # llama.cpp's poolings: the last token's hidden state, and scores of documents
+_RERANK = (  # as llama.cpp's converter writes Qwen3-Reranker's
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: {query}\n"
+    "<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model of Qwen3's family, or of gpt-oss, which has biases, attention sinks and a window."""
+    """The sizes of a model of Qwen3's family, or of gpt-oss, which has biases, attention sinks and a window.
+
+    `pooling` is that of an embedding model or a reranker, by llama.cpp's number.
+    """
 
     name: str
     architecture: str
@@ -61,6 +72,7 @@ class Shape:
     num_experts: int = 0
     num_active: int = 0
     is_tied: bool = False
+    pooling: int = 0
 
     @property
     def is_gpt_oss(self) -> bool:
@@ -83,19 +95,21 @@ class Shape:
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors, in the file's order."""
-        outer = Type.Q8_0 if self.is_gpt_oss else Type.Q6_K
+        outer = Type.Q8_0 if self.is_gpt_oss or self.pooling else Type.Q6_K
         table = (self.vocab_size, self.hidden_size)
         yield Tensor("token_embd.weight", table, outer, _EMBEDDING_DEVIATION, float(self.is_tied))
         yield Tensor("output_norm.weight", (self.hidden_size,))
         if not self.is_tied:
             yield _matrix("output", *table, type=outer)
+        if self.pooling == _RANK:
+            yield _matrix("cls.output", 2, self.hidden_size, type=Type.F32)
         for layer in range(self.num_layers):
             for tensor in self._layer(self._wider_type(layer)):
                 yield replace(tensor, name=f"blk.{layer}.{tensor.name}")
 
     def _wider_type(self, layer: int) -> Type:
         """Return the type of values and last matrices: wider in the first and last eighth, and each third between."""
-        if self.is_gpt_oss:
+        if self.is_gpt_oss or self.pooling:
             return Type.Q8_0
         eighth = self.num_layers // 8
         is_wide = not eighth <= layer < 7 * self.num_layers // 8 or (layer - eighth) % 3 == 2
@@ -103,7 +117,7 @@ class Shape:
 
     def _layer(self, wider: Type) -> Iterator[Tensor]:
         hidden, heads, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        type = Type.Q8_0 if self.is_gpt_oss else Type.Q4_K
+        type = Type.Q8_0 if self.is_gpt_oss or self.pooling else Type.Q4_K
         yield Tensor("attn_norm.weight", (hidden,))
         yield Tensor("post_attention_norm.weight" if self.is_gpt_oss else "ffn_norm.weight", (hidden,))
         yield _matrix("attn_q", heads, hidden, type=type)
@@ -120,8 +134,9 @@ class Shape:
         yield from self._experts(wider) if self.num_experts else self._dense(wider)
 
     def _dense(self, wider: Type) -> Iterator[Tensor]:
-        yield _matrix("ffn_gate", self.intermediate_size, self.hidden_size, type=Type.Q4_K)
-        yield _matrix("ffn_up", self.intermediate_size, self.hidden_size, type=Type.Q4_K)
+        type = Type.Q8_0 if self.pooling else Type.Q4_K
+        yield _matrix("ffn_gate", self.intermediate_size, self.hidden_size, type=type)
+        yield _matrix("ffn_up", self.intermediate_size, self.hidden_size, type=type)
         yield _matrix("ffn_down", self.hidden_size, self.intermediate_size, type=wider)
 
     def _experts(self, wider: Type) -> Iterator[Tensor]:
@@ -152,6 +167,8 @@ class Shape:
         yield "attention.layer_norm_rms_epsilon", 1e-5 if self.is_gpt_oss else 1e-6
         yield "rope.freq_base", 150_000.0 if self.is_gpt_oss else 1e6
         yield "vocab_size", self.vocab_size
+        if self.pooling:
+            yield "pooling_type", self.pooling
         if self.num_experts:
             yield "expert_count", self.num_experts
             yield "expert_used_count", self.num_active
@@ -170,6 +187,8 @@ def _matrix(name: str, *dimensions: int, type: Type, share: float = 1.0) -> Tens
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
+        Shape("qwen3-embedding-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, is_tied=True, pooling=_LAST),
+        Shape("qwen3-reranker-0.6b", "qwen3", 28, 1024, 16, 8, 128, 3072, is_tied=True, pooling=_RANK),
         Shape("qwen3-1.7b", "qwen3", 28, 2048, 16, 8, 128, 6144, is_tied=True),
         Shape("qwen3-4b", "qwen3", 36, 2560, 32, 8, 128, 9728, is_tied=True),
         Shape("qwen3-8b", "qwen3", 36, 4096, 32, 8, 128, 12_288),
@@ -232,6 +251,9 @@ def write_shape(shape: Shape, path: Path) -> None:
     writer.add_file_type(kind)
     for key, value in shape.metadata():
         writer.add_key_value(f"{shape.architecture}.{key}", value, _KINDS[type(value)])
+    if shape.pooling == _RANK:
+        writer.add_array(f"{shape.architecture}.classifier.output_labels", ["yes", "no"])
+        writer.add_string("tokenizer.chat_template.rerank", _RERANK)
     add_tokenizer(writer, tokenizer_json_of(_TALKER), _END_ID, _TALKER.template, shape.vocab_size)
     tensors = list(shape.tensors())
     for tensor in tensors:

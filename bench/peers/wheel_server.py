@@ -21,6 +21,10 @@ def main() -> None:
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--flash-attn", choices=["on", "off"], required=True)
     parser.add_argument("--cache-ram", type=int, required=True)
+    for name in ("--batch-size", "--ubatch-size"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--pooling", choices=["last", "rank"])
+    parser.add_argument("--embedding", action="store_true")
     server = xllamacpp.Server(_params(parser.parse_args()))
     print(server.listening_address, flush=True)
     signal.pause()
@@ -31,6 +35,12 @@ def _params(options: argparse.Namespace) -> xllamacpp.CommonParams:
     params.model.path, params.port = options.model, options.port
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.n_parallel, params.n_ctx = options.parallel, options.ctx_size
+    if options.ubatch_size:
+        params.n_batch, params.n_ubatch = options.batch_size, options.ubatch_size
+    if options.embedding:
+        poolings = xllamacpp.llama_pooling_type
+        last, rank = poolings.LLAMA_POOLING_TYPE_LAST, poolings.LLAMA_POOLING_TYPE_RANK
+        params.embedding, params.pooling_type = True, rank if options.pooling == "rank" else last
     params.n_gpu_layers, params.cache_ram_mib, params.verbosity = 0, options.cache_ram, -1
     types = xllamacpp.llama_flash_attn_type
     params.flash_attn_type = (

@@ -19,6 +19,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "sizes": peers.sizes,
     "session": session.session,
     "peers": peers.peers,
+    "vectors": peers.vectors,
     "first_start": first_start.first_start,
     "quality": engine.quality,
     "first_reply": serving.first_reply,

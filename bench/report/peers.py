@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -138,3 +139,33 @@ def _cell(values: Sequence[float] | None) -> str:
     if not values:
         return "-"
     return spread(values) if len(values) > 1 else auto(values[0])
+
+
+def vectors(results: Json) -> Iterator[str]:
+    """Seconds and tokens a second of each request, beside llama.cpp's."""
+    yield "## Embeddings and rerank"
+    yield (
+        "Both servers read the same file in Q8_0 with random weights. An embedding request has 32 texts of 200 tokens. "
+        "A rerank request has 50 documents of 200 tokens, whose prompts share a head of 300. Tokens a second count the "
+        "texts and documents alone. Medians, with least and most; texts are new in each round."
+    )
+    rows = [{"name": name, **run} for name, run in results["runs"].items()]
+    columns: dict[str, Cell] = {"request": "{name}"}
+    for engine in (OURS, "llama.cpp"):
+        columns |= {f"{engine}, s": partial(_seconds, engine), f"{engine}, tok/s": partial(_speed, engine)}
+    columns["times llama.cpp"] = lambda row: f"**{_median(row, 'llama.cpp') / _median(row, OURS):.2f}**"
+    yield table(columns, rows)
+    yield from (origin(run) for run in results["runs"].values())
+
+
+def _median(row: Json, engine: str) -> float:
+    found: float = median(row["values"][engine])
+    return found
+
+
+def _seconds(engine: str, row: Json) -> str:
+    return spread(row["values"][engine])
+
+
+def _speed(engine: str, row: Json) -> str:
+    return auto(row["num_tokens"] / _median(row, engine))

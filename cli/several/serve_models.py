@@ -37,6 +37,7 @@ from ..field_flags import engine_keywords
 from ..log_config import log_config
 from . import worker_flags
 from .model_list import ModelEntry, read_models
+from .pulled_models import PulledModels
 from .worker_flags import WorkerFlags, parsed_flags, shared_flags, worker_environment
 
 SHARE_OF_MEMORY = 0.9  # of the free memory at start, for models; each process takes another 60 MB
@@ -57,6 +58,7 @@ def serve_models(
     unload_after_s: float | None,
     memory_bytes: int | None,
     hides_cached_text: bool,
+    pulled: Path | None,
 ) -> None:
     """Serve models until a signal stops the server. Each model's process is a complete server.
 
@@ -65,6 +67,7 @@ def serve_models(
         given: arguments of the command line.
         store: folder in which each model has a store.
         memory_bytes: memory for all loaded models; None: 90 % of the free memory.
+        pulled: file with the names of the models that clients pulled; None: they cannot pull any.
 
     Raises:
         ArtifactError: a path has no model.
@@ -75,7 +78,12 @@ def serve_models(
     ctx = click.get_current_context()
     budget = int(SHARE_OF_MEMORY * available_memory_bytes()) if memory_bytes is None else memory_bytes
     shared = shared_flags(ctx, given)
-    specs = [_spec(ctx.command, entry, shared, store, budget) for entry in read_models(named)]
+
+    def spec_of(entry: ModelEntry) -> ModelSpec:
+        return _spec(ctx.command, entry, shared, store, budget)
+
+    library = None if pulled is None else PulledModels(pulled, spec_of)
+    specs = [spec_of(entry) for entry in [*read_models(named), *([] if library is None else library.entries)]]
     with ExitStack() as open_until_the_end:
         listener = open_until_the_end.enter_context(address.listen())
         key_file = _key_file(options.api_keys, open_until_the_end)
@@ -95,7 +103,7 @@ def serve_models(
             say=_say_json if log_format == "json" else _say_text,
         )
         table = ModelTable[WorkerProcess](specs, loader, budget, unload_after_s, log=_log.info)
-        app: ASGIApp = router_app(table, decided)  # type: ignore[arg-type]
+        app: ASGIApp = router_app(table, decided, library)  # type: ignore[arg-type]
         config = uvicorn_config(
             UnderRootPath(app, root_path) if root_path else app,
             listener,

@@ -23,7 +23,7 @@ WORKER = (sys.executable, "-P", "-c", "from radixlm.cli.several.worker import ma
 """The command of a process that gets its arguments later: `worker.py`."""
 OF_ROUTER = frozenset(
     {
-        *("--models", "--unload-after", "--memory-gb", "--host", "--port", "--uds", "--root-path"),
+        *("--models", "--unload-after", "--allow-pull", "--memory-gb", "--host", "--port", "--uds", "--root-path"),
         *("--ssl-certfile", "--ssl-keyfile", "--api-key", "--api-key-file", "--metrics-key", "--allowed-host"),
         *("--cors-origin", "--log-format", "--shutdown-timeout", "--hide-cached-text", "--store"),
     }

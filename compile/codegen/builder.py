@@ -16,7 +16,7 @@ from typing import Any
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .vector import Expr
+from .vector import LANES, Expr
 
 SIZE = "size"
 CACHE_LINE = 64  # bytes
@@ -146,3 +146,11 @@ def for_each_row(count: Expr, body: Callable[[Expr], None], serial_up_to: int = 
             body(row)
         with otherwise, parallel(count) as row:
             body(row)
+
+
+def for_each_lanes(width: int, some: Callable[[Expr, int], None]) -> None:
+    """Emit `some(i, n)` for all elements of a row: whole vectors, then single ones."""
+    with serial(width // LANES) as i:
+        some(i * LANES, LANES)
+    for i in range(width // LANES * LANES, width):
+        some(T.int64(i), 1)

@@ -42,6 +42,7 @@ class Family:
         has_extra_layers: true if files may have layers after the last, which draft further tokens. The first of them is
             the model's MTP head if all its tensors are stored; others are left out.
         mtp_names: parts of an MTP head's names in a checkpoint, if they differ from those after `model.layers.N.`.
+        renamed: patterns (`re`) in names of a checkpoint, and their replacements, one after the other.
         transposed: patterns of a checkpoint's stacks whose rows are inputs; `.weight` is appended to their names.
         flat: patterns of a checkpoint's matrices that are read as one vector.
         neighbouring_pairs: formats in which rows of queries and keys are stored so that neighbours rotate.
@@ -60,6 +61,7 @@ class Family:
     ignored: ClassVar[tuple[str, ...]] = ()
     has_extra_layers: ClassVar[bool] = False
     mtp_names: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
     transposed: ClassVar[tuple[str, ...]] = ()
     flat: ClassVar[tuple[str, ...]] = ()
     neighbouring_pairs: ClassVar[tuple[Format, ...]] = ()
@@ -163,6 +165,12 @@ class Family:
         layer = _LAYER.match(name)
         is_extra = self.has_extra_layers and layer is not None and int(layer[1]) >= self.num_stored_layers(config)
         return is_extra or any(fnmatch(name, pattern) for pattern in self.ignored)
+
+    def usual_name(self, name: str) -> str:
+        """Return a tensor's name in a checkpoint as the model's parts have it."""
+        for pattern, new in self.renamed.items():
+            name = re.sub(pattern, new, name, count=1)
+        return name
 
     def num_stored_layers(self, config: ModelConfig) -> int:
         """Return the number of layers by a file's count."""

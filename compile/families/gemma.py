@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from radixlm.runtime.artifact.model_config import LayerConfig, ModelConfig, QKNorm, Rope
 
 from .family import Family
@@ -19,13 +21,15 @@ _SIZES = {  # defaults of the classes, for keys that config.json lacks, as in mu
     "tie_word_embeddings": True,
 }
 
+_EMBEDDING = "gemma-embedding"  # llama.cpp's name of EmbeddingGemma
+
 
 class Gemma2(Family):
     """Gemma 2: every other layer has a sliding window; scores and logits are soft-capped."""
 
     title = "Gemma 2"
     huggingface = {"Gemma2ForCausalLM": "gemma2"}
-    gguf = ("gemma2",)
+    gguf: ClassVar[tuple[str, ...]] = ("gemma2",)
     defaults = {
         **_SIZES,
         "vocab_size": 256000,
@@ -45,7 +49,7 @@ class Gemma2(Family):
         attention = c.attention(
             rope=self.rope(c, slides=slides),
             window=self._window(c) if slides else None,
-            bidirectional=c("use_bidirectional_attention", False),
+            bidirectional=self._is_bidirectional(c),
             scale=self._scaled_by(c) ** -0.5,
             soft_cap=c("attn_logit_softcapping"),
             qk_norm=self.qk_norm,
@@ -69,7 +73,11 @@ class Gemma2(Family):
     def _window(self, c: Settings) -> int | None:
         """Both sides of a window that reaches to both have half of it, as transformers counts them."""
         window: int | None = c("sliding_window")
-        return window // 2 + 1 if window is not None and c("use_bidirectional_attention") else window
+        return window // 2 + 1 if window is not None and self._is_bidirectional(c) else window
+
+    def _is_bidirectional(self, c: Settings) -> bool:
+        """Return whether tokens see those after them; llama.cpp has a name of its own for such models."""
+        return bool(c("use_bidirectional_attention", c.class_name == _EMBEDDING))
 
     def _scaled_by(self, c: Settings) -> float:
         """Return the number by whose root scores are divided.
@@ -91,7 +99,7 @@ class Gemma3(Gemma2):
     title = "Gemma 3"
     may_be_bidirectional = True
     huggingface = {"Gemma3ForCausalLM": "gemma3_text", "Gemma3ForConditionalGeneration": "gemma3"}
-    gguf = ("gemma3",)
+    gguf = ("gemma3", _EMBEDDING)
     defaults = {**_SIZES, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6}
     full_every, layers_of_27b = 6, 62
     qk_norm = QKNorm()

@@ -13,6 +13,9 @@ from radixlm.runtime.errors import CorruptSource, SourceError, UnsupportedArchit
 from ..layers.decoder import Decoder
 from .cohere2 import Cohere2
 from .deepseek import DeepSeekV2, DeepSeekV3, Glm4MoELite, Mistral4
+from .encoders.bert import Bert, XLMRoberta
+from .encoders.modernbert import ModernBert
+from .encoders.nomic_bert import NomicBert
 from .ernie import Ernie, ErnieMoE
 from .exaone4 import Exaone4
 from .family import Family
@@ -82,6 +85,10 @@ FAMILIES: dict[str, Family] = {
     "falcon_h1": FalconH1(),
     "lfm2": Lfm2(),
     "lfm2_moe": Lfm2MoE(),
+    "xlm_roberta": XLMRoberta(),
+    "bert": Bert(),
+    "nomic_bert": NomicBert(),
+    "modernbert": ModernBert(),
 }
 
 _NEAR = 0.65  # least similarity of a name to be suggested

@@ -1,15 +1,16 @@
-"""Rows of the embedding, from the same packed weights that a tied output matrix uses; and reordered inputs.
+"""Rows of the embedding, from the same packed weights that a tied output matrix uses; learned rows; reordered inputs.
 
-The latter is for a matrix whose format sorts its inputs by their groups.
+The last is for a matrix whose format sorts its inputs by their groups.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, for_each_row, serial
+from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_lanes, for_each_row, serial
 from ..codegen.vector import Expr, const, lanes, splat, storage_type, to_f32, vector_type
 from ..weights.codes import CODES
 from ..weights.kinds import WeightKind
@@ -79,6 +80,38 @@ def _dequantized(codes: Memory, stored: WeightScales, block: Expr, lane: Expr, i
         return value
     minimum = stored.minimum(block, group, lane, 1)
     return value + splat(minimum * stored.super_minimum(block, group, lane, 1) if kind.is_nested else minimum, n)
+
+
+@dataclass(frozen=True)
+class AddRowsSpec:
+    """An addition of rows of a table: row `first + index`, or always row `first` without indices."""
+
+    width: int
+    stride: int
+    first: int = 0
+    has_indices: bool = True
+
+
+def add_rows(spec: AddRowsSpec) -> Any:
+    """Return the PrimFunc `(x, table, indices, num_rows) -> 0`: `x[r] += table[first + indices[r]]`, as the spec says.
+
+    `x` is float32 `[num_rows, stride]`, `table` `[any, width]`.
+    """
+    with Kernel() as k:
+        x, table, indices, num_rows = k.arguments(x="float32", table="float32", indices="int32", num_rows=SIZE)
+
+        def row(r: Expr) -> None:
+            index = T.Cast("int64", indices[r]) if spec.has_indices else T.int64(0)
+            start = bound((index + spec.first) * spec.width)
+
+            def some(i: Expr, n: int) -> None:
+                where = lanes(r * spec.stride + i, n)
+                x[where] = x[where] + table[lanes(start + i, n)]
+
+            for_each_lanes(spec.width, some)
+
+        for_each_row(num_rows, row)
+    return k.function
 
 
 def gather_columns(width: int, x_stride: int, y_stride: int) -> Any:

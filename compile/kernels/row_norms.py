@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tvm.script.ir_builder import tirx as T
 
-from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_row, parallel, registers, serial
+from ..codegen.builder import SIZE, Kernel, Memory, bound, for_each_lanes, for_each_row, parallel, registers, serial
 from ..codegen.lane_reductions import sum_of_lanes
 from ..codegen.targets import Target
 from ..codegen.vector import LANES, Expr, const, fma, lanes, splat, tanh
+from ..weights.layout import ROW_BLOCK, round_up
 
 _SUMS = 4
 _COLUMNS = 4096  # of a row of logits that a thread takes at a time
@@ -108,27 +109,49 @@ def add_norm(spec: AddNormSpec, target: Target) -> Any:
                 where = lanes(m * spec.x_stride + i, n)
                 x[where] = x[where] + value
 
-            _each(spec.width, some)
+            for_each_lanes(spec.width, some)
 
         for_each_row(num_rows, row)
     return k.function
 
 
-def normalize_rows(width: int, stride: int, eps: float, target: Target, *, has_gain: bool = False) -> Any:
-    """Return the PrimFunc `(x, gain, num_rows) -> 0`: `x / rms(x)` in place, times the gain if there is one."""
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm of whole rows in place; the bias follows the gain, at `round_up(width, 16)` (at 0 without gain)."""
+
+    width: int
+    stride: int
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    has_gain: bool = False
+    has_bias: bool = False
+
+
+def normalize_rows(spec: NormSpec, target: Target) -> Any:
+    """Return the PrimFunc `(x, gain, num_rows) -> 0`, which normalizes rows of `x` as the spec says."""
+    bias_at = round_up(spec.width, ROW_BLOCK) if spec.has_gain else 0
     with Kernel() as k:
         x, gain, num_rows = k.arguments(x="float32", gain="float32", num_rows=SIZE)
 
         def row(m: Expr) -> None:
-            scale = registers(1, "float32")
-            scale[0] = inverse_rms(width, eps, x, m * stride, target.has_fma)
+            start = bound(m * spec.stride)
+            mean, scale = registers(1, "float32"), registers(1, "float32")
+            if spec.kind == "rms":
+                scale[0] = inverse_rms(spec.width, spec.eps, x, start, target.has_fma)
+            else:
+                mean[0], scale[0] = mean_and_inverse_deviation(spec.width, spec.eps, x, start, target.has_fma)
 
             def some(i: Expr, n: int) -> None:
-                where = lanes(m * stride + i, n)
-                value = x[where] * splat(scale[0], n)
-                x[where] = value * gain[lanes(i, n)] if has_gain else value
+                where = lanes(start + i, n)
+                value = x[where] if spec.kind == "rms" else x[where] - splat(mean[0], n)
+                value = value * splat(scale[0], n)
+                if spec.has_gain:
+                    value = value * gain[lanes(i, n)]
+                if spec.has_bias:
+                    value = value + gain[lanes(bias_at + i, n)]
+                x[where] = value
 
-            _each(width, some)
+            for_each_lanes(spec.width, some)
 
         for_each_row(num_rows, row)
     return k.function
@@ -144,18 +167,10 @@ def scale_rows(width: int, stride: int) -> Any:
                 where = lanes(m * stride + i, n)
                 x[where] = x[where] * splat(factor[0], n)
 
-            _each(width, some)
+            for_each_lanes(width, some)
 
         for_each_row(num_rows, row)
     return k.function
-
-
-def _each(width: int, some: Callable[[Expr, int], None]) -> None:
-    """Emit `some(i, n)` for all elements of a row: whole vectors, then single ones."""
-    with serial(width // LANES) as i:
-        some(i * LANES, LANES)
-    for i in range(width // LANES * LANES, width):
-        some(T.int64(i), 1)
 
 
 def bound_rows(stride: int, factor: float, soft_cap: float | None, target: Target) -> Any:

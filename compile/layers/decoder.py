@@ -1,7 +1,7 @@
 """A decoder: embedding, layers of two residual branches, the last norm, the output matrix.
 
-Layers may get inputs from a second embedding (Gemma 4), and a head may draft tokens. Tensors have the checkpoint's
-names.
+Layers may get inputs from a second embedding (Gemma 4), and a head may draft tokens. An encoder is a decoder whose
+tokens see those after them. Tensors have the checkpoint's names.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from radixlm.runtime.artifact.model_config import LayerInputs, ModelConfig
+from radixlm.runtime.artifact.model_config import EncoderInput, LayerInputs, ModelConfig
 
-from ..ops.layers import Embedding, Linear, Norm, Part
+from ..ops.layers import Embedding, Linear, Norm, Part, Vector
 from ..ops.operations import Operations
 from .decoder_layer import DecoderLayer, model_norm
 from .mtp import MTPHead
@@ -27,10 +27,11 @@ class Decoder:
     def __init__(self, config: ModelConfig, names: PartNames) -> None:
         self.config, self.names = config, names
         self.embed_tokens = Embedding(names.model("embedding"), config.vocab_size, config.hidden_size)
-        inputs = config.layer_inputs
+        entering, inputs = config.encoder_input, config.layer_inputs
+        self.encoder_input = None if entering is None else EmbeddingSum(config, entering, names)
         self.layer_inputs = None if inputs is None else AllLayerInputs(config, inputs, names)
         self.layers = [DecoderLayer(config, index, names) for index in range(config.num_hidden_layers)]
-        self.norm = model_norm(config, names.model("norm"), config.norm_eps)
+        self.norm = model_norm(config, names.model("norm"), config.norm_eps) if config.has_last_norm else None
         head = self.embed_tokens.name if config.tie_word_embeddings else names.model("head")
         self.lm_head = Linear(head, config.vocab_size, config.hidden_size, config.output_bias)
         widths = (config.hidden_size, *(each.size for each in config.dense))
@@ -48,11 +49,14 @@ class Decoder:
     def parts(self) -> Iterator[Part]:
         """Yield everything that has tensors; a tied output matrix is the embedding."""
         yield self.embed_tokens
+        if self.encoder_input is not None:
+            yield from self.encoder_input.parts()
         if self.layer_inputs is not None:
             yield from self.layer_inputs.parts()
         for layer in self.layers:
             yield from layer.parts()
-        yield self.norm
+        if self.norm is not None:
+            yield self.norm
         if self.config.output == "logits" and not self.config.tie_word_embeddings:
             yield self.lm_head
         yield from self.dense
@@ -65,11 +69,14 @@ class Decoder:
         x = op.embed(self.embed_tokens, factor=config.embedding_factor)
         if config.embedding_norm:
             x = op.normalize(x, self.embedding_norm)
+        if self.encoder_input is not None:
+            x = self.encoder_input.forward(op, x)
         inputs = None if self.layer_inputs is None else self.layer_inputs.forward(op, x)
         for layer in self.layers:
             x = layer.forward(op, x, inputs)
         if config.output == "hidden":
             return op.hidden(x, self.norm, *self.dense)
+        assert self.norm is not None, "a model without a last norm makes no logits"
         logits = op.logits(x, self.norm, self.lm_head, factor=config.logits_factor, soft_cap=config.logits_soft_cap)
         if self.mtp is not None:
             self.mtp.keep(op, x, self.norm, self.embed_tokens)
@@ -79,6 +86,33 @@ class Decoder:
         """Return the logits of the MTP head alone, for new or just computed tokens; the model must have one."""
         assert self.mtp is not None
         return self.mtp.draft(op, self.embed_tokens, self.lm_head)
+
+
+class EmbeddingSum:
+    """The normalized sum of a token's embedding, its position's vector and its type's, as the configuration says."""
+
+    def __init__(self, config: ModelConfig, entering: EncoderInput, names: PartNames) -> None:
+        def vector(role: str, size: int, wanted: bool) -> Vector | None:
+            return Vector(names.model(role), size) if wanted else None
+
+        self.first_position = entering.first_position
+        num_positions = config.max_position_embeddings + self.first_position
+        self.token_type = vector("token_type", config.hidden_size, entering.token_type)
+        self.positions = vector("positions", num_positions * config.hidden_size, entering.positions)
+        self.norm = model_norm(config, names.model("embedding_norm"), config.norm_eps)
+
+    def parts(self) -> Iterator[Part]:
+        """Yield everything that has tensors."""
+        yield from (part for part in (self.token_type, self.positions) if part is not None)
+        yield self.norm
+
+    def forward(self, op: Operations[R, A], x: R) -> R:
+        """Return the sum for the embedded tokens `x`."""
+        if self.token_type is not None:
+            x = op.add_vector(x, self.token_type)
+        if self.positions is not None:
+            x = op.add_positions(x, self.positions, self.norm.size, first=self.first_position)
+        return op.normalize(x, self.norm)
 
 
 class AllLayerInputs:

@@ -42,15 +42,15 @@ class DecoderLayer:
         def norm(role: str, wanted: bool, eps: float = config.norm_eps) -> Norm | None:
             return model_norm(config, names.layer(index, role), eps) if wanted else None
 
-        has_post, has_ffn = layer.norms in ("post", "sandwich"), layer.ffn is not None
+        has_post, has_ffn = layer.norms in ("post", "sandwich", "sum"), layer.ffn is not None
         post_eps = layer.post_norm_eps or config.norm_eps
         assert layer.beside is None or layer.norms == "pre"
         self.self_attn = _mixer(config, layer.mixer, index, names)
         self.beside = None if layer.beside is None else _mixer(config, layer.beside, index, names)
         self.mlp = _feed_forward(config, index, names)
-        self.attention_norm = norm("attention_norm", layer.norms != "post")
+        self.attention_norm = norm("attention_norm", layer.norms not in ("post", "sum", "pre_ffn"))
         self.attention_post_norm = norm("attention_post_norm", has_post, post_eps)
-        self.ffn_norm = norm("ffn_norm", has_ffn and layer.norms not in ("post", "parallel"))
+        self.ffn_norm = norm("ffn_norm", has_ffn and layer.norms not in ("post", "sum", "parallel"))
         self.ffn_post_norm = norm("ffn_post_norm", has_ffn and has_post, post_eps)
         inputs = config.layer_inputs
         self.input = None if inputs is None else OneLayerInput(config, inputs, index, names)
@@ -103,11 +103,11 @@ class DecoderLayer:
         return op.plain(x, self.hidden_size) if norm is None else op.norm(x, norm)
 
     def _branch(self, op: Operations[R, A], x: R, branch: Any, value: Any, post_norm: Norm | None, factor: float) -> R:
-        """Return `x` plus the branch's output, after its norm if there is one."""
+        """Return `x` plus the branch's output, after its norm if there is one, or with the norm of the sum."""
         factor *= self.factor
-        if post_norm is None:
+        if post_norm is None or self.layer.norms == "sum":
             added: R = branch.add(op, x, value, factor)
-            return added
+            return added if post_norm is None else op.normalize(added, post_norm)
         return op.add_norm(x, branch.finish(op, value), post_norm, factor=factor)
 
     def _parallel(self, op: Operations[R, A], x: R) -> R:

@@ -160,6 +160,9 @@ KEYS_AND_VALUES: Mapping[str, str] = {
 # Parts of the whole model.
 HUGGINGFACE_MODEL: Mapping[str, str] = {
     "embedding": "model.embed_tokens.weight",
+    "token_type": "model.token_type_embeddings.weight",
+    "positions": "model.position_embeddings.weight",
+    "embedding_norm": "model.embedding_norm.weight",
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
     "inputs_embedding": "model.embed_tokens_per_layer.weight",
@@ -168,6 +171,9 @@ HUGGINGFACE_MODEL: Mapping[str, str] = {
 }
 GGUF_MODEL: Mapping[str, str] = {
     "embedding": "token_embd.weight",
+    "token_type": "token_types.weight",
+    "positions": "position_embd.weight",
+    "embedding_norm": "token_embd_norm.weight",
     "norm": "output_norm.weight",
     "head": "output.weight",
     "inputs_embedding": "per_layer_token_embd.weight",

@@ -51,7 +51,6 @@ MODEL: dict[str, Callable[[ModelConfig], bool]] = {
         model.norm != "rms"
         and any(layer.norms in ("post", "sandwich") or isinstance(layer.ffn, DenseAndExperts) for layer in model.layers)
     ),
-    "LayerNorm of hidden states": lambda model: model.output == "hidden" and model.norm != "rms",
     "numbers of layers that are no multiple of 16": lambda model: (
         model.layer_inputs is not None and model.layer_inputs.size % 16 != 0
     ),

@@ -38,9 +38,19 @@ class LinearOps:
         self.rounded_inputs: set[str] = set()
 
     def multiply(
-        self, x: Activation, layers: Sequence[Linear], y: RowBuffer, *, add: bool = False, factor: float = 1.0
+        self,
+        x: Activation,
+        layers: Sequence[Linear],
+        y: RowBuffer,
+        *,
+        add: bool = False,
+        factor: float = 1.0,
+        keeps_floats: bool = False,
     ) -> None:
-        """Write `factor` times the outputs of all layers side by side into `y`, or add them to it."""
+        """Write `factor` times the outputs of all layers side by side into `y`, or add them to it.
+
+        With `keeps_floats`, the kernel that computes codes of `x` stores the floats as well.
+        """
         column = 0
         for run in _runs_of_one_kind(layers, self._plan):
             matrix = self._plan.matrix(tuple((layer.name, layer.num_outputs) for layer in run), x.width)
@@ -71,7 +81,7 @@ class LinearOps:
                     scales,
                     offsets,
                     bias,
-                    *self.quantized(entering, spec.wide),
+                    *self.quantized(entering, spec.wide, keeps_floats=keeps_floats),
                     y.memory,
                     y.num_rows,
                 )
@@ -82,7 +92,7 @@ class LinearOps:
                     lambda spec=spec, x_stride=x_stride: float_linear(spec, self._target, x_stride),  # type: ignore[misc]
                     codes,
                     bias,
-                    self._floats(x),
+                    self.floats(x),
                     y.memory,
                     y.num_rows,
                 )
@@ -182,16 +192,19 @@ class LinearOps:
                 lambda: float_linear(spec, self._target, x_stride, rows),
                 arrays_[0],
                 biases,
-                self._floats(x),
+                self.floats(x),
                 y.memory,
                 lists,
             )
 
-    def quantized(self, x: Activation, wide: bool) -> tuple[Scratch, Scratch, Scratch]:
-        """Return codes, scales and sums of its rows, which are computed once."""
+    def quantized(self, x: Activation, wide: bool, *, keeps_floats: bool = False) -> tuple[Scratch, Scratch, Scratch]:
+        """Return codes, scales and sums of its rows, which are computed once, with the floats if these are kept."""
         if wide not in x.codes:
             x.codes[wide] = self.place_codes(x, wide)
-            self._activate(x, None, x.codes[wide], wide)
+            floats = None
+            if keeps_floats and not x.is_rows and x.floats is None:
+                floats = x.floats = self._place_floats(x)
+            self._activate(x, floats, x.codes[wide], wide)
         return x.codes[wide]
 
     def place_codes(self, x: Activation, wide: bool) -> tuple[Scratch, Scratch, Scratch]:
@@ -211,7 +224,7 @@ class LinearOps:
         self._program.call(
             ("gather_columns", x.width, x.float_stride),
             lambda: gather_columns(x.width, x.float_stride, stride),
-            self._floats(x),
+            self.floats(x),
             WeightTensor(f"{matrix.name}.order"),
             place,
             x.rows.num_rows,
@@ -219,15 +232,19 @@ class LinearOps:
         rows = RowBuffer(place, stride, (0,), x.rows.num_rows, x.rows.max_rows)
         return Activation("identity", rows, x.width, 0, 0.0, role="sorted")
 
-    def _floats(self, x: Activation) -> Argument:
+    def floats(self, x: Activation) -> Argument:
         """Return the activation as floats, computing it at its first use."""
         if x.is_rows:
             return x.rows.memory
         if x.floats is None:
-            stride = round_up(x.width, ROW_BLOCK)
-            x.floats = self._program.scratch((x.role, "floats", x.width, x.rows.max_rows), x.rows.max_rows * stride * 4)
+            x.floats = self._place_floats(x)
             self._activate(x, x.floats, None, False)
         return x.floats
+
+    def _place_floats(self, x: Activation) -> Scratch:
+        """Allocate scratch memory for the floats of its rows."""
+        most, stride = x.rows.max_rows, round_up(x.width, ROW_BLOCK)
+        return self._program.scratch((x.role, "floats", x.width, most), most * stride * 4)
 
     def _activate(
         self, x: Activation, floats: Scratch | None, codes: tuple[Scratch, Scratch, Scratch] | None, wide: bool

@@ -223,6 +223,12 @@ class Operations(Protocol[R, A]):
         If rows have several `parts` of `norm.size`, each part is normalized by itself.
         """
 
+    def add_vector(self, x: R, y: Vector) -> R:
+        """Return `x` plus the same stored numbers in each row."""
+
+    def add_positions(self, x: R, positions: Vector, width: int, *, first: int) -> R:
+        """Return `x` plus the stored row `first + position` of `width` numbers for each token."""
+
     def scale(self, x: R, by: Vector) -> R:
         """Return `x` times a stored number."""
 
@@ -230,5 +236,5 @@ class Operations(Protocol[R, A]):
         """Apply the last norm and the output matrix to the rows whose logits are requested."""
         ...
 
-    def hidden(self, x: R, norm: Norm, *dense: Linear) -> R:
+    def hidden(self, x: R, norm: Norm | None, *dense: Linear) -> R:
         """Apply the last norm and then linear layers, if there are any, likewise."""

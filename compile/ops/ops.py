@@ -6,23 +6,27 @@ refuses operations without a kernel before a model file runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from radixlm.runtime.artifact.lora import LoraInfo
 from radixlm.runtime.artifact.manifest import KVLayout
 from radixlm.runtime.artifact.model_config import Function, ModelConfig
 
 from ..codegen.targets import Target
 from ..kernels.activation import gather_rows
+from ..kernels.embedding import AddRowsSpec, add_rows
 from ..kernels.embedding import embedding as embedding_kernel
 from ..kernels.hidden_rows import concat_previous, keep_hidden
-from ..kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
+from ..kernels.row_norms import AddNormSpec, NormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .attention import AttentionOps, LatentOps
 from .experts import ExpertOps
 from .layers import Embedding, Linear, Norm, Vector
 from .linear import LinearOps, arrays
+from .lora import LoraOps
 from .operations import AttentionSpec, ConvolutionSpec, DeltaSpec, ExpertsSpec, LatentSpec, MambaSpec
 from .program import Activation, Argument, Gates, Input, Limits, Program, RowBuffer, Size, WeightTensor
 from .recurrent import RecurrentOps
@@ -31,11 +35,20 @@ from .recurrent import RecurrentOps
 class Ops:
     """The operations of one model: kernels are appended to `program`, and weights to `plan`."""
 
-    def __init__(self, config: ModelConfig, layout: KVLayout, limits: Limits, target: Target, plan: WeightPlan) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layout: KVLayout,
+        limits: Limits,
+        target: Target,
+        plan: WeightPlan,
+        lora: LoraInfo | None = None,
+    ) -> None:
         self.limits, self.plan, self._target, self._layout = limits, plan, target, layout
         self.program = Program()
         self._linear = LinearOps(self.program, plan, target)
         self.rounded_inputs = self._linear.rounded_inputs
+        self._lora = None if lora is None else LoraOps(self.program, lora, target)
         self._experts = ExpertOps(self.program, plan, limits, target, self._linear)
         is_scoring = config.why_not_partial is None
         self._attention = AttentionOps(self.program, plan, config.ropes, layout, limits, target, is_scoring=is_scoring)
@@ -59,14 +72,8 @@ class Ops:
 
     def normalize(self, x: RowBuffer, norm: Norm) -> RowBuffer:
         """Normalize `x` in place, and return it."""
-        assert norm.kind == "rms", "refused by `implemented.py`"
-        self.program.call(
-            ("normalize_rows", norm.size, x.stride, norm.eps, norm.has_gain),
-            lambda: normalize_rows(norm.size, x.stride, norm.eps, self._target, has_gain=norm.has_gain),
-            x.memory,
-            self._gain(norm),
-            x.num_rows,
-        )
+        spec = NormSpec(norm.size, x.stride, norm.eps, norm.kind, norm.has_gain, norm.has_bias)
+        self.program.call(spec, lambda: normalize_rows(spec, self._target), x.memory, self._gain(norm), x.num_rows)
         return x
 
     def norm(self, x: RowBuffer, norm: Norm) -> Activation:
@@ -86,7 +93,8 @@ class Ops:
             width += round_up(layer.num_outputs, ROW_BLOCK)
         role = layers[0].name.rsplit(".", 2)[-2]  # such as "q_proj"; the same in each layer
         rows = RowBuffer.of_tokens(self.program, self.limits, ("linear", role), width, tuple(columns))
-        self._linear.multiply(x, layers, rows)
+        self._linear.multiply(x, layers, rows, keeps_floats=self._adapts(layers))
+        self._adapt(x, layers, rows)
         return rows
 
     def attention(self, qkv: RowBuffer, spec: AttentionSpec) -> Activation:
@@ -173,7 +181,8 @@ class Ops:
 
     def add_linear(self, x: RowBuffer, y: Activation, layer: Linear, *, factor: float = 1.0) -> RowBuffer:
         """Return `x + factor * W y`, in place of x."""
-        self._linear.multiply(y, (layer,), x, add=True, factor=factor)
+        self._linear.multiply(y, (layer,), x, add=True, factor=factor, keeps_floats=self._adapts((layer,)))
+        self._adapt(y, (layer,), x, factor)
         return x
 
     def add(self, x: RowBuffer, y: RowBuffer, *, factor: float = 1.0) -> RowBuffer:
@@ -197,9 +206,17 @@ class Ops:
         self._add(replace(x, num_rows=Size(x.num_rows.name, x.num_rows.times * parts)), y, spec, self._gain(norm))
         return x
 
+    def add_vector(self, x: RowBuffer, y: Vector) -> RowBuffer:
+        """Return `x` plus the same stored numbers in each row, in place of x."""
+        return self._add_rows(x, y, AddRowsSpec(y.size, x.stride, has_indices=False), 0)
+
+    def add_positions(self, x: RowBuffer, positions: Vector, width: int, *, first: int) -> RowBuffer:
+        """Return `x` plus a stored row for each token's position, in place of x."""
+        return self._add_rows(x, positions, AddRowsSpec(width, x.stride, first), Input("positions"))
+
     def scale(self, x: RowBuffer, by: Vector) -> RowBuffer:
         """Return `x` times a stored number, in place of x."""
-        number = WeightTensor(self.plan.vector(((by.name, by.size),)).name)
+        number = self._vector(by)
         self.program.call(
             ("scale_rows", x.stride),
             lambda: scale_rows(x.stride, x.stride),
@@ -233,13 +250,14 @@ class Ops:
             )
         return out
 
-    def hidden(self, x: RowBuffer, norm: Norm, *dense: Linear) -> RowBuffer:
+    def hidden(self, x: RowBuffer, norm: Norm | None, *dense: Linear) -> RowBuffer:
         """Normalize the rows that are wanted, and multiply them, into the place where logits would be."""
         if not dense:
-            return self.normalize(self._picked(x, Input("logits")), norm)
+            picked = self._picked(x, Input("logits"))
+            return picked if norm is None else self.normalize(picked, norm)
         num_rows, most = Size("num_logits"), self.limits.num_logits
         rows = self._picked(x, self.program.scratch("picked", most * x.stride * 4))
-        entering = self.norm(rows, norm)
+        entering = self.plain(rows, dense[0].num_inputs) if norm is None else self.norm(rows, norm)
         for index, layer in enumerate(dense):
             stride = round_up(layer.num_outputs, ROW_BLOCK)
             is_last = index == len(dense) - 1
@@ -248,6 +266,15 @@ class Ops:
             self._linear.multiply(entering, (layer,), rows)
             entering = self.plain(rows, layer.num_outputs)
         return rows
+
+    def _adapt(self, x: Activation, layers: Sequence[Linear], y: RowBuffer, factor: float = 1.0) -> None:
+        """Add the adapters' part of the layers' outputs to `y`, if the artifact has room for adapters."""
+        if self._lora is not None and self._adapts(layers):
+            self._lora.add(self._linear.floats(x), x.float_stride, layers, y, factor)
+
+    def _adapts(self, layers: Sequence[Linear]) -> bool:
+        """Return whether adapters may change these layers."""
+        return self._lora is not None and self._lora.changes(layers)
 
     def _picked(self, x: RowBuffer, memory: Argument) -> RowBuffer:
         """The rows whose logits are wanted, copied into `memory`."""
@@ -266,6 +293,15 @@ class Ops:
         """Append `add_norm`. Returns `x`."""
         self.program.call(spec, lambda: add_norm(spec, self._target), y.memory, gain, x.memory, x.num_rows)
         return x
+
+    def _add_rows(self, x: RowBuffer, table: Vector, spec: AddRowsSpec, indices: Argument) -> RowBuffer:
+        """Append `add_rows`. Returns `x`."""
+        self.program.call(spec, lambda: add_rows(spec), x.memory, self._vector(table), indices, x.num_rows)
+        return x
+
+    def _vector(self, vector: Vector) -> WeightTensor:
+        """Return a vector of float32."""
+        return WeightTensor(self.plan.vector(((vector.name, vector.size),)).name)
 
     def _gain(self, norm: Norm) -> Argument:
         """Return the gain of a norm, followed by its bias if it has one."""

@@ -17,9 +17,10 @@ from ..weights.layout import ALIGNMENT, ROW_BLOCK, round_up
 
 @dataclass(frozen=True)
 class Input:
-    """An argument of `forward` or `forward_scored`, by name."""
+    """An argument of `forward` or `forward_scored`, by name, from its element `offset` on."""
 
     name: str
+    offset: int = 0
 
 
 @dataclass(frozen=True)

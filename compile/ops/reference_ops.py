@@ -235,6 +235,14 @@ class ReferenceOps:
         normed = self._norm(y[0].reshape(-1, parts, norm.size), norm)
         return self.add(x, (normed.reshape(y[0].shape),), factor=factor)
 
+    def add_vector(self, x: JoinedOutputs, y: Vector) -> JoinedOutputs:
+        """Return `x` plus the same numbers in each row."""
+        return (x[0] + self._read(y.name),)
+
+    def add_positions(self, x: JoinedOutputs, positions: Vector, width: int, *, first: int) -> JoinedOutputs:
+        """Return `x` plus a row for each token's position."""
+        return (x[0] + self._read(positions.name).reshape(-1, width)[first + self.positions()],)
+
     def scale(self, x: JoinedOutputs, by: Vector) -> JoinedOutputs:
         """Return `x` times a stored number."""
         return (x[0] * self._read(by.name)[0],)
@@ -252,9 +260,9 @@ class ReferenceOps:
             logits = np.tanh(logits / self._number(soft_cap)) * self._number(soft_cap)
         return (logits,)
 
-    def hidden(self, x: JoinedOutputs, norm: Norm, *dense: Linear) -> JoinedOutputs:
+    def hidden(self, x: JoinedOutputs, norm: Norm | None, *dense: Linear) -> JoinedOutputs:
         """Return all rows, normalized and then multiplied."""
-        y = self._norm(x[0], norm)
+        y = x[0] if norm is None else self._norm(x[0], norm)
         for layer in dense:
             y = self._multiply(y, layer)
         return (y,)

@@ -6,6 +6,7 @@ what llama.cpp's converter renames and reorders.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from radixlm.runtime.artifact.manifest import SourceInfo
+from radixlm.runtime.artifact.model_config import DenseOutput
 from radixlm.runtime.artifact.model_names import whole_stem
 from radixlm.runtime.errors import CorruptSource, UnsupportedTensor, UnsupportedTokenizer
 
@@ -29,7 +31,14 @@ from .gguf_settings import ROPE_FACTORS, gguf_settings
 from .gguf_tokenizer import build_tokenizer_json, vocabulary_from_gguf
 from .model_tensors import ModelTensors
 from .source import END_OF_REPLY, TensorInfo, ends_of_reply, sampling_of_gguf, usable_template
-from .text_vectors import WITHOUT_LOGITS, embedding_of_gguf, giving_hidden_states, ranks, reranking_of_gguf
+from .text_vectors import (
+    WITHOUT_LOGITS,
+    embedding_of_gguf,
+    giving_hidden_states,
+    ranks,
+    require_causal,
+    reranking_of_gguf,
+)
 
 
 class GGUFTensors:
@@ -140,7 +149,11 @@ class GGUFSource(ModelTensors):
         settings = gguf_settings(self._file)
         self.embedding = embedding_of_gguf(metadata)
         described = model_config(settings)
-        self.config = described if self.embedding is None else giving_hidden_states(described)
+        if self.embedding is None:
+            require_causal(str(path), described)
+            self.config = described
+        else:
+            self.config = giving_hidden_states(described, _dense_outputs(self._file))
         stored = GGUFTensors(self._file)
         idle = () if self.embedding is None and not ranks(metadata) else WITHOUT_LOGITS
         super().__init__(str(path), self.config, "gguf", stored, (*ROPE_FACTORS, *idle))
@@ -168,6 +181,16 @@ class GGUFSource(ModelTensors):
 
     def close(self) -> None:
         self._file.close()
+
+
+def _dense_outputs(file: GGUFFile) -> tuple[DenseOutput, ...]:
+    """Return the linear layers behind the pooling of an embedding model, which are numbered from 2 on."""
+    names = (f"dense_{number}" for number in itertools.count(2))
+    stored = itertools.takewhile(lambda name: f"{name}.weight" in file.tensors, names)
+    return tuple(
+        DenseOutput(size=int(file.tensors[f"{name}.weight"].shape[1]), bias=f"{name}.bias" in file.tensors)
+        for name in stored
+    )
 
 
 def _eos_token_ids(metadata: Mapping[str, Any], tokens: list[str] | Any) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
 """Build a `tokenizer.json` of the tokenizers library from a vocabulary in a GGUF or SentencePiece file.
 
-Supports three kinds of tokenizer:
+Supports these kinds of tokenizer:
 - byte-level BPE (`gpt2`); `tokenizer.ggml.pre` names its pre-tokenizer (`pre_tokenizers.py`)
 - SentencePiece BPE (`llama`), whose scores become merges
 - Gemma 4's (`gemma4`), with SentencePiece's spaces and bytes, and merges of its own
+- those of encoders (`encoder_tokenizers.py`): WordPiece (`bert`) and SentencePiece's Unigram (`t5`)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from radixlm.runtime.errors import CorruptSource, UnsupportedTokenizer
 from tokenizers import Tokenizer
 
+from .encoder_tokenizers import ENCODER_TOKENIZERS, unigram, wordpiece
 from .pre_tokenizers import PRE_TOKENIZERS
 from .source import checked
 
@@ -24,6 +26,8 @@ Json = dict[str, Any]
 
 _WITH_MERGES = frozenset({"gpt2", "gemma4"})
 _SPACES_AS_LETTERS = frozenset({"llama", "gemma4"})  # kinds whose tokens have "▁" for a space
+# llama.cpp's ids of the tokens that begin and end a text, and of the unknown one, where a file does not say them
+_USUAL_IDS = {"llama": (1, 2, 0), "bert": (101, 102, 100), "t5": (None, 1, 2)}
 
 
 class TokenType(IntEnum):
@@ -41,7 +45,7 @@ class TokenType(IntEnum):
 class Vocabulary:
     """The vocabulary of a tokenizer, from any file format. `scores` and `merges` are used by one kind each."""
 
-    model: str  # "gpt2", "llama" or "gemma4"
+    model: str  # "gpt2", "llama", "gemma4", "bert" or "t5"
     tokens: Sequence[str]
     types: Sequence[int]
     merges: Sequence[str] = ()
@@ -53,6 +57,7 @@ class Vocabulary:
     add_bos_token: bool = False
     eos_token_id: int | None = None
     add_eos_token: bool = False
+    precompiled_charsmap: Sequence[int] = ()  # bytes, by which SentencePiece normalizes letters
 
 
 def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
@@ -73,17 +78,22 @@ def vocabulary_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
         )
     pre = metadata.get(key + "pre", "default")
     is_spm, way = model == "llama", PRE_TOKENIZERS.get(str(pre))
+    is_encoder = model in ENCODER_TOKENIZERS
+    bos, eos, unknown = _USUAL_IDS.get(str(model), (None, None, None))
     defaults = {
         "pre": "default",
-        "add_space_prefix": is_spm,
-        "bos_token_id": 1 if is_spm else None,
-        "eos_token_id": 2 if is_spm else None,
-        "add_eos_token": False,
-        "unknown_token_id": 0 if is_spm else None,
-        "add_bos_token": model in _SPACES_AS_LETTERS or (way is not None and way.adds_bos),
+        "add_space_prefix": is_spm or is_encoder,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "add_eos_token": is_encoder,
+        "unknown_token_id": unknown,
+        "add_bos_token": is_encoder or model in _SPACES_AS_LETTERS or (way is not None and way.adds_bos),
     }
-    fields = ("model", "tokens", "merges", "scores", *defaults)
+    fields = ("model", "tokens", "merges", "scores", "precompiled_charsmap", *defaults)
     given = {field: metadata[key + field] for field in fields if key + field in metadata}
+    if model == "bert":
+        named = {"bos_token_id": "cls_token_id", "eos_token_id": "seperator_token_id"}  # spelled so by llama.cpp
+        given |= {field: metadata[key + name] for field, name in named.items() if key + name in metadata}
     types = metadata.get(key + "token_type") or [int(TokenType.NORMAL)] * len(tokens)
     return checked("tokenizer.ggml", {**defaults, **given, "types": types}, Vocabulary)
 
@@ -105,10 +115,17 @@ def build_tokenizer_json(vocabulary: Vocabulary) -> str:
         parts = _sentencepiece(vocabulary, merges_from_scores(vocabulary))
     elif vocabulary.model == "gemma4":
         parts = _sentencepiece(vocabulary, _pairs(vocabulary.merges))
+    elif vocabulary.model == "bert":
+        parts = wordpiece(vocabulary.tokens, vocabulary.unknown_token_id)
+    elif vocabulary.model == "t5":
+        parts = unigram(
+            *(vocabulary.tokens, vocabulary.scores, vocabulary.unknown_token_id),
+            bytes(vocabulary.precompiled_charsmap),
+        )
     else:
         raise UnsupportedTokenizer(
             f"tokenizer kind {vocabulary.model!r} cannot be rebuilt; supported are gpt2 (byte-level BPE), "
-            "llama (SentencePiece BPE) and gemma4"
+            "llama (SentencePiece BPE), gemma4, bert (WordPiece) and t5 (Unigram)"
         )
     whole = {
         "version": "1.0",
@@ -230,7 +247,8 @@ def _ids(vocabulary: Vocabulary) -> dict[str, int]:
 def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
     """Return tokens that are matched before anything else: control and user-defined tokens."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    special_types = {TokenType.CONTROL} | ({TokenType.UNKNOWN} if vocabulary.model in _SPACES_AS_LETTERS else set())
+    has_unknown = vocabulary.model in (*_SPACES_AS_LETTERS, *ENCODER_TOKENIZERS)
+    special_types = {TokenType.CONTROL} | ({TokenType.UNKNOWN} if has_unknown else set())
     return [
         {"id": index, "content": token, **plain, "special": type_ in special_types}
         for index, (token, type_) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))

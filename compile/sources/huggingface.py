@@ -50,6 +50,8 @@ class HuggingFaceSource(ModelTensors):
         self._arrays = _without_old_frequencies(files.arrays)
         stored = of_language_model(tensors(str(path), self._arrays, files.format_for(self._arrays)))
         settings = huggingface_settings(str(path), files.config, frozenset(stored))
+        family = FAMILIES[settings.architecture]
+        stored = {family.usual_name(name): tensor for name, tensor in stored.items()}
         self.embedding = embedding_of_directory(path)
         described = model_config(settings)
         dense = DenseLayers.of_directory(path)
@@ -59,7 +61,6 @@ class HuggingFaceSource(ModelTensors):
             self._arrays |= dense.arrays
         else:
             require_causal(str(path), described)
-        family = FAMILIES[settings.architecture]
         decoder = family.decoder(described)
         rows = family.checkpoint_rows(decoder)
         usual = with_hub_names(reshaped(stored, family.transposed, family.flat), rows)

@@ -27,6 +27,8 @@ _MODEL_TYPE, _UNKNOWN_ID, _BOS_ID = 3, 40, 41
 _PRECOMPILED_CHARSMAP, _ADD_DUMMY_PREFIX, _REMOVE_EXTRA_WHITESPACES = 2, 3, 4
 _BPE = 2
 
+_CLS = "[CLS]"  # begins texts of encoders, whether a file says so or not
+
 Value = int | bytes
 
 
@@ -173,10 +175,10 @@ class HuggingFaceTokenizer:
         return build_tokenizer_json(_with_added(vocabulary, self._settings.get("added_tokens_decoder") or {}))
 
     def _bos_token_id(self, config: Json, generation: Json) -> int | None:
-        """Return the id of the beginning-of-sequence token; None if no file declares one."""
-        named = self.ids.get(_text(self._settings.get("bos_token")))
-        ids = [named, *_ids_in(generation, "bos_token_id"), *_ids_in(config, "bos_token_id")]
-        ids.append(self._bos_of_pieces)
+        """Return the id of the beginning-of-sequence token, an encoder's `[CLS]`; None if no file declares one."""
+        named = (self.ids.get(_text(self._settings.get(key))) for key in ("bos_token", "cls_token"))
+        ids = [*named, *_ids_in(generation, "bos_token_id"), *_ids_in(config, "bos_token_id")]
+        ids += [self._bos_of_pieces, self.ids.get(_CLS)]
         return next((index for index in ids if index is not None and index in self.ids.values()), None)
 
     def _eos_token_ids(self, config: Json, generation: Json) -> tuple[int, ...]:

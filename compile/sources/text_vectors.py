@@ -155,7 +155,7 @@ def require_causal(label: str, config: ModelConfig) -> None:
     if config.is_bidirectional:
         raise UnsupportedArchitecture(
             f"{label}: tokens see those after them, as in an embedding model, and nothing says how it makes vectors; "
-            f"fetch {MODULES} and the folders that it names, too"
+            f"fetch {MODULES} and the folders that it names, too, or a GGUF file that has a pooling_type"
         )
 
 

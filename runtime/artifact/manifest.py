@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from .lora import LoraInfo
 from .model_config import ContextLength, Dimension, HeadDim, Heads, ModelConfig, Strict
 from .text_vectors import EmbeddingInfo, RerankingInfo
 
@@ -309,4 +310,5 @@ class Manifest(Strict, frozen=True, kw_only=True):
     files: dict[str, FileInfo]
     embedding: EmbeddingInfo | None = None
     reranking: RerankingInfo | None = None
+    lora: LoraInfo | msgspec.UnsetType = msgspec.UNSET  # of artifacts that have room for adapters
     digest: Sha256 = UNSEALED  # of manifest.json itself, computed with zeros here

@@ -6,7 +6,7 @@ Knows strings and digests; not requests, trees or stores. Entries of a namespace
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import msgspec
@@ -16,6 +16,7 @@ from ..errors import InvalidParameter
 
 MAX_LENGTH = 1024  # characters of a text that a client sends
 _PERSON = b"radixlm/prefix/1"  # BLAKE2 personalization: no other use of the same secret gives these bytes
+_ADAPTED = b"radixlm/lora/1"
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ class CacheScope:
 
     Attributes:
         api_key, cache_salt, prompt_cache_key: as the client's request has them.
-        adapter: identifies a change of the model for this request alone, by content rather than by name. No request
-            sets it yet. It is in every key, in memory and on disk, so that a LoRA adapter cannot reuse another's KV.
+        adapter: the digest of the request's LoRA adapter; an engine adds it to the namespace of its requests itself.
+            Another file can have the same name later, so a name would not do. It is in every key, in memory and on
+            disk, so that no adapter reuses another's KV.
 
     Raises:
         InvalidParameter: a text is longer than `MAX_LENGTH` characters, or is not Unicode.
@@ -89,8 +91,15 @@ class CacheNamespaces:
     def of(self, scope: CacheScope) -> bytes:
         """Return the namespace of a scope: 32 bytes."""
         hashed = self._model.copy()
-        hashed.update(_framed(scope))
-        return hashed.digest()
+        hashed.update(_framed(replace(scope, adapter=None)))
+        return hashed.digest() if scope.adapter is None else adapted_namespace(hashed.digest(), scope.adapter)
+
+
+def adapted_namespace(namespace: bytes, adapter: str) -> bytes:
+    """Return the part of a namespace for KV that was computed with an adapter of this digest: 32 bytes."""
+    hashed = blake2b(len(namespace).to_bytes(8, "big"), digest_size=32, person=_ADAPTED)
+    hashed.update(namespace + adapter.encode())
+    return hashed.digest()
 
 
 def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:

@@ -55,8 +55,8 @@ def with_ends(template: ChatTemplate, artifact: Artifact, tokenizer: Tokenizer) 
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Raise errors of the tokenizer as errors of the request.
+def refusing(*, has_reply: bool = True) -> Iterator[None]:
+    """Raise errors of the tokenizer as errors of the request; `has_reply` says that a prompt leaves room for a reply.
 
     Raises:
         ContextLengthExceeded: a text has too many tokens.
@@ -65,13 +65,15 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except TooManyTokens as error:
-        raise ContextLengthExceeded.of_prompt(error.num_tokens, error.max_tokens, is_exact=False) from error
+        raise ContextLengthExceeded.of_prompt(
+            error.num_tokens, error.max_tokens, is_exact=False, has_reply=has_reply
+        ) from error
     except TokenizerError as error:
         raise InvalidRequest(str(error)) from error
 
 
-def checked_ids(prompt: object, max_tokens: int | None) -> list[int]:
-    """Return the ids of a prompt that is a list of token ids.
+def checked_ids(prompt: object, max_tokens: int | None, *, has_reply: bool = True) -> list[int]:
+    """Return the ids of a prompt that is a list of token ids; `has_reply` says that it leaves room for a reply.
 
     Raises:
         ContextLengthExceeded: there are more than `max_tokens`.
@@ -83,7 +85,7 @@ def checked_ids(prompt: object, max_tokens: int | None) -> list[int]:
     if not prompt:
         raise EmptyPrompt("the prompt has 0 token ids; send at least one")
     if max_tokens is not None and len(prompt) > max_tokens:
-        raise ContextLengthExceeded.of_prompt(len(prompt), max_tokens)
+        raise ContextLengthExceeded.of_prompt(len(prompt), max_tokens, has_reply=has_reply)
     for token_id in prompt:
         if not isinstance(token_id, int) or isinstance(token_id, bool):
             raise InvalidParameter(f"the prompt has {token_id!r:.60}; it must be text or token ids")

@@ -18,12 +18,13 @@ from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact import Artifact
 from ..artifact.find_artifact import find_artifact
+from ..cache.cache_namespace import adapted_namespace
 from ..cache.cache_tree import CacheCleared, CachedText, CacheTree
 from ..chat.tools.tool_calls import ReadReply, ToolCall, read_reply
 from ..chat.tools.tool_format import Tool, ToolFormat
 from ..errors import EngineError, InvalidArgument, StoreOff
 from ..fields import takes_fields_of
-from ..memory import Memory
+from ..memory import ForgetResult, Memory
 from .background_work import IdleThread
 from .calls.text_calls import TextCalls
 from .completion import Completion
@@ -65,6 +66,7 @@ class Engine(TextCalls, VectorCalls):
         context_length: tokens of prompt and reply together.
         reply_options: options that can change the reply to a request, by name.
         namespaces: makes the `namespace` of a client whose cache is not shared with others.
+        adapters: the LoRA adapters that requests can name.
         queue: number of requests that run and wait, and room for more.
         encode, encode_chat, decode, render: the methods of `prompts`.
 
@@ -93,8 +95,8 @@ class Engine(TextCalls, VectorCalls):
         self._opened_at, self._context_notice = options.clock(), opened.context_notice
         self._idle_thread: IdleThread | None = None
         self._core, self._loop, self.queue = opened.core, opened.loop, opened.loop.queue
-        self._requests = RequestMaker(self.prompts, self.manifest, options, opened.core.limits, self.queue)
-        limits = opened.core.limits
+        limits, self.adapters = opened.core.limits, opened.adapters
+        self._requests = RequestMaker(self.prompts, self.manifest, options, limits, self.queue, opened.adapters)
         self.vector_prompts = VectorPrompts(self.tokenizer, self.manifest, max_tokens=limits.context_length)
         self._num_at_once = 2 * options.max_num_seqs  # so that the next ones are queued when some end
         # An engine that is never closed is closed when it is collected, or before the interpreter exits.
@@ -163,7 +165,8 @@ class Engine(TextCalls, VectorCalls):
             EngineError: the engine is closed, or died.
             StoreOff: memory has forgotten them, but the disk failed or hangs, and may still have some.
         """
-        forgotten = self._loop.call(lambda core: core.forget(namespace))
+        parts = [namespace, *(adapted_namespace(namespace, digest) for digest in self.adapters.digests)]
+        forgotten = self._loop.call(lambda core: sum(map(core.forget, parts), ForgetResult()))
         deadline = time.monotonic() + CLEARS_WITHIN_S
         try:
             for done in forgotten.pending:

@@ -203,6 +203,13 @@ class EngineOptions:
         needs="kv_budget",
         flag=Flag("--chunk-cache-mb", "disk", unit=_MB, metavar="MB"),
     )
+    loras: Mapping[str, str | Path] | None = option(
+        None,
+        "LoRA adapters by the names that requests give: folders of PEFT, or GGUF files. The artifact must have room "
+        "for them (compile --max-loras).",
+        unset="there are none",
+        flag=Flag("--lora", "serve", metavar="NAME=PATH"),
+    )
     kv_log: str | Path | None = option(
         None,
         "A file to which each change of a sequence or its pages is added as a line of JSON; replay-kv checks them.",
@@ -232,6 +239,8 @@ class EngineOptions:
             raise InvalidParameter("a draft is given and speculate is 'mtp'; leave one of them out")
         if extra is not None:
             extra.check(self)
+        if extra is not None and self.loras:
+            raise InvalidParameter("loras are given and a kv_budget, by which no adapter was calibrated; leave one out")
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
 

@@ -23,9 +23,10 @@ from ..cache.window_rows import WindowMemory, WindowRows
 from ..chat.artifact_tokenizer import open_tokenizer
 from ..errors import InvalidParameter, StoreUnusable
 from ..kv_log.log import KVLog
+from ..lora.adapters import Adapters
 from ..memory import Memories
 from ..model.batch import Drafting, PageIO, Runner, StateIO
-from ..model.memory import can_release_memory
+from ..model.memory import AdapterRows, can_release_memory
 from ..optional import OpenExtra, installed
 from ..prefix.disk_tier import DiskTier
 from ..prefix.expected_prompts import ExpectedPrompts
@@ -59,6 +60,7 @@ class Opened(NamedTuple):
     context_notice: str | None  # why the context is shorter than the model's, unless that was requested
     reply_options: Mapping[str, object]  # current values of the options that can change replies
     memory_bytes: int  # of weights, KV cache and states, a draft model included
+    adapters: Adapters
 
 
 def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
@@ -112,6 +114,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
             else _open_runner(artifact, size.num_pages, options, drops_rows=size.num_window_pages is not None)
         )
         opened.callback(runner.close)
+        rows: AdapterRows | None = getattr(runner, "adapters", None)
+        adapters = Adapters(options.loras or {}, rows)
         windows = _open_windows(runner, manifest, size)
         if extra is not None:
             runner = extra.observe(runner)
@@ -194,9 +198,12 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     if measuring is not None:
         work_when_quiet(queue, measuring, quiet_s=lambda: loop.queue.quiet_s, clock=clock)
     memory_bytes = size.memory_bytes(manifest)
+    if manifest.lora:
+        memory_bytes += len(adapters.digests) * manifest.lora.adapter_bytes
     if draft_model is not None and (about := draft_model.stats().about) is not None:
         memory_bytes += about.weights_bytes + about.kv_bytes
-    return Opened(prompts, core, loop, namespaces, size.notice, _reply_options(options, size, extra), memory_bytes)
+    reply_options = _reply_options(options, size, extra)
+    return Opened(prompts, core, loop, namespaces, size.notice, reply_options, memory_bytes, adapters)
 
 
 def _reply_options(options: EngineOptions, size: KVCacheSize, opened: OpenExtra | None) -> Mapping[str, object]:

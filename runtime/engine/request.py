@@ -29,6 +29,7 @@ class Request:
         spec: what the caller requested.
         prompt: the prompt that is computed: the spec's, or the ids that were found cached once the request is admitted.
         is_idle: whether it is computed only while there is no other request.
+        adapter_index: the place of its LoRA adapter; `NO_ADAPTER` if it has none.
         reply: the reply so far.
         reuse: the part of the prompt that was not computed.
         sampler: gives the reply its tokens.
@@ -42,6 +43,7 @@ class Request:
         self.spec, self.reply, self.reuse = spec, reply, PrefixReuse()
         self.request_id, self.namespace = spec.request_id, spec.namespace
         self.client, self.is_idle = spec.options.turn_of, spec.options.idle
+        self.adapter_index = spec.options.adapter_index
         self.prompt = spec.prompt
         self.sampler = ReplySampler(reply)
         self.readers = (*_readers_of(spec), self.sampler)

@@ -13,8 +13,10 @@ from functools import cache, partial
 from radixlm.tokenizer_fix import PreparedPrompt
 
 from ..artifact.manifest import Manifest
+from ..cache.cache_namespace import adapted_namespace
 from ..chat.follow_up_turns import FollowUpTurns
 from ..errors import InvalidParameter, InvalidRequest
+from ..lora.adapters import Adapters
 from ..prefix.expected_prompts import ExpectedPrompt
 from .engine_options import EngineOptions
 from .engine_queue import EngineQueue
@@ -34,8 +36,15 @@ class RequestMaker:
     """Makes the requests of one engine, in any thread."""
 
     def __init__(
-        self, prompts: Prompts, manifest: Manifest, options: EngineOptions, limits: RequestLimits, queue: EngineQueue
+        self,
+        prompts: Prompts,
+        manifest: Manifest,
+        options: EngineOptions,
+        limits: RequestLimits,
+        queue: EngineQueue,
+        adapters: Adapters,
     ) -> None:
+        self._adapters = adapters
         self._prompts, self._model, self._options, self._limits = prompts, manifest.model, options, limits
         self._name, self._writes = manifest.name, manifest.embedding is None
         self._queue = queue
@@ -125,8 +134,18 @@ class RequestMaker:
         return Request(RequestSpec(request_id, prompt, params, options, self._options.clock()), reply)
 
     def decided(self, options: RequestOptions) -> RequestOptions:
-        """Return the options with the engine's defaults for those that are unset."""
-        return self._options.decide(options, self._model)
+        """Return the options with the engine's defaults for those that are unset, and with the LoRA adapter.
+
+        An adapter has a part of the namespace of its own.
+
+        Raises:
+            InvalidParameter: there is no such adapter, or an option is not allowed.
+        """
+        decided = self._options.decide(options, self._model)
+        if not isinstance(decided.lora, str):
+            return decided
+        adapter = self._adapters.named(decided.lora)
+        return decided.changed(lora=adapter, namespace=adapted_namespace(decided.namespace, adapter.digest))
 
     def as_generated(self, messages: Sequence[Message], options: RequestOptions) -> Sequence[Message]:
         """Return the conversation with the tool calls of this namespace as the model wrote them."""
@@ -159,7 +178,8 @@ class RequestMaker:
         expects: Callable[[str, str], ExpectedPrompt] | None = None
         if next_ids is not None:
             spell = prompts.tokenizer.spelled if by_text else None
-            expects = lambda *said: ExpectedPrompt(options.namespace, lambda: next_ids(*said), spell)  # noqa: E731
+            adapter = options.adapter_index
+            expects = lambda *said: ExpectedPrompt(options.namespace, lambda: next_ids(*said), spell, adapter)  # noqa: E731
         spec = RequestSpec(
             f"request-{next(self._numbers)}",
             prompt,

@@ -17,6 +17,8 @@ from ..chat.token_constraint import ConstraintSource
 from ..chat.tools.tool_format import Tool
 from ..errors import ContextLengthExceeded, EmptyPrompt, InvalidArgument, InvalidParameter
 from ..fields import brief, documented, option
+from ..lora.adapters import Adapter
+from ..model.batch import NO_ADAPTER
 from ..optional import extra_of
 from ..prefix.expected_prompts import ExpectedPrompt
 from ..store.page_key import MAX_NAMESPACE_BYTES
@@ -44,6 +46,7 @@ class OptionKeywords(TypedDict, total=False):
     client: str | None
     cache_match: MatchPolicy | None
     kv_budget: float | None
+    lora: str | Adapter | None
     constraint: Grammar | ConstraintSource | None
     request_id: str | None
     strip_suffix: bool | None
@@ -88,6 +91,9 @@ class RequestOptions:
         unset="as the engine's `kv_budget` says",
         above=0,
         high=1,
+    )
+    lora: str | Adapter | None = option(
+        None, "The name of a LoRA adapter, one of the engine's `loras`.", unset="the model as it was compiled"
     )
     constraint: Grammar | ConstraintSource | None = option(
         None,
@@ -150,6 +156,8 @@ class RequestOptions:
             extra.check_request(self)
         if self.template_kwargs is not None:
             checked_kwargs(self.template_kwargs)
+        if not isinstance(self.lora, str | Adapter | None):
+            raise InvalidArgument(f"lora is {self.lora!r:.60}; it must be the name of an adapter", param="lora")
         if not (self.constraint is None or hasattr(self.constraint, "start") or isinstance(self.constraint, Grammar)):
             raise InvalidArgument(
                 f"constraint is {self.constraint!r:.60}; it must be a Grammar; a JSON schema goes to response_format",
@@ -171,6 +179,11 @@ class RequestOptions:
     def turn_of(self) -> Client:
         """The client that the request is scheduled for."""
         return self.namespace if self.client is None else self.client
+
+    @property
+    def adapter_index(self) -> int:
+        """The place of its LoRA adapter, once the engine has decided; `NO_ADAPTER` if it has none."""
+        return self.lora.index if isinstance(self.lora, Adapter) else NO_ADAPTER
 
     @property
     def seam_of(self) -> bytes | None:
@@ -272,13 +285,14 @@ class RequestLimits:
 
         Raises:
             EmptyPrompt: no tokens.
-            ContextLengthExceeded: the prompt leaves no room for one token of reply.
+            ContextLengthExceeded: the prompt leaves no room for one token of a reply, if it wants one.
             InvalidParameter: a token id is not in the vocabulary, or too many logprobs are requested.
         """
         if not prompt.ids:
             raise EmptyPrompt("the prompt has no tokens; it needs at least one")
-        if len(prompt.ids) >= self.context_length:
-            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length)
+        has_reply = params.max_tokens != 0
+        if len(prompt.ids) + has_reply > self.context_length:
+            raise ContextLengthExceeded.of_prompt(len(prompt.ids), self.context_length, has_reply=has_reply)
         self.require_known("the prompt", prompt.ids)
         if params.prompt_logprobs is not None:
             require_few_logprobs(len(prompt.ids), params.prompt_logprobs)

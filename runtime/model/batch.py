@@ -26,6 +26,9 @@ BatchShape = tuple[int, int, int, int]
 """Tokens, sequences, pages of the longest sequence, and rows of logits."""
 
 
+NO_ADAPTER = -1
+
+
 class BatchArrays(NamedTuple):
     """The arrays of a batch: `T` tokens of `B` sequences with at most `P` pages each; `R` of the tokens get logits.
 
@@ -71,9 +74,11 @@ class Batch:
         state_out: int32 `[B]`, the slot for the state after the last token; equal to `state_in` to overwrite it. It is
             never 0, and no other sequence of the step reads or writes it. A sequence without tokens leaves it
             unchanged.
+        adapters: int32 `[T]`, the LoRA adapter of each token, by its place among those that are loaded; -1 for none.
+            None if no token has one.
     """
 
-    __slots__ = ("shape", "state_in", "state_out", "values")
+    __slots__ = ("adapters", "shape", "state_in", "state_out", "values")
 
     def __init__(
         self,
@@ -87,6 +92,7 @@ class Batch:
         *,
         state_in: Int32Array | None = None,
         state_out: Int32Array | None = None,
+        adapters: Int32Array | None = None,
     ) -> None:
         """Create a batch from such arrays, which are copied.
 
@@ -103,7 +109,7 @@ class Batch:
                 raise EngineError(f"{name} is {values.dtype} {values.shape}; int32 {shape} is needed")
         self.shape: BatchShape = (num_tokens, num_sequences, width, logit_rows.size)
         self.values: Int32Array = np.concatenate([values.reshape(-1) for values in arrays])
-        self.state_in, self.state_out = state_in, state_out
+        self.state_in, self.state_out, self.adapters = state_in, state_out, adapters
 
     @classmethod
     def packed(
@@ -113,11 +119,12 @@ class Batch:
         *,
         state_in: Int32Array | None = None,
         state_out: Int32Array | None = None,
+        adapters: Int32Array | None = None,
     ) -> Batch:
-        """Return a batch of arrays that are concatenated already; arrays of states are separate."""
+        """Return a batch of arrays that are concatenated already; arrays of states and adapters are separate."""
         batch = cls.__new__(cls)
         batch.shape, batch.values = shape, values
-        batch.state_in, batch.state_out = state_in, state_out
+        batch.state_in, batch.state_out, batch.adapters = state_in, state_out, adapters
         return batch
 
     @classmethod
@@ -190,10 +197,12 @@ class SequencePart(Protocol):
         ...
 
 
-def make_batch(parts: Sequence[SequencePart], num_logits: Sequence[int]) -> Batch:
+def make_batch(
+    parts: Sequence[SequencePart], num_logits: Sequence[int], adapters: Sequence[int] | None = None
+) -> Batch:
     """Return the arrays of a step: sequences in the order given, each one's tokens in order of position.
 
-    `num_logits` is the number of last tokens of each part that get logits.
+    `num_logits` is the number of last tokens of each part that get logits, `adapters` is the LoRA adapter of each part.
     """
     # array("i") grows, and accepts other arrays directly: half of the time that NumPy's constructors need here
     token_ids, positions, slots, row_of_token, page_table, kv_lengths, logit_rows = (array("i") for _ in range(7))
@@ -213,11 +222,14 @@ def make_batch(parts: Sequence[SequencePart], num_logits: Sequence[int]) -> Batc
     values = token_ids + positions + slots + row_of_token + page_table + kv_lengths + logit_rows
     shape = (len(token_ids), len(parts), width, len(logit_rows))
     packed = np.frombuffer(values, np.int32)
+    adapted: Int32Array | None = None
+    if adapters is not None and any(adapter != NO_ADAPTER for adapter in adapters):
+        adapted = np.repeat(np.array(adapters, np.int32), [part.stop - part.start for part in parts])
     if not any(part.state_out for part in parts):
-        return Batch.packed(packed, shape)
+        return Batch.packed(packed, shape, adapters=adapted)
     state_in = np.array([part.state_in for part in parts], np.int32)
     state_out = np.array([part.state_out for part in parts], np.int32)
-    return Batch.packed(packed, shape, state_in=state_in, state_out=state_out)
+    return Batch.packed(packed, shape, state_in=state_in, state_out=state_out, adapters=adapted)
 
 
 class TopLogits(NamedTuple):

@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ..artifact import Artifact
+from ..artifact.lora import LoraInfo
 from ..artifact.model_config import STATE_ITEM_BYTES, ModelConfig
 from ..artifact.window_layers import WindowLayers
 from ..errors import EngineError
 from ..system import SPARSE_FLAGS, map_pages, remove_pages, total_memory_bytes, use_huge_pages
-from .batch import Batch, Float32Array, Int32Array, UInt8Array
+from .batch import NO_ADAPTER, Batch, Float32Array, Int32Array, UInt8Array
 
 _ALIGNMENT = 64
+_LORA_DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _MAPPED_AT_A_TIME = 16 << 20  # bytes; other threads cannot map memory during this time
 
 
@@ -161,6 +163,43 @@ class StateSlots:
     def leave_alone(self, num_rows: int) -> None:
         """Set slots for a step that neither reads nor writes any."""
         self._in[:num_rows], self._out[:num_rows] = 0, 1
+
+
+class AdapterRows:
+    """LoRA adapters, all zeros until the caller puts some there, and those of the tokens of a step.
+
+    Attributes:
+        memory: `[max_loras, info.stride]` of the artifact's type, bf16 as uint16: the matrices of adapters.
+        ranks: int32 `[max_loras, info.num_matrices]`, blocks of 16; 0 for a matrix that an adapter does not change.
+    """
+
+    def __init__(self, info: LoraInfo, max_tokens: int) -> None:
+        self.info = info
+        self.memory: npt.NDArray[Any] = zeros((info.max_loras, info.stride), _LORA_DTYPES[info.dtype])
+        self.ranks: Int32Array = zeros((info.max_loras, info.num_matrices), np.int32)
+        self._of_token: Int32Array = zeros((max_tokens,), np.int32)
+
+    def rows(self, num_tokens: int) -> Int32Array:
+        """Return the adapter of each token of a step, as a view that `set_rows` fills."""
+        return self._of_token[:num_tokens]
+
+    def set_rows(self, batch: Batch) -> None:
+        """Set the adapters of the next step.
+
+        Raises:
+            EngineError: there is not one for each token, or one is outside the memory.
+        """
+        num_tokens, adapters = batch.shape[0], batch.adapters
+        if adapters is None:
+            self._of_token[:num_tokens] = NO_ADAPTER
+            return
+        if adapters.dtype != np.int32 or adapters.shape != (num_tokens,):
+            raise EngineError(f"adapters are {adapters.dtype} {adapters.shape}; int32 {(num_tokens,)} is needed")
+        if adapters.min() < NO_ADAPTER or adapters.max() >= self.info.max_loras:
+            raise EngineError(
+                f"adapters hold {adapters.min()}..{adapters.max()}, must be in {NO_ADAPTER}..{self.info.max_loras - 1}"
+            )
+        self._of_token[:num_tokens] = adapters
 
 
 def _is_shared(read: list[int], written: list[int]) -> bool:

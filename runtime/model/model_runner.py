@@ -32,7 +32,7 @@ from .batch import (
     UInt8Array,
 )
 from .library import load_functions, tensor_maker
-from .memory import StateSlots, WindowPool, map_in, map_weights, zeros
+from .memory import AdapterRows, StateSlots, WindowPool, map_in, map_weights, zeros
 
 _KV_DTYPES = {"f16": np.float16, "f32": np.float32, "k12v8": np.int8}
 _PADDED_VOCABULARY = 16
@@ -54,6 +54,7 @@ class ModelRunner:
     Attributes:
         state_pool: float32 `[num_state_slots, state_bytes / 4]`, a sequence's state in each slot; None for models
             without states. Callers can copy, read and write slots between calls; the first one stays zeros.
+        adapters: the memory of LoRA adapters; None for modules without room for any.
         attention_sums: float32 `[layers, kv_heads, num_pages, PAGE_SIZE]`, the softmax weights of each KV row of the
             pool, summed over the tokens and query heads of all calls of `forward_scored`. None unless scores are kept.
             Callers can change it: the rows of a page that is taken again still have their sums.
@@ -112,6 +113,8 @@ class ModelRunner:
         num_logits, padded = module.max_num_logits, -(-num_outputs // _PADDED_VOCABULARY) * _PADDED_VOCABULARY
         try:
             pool = zeros(pool_shape, _KV_DTYPES[layout.dtype], is_sparse=drops_rows)
+            lora = manifest.lora or None
+            adapters = None if lora is None else AdapterRows(lora, module.max_num_tokens)
             states = StateSlots.of(manifest.model, num_state_slots, module.max_num_tokens)
             workspace = zeros((module.workspace_bytes,), np.uint8)
             scores = [zeros(shape, dtype) for shape, dtype in scores_shapes]
@@ -130,7 +133,12 @@ class ModelRunner:
         layers = WindowLayers.of(manifest.model, layout)
         self._windows = None if layers is None else WindowPool(pool, num_pages, layers)
         self.states, self.state_pool = states, None if states is None else states.pool
-        pools = (pool,) if states is None else (pool, states.pool)
+        self.adapters = adapters
+        pools = [pool]
+        if states is not None:
+            pools.append(states.pool)
+        if adapters is not None:
+            pools += [adapters.ranks, adapters.memory.reshape(-1)]
         self._state = [self._tensor(array) for array in (*pools, weights, workspace)]
         self.attention_sums: Float32Array | None = scores[0] if keep_scores else None
         self.attention_counts: Int32Array | None = scores[1] if keep_scores else None
@@ -191,6 +199,10 @@ class ModelRunner:
             self.states.leave_alone(batch.shape[1])
         elif self.states is not None:
             self.states.set_rows(batch)
+        if self.adapters is not None:
+            self.adapters.set_rows(batch)
+        elif batch.adapters is not None:
+            raise EngineError("the batch has LoRA adapters, and the module has no room for any")
         self._values[: batch.values.size] = batch.values
         try:
             self._functions[name](*arguments, *more)
@@ -252,7 +264,7 @@ class ModelRunner:
         if set_num_threads := self._functions.get("set_num_threads"):
             set_num_threads(0)
         self._state, self._outputs, self._of_sums, self._functions, self._scores = [], [], [], {}, []
-        self.states = self.state_pool = self._windows = None
+        self.states = self.state_pool = self.adapters = self._windows = None
         self.attention_sums = self.attention_counts = self.queries = None
         self._arguments.clear()
         self._use.end()
@@ -296,7 +308,8 @@ class ModelRunner:
         if len(self._arguments) == _MAX_SHAPES:
             self._arguments.clear()
         slots = () if self.states is None else self.states.rows(num_sequences)
-        arguments = (*map(self._tensor, (*arrays, *slots)), *self._state, self._outputs[num_logits][0])
+        adapters = () if self.adapters is None else (self.adapters.rows(num_tokens),)
+        arguments = (*map(self._tensor, (*arrays, *slots, *adapters)), *self._state, self._outputs[num_logits][0])
         self._arguments[shape] = arguments
         return arguments
 

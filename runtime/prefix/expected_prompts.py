@@ -21,7 +21,7 @@ from ..cache.prefix_cache import PrefixCache
 from ..cache.prefix_match import PrefixMatch
 from ..errors import InvalidRequest
 from ..memory import ForgetResult, Memory
-from ..model.batch import Forward, make_batch
+from ..model.batch import NO_ADAPTER, Forward, make_batch
 from ..states.state_pool import SPARE_SLOTS
 from .rates import LinearRate
 
@@ -43,11 +43,13 @@ class ExpectedPrompt:
         namespace: the namespace of its conversation.
         ids: makes the token ids that it begins with, in any thread; none, or an InvalidRequest, if they are unknown.
         spell: returns the text of ids, so that the prompt is matched by text; None: by ids alone.
+        adapter_index: the place of its LoRA adapter, which the namespace is of, too.
     """
 
     namespace: bytes
     ids: Callable[[], Sequence[int]]
     spell: Callable[[Sequence[int]], SpelledPrompt] | None = None
+    adapter_index: int = NO_ADAPTER
 
 
 class ExpectedPrompts(Memory):
@@ -161,10 +163,10 @@ class ExpectedPrompts(Memory):
         states = self._cache.states
         if num_needed > self._cache.pool.num_free or (states is not None and states.num_free < SPARE_SLOTS):
             return False
-        self._compute(match, stop)
+        self._compute(match, stop, expected.adapter_index)
         return stop < len(match.prompt_ids)
 
-    def _compute(self, match: PrefixMatch, stop: int) -> None:
+    def _compute(self, match: PrefixMatch, stop: int, adapter_index: int) -> None:
         num_tokens, begun = stop - match.num_tokens, self._clock()
         sequence = self._cache.open(match, context_length=self._context_length)
         is_computed = False
@@ -173,7 +175,7 @@ class ExpectedPrompts(Memory):
                 reservation = transaction.reserve(sequence, num_tokens)
                 if transaction.copies:
                     self._forward.copy_rows(transaction.copies)
-                self._forward.forward(make_batch([reservation], [False]))
+                self._forward.forward(make_batch([reservation], [False], [adapter_index]))
                 transaction.commit()
             is_computed = True
         finally:

@@ -100,7 +100,9 @@ def recorded(request: Request, completion: Completion) -> RecordedRequest:
         params=params_of(reply.sampler.params),
         is_chat=is_chat,
         grammar=grammar,
-        why_not=_why_not(completion, is_known=grammar is not None or spec.options.constraint is None),
+        why_not="adapter"
+        if spec.options.lora is not None
+        else _why_not(completion, is_known=grammar is not None or spec.options.constraint is None),
         reply_ids=completion.token_ids,
         logprobs=digests_of(reply.logprobs),
         finish_reason=completion.finish_reason,

@@ -30,9 +30,9 @@ from ..kv_log.log import files_of
 from ..version import VERSION
 
 MAX_LINE_BYTES = 64 << 20
-WhyNot = Literal["cancelled", "approximate", "constraint"]
-"""Why a request cannot be compared: it was cancelled, part of its prefix's KV was left out, or its constraint is the
-caller's own code."""
+WhyNot = Literal["cancelled", "approximate", "constraint", "adapter"]
+"""Why a request cannot be compared: it was cancelled, part of its prefix's KV was left out, its constraint is the
+caller's own code, or it has a LoRA adapter, which the recording does not contain."""
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="begin"):

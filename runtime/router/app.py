@@ -7,7 +7,6 @@ forwarded unchanged. A POST, PUT or PATCH loads its model. Other methods, which 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -25,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message
 
+from ..errors import InvalidParameter
 from ..server.about import tell_version
 from ..server.errors import HTTPError
 from ..server.http.access import App, Endpoint, access_middleware
@@ -32,29 +32,34 @@ from ..server.http.api_keys import client_of
 from ..server.http.connection import while_connected
 from ..server.http.forwarding import Forwarded, ServerGone
 from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ..server.ollama.about import tell_version as tell_ollamas_version
+from ..server.ollama.keep_alive import keep_alive_s
 from ..server.openapi import OpenAPI
 from ..server.page import page_routes
 from ..server.request_log import METRICS_PATHS, RequestLog, record_of
 from ..server.server_options import ServerOptions
 from .listing import OPERATIONS, Listing
-from .model_row import Row
+from .model_row import Lease, Row
 from .model_server import Headers, ModelServer, whole_answer
-from .model_table import Lease, ModelTable
+from .model_table import ModelTable
 from .ollama_lists import OllamaLists
 from .overview import Overview
+from .pulling import Library, Pulling
 
 MAX_BYTES_AT_ONCE = 64 << 10  # longer bodies are decoded in a thread
 RETRY_AFTER_S = 1
 _ASKS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})  # methods that load no model
 _OLLAMA = "/api/"
-_ZERO = re.compile(r"0+(\.0+)?[a-z]*")  # zero durations in Go's format, such as 0s
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 _ADDED = (b"date", b"server", b"x-request-id")  # added to every response of the router
 _OWN_HEADERS = (b"origin", b"forwarded", b"x-request-id")  # not forwarded; the router has checked the first
 
 
-def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starlette:
+def router_app(table: ModelTable[ModelServer], options: ServerOptions, library: Library | None = None) -> Starlette:
     """Return an ASGI application that serves the models of a table, and runs the table from startup to shutdown.
+
+    Args:
+        library: what clients may pull and delete; None: nothing.
 
     Raises:
         InvalidParameter: an API key or an origin is invalid.
@@ -65,6 +70,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
     ollama = OllamaLists(table, headers)
     overview = Overview(table, headers, has_keys=bool(keys), responses=responses)
     listing = Listing(table)
+    pulling = Pulling(table, library)
     forwarder = Forwarder(table, listing, max_body_bytes=options.max_body_bytes)
     described = OpenAPI(has_keys=bool(keys), has_several=True, more=OPERATIONS)
 
@@ -81,6 +87,9 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions) -> Starle
         route("/health/live", overview.live),
         route("/api/tags", ollama.tags),
         route("/api/ps", ollama.loaded),
+        route("/api/version", lambda request: tell_ollamas_version(None, request)),  # type: ignore[arg-type]
+        route("/api/pull", pulling.pull, "POST"),
+        route("/api/delete", pulling.delete, "DELETE"),
         *(route(path, overview.metrics) for path in METRICS_PATHS),
         route("/version", lambda request: tell_version(None, request)),  # type: ignore[arg-type]
         route("/openapi.json", described.answer),
@@ -197,8 +206,8 @@ class Forwarder:
 
     def _ended(self, lease: Lease[ModelServer], named: _Named) -> None:
         lease.release()
-        if named.wants_unload:
-            self._table.unload_soon(lease.row)
+        if (seconds := named.keep_alive_s) is not None:
+            self._table.keep_alive(lease.row, seconds)
 
 
 async def _whole(
@@ -236,9 +245,13 @@ class _Named(msgspec.Struct):
         return name if isinstance(name, str) and name else None
 
     @property
-    def wants_unload(self) -> bool:
-        """Return whether `keep_alive` is 0, which unloads the model after the request."""
-        return self.keep_alive is not None and _ZERO.fullmatch(str(self.keep_alive)) is not None
+    def keep_alive_s(self) -> float | None:
+        """Seconds for which the model stays loaded after this request. None if the request does not set them."""
+        if isinstance(self.keep_alive, bool) or not isinstance(self.keep_alive, int | float | str):
+            return None
+        with suppress(InvalidParameter):  # the model's own server reports it
+            return keep_alive_s(self.keep_alive)
+        return None
 
 
 async def _read(request: Request, body: bytes) -> _Named:

@@ -96,10 +96,13 @@ class Row(Generic[W]):
     Attributes:
         num_requests: requests that use it or wait for it to load.
         last_used: time at which the last request ended, or it was loaded.
+        keep_alive_s: seconds without a request after which it is unloaded, set by a client; infinity: only to make
+            room; None: the server's default.
         bytes_known: bytes that it took when it was loaded; None if it was never loaded.
         bytes_taken: bytes that it takes of the memory budget now.
         error: why loading failed, or its process ended, the last time.
         num_loads: number of times that it was loaded.
+        is_removed: the table does not list it any more.
     """
 
     spec: ModelSpec
@@ -108,12 +111,14 @@ class Row(Generic[W]):
     unloading: asyncio.Task[None] | None = None
     num_requests: int = 0
     last_used: float = 0.0
+    keep_alive_s: float | None = None
     bytes_known: int | None = None
     bytes_taken: int = 0
     stage: str | None = None
     fraction: float | None = None
     error: str | None = None
     num_loads: int = 0
+    is_removed: bool = False
 
     @property
     def state(self) -> State:
@@ -131,7 +136,23 @@ class Row(Generic[W]):
 
     def loaded(self, worker: W, now: float) -> None:
         """Record that the model is loaded."""
-        self.worker, self.error = worker, None
+        self.worker, self.error, self.keep_alive_s = worker, None, None
         self.bytes_known = self.bytes_taken = worker.memory_bytes
         self.last_used = now
         self.num_loads += 1
+
+
+@dataclass
+class Lease(Generic[W]):
+    """The right to use a loaded model, which is not unloaded until `release` is called; once is enough."""
+
+    row: Row[W]
+    worker: W
+    _release: Callable[[], None]
+    _is_held: bool = True
+
+    def release(self) -> None:
+        """Give it back."""
+        if self._is_held:
+            self._is_held = False
+            self._release()

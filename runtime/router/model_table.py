@@ -14,27 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..errors import InvalidParameter, ModelTooLarge, RadixLMError
-from .model_row import ANY, Loader, ModelSpec, Row, W
+from ..errors import InvalidParameter, ModelFailed, ModelTooLarge, RadixLMError
+from .model_row import ANY, Lease, Loader, ModelSpec, Row, W
 
 T = TypeVar("T")
 _LOOKS_S = 1.0  # maximum time between checks for unused models
-
-
-@dataclass
-class Lease(Generic[W]):
-    """The right to use a loaded model, which is not unloaded until `release` is called."""
-
-    row: Row[W]
-    worker: W
-    _release: Callable[[], None]
-    _is_held: bool = True
-
-    def release(self) -> None:
-        """End the use. Can be called twice."""
-        if self._is_held:
-            self._is_held = False
-            self._release()
 
 
 @dataclass
@@ -61,16 +45,34 @@ class ModelTable(Generic[W]):
     def __post_init__(self) -> None:
         if not self.specs:
             raise InvalidParameter("there is no model to serve; name one")
-        self.rows = tuple(Row(spec) for spec in self.specs)
+        self.rows = ()
         self._by_name: dict[str, Row[W]] = {}
-        for row in self.rows:
-            for name in (row.spec.name, *row.spec.aliases):
-                if self._by_name.setdefault(name, row) is not row:
-                    raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")
+        for spec in self.specs:
+            self.add(spec)
         self._waiting: set[asyncio.Future[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._making_room = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def add(self, spec: ModelSpec) -> Row[W]:
+        """Add a model, without loading it.
+
+        Raises:
+            InvalidParameter: another model has one of its names.
+        """
+        row = Row[W](spec)
+        for name in (spec.name, *spec.aliases):
+            if self._by_name.setdefault(name, row) is not row:
+                raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")
+        self.rows = (*self.rows, row)
+        return row
+
+    async def remove(self, row: Row[W]) -> None:
+        """Remove a model from the table, and unload it when its requests have ended."""
+        self._by_name = {name: each for name, each in self._by_name.items() if each is not row}
+        self.rows = tuple(each for each in self.rows if each is not row)
+        row.is_removed = True
+        await self.unload(row)
 
     def named(self, name: str | None) -> Row[W] | None:
         """Return the model that a request names; the first if it names none. None if there is no such model.
@@ -95,10 +97,12 @@ class ModelTable(Generic[W]):
 
         Raises:
             ModelTooLarge: it does not fit into the memory.
-            ModelFailed: it could not be loaded.
+            ModelFailed: it could not be loaded, or was removed.
         """
         while row.unloading is not None:
             await asyncio.shield(row.unloading)
+        if row.is_removed:
+            raise ModelFailed(f"{row.spec.name} was deleted")
         row.num_requests += 1
         try:
             worker = row.worker
@@ -117,15 +121,22 @@ class ModelTable(Generic[W]):
         if row.worker is not None or row.unloading is not None:
             await asyncio.shield(self._unloading(row))
 
-    def unload_soon(self, row: Row[W]) -> None:
-        """Start to unload a model, without waiting for the end."""
-        self._begin(self.unload(row))
+    def keep_alive(self, row: Row[W], seconds: float) -> None:
+        """Set how long a model stays loaded without a request. 0: unload it now; infinity: only to make room."""
+        row.keep_alive_s = seconds
+        self._unload_if_unwanted(row)
+
+    def expires_in_s(self, row: Row[W]) -> float:
+        """Return the seconds until a model is unloaded if no request comes. Infinity if it stays."""
+        kept_s = self.unload_after_s if row.keep_alive_s is None else row.keep_alive_s
+        if kept_s is None or row.spec.is_pinned:
+            return math.inf
+        return kept_s if row.num_requests else kept_s - (self.clock() - row.last_used)
 
     def unload_unused(self) -> None:
-        """Start to unload the models that had no request for `unload_after_s`."""
-        after_s = math.inf if self.unload_after_s is None else self.unload_after_s
+        """Start to unload the models whose time without a request is over."""
         for row in self.rows:
-            if row.is_evictable and not row.num_requests and self.clock() - row.last_used >= after_s:
+            if row.is_evictable and not row.num_requests and self.expires_in_s(row) <= 0:
                 self._unloading(row)
 
     async def run(self) -> None:
@@ -177,7 +188,13 @@ class ModelTable(Generic[W]):
         row.num_requests -= 1
         if is_use:
             row.last_used = self.clock()
+        self._unload_if_unwanted(row)
         self._changed()
+
+    def _unload_if_unwanted(self, row: Row[W]) -> None:
+        """Start to unload a model with a `keep_alive` of 0, unless requests use it."""
+        if row.keep_alive_s == 0 and not row.num_requests and row.state == "loaded":
+            self._unloading(row)
 
     def _loading(self, row: Row[W]) -> asyncio.Task[W]:
         """Return the task that loads a model; start it if needed."""
@@ -236,8 +253,8 @@ class ModelTable(Generic[W]):
         return needed
 
     def _evict(self, needed: int, spared: Row[W] | None = None) -> None:
-        """Start to unload models until `needed` bytes will be free: models without requests first, then the least
-        recently used.
+        """Start to unload models until `needed` bytes will be free: models without requests first, then those without
+        an endless `keep_alive`, then the least recently used.
 
         Args:
             spared: a model that is not unloaded.
@@ -245,7 +262,7 @@ class ModelTable(Generic[W]):
         stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
         victims = sorted(
             (row for row in self.rows if row.is_evictable and row is not spared),
-            key=lambda row: (row.num_requests > 0, row.last_used),
+            key=lambda row: (row.num_requests > 0, row.keep_alive_s == math.inf, row.last_used),
         )
         for victim in victims:
             if self.memory_bytes is None or stays + needed <= self.memory_bytes:

@@ -6,15 +6,20 @@ Knows the key of the lists, not the fields of their entries.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..server.ollama.names import tagged
+from ..server.ollama.replies import NEVER, timestamp
 from .model_row import Row
 from .model_server import Headers, ModelServer, answer_in_time
 from .model_table import ModelTable
+
+_LONGEST_S = 3e9  # a century: what stays longer has no date
 
 
 class OllamaLists:
@@ -35,9 +40,20 @@ class OllamaLists:
         )
 
     async def loaded(self, request: Request) -> Response:
-        """`GET /api/ps`: list the loaded models."""
-        lists = await asyncio.gather(*(self._models_of(row, b"/api/ps") for row in self._table.rows))
-        return _listed([model for models in lists for model in models])
+        """`GET /api/ps`: list the loaded models, and when each is unloaded."""
+        rows = self._table.rows
+        lists = await asyncio.gather(*(self._models_of(row, b"/api/ps") for row in rows))
+        return _listed(
+            [
+                {**model, "expires_at": self._expires_at(row)}
+                for row, models in zip(rows, lists, strict=True)
+                for model in models
+            ]
+        )
+
+    def _expires_at(self, row: Row[ModelServer]) -> str:
+        left_s = self._table.expires_in_s(row)
+        return timestamp(time.time() + max(0.0, left_s)) if left_s < _LONGEST_S else NEVER
 
     async def _models_of(self, row: Row[ModelServer], path: bytes) -> list[dict[str, Any]]:
         body = await answer_in_time(row.worker, path, self._headers)
@@ -46,7 +62,7 @@ class OllamaLists:
 
 
 def _unloaded(row: Row[ModelServer]) -> list[dict[str, Any]]:
-    names = [name if ":" in name.rpartition("/")[2] else f"{name}:latest" for name in row.spec.listed]
+    names = [tagged(name) for name in row.spec.listed]
     size = row.bytes_known or row.spec.needed_bytes or 0
     return [{"name": name, "model": name, "size": size, "digest": "", "details": {}} for name in names]
 

@@ -16,7 +16,7 @@ from .served import Served, json_response
 
 async def list_models(models: Models, request: Request) -> Response:
     """`GET /v1/models`: list all models, each under each of its names."""
-    replies = [_described(served, name) for served in models.rows for name in served.names]
+    replies = [_described(served, name) for served, name in models.listed]
     return json_response(ModelList(replies, first_id=replies[0].id, last_id=replies[-1].id))
 
 
@@ -35,7 +35,10 @@ def _described(served: Served, name: str) -> ModelReply:
     most = served.engine.context_length
     sampling = served.engine.default_params.defaults
     created = created_at(served.created)
-    return ModelReply(name, served.created, name, created, most, max_model_len=most, default_sampling=sampling)
+    reply = ModelReply(name, served.created, name, created, most, max_model_len=most, default_sampling=sampling)
+    if served.lora is not None:
+        reply.parent = served.parent
+    return reply
 
 
 def created_at(created: int) -> str:
@@ -61,6 +64,7 @@ class ModelReply(msgspec.Struct):
     owned_by: str = "radixlm"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: maximum tokens of prompt and reply together
     default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # radixlm's: used if a request sets none
+    parent: str | msgspec.UnsetType = msgspec.UNSET  # vLLM's: the model of a LoRA adapter
 
 
 class ModelList(msgspec.Struct):

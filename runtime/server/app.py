@@ -40,7 +40,7 @@ from .request_log import METRICS_PATHS, RequestLog
 from .server_options import ServerOptions
 from .stored import conversation_endpoints
 from .stored.batch_endpoints import batch_routes, runner_of
-from .stored.response_endpoints import input_items, response
+from .stored.response_endpoints import cancel, input_items, response
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -69,6 +69,7 @@ OF_ALL: dict[tuple[str, ...], Callable[[Models, Request], Awaitable[Response]]] 
     ("/v1/models", "GET"): list_models,
     ("/v1/models/{model_id:path}", "GET"): describe_model,
     ("/v1/responses/{response_id}", "GET", "DELETE"): response,
+    ("/v1/responses/{response_id}/cancel", "POST"): cancel,
     ("/v1/responses/{response_id}/input_items", "GET"): input_items,
     ("/v1/conversations", "POST"): conversation_endpoints.create,
     ("/v1/conversations/{conversation_id}", "GET", "POST", "DELETE"): conversation_endpoints.conversation,

@@ -94,7 +94,7 @@ REFUSED: Mapping[str, Refused] = {
         "top_a", "mirostat", "dynatemp_range", "no_repeat_ngram_size",
     )},
     **{name: Refused(_NO_SAMPLER, (1,)) for name in (
-        "typical_p", "typ_p", "typical", "tfs_z", "repeat_penalty", "length_penalty",
+        "typical_p", "typ_p", "typical", "tfs_z", "length_penalty",
     )},
     **{name: Refused(_NO_SAMPLER) for name in ("use_beam_search", "bad_words", "samplers", "logits_processors")},
     **{name: Refused(_OTHER_NAME) for name in (
@@ -110,6 +110,7 @@ REFUSED: Mapping[str, Refused] = {
     )},
     **{name: Refused(_OTHER_NAME, (-1,)) for name in ("max_new_tokens", "num_predict", "n_predict")},
     **{name: Refused(_OTHER_NAME, (1,)) for name in ("n", "best_of")},
+    "repeat_penalty": Refused("send repetition_penalty", (1,)),
     "parallel_tool_calls": Refused(_OTHER_NAME, (True,)),
     "stream_options": Refused(
         "remove it: this endpoint's streams are always the same", ({"include_usage": True}, {"include_usage": False})
@@ -133,8 +134,8 @@ REFUSED: Mapping[str, Refused] = {
     "truncate_prompt_tokens": Refused('send {"truncation": "middle"}, or a shorter prompt'),
     "truncate": Refused('send {"truncation": "middle"}, or a shorter prompt'),
     "raw": Refused("send the prompt to /v1/completions or /api/generate"),
-    "lora_path": Refused("there are no adapters here: leave it out"),
-    "lora_request": Refused("there are no adapters here: leave it out"),
+    "lora_path": Refused("name an adapter of the server in model: MODEL:ADAPTER"),
+    "lora_request": Refused("name an adapter of the server in model: MODEL:ADAPTER"),
     "system_prompt": Refused("send it as a system message"),
     "assistant_prefill": Refused("remove it: replies always start from the beginning"),
     "num_ctx": Refused("remove it: the server's --context-length sets it"),

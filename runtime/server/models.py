@@ -75,9 +75,10 @@ class Models:
         if not rows:
             raise InvalidParameter("there is no model to serve; name one")
         self.rows = tuple(rows)
-        self._by_name = {name: served for served in rows for name in served.names}
+        self.adapted = tuple(each for served in rows for each in served.adapted)
+        self._by_name = {name: served for served in self.all for name in served.names}
         self._any = next((served for served in rows if served.takes_any), None)
-        names = [name for served in rows for name in served.names]
+        names = [name for served in self.all for name in served.names]
         if len(self._by_name) < len(names) or sum(served.takes_any for served in rows) > 1:
             raise InvalidParameter(f"two models have the same name, among {', '.join(map(repr, names))}; rename one")
         self.options, self.stored = options, stored
@@ -101,6 +102,17 @@ class Models:
         return cls(rows, options, stored)
 
     @property
+    def all(self) -> tuple[Served, ...]:
+        """The models, then each with its LoRA adapters."""
+        return (*self.rows, *self.adapted)
+
+    @property
+    def listed(self) -> list[tuple[Served, str]]:
+        """Every model with each of its names, then every adapter with the first of its own."""
+        own = [(served, name) for served in self.rows for name in served.names]
+        return [*own, *((served, served.name) for served in self.adapted)]
+
+    @property
     def has_several(self) -> bool:
         """Return whether there is more than one model."""
         return len(self.rows) > 1
@@ -114,7 +126,7 @@ class Models:
         known = (self._by_name[name] for name in spellings(asked or "") if name in self._by_name)
         served = next(known, self._any) if asked else self.rows[0]
         if served is None:
-            raise unknown_model(asked, self._by_name)
+            raise unknown_model(asked, (name for _, name in self.listed))
         return served
 
     def of_query(self, request: Request) -> Served:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -71,6 +71,7 @@ class Served:
         stored: responses, conversations, files and batches; None: nothing is stored.
         fingerprint: `system_fingerprint` of replies, see `fingerprint_of`.
         created: Unix time at which serving began.
+        lora: the name of the LoRA adapter that all requests have; None: the model as it was compiled.
     """
 
     engine: Engine
@@ -81,6 +82,7 @@ class Served:
     fingerprint: str
     created: int
     stored: Stored | None = None
+    lora: str | None = None
     _wakers: dict[asyncio.AbstractEventLoop, Waker] = field(default_factory=dict)
 
     @classmethod
@@ -96,6 +98,25 @@ class Served:
         return cls(
             engine, listed, ANY in options.model_ids, options, work_queues, fingerprint, created=now, stored=stored
         )
+
+    @property
+    def adapted(self) -> Sequence[Self]:
+        """The same model with each LoRA adapter, called `MODEL:ADAPTER`, or by the adapter's name."""
+        return [
+            replace(
+                self,
+                names=(*(f"{name}:{adapter}" for name in self.names), adapter),
+                takes_any=False,
+                fingerprint=fingerprint_of(self.engine, self.options.truncation, adapter),
+                lora=adapter,
+            )
+            for adapter in self.engine.adapters.names
+        ]
+
+    @property
+    def parent(self) -> str:
+        """The name of the model whose adapter this is."""
+        return self.name.removesuffix(f":{self.lora}")
 
     @property
     def name(self) -> str:
@@ -141,6 +162,7 @@ class Served:
             client=client_of(request),
             cache_match=body.cache_match,
             kv_budget=body.kv_budget,
+            lora=self.lora,
             request_id=record_of(request).request_id or None,
             speculate=body.speculate is not False,
             with_progress=bool(body.return_progress),
@@ -299,7 +321,7 @@ def listed_of(model_ids: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in model_ids if name != ANY))
 
 
-def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
+def fingerprint_of(engine: Engine, truncation: Truncation, lora: str | None = None) -> str:
     """Return the `system_fingerprint` of OpenAI's replies: a digest and the numeric class, `fma` or `no-fma`.
 
     The digest covers the version, the artifact (weights, module and target) and the options that can change a reply.
@@ -308,7 +330,9 @@ def fingerprint_of(engine: Engine, truncation: Truncation) -> str:
     reply or in part, a tool call was sent back, or the chat template writes the date.
     """
     options = {name: value for name, value in engine.reply_options.items() if value is not None}  # those of an extra
-    means = (VERSION, engine.manifest.digest, truncation, options)
+    means: tuple[object, ...] = (VERSION, engine.manifest.digest, truncation, options)
+    if lora is not None:
+        means = (*means, engine.adapters.named(lora).digest)
     digest = sha256(msgspec.json.encode(means)).hexdigest()[:16]
     return f"fp_{digest}_{engine.manifest.target.numeric_class}"
 

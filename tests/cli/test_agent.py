@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from radixlm.cli.agent.clients import CLIENTS, NO_KEY, Client, Served, write_file
 from radixlm.cli.agent.running_server import ask_server
 from radixlm.cli.main import cli
-from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact, read_manifest, write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = Served("http://127.0.0.1:8000", "qwen", 32768)
@@ -344,9 +345,9 @@ def test_a_missing_agent_and_a_model_that_cannot_chat_are_errors_before_loading(
     assert "opencode is not installed; install it: npm install -g opencode-ai" in missing.output
     silent = tmp_path / "silent.radixlm"
     shutil.copytree(tiny_artifact, silent)
-    manifest = json.loads((silent / "manifest.json").read_text())
-    manifest["files"].pop("chat_template.jinja", None)
-    (silent / "manifest.json").write_text(json.dumps(manifest))
+    manifest = read_manifest(silent)
+    files = {name: file for name, file in manifest.files.items() if name != CHAT_TEMPLATE}
+    write_manifest(silent, msgspec.structs.replace(manifest, files=files))
     monkeypatch.setattr(Artifact, "open", None)
     options = ["--port", str(free_port()), "--no-store"]
     refused = CliRunner().invoke(cli, ["agent", "codex", str(silent), *options])

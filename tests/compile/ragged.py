@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.model.batch import Batch, Forward
+from radixlm.runtime.model.batch import NO_ADAPTER, Batch, Forward
 
 
 @dataclass
 class Row:
-    """One sequence: its tokens, its pages, how many tokens are in the KV pool, and the slot of its state."""
+    """One sequence: its tokens, its pages, its adapter, the number of tokens in the pool, and the slot of its state."""
 
     token_ids: Sequence[int]
     page_ids: list[int]
+    adapter: int = NO_ADAPTER
     num_computed: int = 0
     state: int = 0
 
@@ -35,12 +36,12 @@ class Rows:
     max_num_logits: int = 64
     rows: list[Row] = field(default_factory=list)
 
-    def add(self, token_ids: Sequence[int]) -> int:
+    def add(self, token_ids: Sequence[int], adapter: int = NO_ADAPTER) -> int:
         """Give a sequence pages that are far apart; return its number."""
         taken = {page for row in self.rows for page in row.page_ids}
         free = [page * 7 % self.num_pages for page in range(self.num_pages)]
         pages = [page for page in free if page not in taken]
-        self.rows.append(Row(token_ids, pages[: -(-len(token_ids) // PAGE_SIZE)]))
+        self.rows.append(Row(token_ids, pages[: -(-len(token_ids) // PAGE_SIZE)], adapter))
         return len(self.rows) - 1
 
     def step(self, num_tokens: dict[int, int]) -> dict[int, np.ndarray]:
@@ -63,8 +64,8 @@ class Rows:
     def _logits(self, batch: Batch, start: int) -> np.ndarray:
         stop = min(start + self.max_num_logits, batch.shape[0])
         *arrays, _ = batch.arrays  # the last says which rows' logits are wanted
-        states = {"state_in": batch.state_in, "state_out": batch.state_out}
-        return self.runner.forward(Batch(*arrays, np.arange(start, stop, dtype=np.int32), **states)).copy()
+        more = {"state_in": batch.state_in, "state_out": batch.state_out, "adapters": batch.adapters}
+        return self.runner.forward(Batch(*arrays, np.arange(start, stop, dtype=np.int32), **more)).copy()
 
     def _next_state(self, number: int) -> int:
         return 2 * number + 1 + self.rows[number].state % 2
@@ -92,4 +93,6 @@ class Rows:
             "state_in": np.array([row.state for _, row, _ in spans], np.int32),
             "state_out": np.array([self._next_state(number) for number in num_tokens], np.int32),
         }
-        return Batch(**arrays, page_table=table, logit_rows=np.zeros(0, np.int32), **states)
+        adapters = np.concatenate([np.full(len(positions), row.adapter, np.int32) for _, row, positions in spans])
+        adapted = adapters if (adapters != NO_ADAPTER).any() else None
+        return Batch(**arrays, page_table=table, logit_rows=np.zeros(0, np.int32), **states, adapters=adapted)

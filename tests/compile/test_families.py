@@ -63,6 +63,7 @@ MIXERS: dict[str, dict[str, Any]] = {
 LAYERS: dict[str, dict[str, Any]] = {
     "post": {"norms": "post"},
     "sandwich": {"norms": "sandwich"},
+    "feed-forward norm": {"norms": "pre_ffn"},
     "sandwich of another eps": {"norms": "sandwich", "post_norm_eps": 10.0},
     "parallel": {"norms": "parallel"},
     "parallel of two norms": {"norms": "parallel_two"},

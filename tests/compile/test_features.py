@@ -38,6 +38,7 @@ Weights = dict[str, np.ndarray]
 LONG = pytest.mark.long  # for `make test-long`: what another here has, too
 FEATURES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the model, and of its layers
     "post": ({}, {"norms": "post"}),
+    "feed-forward norm": ({"norm": "layer"}, {"norms": "pre_ffn"}),
     "sandwich": ({"residual_factor": 0.5}, {"norms": "sandwich", "post_norm_eps": 0.5}),
     "parallel": ({"norm": "layer"}, {"norms": "parallel"}),
     "parallel of two norms": ({"norm": "layer_bias"}, {"norms": "parallel_two"}),

@@ -240,8 +240,8 @@ def test_a_truncated_sentencepiece_file_is_corrupt() -> None:
 
 
 def test_unknown_kinds_and_pre_tokenizers_are_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UnsupportedTokenizer, match=r"'bert'.*gpt2.*llama"):
-        build_tokenizer_json(Vocabulary(model="bert", tokens=["a"], types=[1]))
+    with pytest.raises(UnsupportedTokenizer, match=r"'rwkv'.*gpt2.*llama"):
+        build_tokenizer_json(Vocabulary(model="rwkv", tokens=["a"], types=[1]))
     with pytest.raises(UnsupportedTokenizer, match=r"'poro'.*gpt-2.*smollm"):
         build_tokenizer_json(Vocabulary(model="gpt2", tokens=["a"], types=[1], pre="poro"))
 

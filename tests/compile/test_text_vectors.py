@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+from radixlm.compile.ops.reference_ops import ReferenceOps
+from radixlm.compile.reference import evaluate
 from radixlm.compile.sources import open_source
 from radixlm.compile.sources.text_vectors import embedding_of_gguf, reranking_by_name, reranking_of_gguf
 from radixlm.runtime.artifact.text_vectors import EmbeddingInfo
@@ -29,6 +33,8 @@ from ..goldens.embeddings import (
     scores,
     tiny_embedding,
 )
+from ..goldens.gguf_dense import DENSE
+from ..goldens.gguf_families import GGUF_FAMILIES
 from ..goldens.saved import tiny_of
 
 TOLERANCE = 1e-4  # of a vector of length 1, where all is computed in float32
@@ -144,6 +150,24 @@ def test_linear_layers_behind_pooling_are_those_of_sentence_transformers(
     (source / "3_Dense" / "config.json").write_text(json.dumps(said))
     with pytest.raises(UnsupportedArchitecture, match="the activation Tanh"):
         open_source(source)
+
+
+def test_a_gguf_file_of_embedding_gemma_has_its_linear_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp calls it `gemma-embedding`, and counts the layers behind pooling from 2."""
+    tiny = tiny_embedding("gemma3-both")
+    hidden, random = tiny.pooled[0]["mean"].size, np.random.default_rng(0)
+    first, second = random.normal(size=(96, hidden)), random.normal(size=(32, 96))
+    stored = [("=dense_2.weight", first.astype(np.float32)), ("=dense_3.weight", second.astype(np.float32))]
+    gemma = DENSE["gemma3_text"]
+    named = dataclasses.replace(gemma, model_arch=gguf.MODEL_ARCH.GEMMA_EMBEDDING, more=lambda c: stored)
+    monkeypatch.setitem(GGUF_FAMILIES, "gemma3_text", named)
+    path = tiny_gguf.write(tiny.tiny, tmp_path / "gemma.gguf", more={"gemma-embedding.pooling_type": 1})
+    with open_source(path) as source:
+        assert source.embedding == EmbeddingInfo(pooling="mean") and source.config.is_bidirectional
+        for ids, golden in zip(prompts_of(tiny.tiny), tiny.pooled, strict=True):
+            states = evaluate(source.config, ReferenceOps(lambda name: source.read_float32(name), ids))
+            expected = second @ (first @ golden["mean"].astype(np.float64))
+            assert np.abs(states.mean(axis=0) - expected).max() <= TOLERANCE * np.abs(expected).max()
 
 
 def test_tokens_that_see_those_after_them_need_an_embedding_model(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from radixlm.runtime.artifact.cpu import architecture_of
 from radixlm.runtime.errors import UnsupportedArchitecture
 
 from ..compile.families.harness import COMPILED, OFTEN, OLDEST
+from .encoders import ENCODERS, about_saved
 from .families import FAMILIES
 from .tiny_models import TINY_MODELS, TinyModel
 from .tiny_outputs import TinyOutputs
@@ -68,6 +69,10 @@ def verified() -> str:
             "bits": _bits(name),
         }
         found[settings.architecture]["goldens"].append(golden)
+    for name in sorted(ENCODERS):
+        compared = about_saved(name).get("llama_cpp")
+        golden = {"name": name, "llama_cpp": compared, "needs": None, "bits": "test"}  # tests/compile/test_encoders.py
+        found[name]["goldens"].append(golden)
     for key, (model, _) in REAL.items():
         found[key]["real"] = model
     return json.dumps(found, indent=2, sort_keys=True) + "\n"

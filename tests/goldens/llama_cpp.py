@@ -22,7 +22,8 @@ class Unknown(Exception):
 class LlamaCpp:
     """A tiny family in llama.cpp: float32 weights, keys and values, and attention without shortcuts."""
 
-    def __init__(self, tiny: TinyModel) -> None:
+    def __init__(self, tiny: TinyModel, adapter: Path | None = None) -> None:
+        """Load a model, with a LoRA adapter if one is given."""
         if tiny.no_witness:
             raise Unknown(tiny.no_witness)
         self._folder = tempfile.TemporaryDirectory()
@@ -37,6 +38,10 @@ class LlamaCpp:
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.swa_full, params.warmup, params.ctx_shift, params.port = True, False, False, 0
         params.fit_params = False
+        if adapter is not None:
+            lora = xllamacpp.CommonAdapterLoraInfo()
+            lora.path, lora.scale = str(adapter), 1.0
+            params.lora_adapters = [lora]
         self._vocab_size = tiny.vocab_size
         self._server = xllamacpp.Server(params)
 

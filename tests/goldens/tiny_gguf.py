@@ -8,7 +8,7 @@ Needs NumPy and gguf. What a family's converter does beside renaming is in `gguf
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,21 @@ def tensors(tiny: TinyModel) -> dict[str, np.ndarray]:
     """All tensors under GGUF's names, in GGUF's layout."""
     how = converter(tiny)
     assert how is not None
+    return _renamed(tiny, how, how.tensors(tiny.text, stacked(tiny.tensors)))
+
+
+def renamed(tiny: TinyModel, matrices: Mapping[str, np.ndarray], *, reorders: bool) -> dict[str, np.ndarray]:
+    """Parts of matrices under GGUF's names; with `reorders` their rows are in GGUF's order."""
+    how = converter(tiny)
+    assert how is not None
+    changed = (each for name, rows in matrices.items() for each in how.change(tiny.text, name, rows))
+    return _renamed(tiny, how, changed if reorders else matrices.items())
+
+
+def _renamed(tiny: TinyModel, how: Converter, given: Iterable[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
     names = gguf.get_tensor_name_map(how.model_arch, int(how.metadata(tiny.text)["block_count"]))  # type: ignore[arg-type]
     found = {}
-    for name, weight in how.tensors(tiny.text, stacked(tiny.tensors)):
+    for name, weight in given:
         stem, suffix = re.fullmatch(r"(.*?)(\.weight|\.bias)?", name).groups(default="")  # type: ignore[union-attr]
         stem = stem.removeprefix("=")
         renamed = stem if name.startswith("=") else names.get_name(stem)

@@ -66,7 +66,7 @@ class TinyModel:
     @cached_property
     def tensors(self) -> dict[str, np.ndarray]:
         """All weights by name, float32."""
-        draw = _Draw(self.seed)
+        draw = Draw(self.seed)
         return {name: draw(shape, mean, std) for name, shape, mean, std in self.layout()}
 
     def stored(self, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -97,11 +97,11 @@ class TinyModel:
         return [self._ids(length) for length in (11, 5, 18)]
 
     def _ids(self, length: int) -> list[int]:
-        return _Draw(1000 * self.seed + length).integers(length, below=self.vocab_size)
+        return Draw(1000 * self.seed + length).integers(length, below=self.vocab_size)
 
 
 @dataclass
-class _Draw:
+class Draw:
     """Numbers from PCG64's raw 64-bit stream."""
 
     seed: int

@@ -30,7 +30,7 @@ from .attention import (
     YarnScaling,
 )
 from .feed_forward import Dense, DenseAndExperts, Experts, Function, Router, SharedExpert, UngatedFunction, is_gated
-from .ranges import Architecture, ContextLength, Dimension, HeadDim, Heads, Positive, Strict, VocabSize
+from .ranges import Architecture, ContextLength, Dimension, HeadDim, Heads, Index, Positive, Strict, VocabSize
 from .recurrent import GatedDelta, Mamba2, Recurrent, ShortConvolution
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "DenseOutput",
     "Dimension",
     "DynamicScaling",
+    "EncoderInput",
     "Experts",
     "FactorsScaling",
     "Function",
@@ -84,8 +85,9 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
     """A mixer and a feed-forward layer, each with a residual connection.
 
     Attributes:
-        norms: of each branch's input (`pre`), of its output (`post`), of both (`sandwich`). In `parallel` layers one
-            norm feeds both branches, in `parallel_two` each has its own.
+        norms: of each branch's input (`pre`), of its output (`post`), of both (`sandwich`), or of its sum with the
+            residual (`sum`). In `parallel` layers one norm feeds both branches, in `parallel_two` each has its own. In
+            `pre_ffn` layers only the feed-forward layer has one.
         post_norm_eps: of norms after a branch, if it differs from the model's.
         layer_scalar: the layer's output is multiplied by a stored number.
         beside: a recurrent mixer that reads the same normed input as the attention, and is added to it; for `pre`
@@ -96,7 +98,7 @@ class LayerConfig(Strict, frozen=True, kw_only=True):
     mixer: Mixer
     ffn: Dense | Experts | DenseAndExperts | None
     beside: Recurrent | None = None
-    norms: Literal["pre", "post", "sandwich", "parallel", "parallel_two"] = "pre"
+    norms: Literal["pre", "post", "sandwich", "sum", "parallel", "parallel_two", "pre_ffn"] = "pre"
     post_norm_eps: Positive | None = None
     layer_scalar: bool = False
     mixer_factor: Positive = 1.0
@@ -129,6 +131,19 @@ class LayerInputs(Strict, frozen=True, kw_only=True):
     function: UngatedFunction = "gelu_tanh"
 
 
+class EncoderInput(Strict, frozen=True, kw_only=True):
+    """The sum that enters an encoder: a token's embedding and the vectors that are set here, then normalized.
+
+    Attributes:
+        positions: each position has a learned vector; `first_position` is the row of a sequence's first token.
+        token_type: all tokens have the vector of the first token type.
+    """
+
+    positions: bool = False
+    first_position: Index = 0
+    token_type: bool = False
+
+
 class DenseOutput(Strict, frozen=True, kw_only=True):
     """A linear layer behind the last norm of an embedding model, of so many outputs."""
 
@@ -145,6 +160,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         embedding_factor: multiplies embeddings; `embedding_norm`: then they get an RMS norm without gain.
         residual_factor: multiplies a branch before it is added, in addition to the layer's own factor.
         logits_factor: multiplies logits; then `logits_soft_cap` caps them like attention's `soft_cap` caps scores.
+        encoder_input: what is added to embeddings before they are normalized, in models such as BERT.
         layer_inputs: additional input of the layers for each token.
         mtp: the layer of a multi-token prediction head, which drafts tokens (DeepSeek-V3, 2024); it has attention.
         output: what is computed of a token: logits, or in embedding models the hidden state after the last norm.
@@ -165,6 +181,7 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
     logits_factor: Positive = 1.0
     logits_soft_cap: Positive | None = None
     output_bias: bool = False  # the output matrix has a bias
+    encoder_input: EncoderInput | None = None
     layer_inputs: LayerInputs | None = None
     mtp: LayerConfig | None = None
     output: Literal["logits", "hidden"] = "logits"
@@ -176,6 +193,11 @@ class ModelConfig(Strict, frozen=True, kw_only=True):
         if self.output == "logits":
             return self.vocab_size
         return self.dense[-1].size if self.dense else self.hidden_size
+
+    @property
+    def has_last_norm(self) -> bool:
+        """False if the last layer's own norm is the last one."""
+        return self.layers[-1].norms != "sum"
 
     @property
     def is_bidirectional(self) -> bool:

@@ -241,7 +241,8 @@ class StepPlan:
             forward.copy_rows(copies)
         num_logits = [item.num_logits for item in scheduled]
         num_rows = sum(num_logits)
-        logits = forward.forward(make_batch([item.reservation for item in scheduled], num_logits))
+        adapters = [item.request.adapter_index for item in scheduled]
+        logits = forward.forward(make_batch([item.reservation for item in scheduled], num_logits, adapters))
         if logits.shape[0] != num_rows or logits.shape[1] < num_outputs:
             expected = f"{(num_rows, num_outputs)}; compile the model again"
             raise EngineError(f"the model returned logits of shape {logits.shape}, not {expected}")

@@ -76,9 +76,9 @@ class VectorPrompts:
             known = ", ".join(map(repr, info.prompts)) or "none"
             raise InvalidParameter(f"prompt_name is {name!r:.60}; this model has {known}", param="prompt_name")
         if not isinstance(text, str):
-            return self._checked(checked_ids(text, self._max_tokens))
+            return self._checked(checked_ids(text, self._max_tokens, has_reply=False))
         before = "" if name is None else info.prompts[name]
-        with refusing():
+        with refusing(has_reply=False):
             ids = self._tokenizer.encode(before + text, parse_special=True, max_tokens=self._max_tokens)
         return self._checked([*ids, *self._suffix])
 
@@ -93,7 +93,7 @@ class VectorPrompts:
         values = {"instruction": info.instruction if instruction is None else instruction}
         values |= {"query": query, "document": document}
         ids: list[int] = []
-        with refusing():
+        with refusing(has_reply=False):
             for part in self._sections(info.template, values):
                 if isinstance(part, int):
                     ids.append(part)
@@ -113,5 +113,5 @@ class VectorPrompts:
         if not ids:
             raise EmptyPrompt("the text has no tokens; send some text")
         if len(ids) > self._max_tokens:
-            raise ContextLengthExceeded.of_prompt(len(ids), self._max_tokens)
+            raise ContextLengthExceeded.of_prompt(len(ids), self._max_tokens, has_reply=False)
         return PreparedPrompt(tuple(ids), len(ids), swallow_leading_space=False, text=None)

@@ -38,6 +38,7 @@ class VectorRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """
         return RequestOptions(
             namespace=served.namespace(request, self.cache_salt, self.prompt_cache_key),
+            lora=served.lora,
             client=client_of(request),
             cache_match=self.cache_match,
             request_id=record_of(request).request_id or None,

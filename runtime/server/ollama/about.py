@@ -23,6 +23,7 @@ from ..served import Served, json_response
 from .answer import MEDIA_TYPE
 from .names import tagged
 from .replies import (
+    NEVER,
     ModelDetails,
     OllamaModel,
     OllamaModelList,
@@ -37,7 +38,6 @@ API_VERSION = "0.13.0"
 """The version of Ollama whose API this server implements. Clients refuse servers that are too old."""
 
 MAX_BODY_BYTES = 1 << 16
-_NEVER = "9999-12-31T23:59:59Z"
 _FORMATS = {"gguf": "gguf", "huggingface": "safetensors", "mlc": "mlc"}
 _OPTIONS = {"repetition_penalty": "repeat_penalty"}  # Ollama's names of sampling parameters
 
@@ -51,7 +51,7 @@ async def list_tags(models: Models, request: Request) -> Response:
 async def list_loaded(models: Models, request: Request) -> Response:
     """`GET /api/ps`: list the loaded models."""
     found = [
-        _model(served, name, expires_at=_NEVER, size_vram=0, context_length=served.engine.context_length)
+        _model(served, name, expires_at=NEVER, size_vram=0, context_length=served.engine.context_length)
         for served, name in _named(models)
     ]
     return json_response(OllamaModelList(found))
@@ -95,15 +95,26 @@ async def pull(models: Models, request: Request) -> Response:
     try:
         models.named(asked.model)
     except HTTPError as error:
-        message = f"this server does not download models; run radixlm pull on its machine; {error}"
-        raise HTTPError(403, message, code="pull_not_allowed") from error
+        raise pull_refused(str(error)) from error
     done = json_response(StatusReply("success"))
     return done if asked.stream is False else Response(bytes(done.body) + b"\n", media_type=MEDIA_TYPE)
 
 
 async def delete(models: Models, request: Request) -> Response:
     """`DELETE /api/delete`: refuse with 403."""
-    raise HTTPError(403, "this server does not delete models; run radixlm rm on its machine", code="delete_not_allowed")
+    raise delete_refused()
+
+
+def pull_refused(why: str = "") -> HTTPError:
+    """Return the error for a client that cannot pull a model."""
+    message = "this server does not download models; run radixlm pull on its machine, or serve with --allow-pull"
+    return HTTPError(403, f"{message}; {why}" if why else message, code="pull_not_allowed")
+
+
+def delete_refused() -> HTTPError:
+    """Return the error for a client that cannot delete a model."""
+    message = "this server deletes only models that clients pulled; run radixlm rm on its machine"
+    return HTTPError(403, message, code="delete_not_allowed")
 
 
 def capabilities(served: Served) -> list[str]:
@@ -127,7 +138,7 @@ def require_thinking(served: Served, body: ReplyRequest) -> None:
 
 
 def _named(models: Models) -> list[tuple[Served, str]]:
-    return [(served, tagged(name)) for served in models.rows for name in served.names]
+    return [(served, tagged(name)) for served, name in models.listed]
 
 
 def _model(served: Served, name: str, **fields: Any) -> OllamaModel:

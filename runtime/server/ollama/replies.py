@@ -13,6 +13,9 @@ import msgspec
 
 from ..openai.replies import ChatLogprob, PromptProgressReply, PromptTokensDetails, TruncationReply
 
+NEVER = "9999-12-31T23:59:59Z"
+"""When a model is unloaded that stays."""
+
 DoneReason = Literal["stop", "length", "load", "unload"]
 
 
@@ -105,7 +108,11 @@ class OllamaVersionReply(msgspec.Struct):
 
 
 class StatusReply(msgspec.Struct):
+    """The status of a pull, with its progress if known."""
+
     status: str
+    total: int | msgspec.UnsetType = msgspec.UNSET
+    completed: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def timestamp(unix_s: float) -> str:

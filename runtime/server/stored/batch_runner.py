@@ -99,7 +99,8 @@ class BatchRunner:
             await self._answer(batch, waiting, scope)
             batch = await batches.change(batch.id, _finalize)
         ended = {"cancelling": "cancelled", "finalizing": "completed"}.get(batch.status, "expired")
-        await batches.end(found.owner, batch.id, ended)  # type: ignore[arg-type]  # one of the statuses
+        late = {line.number: _expired(line) for line in lines} if ended == "expired" else {}
+        await batches.end(found.owner, batch.id, ended, late)  # type: ignore[arg-type]  # one of the statuses
 
     async def _answer(self, batch: BatchReply, lines: Sequence[Line], scope: CacheScope) -> None:
         """Process lines, a few at a time, until all are done, or the batch is cancelled or has expired."""
@@ -111,20 +112,28 @@ class BatchRunner:
             for line in waiting:
                 if not goes_on:
                     return
-                answer, is_error = await self._answer_line(line, scope)
+                answered = await self._answer_line(line, scope, batch.expires_at)
+                if answered is None:
+                    return
+                answer, is_error = answered
                 goes_on &= await self._stored.batches.answer(batch.id, line.number, answer, is_error=is_error)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(NUM_AT_ONCE, len(lines))):
                 group.create_task(work())
 
-    async def _answer_line(self, line: Line, scope: CacheScope) -> tuple[bytes, bool]:
-        """Process a request, and return its output line and whether it is an error. Retries if the server is busy."""
+    async def _answer_line(self, line: Line, scope: CacheScope, expires_at: float) -> tuple[bytes, bool] | None:
+        """Process a request, and return its output line and whether it is an error. Retries if the server is busy.
+
+        Returns None if the server was busy until the batch expired.
+        """
         while True:
             request_id = new_id("req-")
             status, body = await self._ask(line.asked, scope, request_id)
             if status not in _LATER:
                 break
+            if time.time() >= expires_at:
+                return None
             await asyncio.sleep(RETRY_S)
         answer = {
             "id": new_id("batch_req_"),
@@ -166,6 +175,13 @@ class BatchRunner:
             status, reply = describe(error)
             return status, msgspec.json.encode(reply)
         return answer.status_code, bytes(answer.body)
+
+
+def _expired(line: Line) -> bytes:
+    """Return OpenAI's error line for a request without a result when its batch expired."""
+    error = {"code": "batch_expired", "message": "the request was not processed within the completion window"}
+    answer = {"id": new_id("batch_req_"), "custom_id": line.asked.custom_id, "response": None, "error": error}
+    return msgspec.json.encode(answer)
 
 
 def _validate(batch: BatchReply, now: int, num_lines: int, faults: list[BatchFault]) -> None:

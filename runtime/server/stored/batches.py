@@ -6,7 +6,7 @@ Knows lines and states. `batch_runner.py` processes the requests.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -213,11 +213,18 @@ class Batches:
 
         return await self._database.run(write)
 
-    async def end(self, owner: bytes, batch_id: str, status: BatchStatus) -> None:
-        """Write the results to output files, and set the final status."""
+    async def end(self, owner: bytes, batch_id: str, status: BatchStatus, late: Mapping[int, bytes]) -> None:
+        """Write the results to output files, and set the final status.
+
+        Args:
+            late: by line number, the error line for a request without a result.
+        """
 
         def write(sql: sqlite3.Connection) -> None:
             batch = self._any(sql, batch_id)
+            unanswered = [(batch_id, number, True, line) for number, line in late.items()]
+            added = sql.executemany("INSERT OR IGNORE INTO batch_answers VALUES (?, ?, ?, ?)", unanswered)
+            batch.request_counts.failed += max(0, added.rowcount)
             for is_error, name in ((False, "output"), (True, "error")):
                 rows = sql.execute(
                     "SELECT line FROM batch_answers WHERE batch = ? AND is_error = ? ORDER BY number",

@@ -38,6 +38,18 @@ async def response(models: Models, request: Request) -> Response:
     return json_response(Deleted(response_id, "response.deleted"))
 
 
+async def cancel(models: Models, request: Request) -> Response:
+    """`POST /v1/responses/{response_id}/cancel`: refuse, because only responses that have ended are stored.
+
+    Raises:
+        HTTPError: 400, as OpenAI's API for responses without `background`; 404, there is no such response.
+    """
+    require_parameters(request, SALT)
+    await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])
+    message = "the response has ended; to cancel a running one, close its connection"
+    raise HTTPError(400, message, code="response_ended")
+
+
 async def input_items(models: Models, request: Request) -> Response:
     """`GET /v1/responses/{response_id}/input_items`: list the request's own items, without those it continued."""
     _, items = await stored_by(models).turns.response(scope_of(request), request.path_params["response_id"])

@@ -16,6 +16,7 @@ from bench.peers.shapes import BLOCKS, SHAPES, write_shape
 from bench.peers.sizes import DEFAULT_SHAPES, chosen, fitting_layers
 
 PUBLISHED_GB = {"qwen3-1.7b": 1.10, "qwen3-4b": 2.50, "qwen3-8b": 5.03, "qwen3-30b-a3b": 18.6, "gpt-oss-20b": 12.1}
+PUBLISHED_GB |= {"qwen3-embedding-0.6b": 0.639, "qwen3-reranker-0.6b": 0.639}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -33,7 +34,7 @@ def test_weights_have_the_spread_that_is_asked_for(type: Type) -> None:
     assert abs(values.mean()) < 0.15 * deviation
 
 
-@pytest.mark.parametrize("name", ["qwen3-4b", "qwen3-30b-a3b", "gpt-oss-20b"])
+@pytest.mark.parametrize("name", ["qwen3-4b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3-reranker-0.6b"])
 def test_a_file_is_read_as_its_architecture(name: str, tmp_path: Path) -> None:
     narrow = {"hidden_size": 256, "intermediate_size": 256, "num_heads": 4, "num_kv_heads": 2}
     shape = dataclasses.replace(SHAPES[name], num_layers=1, **narrow)

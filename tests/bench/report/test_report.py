@@ -14,7 +14,7 @@ from bench.peers.contestants import OURS
 from bench.peers.scenarios import FIGURES, SIZE_FIGURES
 from bench.report import engine
 from bench.report.peers import peers as section
-from bench.report.peers import sizes
+from bench.report.peers import sizes, vectors
 from bench.results import add_run, read_results, write_results
 
 Lines = Callable[[Iterable[object]], list[str]]
@@ -92,6 +92,14 @@ def test_a_cut_models_figures_are_scaled_where_they_follow_from_layers_or_bytes(
     assert "| process start to ready, s | 12.0 | 24.0 | one, 24.0 | **2.00** |  |  |" in rows
     assert rows[0] == "| rounds | 1 | 1 |  |  |  |  |"
     assert "~" not in "".join(lines(sizes({"runs": {"a": run([24, 24])}})))
+
+
+def test_embeddings_are_told_in_tokens_a_second_and_times_the_peer(lines: Lines) -> None:
+    origin = asdict(Origin.of_this_process())
+    run = {"num_tokens": 6400, "values": {OURS: [4.0, 8.0, 5.0], "llama.cpp": [10.0]}, "origin": origin}
+    assert "| embeddings | 5.00 (4.00-8.00) | 1,280 | 10.0 (10.0-10.0) | 640 | **2.00** |" in lines(
+        vectors({"runs": {"embeddings": run}})
+    )
 
 
 def test_a_run_is_added_beside_the_others(tmp_path: Path) -> None:

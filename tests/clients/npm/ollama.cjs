@@ -52,6 +52,9 @@ const questions = {
       embed: await caught(ours.embed({ model, input: "Hi" })),
     };
   },
+  async embed() {
+    return (await ours.embed({ model, input: messages[0].content })).embeddings;
+  },
   async abort() {
     const stream = await ours.chat({ model, messages, stream: true, options: { num_predict: 1500, ignore_eos: true } });
     let parts = 0;

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.embedding import embedding
+from radixlm.compile.kernels.embedding import AddRowsSpec, add_rows, embedding
 from radixlm.compile.weights.kinds import BF16, DTYPES, F16, F32, SUPER_GROUP, WeightKind
 from radixlm.compile.weights.layout import round_up
 from radixlm.compile.weights.packing import pack
 from radixlm.compile.weights.quantization import Weight
 
-from .harness import TARGETS_HERE, built, by_rows, runnable
+from .harness import TARGETS_HERE, built, by_rows, every_target, runnable
 from .pairwise import pairwise
 from .random_weights import random_weight
 from .test_integer_linear import COMMON, RARE
@@ -46,3 +46,15 @@ def check_rows(target: Target, kind: WeightKind, hidden_size: int, factor: float
 @pytest.mark.parametrize("kind", RARE, ids=lambda kind: kind.label)
 def test_rare_kinds_are_read_too(kind: WeightKind) -> None:
     check_rows(runnable()[0], kind, 144, 12.0)
+
+
+@every_target
+@pytest.mark.parametrize("spec", [AddRowsSpec(172, 176, 2), AddRowsSpec(172, 176, has_indices=False)])
+def test_rows_of_a_table_are_added(target: Target, spec: AddRowsSpec) -> None:
+    rng = np.random.default_rng(0)
+    x, table = rng.standard_normal((9, 176)).astype(np.float32), rng.standard_normal((20, 172)).astype(np.float32)
+    indices = rng.integers(0, 18, 9).astype(np.int32)
+    expected = x.copy()
+    expected[:, :172] += table[spec.first + indices] if spec.has_indices else table[0]
+    built(target, add_rows, spec)(x, table, indices, 9)
+    assert (x == expected).all()

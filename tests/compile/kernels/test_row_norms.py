@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from radixlm.compile.codegen.targets import Target
-from radixlm.compile.kernels.row_norms import AddNormSpec, add_norm, bound_rows, normalize_rows, scale_rows
+from radixlm.compile.kernels.row_norms import AddNormSpec, NormSpec, add_norm, bound_rows, normalize_rows, scale_rows
 
 from .harness import built, every_target
 
@@ -43,15 +43,28 @@ def test_a_branch_is_normalized_scaled_and_added(
 
 
 @every_target
-@pytest.mark.parametrize(("width", "has_gain"), [(172, False), (172, True)])
-def test_rows_are_normalized_in_place(target: Target, width: int, has_gain: bool) -> None:
-    gain = np.random.default_rng(1).standard_normal(width).astype(np.float32)
-    x = np.random.default_rng(0).standard_normal((9, 176)).astype(np.float32)
-    expected = x / np.sqrt((x[:, :width].astype(np.float64) ** 2).mean(axis=1, keepdims=True) + EPS)
-    expected[:, :width] *= gain if has_gain else 1
-    expected[:, width:] = x[:, width:]
-    built(target, normalize_rows, width, 176, EPS, target, has_gain=has_gain)(x, gain, 9)
-    np.testing.assert_allclose(x, expected, rtol=1e-6)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        NormSpec(172, 176, EPS),
+        NormSpec(172, 176, EPS, has_gain=True),
+        NormSpec(172, 176, EPS, "layer", has_gain=True),
+        NormSpec(172, 176, EPS, "layer", has_gain=True, has_bias=True),
+    ],
+)
+def test_rows_are_normalized_in_place(target: Target, spec: NormSpec) -> None:
+    rng = np.random.default_rng(0)
+    x, gain = rng.standard_normal((9, 176)).astype(np.float32), rng.standard_normal((2, 176)).astype(np.float32)
+    rows = x[:, :172].astype(np.float64) + (3 if spec.kind == "layer" else 0)
+    x[:, :172] = rows
+    if spec.kind == "layer":
+        rows -= rows.mean(axis=1, keepdims=True)
+    rows /= np.sqrt((rows**2).mean(axis=1, keepdims=True) + EPS)
+    rows = rows * gain[0, :172] if spec.has_gain else rows
+    expected = x.copy()
+    expected[:, :172] = rows + gain[1, :172] if spec.has_bias else rows
+    built(target, normalize_rows, spec, target)(x, gain, 9)
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=3e-6)
 
 
 @every_target

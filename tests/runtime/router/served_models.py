@@ -19,6 +19,7 @@ from radixlm.runtime.errors import ModelFailed
 from radixlm.runtime.router.app import router_app
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.router.model_table import ModelTable
+from radixlm.runtime.router.pulling import Library
 from radixlm.runtime.router.unix_request import ask, ask_whole
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.about import ModelList, ModelReply
@@ -131,7 +132,9 @@ def engine_of(name: str) -> FakeEngine:
 
 
 @asynccontextmanager
-async def models(*specs: ModelSpec, options: ServerOptions | None = None, **of_table: Any) -> AsyncIterator[Models]:
+async def models(
+    *specs: ModelSpec, options: ServerOptions | None = None, library: Library | None = None, **of_table: Any
+) -> AsyncIterator[Models]:
     """A router of these models."""
     options = options or ServerOptions()
     with tempfile.TemporaryDirectory(prefix="rlm-") as folder:
@@ -150,13 +153,15 @@ async def models(*specs: ModelSpec, options: ServerOptions | None = None, **of_t
             async def load(self, spec: ModelSpec, progressed: Callable[[str, float | None], None]) -> FakeServer:
                 if spec.name in found.broken:
                     raise ModelFailed(f"{spec.name} is broken")
+                progressed("compile", 0.5)
                 names = [spec.name, *spec.aliases]
-                app = create_app(engines[spec.name], model_ids=names, api_keys=options.api_keys)  # type: ignore[arg-type]
+                engine = engines.setdefault(spec.name, engine_of(spec.name))
+                app = create_app(engine, model_ids=names, api_keys=options.api_keys)  # type: ignore[arg-type]
                 served = UnixServer(WithOllamasLists(app, spec.name), Path(folder) / f"{next(number)}.sock")
                 await served.started()
                 _, said = await ask_whole(served.path, "GET", b"/v1/models", headers)
                 replies = {each.id: each for each in msgspec.json.decode(said, type=ModelList).data}
-                found.loaded.append(FakeServer(engines[spec.name], served, replies))
+                found.loaded.append(FakeServer(engine, served, replies))
                 return found.loaded[-1]
 
         table = ModelTable[FakeServer](specs, Loader(), **of_table)
@@ -164,7 +169,7 @@ async def models(*specs: ModelSpec, options: ServerOptions | None = None, **of_t
         transport = httpx.AsyncHTTPTransport(uds=str(path))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=20) as client:
             found = Models(client, table, engines)
-            front = UnixServer(router_app(table, options), path, lifespan="on")  # type: ignore[arg-type]
+            front = UnixServer(router_app(table, options, library), path, lifespan="on")  # type: ignore[arg-type]
             try:
                 await front.started()
                 yield found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -285,14 +286,44 @@ def test_health_and_metrics_are_of_all_models() -> None:
 def test_ollamas_clients_are_told_of_all_models_and_of_those_that_are_loaded() -> None:
     async def play(found: Models) -> None:
         assert (await found.client.get("/api/ps")).json() == {"models": []}
+        assert (await found.client.get("/api/version")).json()["version"], "which verifies a connection"
+        assert "Ollama is running" in (await found.client.get("/")).text
         await found.client.post("/v1/chat/completions", json=CHAT | {"model": "small:latest"})
         assert found.states == ["loaded", "unloaded"]
         tags = (await found.client.get("/api/tags")).json()["models"]
         assert tags[0] == {"name": "small", "said": "/api/tags"}
         assert [model["model"] for model in tags[1:]] == ["large:latest", "big:latest"]
-        assert (await found.client.get("/api/ps")).json() == {"models": [{"name": "small", "said": "/api/ps"}]}
+        assert (await found.client.get("/api/ps")).json() == {
+            "models": [{"name": "small", "said": "/api/ps", "expires_at": "9999-12-31T23:59:59Z"}]
+        }
 
     run(play)
+
+
+def test_each_model_stays_loaded_as_long_as_the_last_keep_alive_of_its_requests_says() -> None:
+    async def play(found: Models) -> None:
+        async def asked(**body: Any) -> str:
+            """Ask, and return until when the model stays, as /api/ps says."""
+            await found.client.post("/api/chat", json={"model": "small", **body})
+            [listed] = (await found.client.get("/api/ps")).json()["models"]
+            return str(listed["expires_at"])
+
+        def left_s(expires_at: str) -> float:
+            return (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
+
+        assert 50 < left_s(await asked()) <= 60, "as the server has it"
+        assert 290 < left_s(await asked(keep_alive="5m")) <= 300
+        assert 290 < left_s(await asked()) <= 300, "a request that does not say leaves it"
+        assert (await asked(keep_alive=-1)).startswith("9999")
+        assert (await asked(keep_alive="soon")).startswith("9999"), "which is 400"
+        assert 50 < left_s(await asked(keep_alive=59.5)) <= 60
+        async with asyncio.timeout(10):
+            await found.client.post("/api/chat", json={"model": "small", "keep_alive": "300ms"})
+            assert found.states[0] == "loaded"
+            while found.states[0] != "unloaded":
+                await asyncio.sleep(0.02)
+
+    run(play, unload_after_s=60.0)
 
 
 def test_ollamas_keep_alive_of_nothing_unloads_the_model_after_the_answer() -> None:

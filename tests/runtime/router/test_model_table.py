@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -276,6 +277,44 @@ def test_an_unused_model_is_unloaded_unless_it_is_pinned_or_has_a_request() -> N
         table.unload_unused()
         await settle()
         assert (small.state, large.state, pinned.state) == ("unloaded", "loaded", "loaded")
+        await table.close()
+
+    run(play())
+
+
+def test_a_model_that_a_client_wants_kept_is_only_unloaded_to_make_room_and_after_all_others() -> None:
+    async def play() -> None:
+        machine = Machine()
+        specs = [ModelSpec(name, source="", needed_bytes=SIZES[name]) for name in ("small", "large", "pinned")]
+        table = ModelTable(specs, machine, 95, unload_after_s=10.0, clock=lambda: machine.now)
+        small, large, _ = table.rows
+        await ask(table, "small", "x")
+        table.keep_alive(small, math.inf)
+        machine.now = 5
+        await ask(table, "large", "x")
+        table.keep_alive(large, 2.0)
+        machine.now = 6.9
+        table.unload_unused()
+        assert [row.state for row in table.rows] == ["loaded", "loaded", "unloaded"]
+        machine.now = 7
+        table.unload_unused()
+        await settle()
+        assert [row.state for row in table.rows] == ["loaded", "unloaded", "unloaded"]
+        await ask(table, "large", "x")
+        machine.now = 1000
+        await ask(table, "pinned", "x")
+        await settle()
+        assert [row.state for row in table.rows] == ["loaded", "unloaded", "loaded"], "large was used later"
+        lease, other = await table.lease(small), await table.lease(small)
+        lease.release()
+        table.keep_alive(small, 0)
+        assert await asyncio.wait_for(ask(table, "small", "y"), 1) == "small:y", "others do not wait for it"
+        assert small.state == "loaded"
+        other.release()
+        await settle()
+        assert small.state == "unloaded" and small.num_requests == 0
+        await ask(table, "small", "x")
+        assert small.keep_alive_s is None, "it is as the server has it again"
         await table.close()
 
     run(play())

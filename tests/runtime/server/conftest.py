@@ -179,6 +179,7 @@ class FakeEngine:
         )
     )
     store_directory: Path | None = None
+    adapters: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(names=()))
     memories: list[Memory] = field(default_factory=list)
 
     def __post_init__(self) -> None:

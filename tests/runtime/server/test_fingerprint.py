@@ -26,6 +26,7 @@ KEEPING = {
     *("max_num_seqs", "max_queue", "max_num_batched_tokens", "prefill_ms", "admission", "num_threads", "idle_work"),
     *("match", "cache_ttl_s", "store", "store_bytes", "chunk_cache_bytes"),  # the usage says where they do
     *("speculate", "draft", "clock", "open_runner", "kv_log", "kv_log_bytes", "recorder"),
+    "loras",  # each has a fingerprint of its own
 }
 KEEPING_OF_APP = {
     *("max_body_bytes", "api_keys", "metrics_key", "tells_cached_text", "max_stall_s", "keep_alive_s", "logs_prompts"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.errors import EngineOverloaded
 from radixlm.runtime.server import create_app
@@ -142,6 +142,31 @@ def test_a_batch_that_is_cancelled_keeps_its_answers(looping: TestClient, engine
     assert looping.post(f"/v1/batches/{batch['id']}/cancel").status_code == 409
 
 
+def test_each_line_of_a_batch_that_expires_is_in_one_of_its_files(
+    looping: TestClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the engine could not take in time are in the error file, as OpenAI has them."""
+    stream = engine.stream
+    monkeypatch.setattr("radixlm.runtime.server.stored.batch_runner.RETRY_S", 0.01)
+    monkeypatch.setattr("radixlm.runtime.server.stored.batches.WINDOW_S", 1.0)
+
+    def refusing(prompt: Any, params: Any, **more: Any) -> Any:
+        if params.seed == 7:
+            raise EngineOverloaded(1, 1, 1)
+        return stream(prompt, params, **more)
+
+    monkeypatch.setattr(engine, "stream", refusing)
+    asked = [line("a"), line("b", temperature=-5), *(line(f"late-{number}", seed=7) for number in range(20))]
+    batch = ended(looping, begin(looping, *asked))
+    assert batch["status"] == "expired" and batch["expired_at"] >= batch["expires_at"]
+    assert batch["request_counts"] == {"total": 22, "completed": 1, "failed": 21}
+    assert [each["custom_id"] for each in lines_of(looping, batch["output_file_id"])] == ["a"]
+    failed, *late = lines_of(looping, batch["error_file_id"])
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("b", 400)
+    assert [each["custom_id"] for each in late] == [f"late-{number}" for number in range(20)]
+    assert {(each["response"], each["error"]["code"]) for each in late} == {(None, "batch_expired")}
+
+
 def test_a_batch_goes_on_after_a_restart_and_no_line_is_answered_twice(tmp_path: Path) -> None:
     lines = [line(str(number), max_tokens=40, ignore_eos=True, seed=number) for number in range(12)]
     with real_server(store=tmp_path) as server:
@@ -198,6 +223,7 @@ def test_a_file_is_told_listed_read_and_deleted(engine: FakeEngine) -> None:
 
 
 @given(content=st.binary(max_size=60), name=st.text("ab.é ", min_size=1, max_size=8))
+@settings(deadline=None)
 def test_forms_are_read_as_they_were_written(content: bytes, name: str) -> None:
     head = f'Content-Disposition: form-data; name="file"; filename="{name}"'.encode("latin-1")
     body = b"--b0undary\r\n" + head + b"\r\nContent-Type: x/y\r\n\r\n" + content + b"\r\n--b0undary--\r\n"

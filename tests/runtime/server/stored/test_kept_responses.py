@@ -199,6 +199,9 @@ def test_what_was_kept_is_told_as_it_was(client: TestClient) -> None:
     assert [item["content"][0]["text"] for item in rest.json()["data"]] == ["Hm"]
     for wrong in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "x"}, {"some": "1"}):
         assert client.get(f"/v1/responses/{first['id']}/input_items", params=wrong).status_code == 400
+    cancelled = client.post(f"/v1/responses/{first['id']}/cancel")
+    assert (cancelled.status_code, cancelled.json()["error"]["code"]) == (400, "response_ended")
+    assert client.post("/v1/responses/resp_none/cancel").status_code == 404
 
 
 def test_every_key_has_its_own(engine: FakeEngine) -> None:

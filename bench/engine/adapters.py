@@ -1,0 +1,96 @@
+"""Measure the cost of LoRA adapters: decode steps of a model without room for adapters, and with 0 to 8 of them.
+
+    python -m bench.engine.adapters BASE.radixlm ROOM.radixlm [--rows 8] [--past 200] [--rounds 150]
+
+ROOM is the same model, compiled with `--max-loras 8`. All rows have an adapter of random numbers, of the largest rank
+that ROOM has room for, on all matrices or on those of queries and values alone, which is PEFT's default. The steps take
+turns; a ratio is the median of the rounds' own, over BASE.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact.lora import LORA_BLOCK
+from radixlm.runtime.model.batch import Int32Array
+from radixlm.runtime.model.model_runner import ModelRunner
+
+from ..kernels.forward import make_batch, pages_of
+from ..options import read_options
+from ..report.tables import table
+from ..timing import in_turns, seconds_of
+
+_TWO = ("q_proj.weight", "v_proj.weight")
+
+
+def main() -> None:
+    """Measure and print a table."""
+    options = read_options(__doc__, "base", "room", rows=8, past=200, rounds=150)
+    step = ("decode", options.rows, options.past)
+    base, room = (ModelRunner(Artifact.open(path), num_pages=pages_of(*step)) for path in (options.base, options.room))
+    vocab_size = Artifact.open(options.base).manifest.model.vocab_size
+    assert room.adapters is not None, f"{options.room} has no room for adapters; compile it with --max-loras"
+    most = room.adapters.info.max_loras
+    memory = room.adapters.memory
+    numbers = np.random.default_rng(0).standard_normal(memory.shape, np.float32) * np.float32(0.01)
+    memory[:] = numbers.view(np.uint16)[:, 1::2] if memory.dtype == np.uint16 else numbers
+    rank = room.adapters.info.max_rank // LORA_BLOCK
+    places = [place for group in room.adapters.info.places() for place in group]
+    ranks = np.full(len(places), rank, np.int32)
+    of_two = np.array([rank * place.matrix.name.endswith(_TWO) for place in places], np.int32)
+
+    def turn(runner: ModelRunner, num_adapters: int, ranks: Int32Array = ranks) -> Callable[[], Sequence[float]]:
+        batch = make_batch(*step, vocab_size)
+        if num_adapters:
+            batch.adapters = np.arange(options.rows, dtype=np.int32) % np.int32(num_adapters)
+
+        def seconds() -> Sequence[float]:
+            if runner.adapters is not None:
+                runner.adapters.ranks[:] = ranks
+            return [seconds_of(partial(runner.forward, batch))]
+
+        return seconds
+
+    ways = {"base": turn(base, 0), "room, no adapter": turn(room, 0)}
+    ways |= {f"{count} adapters": turn(room, count) for count in (1, 2, 4, 8) if count <= most}
+    ways[f"{most} adapters of q and v"] = turn(room, most, of_two)
+    found = in_turns(ways, options.rounds)
+    rows = []
+    for name, seconds in found.items():
+        ratios = [ours / plain for ours, plain in zip(seconds, found["base"], strict=True)]
+        first, median, third = statistics.quantiles(ratios, n=4)
+        least = min(seconds)
+        rows.append(
+            {
+                "step": name,
+                "median": statistics.median(seconds),
+                "least": least,
+                "ratio": median,
+                "first": first,
+                "third": third,
+            }
+        )
+    adapter_mb = memory.nbytes / most / 1e6
+    print(
+        f"{options.rows} rows after {options.past} tokens; an adapter of rank {room.adapters.info.max_rank} has ",
+        end="",
+    )
+    print(f"{adapter_mb:.1f} MB")
+    print(table(_COLUMNS, rows))
+
+
+_COLUMNS = {
+    "step": "{step}",
+    "median, ms": "{median:ms .2f}",
+    "least, ms": "{least:ms .2f}",
+    "over base": "{ratio:.3f}",
+    "quartiles": "{first:.2f}-{third:.2f}",
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The models that clients pulled, listed in a text file with one name per line.
+
+Knows names of the hub, the file and compiled artifacts; not what loads a model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixlm.runtime.artifact.model_names import ALIAS, HUB, HubName, is_hub
+from radixlm.runtime.errors import InvalidParameter, SourceNotFound
+from radixlm.runtime.router.model_row import ModelSpec
+from radixlm.runtime.server.errors import HTTPError
+
+from ..models.kept import all_kept
+from .model_list import ModelEntry
+
+_OLLAMAS_HUB = re.compile(r"^(https://)?(hf\.co|huggingface\.co)/")  # before what we call hf:ORG/NAME
+
+
+@dataclass(frozen=True)
+class PulledModels:
+    """A list of models in a file.
+
+    Args:
+        spec: returns how to load an entry.
+    """
+
+    path: Path
+    spec: Callable[[ModelEntry], ModelSpec]
+
+    @property
+    def names(self) -> list[str]:
+        """The names, in the order of the pulls.
+
+        Raises:
+            InvalidParameter: the file cannot be read.
+        """
+        try:
+            return self.path.read_text(encoding="utf-8").split() if self.path.exists() else []
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidParameter(f"--allow-pull {self.path} cannot be read: {error}") from error
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """The models to serve."""
+        return [_entry(name) for name in self.names]
+
+    def spec_of(self, name: str) -> ModelSpec:
+        """Return how to load a model of the hub, or the alias. Paths of this machine are refused.
+
+        Raises:
+            HTTPError: 404, the name is neither.
+        """
+        try:
+            return self.spec(_entry(name))
+        except (SourceNotFound, InvalidParameter) as error:
+            raise HTTPError(404, str(error), param="model", code="model_not_found") from error
+
+    def has(self, name: str) -> bool:
+        """Return whether a client pulled a model."""
+        return name in self.names
+
+    def add(self, spec: ModelSpec) -> None:
+        """Record that a client pulled a model."""
+        self._write([*self.names, spec.name])
+
+    def remove(self, spec: ModelSpec) -> None:
+        """Remove the record of a pulled model, and its artifact. Downloads stay in the hub's cache."""
+        self._write([name for name in self.names if name != spec.name])
+        for kept in all_kept(["compiled"]):
+            if kept.is_called(spec.source) and not kept.is_open:
+                kept.remove()
+
+    def _write(self, names: list[str]) -> None:
+        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        beside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        beside.replace(self.path)
+
+
+def _entry(name: str) -> ModelEntry:
+    """Return the model for a name that a client sent.
+
+    >>> _entry("hf.co/org/name-GGUF:Q4_K_M").source, _entry("smollm2").source
+    ('hf:org/name-GGUF:Q4_K_M', 'smollm2')
+
+    Raises:
+        SourceNotFound: the name is not one of the hub.
+    """
+    source = _OLLAMAS_HUB.sub(HUB, name)
+    if source == ALIAS:
+        return ModelEntry(source, name)
+    if not is_hub(source) or ".." in source or re.search(r"\s", source) or not _has_organization(source):
+        raise SourceNotFound(
+            f"{name!r:.200} is no model of the hub; pull hf:ORG/NAME, hf:ORG/NAME:Q4_K_M, or the alias {ALIAS}"
+        )
+    return ModelEntry(source, name)
+
+
+def _has_organization(source: str) -> bool:
+    organization, slash, name = HubName.parse(source).repository.partition("/")
+    return bool(organization and slash and name)

@@ -1,0 +1,175 @@
+"""Read the tensors of an adapter's file, safetensors or GGUF, as float32.
+
+Adapters are small, so a file is read whole. Every offset is checked against the file's size. Knows bytes, not what a
+tensor is for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidAdapter
+
+Float32Array = npt.NDArray[np.float32]
+GGUF_MAGIC: Final = b"GGUF"
+_MAX_BYTES = 16 << 30
+_MAX_COUNT = 1 << 20  # of tensors, of keys, and of items of an array
+_ALIGNMENT = "general.alignment"
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+def _from_bfloat16(values: npt.NDArray[np.uint16]) -> Float32Array:
+    return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _from_float(values: npt.NDArray[Any]) -> Float32Array:
+    return values.astype(np.float32)
+
+
+_Stored = tuple[np.dtype[Any], Callable[[npt.NDArray[Any]], Float32Array]]
+_FLOATS: dict[str, _Stored] = {
+    "F32": (np.dtype("<f4"), _from_float),
+    "F16": (np.dtype("<f2"), _from_float),
+    "BF16": (np.dtype("<u2"), _from_bfloat16),
+}
+_GGUF_TYPES = {0: "F32", 1: "F16", 30: "BF16"}
+
+
+class _Tensor(msgspec.Struct):
+    """A tensor, as the header of a safetensors file lists it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_safetensors(path: Path) -> dict[str, Float32Array]:
+    """Return all tensors of a safetensors file by name.
+
+    Raises:
+        InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.
+    """
+    data = read_file(path)
+    start = 8 + int.from_bytes(data[:8], "little")
+    try:
+        header = json.loads(bytes(data[8:start]))
+        header.pop("__metadata__", None)
+        listed = msgspec.convert(header, dict[str, _Tensor])
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InvalidAdapter(f"{path} is no whole safetensors file ({error}); fetch it again") from None
+    return {
+        name: _values(path, name, tensor.dtype, tensor.shape, data[start:], tensor.data_offsets[0])
+        for name, tensor in listed.items()
+    }
+
+
+def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
+    """Return the metadata of a GGUF file by key, and its tensors by name, the longest dimension of GGML first.
+
+    Raises:
+        InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.
+    """
+    data = read_file(path)
+    try:
+        cursor = _Cursor(data, 4)
+        if bytes(data[:4]) != GGUF_MAGIC or cursor.number("I") not in (2, 3):
+            raise ValueError("it does not begin as version 2 or 3 does")
+        num_tensors, num_keys = cursor.count(), cursor.count()
+        metadata = {cursor.string(): cursor.value(cursor.number("I")) for _ in range(num_keys)}
+        listed = [cursor.tensor() for _ in range(num_tensors)]
+        alignment = int(metadata.get(_ALIGNMENT, 32))
+        start = -(-cursor.at // alignment) * alignment
+    except (ValueError, TypeError, ArithmeticError, struct.error) as error:
+        raise InvalidAdapter(f"{path} is no whole GGUF file ({error}); fetch it again") from None
+    tensors = {
+        name: _values(path, name, _GGUF_TYPES.get(type_, f"type {type_}"), shape, data[start:], offset)
+        for name, shape, type_, offset in listed
+    }
+    return metadata, tensors
+
+
+def read_file(path: Path) -> memoryview:
+    """Return the bytes of a file.
+
+    Raises:
+        InvalidAdapter: it cannot be read, or has more than 16 GiB.
+    """
+    try:
+        if (size := path.stat().st_size) > _MAX_BYTES:
+            raise InvalidAdapter(f"{path} has {size} bytes, and adapters {_MAX_BYTES} at most; give an adapter")
+        return memoryview(path.read_bytes())
+    except OSError as error:
+        raise InvalidAdapter(f"{path} cannot be read ({error.strerror}); give an adapter's file or folder") from None
+
+
+def _values(path: Path, name: str, dtype: str, shape: tuple[int, ...], data: memoryview, start: int) -> Float32Array:
+    """Return a tensor's numbers."""
+    if dtype not in _FLOATS:
+        raise InvalidAdapter(f"{path}: {name} is stored as {dtype}; adapters are read in {', '.join(_FLOATS)}")
+    stored, convert = _FLOATS[dtype]
+    count = math.prod(shape)
+    if min(start, *shape, 0) < 0 or start + count * stored.itemsize > len(data):
+        raise InvalidAdapter(f"{path}: {name} of shape {list(shape)} ends after the file; fetch it again")
+    return convert(np.frombuffer(data, stored, count, start)).reshape(shape)
+
+
+@dataclass
+class _Cursor:
+    """A place in the header of a GGUF file. Reading after the end raises struct.error or ValueError."""
+
+    data: memoryview
+    at: int
+
+    def number(self, code: str) -> Any:
+        """Return the next number of a format of `struct`."""
+        (value,) = struct.unpack_from(f"<{code}", self.data, self.at)
+        self.at += struct.calcsize(f"<{code}")
+        return value
+
+    def count(self) -> int:
+        """Return the next length."""
+        count: int = self.number("Q")
+        if count > _MAX_COUNT:
+            raise ValueError(f"{count} items at byte {self.at}")
+        return count
+
+    def string(self) -> str:
+        """Return the next string."""
+        length = self.count()
+        text = bytes(self.data[self.at : self.at + length])
+        if len(text) < length:
+            raise ValueError(f"a text of {length} bytes at byte {self.at}")
+        self.at += length
+        return text.decode()
+
+    def value(self, type_: int) -> Any:
+        """Return the next value of metadata."""
+        if type_ == _STRING:
+            return self.string()
+        if type_ == _ARRAY:
+            item = self.number("I")
+            if item == _ARRAY:
+                raise ValueError("an array of arrays")
+            return [self.value(item) for _ in range(self.count())]
+        if type_ not in _SCALARS:
+            raise ValueError(f"a value of type {type_}")
+        return self.number(_SCALARS[type_])
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Return the name, the shape, the type and the offset of the next tensor."""
+        name, num_dimensions = self.string(), self.number("I")
+        if num_dimensions > 4:
+            raise ValueError(f"{name} has {num_dimensions} dimensions")
+        dimensions = [self.number("Q") for _ in range(num_dimensions)]
+        return name, tuple(reversed(dimensions)), self.number("I"), self.number("Q")

@@ -1,0 +1,57 @@
+"""The file of models that clients pulled: names of the hub alone, kept in order, forgotten when they are deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from radixlm.cli.several.model_list import ModelEntry
+from radixlm.cli.several.pulled_models import PulledModels
+from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.router.model_row import ModelSpec
+from radixlm.runtime.server.errors import HTTPError
+
+
+def library(file: Path) -> PulledModels:
+    def spec(entry: ModelEntry) -> ModelSpec:
+        return ModelSpec(entry.called, entry.source)
+
+    return PulledModels(file, spec)
+
+
+def test_a_name_is_of_the_hub_or_the_alias_and_never_a_path(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").touch()
+    pulled = library(tmp_path / "pulled.txt")
+    for name, source in (
+        ("hf:org/name", "hf:org/name"),
+        ("hf.co/org/name-GGUF:Q4_K_M", "hf:org/name-GGUF:Q4_K_M"),
+        ("https://huggingface.co/org/name", "hf:org/name"),
+        ("smollm2", "smollm2"),
+    ):
+        assert pulled.spec_of(name) == ModelSpec(name, source)
+    wrong = ("", "llama3.2", str(tmp_path / "x.gguf"), "x.gguf", "hf:", "hf:name", "hf:a/../b", "hf:a/b c", "hf:a/b/c")
+    for name in wrong:
+        with pytest.raises(HTTPError, match="hub") as refused:
+            pulled.spec_of(name)
+        assert refused.value.status == 404
+
+
+def test_names_are_kept_in_order_and_deleted_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "pulled.txt"
+    pulled = library(file)
+    assert pulled.entries == [] and not file.exists()
+    specs = [pulled.spec_of(name) for name in ("smollm2", "hf.co/org/a", "hf:org/b")]
+    for spec in specs:
+        pulled.add(spec)
+    again = library(file)
+    assert [entry.source for entry in again.entries] == ["smollm2", "hf:org/a", "hf:org/b"]
+    again.remove(specs[1])
+    assert file.read_text() == "smollm2\nhf:org/b\n" and [each.name for each in tmp_path.iterdir()] == ["pulled.txt"]
+    assert again.has("smollm2") and not again.has("hf.co/org/a")
+
+
+def test_a_file_that_cannot_be_read_is_said_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "pulled.txt").write_bytes(b"\xff")
+    with pytest.raises(InvalidParameter, match=r"--allow-pull .*pulled\.txt cannot be read"):
+        _ = library(tmp_path / "pulled.txt").names
