@@ -24,6 +24,8 @@ from radixlm.runtime.artifact.find_artifact import find_artifact
 from radixlm.runtime.errors import ArtifactNotFound, CompileError
 from radixlm.runtime.store.files import StoreLock
 
+from .forked_command import run_forked
+
 if TYPE_CHECKING:
     from .conftest import FakeEngine
 
@@ -217,3 +219,18 @@ def test_pull_prints_the_path_and_downloads_alone(home: Path, runner: CliRunner,
     assert run(runner, "pull", str(tiny_artifact)).output == f"{tiny_artifact}\n"
     refused = run(runner, "pull", "--download-only", str(tiny_artifact))
     assert refused.exit_code == 2 and "is not downloaded by name" in refused.output
+
+
+def test_a_model_without_a_chat_template_is_refused_before_it_is_compiled(
+    home: Path, tiny_source: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "silent"
+    shutil.copytree(tiny_source, source, ignore=shutil.ignore_patterns("chat_template*"))
+    settings_file = source / "tokenizer_config.json"
+    if settings_file.exists():
+        own = json.loads(settings_file.read_text())
+        settings_file.write_text(json.dumps({name: own[name] for name in own if name != "chat_template"}))
+    refused = run_forked(["run", str(source), "Hi"])
+    assert refused.returncode == 2, refused.stderr
+    assert f"{source} has no chat template; continue a text instead: radixlm generate {source}" in refused.stderr
+    assert "build" not in refused.stderr and not list((home / "artifacts").glob("*.radixlm"))
