@@ -28,10 +28,10 @@ FLAGS_ELSEWHERE: Mapping[str, str] = {
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Model": (
         *("--quantize", "--kv-dtype", "--context-length", "--threads", "--chat-template-kwargs", "--system"),
-        *("--speculate", "--draft", "--prompt-file"),
+        *("--speculate", "--draft", "--lora", "--prompt-file"),
     ),
     "Serving": (
-        *("--models", "--unload-after", "--host", "--port", "--uds", "--root-path", "--model-id"),
+        *("--models", "--allow-pull", "--unload-after", "--host", "--port", "--uds", "--root-path", "--model-id"),
         *("--max-num-seqs", "--max-queue"),
         *("--max-num-batched-tokens", "--prefill-ms", "--admission", "--truncation", "--strict", "--idle-work"),
         "--shutdown-timeout",

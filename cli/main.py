@@ -11,6 +11,7 @@ import errno
 import importlib
 import signal
 import sys
+from collections.abc import Sequence
 from types import FrameType
 
 import click
@@ -104,6 +105,9 @@ class _LazyGroup(click.Group):
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+        except click.NoSuchOption as error:
+            near = _near_options(error.option_name, error.possibilities or ())
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from error
         except Exception as error:
             message = foreseen(error)
             if ctx.params["debug"] or message is None:
@@ -153,6 +157,16 @@ def foreseen(error: Exception) -> str | None:
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return _line_of(error)
     return None
+
+
+def _near_options(given: str, near: Sequence[str]) -> list[str]:
+    """Return the options that are near to a given one without their dashes, which make all short names similar.
+
+    >>> _near_options("--model", ["--help", "--models"])
+    ['--models']
+    """
+    name = given.lstrip("-")
+    return [each for each in near if difflib.get_close_matches(name, [each.lstrip("-")])]
 
 
 def _line_of(error: OSError) -> str:

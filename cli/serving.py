@@ -28,7 +28,7 @@ from radixlm.runtime.server.served import ANY, listed_of
 
 from .log_config import log_config
 from .opening import Early, Opening
-from .tables import conversations, size, vector_rows
+from .tables import size, vector_rows
 
 if TYPE_CHECKING:
     from radixlm.runtime import Engine
@@ -98,7 +98,7 @@ class Serving:
                 for name, value in vector_rows(engine.manifest):
                     self._say(f"{name}: {value}")
                 if engine.prompts.chat_template is None and engine.manifest.embedding is None:
-                    self._say(f"conversations: {conversations(False)}")
+                    self._say(f"{engine.manifest.name} has no chat template: it answers completions only")
                 if opened is not None:
                     opened(engine)
 

@@ -16,7 +16,7 @@ from typing import Any
 from radixlm.runtime.artifact import MANIFEST
 from radixlm.runtime.artifact.compiled_models import artifact_named
 from radixlm.runtime.artifact.model_names import SUFFIX, part_names, short_name, whole_stem
-from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter
 
 _MODEL = "model"  # name of the tables in a TOML file
 _OWN = ("source", "name", "aliases", "pinned")
@@ -76,7 +76,10 @@ def _read(given: str) -> Iterator[ModelEntry]:
             )
         yield from found
     else:
-        artifact_named(given)  # raises if the name is invalid
+        try:
+            artifact_named(given)  # raises if the name is invalid
+        except ArtifactNotFound as error:
+            raise ArtifactNotFound(f"{error}; --models also takes a folder of models, or a TOML file") from error
         yield ModelEntry(given)
 
 

@@ -221,8 +221,11 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     if not path.is_dir() or not file.is_file():
-        hint = "give a .radixlm directory" if path.exists() else "make one: radixlm compile SOURCE -o NAME.radixlm"
-        raise ArtifactNotFound(f"{path} is not an artifact (no {MANIFEST} in it); {hint}")
+        if not path.exists():
+            raise ArtifactNotFound(
+                f"{path} does not exist; check the name, or make it: radixlm compile SOURCE -o NAME.radixlm"
+            )
+        raise ArtifactNotFound(f"{path} is not an artifact (no {MANIFEST} in it); give a .radixlm directory")
     if file.stat().st_size > _MAX_MANIFEST_BYTES:
         raise CorruptArtifact(f"{file} has {file.stat().st_size} bytes, at most {_MAX_MANIFEST_BYTES} are allowed")
     data = file.read_bytes()

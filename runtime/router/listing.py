@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from ..server.about import ModelReply, created_at
 from ..server.http.request_body import decode_json, read_json
-from ..server.models import unknown_model
+from ..server.models import ANY_OF_SEVERAL, unknown_model
 from ..server.openapi import Operation
 from ..server.served import json_response
 from .model_row import Row, State
@@ -94,7 +94,8 @@ class Listing:
         """
         row = self._table.named(name)
         if row is None:
-            raise unknown_model(name, [listed for each in self._table.rows for listed in each.spec.listed])
+            names = [listed for each in self._table.rows for listed in each.spec.listed]
+            raise unknown_model(name, names, ANY_OF_SEVERAL)
         return row
 
     def described(self, row: Row[ModelServer], name: str) -> ListedModel:
@@ -114,6 +115,7 @@ class Listing:
             state=row.state,
             num_requests=row.num_requests,
             memory_bytes=_or_unset(row.bytes_taken or row.bytes_known or row.spec.needed_bytes),
+            has_chat_template=msgspec.UNSET if known is None else known.has_chat_template,
             pinned=row.spec.is_pinned,
             stage=_or_unset(row.stage),
             percent=msgspec.UNSET if row.fraction is None else int(100 * row.fraction),

@@ -35,7 +35,16 @@ def _described(served: Served, name: str) -> ModelReply:
     most = served.engine.context_length
     sampling = served.engine.default_params.defaults
     created = created_at(served.created)
-    reply = ModelReply(name, served.created, name, created, most, max_model_len=most, default_sampling=sampling)
+    reply = ModelReply(
+        name,
+        served.created,
+        name,
+        created,
+        most,
+        max_model_len=most,
+        default_sampling=sampling,
+        has_chat_template=served.engine.prompts.chat_template is not None,
+    )
     if served.lora is not None:
         reply.parent = served.parent
     return reply
@@ -64,6 +73,7 @@ class ModelReply(msgspec.Struct):
     owned_by: str = "radixlm"
     max_model_len: int | msgspec.UnsetType = msgspec.UNSET  # vLLM's: maximum tokens of prompt and reply together
     default_sampling: SamplingDefaults | msgspec.UnsetType = msgspec.UNSET  # radixlm's: used if a request sets none
+    has_chat_template: bool | msgspec.UnsetType = msgspec.UNSET  # radixlm's: false: it answers completions only
     parent: str | msgspec.UnsetType = msgspec.UNSET  # vLLM's: the model of a LoRA adapter
 
 

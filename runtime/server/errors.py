@@ -6,7 +6,6 @@ Knows which errors are the client's mistake: bad input is 400, never 422. The se
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,6 +13,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Scope
 
 from ..errors import (
     ContextLengthExceeded,
@@ -28,7 +29,10 @@ from ..errors import (
     RadixLMError,
     StoreOff,
 )
-from .anthropic.error_replies import MessagesErrorReply, error_reply, is_of_messages
+from .anthropic.error_replies import VERSION_HEADER, MessagesErrorReply, error_reply, is_of_messages, is_of_models
+from .hints.paths import near_path
+from .hints.validation import explain
+from .http.connection import header_of
 from .ollama import error_replies as ollama
 
 _log = logging.getLogger(__name__)
@@ -76,7 +80,8 @@ def describe(error: Exception) -> tuple[int, ErrorReply]:
         case HTTPError():
             return error.status, _reply(error.status, str(error), error.param, error.code)
         case msgspec.ValidationError():
-            return 400, _reply(400, f"the body is not as expected: {error}", _param_of(str(error)))
+            found = explain(error)
+            return 400, _reply(400, found.message, found.param)
         case msgspec.DecodeError():
             return 400, _reply(400, f"the body is not valid JSON: {error}")
         case ContextLengthExceeded():
@@ -113,32 +118,51 @@ async def answer(request: Request, error: Exception) -> Response:
     """Return the response to an error. This is Starlette's exception handler."""
     match error:
         case HTTPException(status_code=404):
-            error = HTTPError(404, f"there is no endpoint {request.url.path}; see /openapi.json", code="not_found")
+            path = request.scope["path"]
+            near = near_path(path, _endpoints(request))
+            hint = "see /openapi.json" if near is None else f"did you mean {near}?"
+            error = HTTPError(404, f"there is no endpoint {path:.200}; {hint}", code="not_found")
         case HTTPException(status_code=405):
             allowed = (error.headers or {}).get("Allow", "")
             message = f"{request.url.path} does not allow {request.method}; use {allowed}"
             error = HTTPError(405, message, headers={"Allow": allowed})
-    return respond(error, request.url.path)
+    return respond(error, request.scope)
 
 
-def respond(error: Exception, path: str, headers: dict[str, str] | None = None) -> Response:
-    """Return the response to an error, in the format of the path's API."""
+def _endpoints(request: Request) -> list[str]:
+    """Return the paths of the application that a request came to, without static files and those with parameters."""
+    routes = request.app.routes if "app" in request.scope else ()
+    paths = (route.path for route in routes if isinstance(route, Route))
+    return [path for path in paths if path != "/" and "{" not in path and not path.startswith("/static/")]
+
+
+def respond(error: Exception, scope: Scope, headers: dict[str, str] | None = None) -> Response:
+    """Return the response to an error, in the format of the path's API, or on a path that APIs share, the client's."""
     if isinstance(error, HTTPError):
         headers = {**error.headers, **(headers or {})}
     if isinstance(error, EngineDied | ModelTooLarge):  # clients retry a 500 by themselves, which does not help here
         headers = {"x-should-retry": "false", **(headers or {})}
     if isinstance(error, EngineOverloaded):
         headers = {"Retry-After": str(error.retry_after_s), **(headers or {})}
-    status, reply = shaped(error, path)
+    status, reply = shaped(error, scope["path"], is_of_anthropic=header_of(scope, VERSION_HEADER) is not None)
     return Response(msgspec.json.encode(reply), status, headers, media_type="application/json")
 
 
-def shaped(error: Exception, path: str) -> tuple[int, ErrorReply | MessagesErrorReply | ollama.OllamaErrorReply]:
-    """Return the status and body of an error, in the format of the path's API."""
+def shaped(
+    error: Exception, path: str, *, is_of_anthropic: bool = False
+) -> tuple[int, ErrorReply | MessagesErrorReply | ollama.OllamaErrorReply]:
+    """Return the status and body of an error, in the format of the path's API.
+
+    Args:
+        is_of_anthropic: the client is Anthropic's, which decides about paths that several APIs have, or none.
+    """
     status, reply = describe(error)
     if ollama.is_of_ollama(path):
         return ollama.error_reply(status, reply.error.message, reply.error.code)
-    return status, error_reply(error, status, reply.error.message) if is_of_messages(path) else reply
+    is_shared = is_of_models(path) or reply.error.code == "not_found"
+    if is_of_messages(path) or (is_shared and is_of_anthropic):
+        return status, error_reply(error, status, reply.error.message)
+    return status, reply
 
 
 def failure(error: Exception, path: str) -> tuple[int, str]:
@@ -157,14 +181,3 @@ def _without_cause(error: EngineError) -> str:
     """Return an error's message without the text of its cause, which may contain paths or other clients' data."""
     cause = str(error.__cause__ or "")
     return str(error).replace(f": {cause}", " (see the log)") if cause else str(error)
-
-
-def _param_of(message: str) -> str | None:
-    """Return the field that a message of msgspec names: ``... - at `$.messages[0].role` `` or ``unknown field `x` ``.
-
-    >>> _param_of("Object missing required field `content` - at `$.messages[0]`")
-    'messages[0].content'
-    """
-    name = re.search(r"(?:unknown|required) field `([^`]+)`", message)
-    place = re.search(r"at `\$\.([^`]+)`", message)
-    return ".".join(found[1] for found in (place, name) if found) or None

@@ -13,6 +13,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from .errors import HTTPError
+from .hints.field_names import DISTINCT, synonym_advice
 
 IGNORED_HEADER = "x-radixlm-ignored"
 MAX_HEADER_LENGTH = 2048  # characters; proxies refuse responses with headers of several kilobytes
@@ -200,19 +201,29 @@ def judge(path: str, value: object, known: Iterable[str]) -> Verdict:
     if refused is not None:
         if refused.asks_for_nothing(value):
             return "empty"
-        raise HTTPError(400, f"unsupported field `{path}`; {refused.advice}", param=path)
+        raise HTTPError(400, f"unsupported field `{path}`; {advice_on(name, known)}", param=path)
     if parent.split(".")[0] in SHAPING and not asks_for_nothing(value):
         raise HTTPError(400, f"unknown field `{path}`; remove it, because it would change the reply", param=path)
     if name.startswith(_NEVER_IGNORED):
         message = f"unknown field `{path}`; fields of the cache are never ignored: use a name from /openapi.json"
         raise HTTPError(400, message, param=path)
-    near = _near(name, tuple(sorted(known)))
+    is_distinct = not parent and name in DISTINCT
+    near = None if is_distinct else _near(name, tuple(sorted(known)))
+    advice = None if parent else synonym_advice(name, frozenset(known))
+    if advice is not None and (near or _near(name, _OFTEN_MISTYPED)) is not None:
+        raise HTTPError(400, f"unknown field `{path}`; {advice}", param=path)
     if near is not None:
         raise HTTPError(400, f"unknown field `{path}`; did you mean `{near}`?", param=path)
-    near = None if parent else _near(name, _OFTEN_MISTYPED)
+    near = None if parent or is_distinct else _near(name, _OFTEN_MISTYPED)
     if near is not None:
-        raise HTTPError(400, f"unknown field `{path}`; if you mean `{near}`: {REFUSED[near].advice}", param=path)
+        raise HTTPError(400, f"unknown field `{path}`; if you mean `{near}`: {advice_on(near, known)}", param=path)
     return "unknown"
+
+
+def advice_on(name: str, known: Iterable[str]) -> str:
+    """Return what to do instead of sending a refused field to an endpoint with the `known` fields."""
+    advice = REFUSED[name].advice
+    return (synonym_advice(name, frozenset(known)) or advice) if advice == _OTHER_NAME else advice
 
 
 @dataclass

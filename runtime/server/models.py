@@ -51,12 +51,21 @@ class ModelEndpoint(Generic[Body, Prepared]):
     leave_out: LeaveOut | None = None
 
 
-def unknown_model(asked: str | None, names: Iterable[str]) -> HTTPError:
-    """Return the error for a request to a model that is not among `names`."""
+ANY_OF_ONE = "start it with --model-id '*'"
+ANY_OF_SEVERAL = 'give one model aliases = ["*"] in a TOML file of --models'
+"""How a server of one model, or of several, accepts any name."""
+
+
+def unknown_model(asked: str | None, names: Iterable[str], to_accept_any: str | None = None) -> HTTPError:
+    """Return the error for a request to a model that is not among `names`.
+
+    Args:
+        to_accept_any: how the server accepts any name; None if the request needs the model's own.
+    """
     known = " and ".join(map(repr, names))
-    message = (
-        f"there is no model {asked!r:.200}; this server has {known}. Start it with --model-id '*' to accept any name"
-    )
+    message = f"there is no model {asked!r:.200}; this server has {known}"
+    if to_accept_any is not None:
+        message += f". To accept any name, {to_accept_any}"
     return HTTPError(404, message, param="model", code="model_not_found")
 
 
@@ -126,7 +135,8 @@ class Models:
         known = (self._by_name[name] for name in spellings(asked or "") if name in self._by_name)
         served = next(known, self._any) if asked else self.rows[0]
         if served is None:
-            raise unknown_model(asked, (name for _, name in self.listed))
+            to_accept_any = ANY_OF_SEVERAL if self.has_several else ANY_OF_ONE
+            raise unknown_model(asked, (name for _, name in self.listed), to_accept_any)
         return served
 
     def of_query(self, request: Request) -> Served:

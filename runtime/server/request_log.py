@@ -25,13 +25,14 @@ from ..engine.completion import Completion
 from .errors import respond
 from .field_policy import IGNORED_HEADER, IgnoredFields, ignored_header
 from .http.connection import header_of
+from .page import PAGE_PATHS
 
 _log = logging.getLogger("radixlm.requests")
 
-# Monitors and the web UI request these every few seconds: logged at level debug, unless they fail.
+# Monitors and the web UI request these every few seconds or all at once: logged at level debug, unless they fail.
 HEALTH_PATHS = ("/health", "/health/ready", "/health/live")
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")  # NVIDIA's servers have the second path
-QUIET = frozenset(("GET", path) for path in (*HEALTH_PATHS, *METRICS_PATHS, "/v1/cache"))
+QUIET = frozenset(("GET", path) for path in (*HEALTH_PATHS, *METRICS_PATHS, *PAGE_PATHS - {"/"}, "/v1/cache"))
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Text that needs no quotes in the log: no white space, and nothing that controls a terminal or text direction.
 _BARE = re.compile(
@@ -161,7 +162,7 @@ class RequestLog:
             record.fail(500, type(error).__name__)
             if record.has_started:
                 raise
-            await respond(error, scope["path"])(scope, receive, sending)
+            await respond(error, scope)(scope, receive, sending)
         finally:
             if not record.is_forwarded:
                 self._responses[self._path_of(scope), str(record.status)] += 1

@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import inspect
 
-from .field_policy import HARMLESS, IgnoredFields, asks_for_nothing
+from .errors import HTTPError
+from .field_policy import HARMLESS, REFUSED, IgnoredFields, advice_on, asks_for_nothing
+from .hints.validation import explain, types_at
 from .http.request_body import decode_json, without_lone_surrogates
 
 T = TypeVar("T")
@@ -38,22 +40,48 @@ def decode_body(
         leave_out: removes other parts of a body that does not match the type.
 
     Raises:
-        HTTPError: 400 if `judge` refuses a field, or there are too many unknown ones.
-        msgspec.DecodeError: it is not JSON, is nested too deep, or does not match the type.
+        HTTPError: 400 if it does not match the type, `judge` refuses a field, or there are too many unknown ones.
+        msgspec.DecodeError: it is not JSON, or is nested too deep.
     """
     ignored = IgnoredFields()
     try:
-        value = _decoded(body, type, ignored, is_strict)
+        value = _matched(body, type, ignored, leave_out, is_strict)
     except msgspec.ValidationError as error:
-        if leave_out is None and (is_strict or "unknown field" not in str(error)):
-            raise
-        cleaned = _without_unknown(body, type, ignored, leave_out, is_strict)
-        value = decode_json(cleaned, type)
+        raise _mismatch(error, type) from error
     for name in HARMLESS.keys() - getattr(type, "ACTS_ON", frozenset()):
         asked = getattr(value, name, None)
         if asked is not None and not asks_for_nothing(asked):  # nearly always None
             ignored.harmless.add(name)
     return value, ignored
+
+
+def _matched(body: bytes, type: type[T], ignored: IgnoredFields, leave_out: LeaveOut | None, is_strict: bool) -> T:
+    try:
+        return _decoded(body, type, ignored, is_strict)
+    except msgspec.ValidationError as error:
+        if leave_out is None and (is_strict or "unknown field" not in str(error)):
+            raise
+        return decode_json(_without_unknown(body, type, ignored, leave_out, is_strict), type)
+
+
+def _mismatch(error: msgspec.ValidationError, type: type[Any]) -> HTTPError:
+    """Return the response to a body that does not match its type."""
+    found = explain(error, type)
+    name = (found.param or "").partition(".")[0]
+    if name in REFUSED and all(map(_takes_nothing, types_at(type, name))):
+        others = type.__struct_fields__
+        return HTTPError(400, f"unsupported field `{name}`; {advice_on(name, others)}", param=name)
+    return HTTPError(400, found.message, param=found.param)
+
+
+def _takes_nothing(type: inspect.Type) -> bool:
+    """Return whether only values without effect have a type."""
+    match type:
+        case inspect.NoneType():
+            return True
+        case inspect.LiteralType(values=values):
+            return all(map(asks_for_nothing, values))
+    return False
 
 
 def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:

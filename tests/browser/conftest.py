@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from ..serve_process import ServeProcess
 
 PATIENCE_MS = 30_000  # CI's machines are slow, and two
-SMALL = ("--kv-cache-gb", "0.06", "--context-length", "2600")  # a context that is soon full
+SMALL = ("--kv-cache-gb", "0.07", "--context-length", "2600")  # a context that is soon full
 KEYS = ("sk-alice", "sk-bob")
 # Without these, the browser asks its maker's hosts for things at every start. The sandbox needs rights that root in a
 # container lacks; the pages are our own.

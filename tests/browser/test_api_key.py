@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from ..serve_process import ServeProcess
 from .conftest import KEYS, OpenPage
@@ -15,7 +15,7 @@ def test_the_page_asks_for_a_key_and_sends_it(open_page: OpenPage, locked_server
     sent: list[str | None] = []
     page.on("request", lambda request: "/v1/" in request.url and sent.append(request.headers.get("authorization")))
     dialog = page.locator("#key-dialog")
-    expect(dialog).to_be_visible()
+    expect(dialog).to_contain_text("requires an API key")
     page.fill("#key-value", "sk-wrong")
     page.press("#key-value", "Enter")
     expect(page.locator("#key-error")).to_contain_text("does not accept this key")
@@ -61,3 +61,9 @@ def test_without_a_key_the_page_says_so_and_asks_again_only_when_it_is_used(
     page.press("#key-value", "Enter")
     expect(page.locator(".turn.assistant .cached")).to_be_visible()
     expect(page.locator("#model")).to_contain_text("smol")
+
+
+def test_a_server_without_keys_is_not_said_to_require_one(page: Page) -> None:
+    page.click("#key-open")
+    expect(page.locator("#key-dialog")).to_contain_text("The key is stored in this tab only")
+    expect(page.locator("#key-required")).to_be_hidden()

@@ -193,7 +193,7 @@ def test_a_history_that_outgrows_the_context_may_lose_its_middle_and_the_turn_sa
     expect(page.locator(".turn.assistant .failure")).to_contain_text("maximum context length")
     page.click("#settings summary")
     page.select_option("[name=truncation]", "middle")
-    page.click("#again")
+    page.press("#prompt", "Enter")  # the refused message is there again
     expect(page.locator(".turn.assistant .usage", has_text="dropped")).to_be_visible()
 
 
@@ -240,5 +240,47 @@ def test_an_error_is_said_where_it_happened_and_the_chat_goes_on(page: Page, ope
     say(page, "Hi")
     expect(page.locator(".turn.assistant .failure")).to_contain_text(expected)
     page.unroute("**/v1/chat/completions")
-    page.click("#again")
+    if how == "refused":
+        page.press("#prompt", "Enter")
+    else:
+        page.click("#again")
     expect(page.locator(".turn.assistant .cached")).to_be_visible()
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_server_that_is_gone_is_named_in_the_chat_and_the_inspector(
+    page: Page, open_page: OpenPage, server: ServeProcess, when: str
+) -> None:
+    gone = f"The server at {server.url.removeprefix('http://')} does not answer; is it still running?"
+    open_page.expected.append("Failed to load resource: net::ERR_CONNECTION_REFUSED")
+    expect(page.locator("#live")).to_have_text("Live")
+    if when == "before":
+        page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
+        page.route("**/health", lambda route: route.abort("connectionrefused"))
+        expect(page.locator("#live")).to_have_text("Offline")
+        expect(page.locator("#live")).to_have_attribute("aria-pressed", "false")
+        expect(page.locator("#cache-error")).to_have_text(gone)
+        expect(page.locator("#health")).to_have_text("no connection")
+        page.evaluate("document.querySelector('#model').textContent = ''")
+    else:
+        page.evaluate(
+            """() => {
+                const ask = window.fetch;
+                const half = 'data: {"choices": [{"index": 0, "delta": {"content": "Half"}}]}\\n\\n';
+                window.fetch = async (path, options) => path.endsWith("completions") ? new Response(new ReadableStream({
+                    start(stream) { stream.enqueue(new TextEncoder().encode(half)); },
+                    async pull(stream) {
+                        await new Promise(done => setTimeout(done, 100));
+                        stream.error(new TypeError("network error"));
+                    },
+                })) : ask(path, options);
+            }"""
+        )
+    say(page, "Hi")
+    expect(page.locator(".turn .failure")).to_have_text(gone)
+    assert said(page) == ("" if when == "before" else "Half")
+    if when == "before":  # it is back
+        page.unroute("**/v1/**")
+        page.unroute("**/health")
+        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.locator("#model")).to_contain_text("smol")

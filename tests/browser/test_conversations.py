@@ -80,13 +80,89 @@ def test_a_reply_that_ends_later_brings_no_deleted_conversation_back(page: Page)
     assert page.evaluate("localStorage.length") == 0
 
 
+def test_a_reply_that_is_left_says_that_it_was_stopped(page: Page) -> None:
+    page.click("#settings summary")
+    page.fill("[name=max_tokens]", "1500")
+    page.click("#settings summary")
+    say(page, "Tell me a very long story of a fox.", waits=False)
+    expect(page.locator(".turn.live .rendered")).not_to_be_empty()
+    show_list(page)
+    page.locator(".conversation .open").click()
+    expect(page.locator(".turn.live")).to_have_count(1)  # it is shown already
+    page.click("#new")
+    expect(page.locator(".turn")).to_have_count(0)
+    show_list(page)
+    page.locator(".conversation .open").click()
+    expect(page.locator(".turn.assistant .rendered")).not_to_be_empty()
+    expect(page.locator(".turn.assistant .usage")).to_contain_text("stopped")
+
+
+def test_the_figures_and_the_miss_outlive_a_reload(page: Page) -> None:
+    say(page, "What is a tree?")
+    page.click("#new")
+    say(page, "What is a bush?")
+    expect(page.locator(".turn .why-said")).to_contain_text("then the prompt differs")
+    expect(page.locator(".turn .diff .prompt")).to_contain_text("bush")
+    shown = page.locator(".turn .usage").inner_html()
+    page.reload()
+    assert page.locator(".turn .usage").inner_html() == shown
+    page.click("#new")
+    show_list(page)
+    page.locator(".conversation .open", has_text="bush").click()
+    assert page.locator(".turn .usage").inner_html() == shown
+
+
+def test_a_conversation_that_was_stored_without_figures_is_shown(page: Page) -> None:
+    page.evaluate(
+        """() => {
+            const turns = [{ role: "user", content: "Hi" }, { role: "assistant", content: "Yes." }];
+            const kept = { id: "old", title: "Old", updatedAt: 1, turns };
+            localStorage.setItem("radixlm.conversation.old", JSON.stringify(kept));
+        }"""
+    )
+    page.reload()
+    show_list(page)
+    page.locator(".conversation .open").click()
+    assert said(page) == "Yes."
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_new_title_can_be_given_up_and_a_click_elsewhere_is_not_lost(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    stream(page, {"delta": {"content": "Yes."}})
+    for text in ("One", "Two", "Three"):
+        page.click("#new")
+        say(page, text)
+    show_list(page)
+    rows = page.locator(".conversation")
+    field = page.get_by_role("textbox", name="Title")
+    heights = rows.evaluate_all("rows => rows.map(row => row.offsetHeight)")
+    rows.nth(0).get_by_role("button", name="Rename").click()
+    assert rows.evaluate_all("rows => rows.map(row => row.offsetHeight)") == heights
+    shots(page, f"rename-{width}")
+    field.fill("Other")
+    field.press("Escape")
+    assert titles(page) == ["Three", "Two", "One"]
+    rows.nth(0).get_by_role("button", name="Rename").click()
+    field.fill("Third")
+    rows.nth(1).get_by_role("button", name="Rename").click()
+    expect(field).to_have_value("Two")
+    field.fill("Second")
+    rows.nth(2).get_by_role("button", name="Delete").click()
+    expect(rows.nth(2).get_by_role("button", name="Really?")).to_be_visible()
+    page.reload()
+    assert titles(page) == ["Third", "Second", "One"]
+
+
 def test_an_export_has_every_message(page: Page, tmp_path: Path) -> None:
     stream(page, {"delta": {"content": "A `tree`."}})
     say(page, "What is a tree?")
     show_list(page)
-    for button in (page.get_by_role("button", name="Export", exact=True), page.locator("#export-all")):
+    one, every = page.get_by_role("button", name="Export", exact=True), page.locator("#export-all")
+    for button, name in ((one, "What-is-a-tree.json"), (every, "radixlm-conversations.json")):
         with page.expect_download() as download:
             button.click()
+        assert download.value.suggested_filename == name
         download.value.save_as(tmp_path / "export.json")
         [told] = json.loads((tmp_path / "export.json").read_text(encoding="utf-8"))["conversations"]
         assert (told["title"], set(told)) == ("What is a tree?", {"title", "updated_at", "messages"})

@@ -119,6 +119,20 @@ def test_a_run_is_read_whole_and_copied_with_its_ids(page: Page, server: ServePr
     server.json("/v1/cache", method="DELETE")
 
 
+@pytest.mark.parametrize("key", ["Enter", "Space"])
+def test_a_key_opens_a_run_and_copies_nothing(page: Page, server: ServeProcess, key: str) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate("navigator.clipboard.writeText('mine')")
+    server.json("/v1/chat/completions", CHAT)
+    page.locator(".run").first.focus()
+    page.keyboard.press(key)
+    expect(page.locator("#run-text")).to_contain_text("What is a tree?")
+    expect(page.locator("#run-text")).to_be_focused()
+    assert page.evaluate("navigator.clipboard.readText()") == "mine"
+    page.locator("#run-dialog").get_by_role("button", name="Copy text").press(key)
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+
+
 def test_the_store_is_counted(page: Page) -> None:
     tier = {
         "num_pages": 100,
@@ -223,9 +237,16 @@ def test_forget_empties_it_and_pause_holds_it(page: Page, server: ServeProcess) 
     page.click("#live")
     expect(page.locator(".request")).to_have_count(2)
     page.click("#forget")
+    expect(page.locator("#forget")).to_have_text("Really?")
+    expect(page.locator("#cache-note")).to_contain_text("stored responses")
+    shots(page, "forget")
+    assert server.json("/v1/cache")["num_runs"] > 0, "it asks first"
+    page.click("#forget")
+    expect(page.locator("#cache-note")).to_have_text(re.compile(r"^\d+ pages? freed$"))
     expect(page.locator(".run")).to_have_count(0)
     expect(page.locator("#tree-empty")).to_be_visible()
     assert server.json("/v1/cache")["num_runs"] == 0
+    expect(page.locator("#cache-note")).to_have_text("")  # after some seconds
 
 
 @pytest.mark.parametrize("width", [1440, 700, 390])

@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
         (["codex", "a.radixlm", "--port", "0"], "--port is 0"),
         (["codex", "a.radixlm", "--no-store", "--store", "d"], "--no-store and --store"),
         (["codex", "a.radixlm", "--pot", "1"], "No such option '--pot'"),
-        (["codex", "nowhere.radixlm"], "nowhere.radixlm is not an artifact"),
+        (["codex", "nowhere.radixlm"], "nowhere.radixlm does not exist"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(

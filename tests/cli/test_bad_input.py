@@ -198,7 +198,7 @@ def test_a_killed_compile_is_swept_up_by_the_next_and_hurts_nobody(source: Path,
 @pytest.mark.parametrize("command", ["inspect", "generate", "chat", "serve"])
 def test_an_artifact_that_is_not_there(tmp_path: Path, command: str) -> None:
     arguments = ["hello"] if command == "generate" else []
-    assert "is not an artifact" in _error(_run(command, tmp_path / "no.radixlm", *arguments))
+    assert "no.radixlm does not exist" in _error(_run(command, tmp_path / "no.radixlm", *arguments))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.so", "weights.safetensors", "tokenizer.json"])

@@ -26,6 +26,15 @@ def test_an_unknown_command_is_bad_input(runner: CliRunner) -> None:
     assert "No such command 'fly'" in result.output
 
 
+def test_only_options_with_a_similar_name_are_suggested(runner: CliRunner) -> None:
+    def error(*arguments: str) -> str:
+        return runner.invoke(main.cli, arguments).output.splitlines()[-1]
+
+    assert "'--model-id', '--models'" in error("serve", "--model", "smollm2") and "--help" in error("serve", "--hel")
+    for command in ("serve", "chat", "compile", "inspect"):
+        assert "--help" not in error(command, "--model", "smollm2")
+
+
 def test_the_help_of_sampling_says_what_is_usual(runner: CliRunner) -> None:
     for command in ("chat", "generate"):
         said = " ".join(runner.invoke(main.cli, [command, "--help"]).output.split())

@@ -110,7 +110,7 @@ def test_what_is_no_artifact_is_said_before_anything_listens() -> None:
     ended = subprocess.run(command(NOWHERE), cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
-    assert "nowhere.radixlm is not an artifact" in line
+    assert "nowhere.radixlm does not exist" in line
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import msgspec
 from ...errors import ContextLengthExceeded
 
 PATH = "/v1/messages"
+MODELS = "/v1/models"  # which OpenAI's API has, too
+VERSION_HEADER = b"anthropic-version"  # of Anthropic's clients
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -44,6 +46,11 @@ class MessagesErrorReply(msgspec.Struct):
 def is_of_messages(path: str) -> bool:
     """Return whether a path belongs to Anthropic's API."""
     return path == PATH or path.startswith(f"{PATH}/")
+
+
+def is_of_models(path: str) -> bool:
+    """Return whether a path lists or describes models, which both OpenAI's and Anthropic's clients request."""
+    return path == MODELS or path.startswith(f"{MODELS}/")
 
 
 def error_reply(error: Exception, status: int, message: str) -> MessagesErrorReply:

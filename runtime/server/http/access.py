@@ -149,7 +149,7 @@ class KnownHosts:
             "start the server with --allowed-host or --api-key (under Ray: hosts= or api_keys=), or let the proxy "
             "send Host: localhost"
         )
-        return respond(HTTPError(403, message, code="host_not_allowed"), scope["path"])
+        return respond(HTTPError(403, message, code="host_not_allowed"), scope)
 
     def _is_known(self, name: str) -> bool:
         """Return whether a name is allowed, or can only mean this machine, because browsers never look it up in DNS."""
@@ -178,7 +178,7 @@ class SameOrigin:
             "web pages of other origins may not use this server; start it with --cors-origin to allow one (under "
             "Ray: cors_origins=)"
         )
-        return respond(HTTPError(403, message, code="origin_not_allowed"), scope["path"])
+        return respond(HTTPError(403, message, code="origin_not_allowed"), scope)
 
     def _is_welcome(self, scope: Scope) -> bool:
         origin = header_of(scope, b"origin")

@@ -64,7 +64,7 @@ class ApiKeys:
             # litellm recognizes OpenAI's first words
             message = "Incorrect API key provided: send a valid key as Authorization: Bearer KEY"
             headers = {"WWW-Authenticate": "Bearer"}
-            return respond(HTTPError(401, message, code="invalid_api_key"), scope["path"], headers)
+            return respond(HTTPError(401, message, code="invalid_api_key"), scope, headers)
         scope.setdefault("state", {})["api_key"] = key
         return None
 

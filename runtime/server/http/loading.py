@@ -39,13 +39,14 @@ class Loading:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await (self.app or self._not_yet(scope["path"]))(scope, receive, send)
+            await (self.app or self._not_yet(scope))(scope, receive, send)
         elif self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
 
-    def _not_yet(self, path: str) -> Response:
+    def _not_yet(self, scope: Scope) -> Response:
+        path = scope["path"]
         if path == LIVE:
             return live()
         headers = {"Retry-After": str(RETRY_AFTER_S)}
@@ -55,7 +56,7 @@ class Loading:
         if path in _HEALTH:
             state = {"status": "loading", "reason": message, "stage": self.stage, "percent": percent}
             return Response(msgspec.json.encode(state), 503, headers, media_type="application/json")
-        return respond(HTTPError(503, message, code="loading"), path, headers)
+        return respond(HTTPError(503, message, code="loading"), scope, headers)
 
 
 def live() -> Response:

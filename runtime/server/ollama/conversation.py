@@ -161,7 +161,7 @@ def _arguments(function: CalledFunction, param: str) -> dict[str, Any]:
     else:
         value = function.arguments or {}
     if not isinstance(value, dict):
-        raise InvalidParameter(f"{param} is {function.arguments!r:.60}; send an object", param=param)
+        raise InvalidParameter(f"{param} is {json.dumps(function.arguments):.60}; send an object", param=param)
     return value
 
 

@@ -6,6 +6,7 @@ to the model, and are listed in the header of ignored fields. Knows formats, not
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from ...chat.tools.tool_format import Tool
 from ...chat.tools.tool_use import ToolUse
 from ...errors import InvalidParameter
 from ..field_policy import IgnoredFields
+from ..hints.validation import explain
 from ..request_fields import require_at_most
 from .tools import MAX_TOOLS, FunctionDefinition, FunctionName
 
@@ -116,7 +118,9 @@ def response_tool_use(tools: Sequence[OfferedTool], choice: RawChoice | None, *,
         named = [each for each in choice["tools"] if isinstance(each, dict)]
         allowed = {full_name(str(each.get("name")), each.get("namespace")) for each in named}
         return of("required" if choice.get("mode") == "required" else "auto").limited_to(allowed)
-    message = f'tool_choice is {choice!r:.80}; send "auto", "none", "required", or the type and name of a tool'
+    message = (
+        f'tool_choice is {json.dumps(choice):.80}; send "auto", "none", "required", or the type and name of a tool'
+    )
     raise InvalidParameter(message, param="tool_choice")
 
 
@@ -166,4 +170,4 @@ def _converted(raw: RawTool, kind: type[T], place: str, ignored: IgnoredFields, 
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise InvalidParameter(f"{place} is invalid: {error}", param=place) from error
+        raise InvalidParameter(explain(error, kind, within=place).message, param=place) from error

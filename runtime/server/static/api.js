@@ -1,5 +1,7 @@
 // Requests to the server of this page, with the API key, errors in OpenAI's format and events of streams.
 
+export const NO_ANSWER = "no_answer"; // the code of an error without a response
+
 const KEY = "radixlm.key"; // of this tab only
 
 export class ApiError extends Error {
@@ -11,7 +13,7 @@ export class ApiError extends Error {
 }
 
 export class Api {
-  // askForKey(message): returns a promise of a key, or of null if the user cancels.
+  // askForKey(message, isRequired): returns a promise of a key, or of null if the user cancels.
   constructor(askForKey) {
     this.askForKey = askForKey;
     this.asking = null;
@@ -34,17 +36,17 @@ export class Api {
       const headers = { ...options.headers };
       if (sent) headers.Authorization = "Bearer " + sent;
       if (options.body) headers["Content-Type"] = "application/json";
-      const response = await fetch(path, { ...options, headers, cache: "no-store" });
+      const response = await fetch(path, { ...options, headers, cache: "no-store" }).catch(failed);
       if (response.ok) return response;
       const error = await errorOf(response);
       if (response.status !== 401 || isQuiet) throw error;
-      if (sent === this.key && !(await this.ask(sent ? "The server does not accept this key." : ""))) throw error;
+      if (sent === this.key && !(await this.ask(sent ? "The server does not accept this key." : "", true))) throw error;
     }
   }
 
   // Ask the user for a key, once for all requests that wait. Returns whether there is a new one.
-  async ask(message) {
-    this.asking ??= this.askForKey(message).finally(() => (this.asking = null));
+  async ask(message, isRequired) {
+    this.asking ??= this.askForKey(message, isRequired).finally(() => (this.asking = null));
     const key = await this.asking;
     if (key === null) return false;
     this.key = key;
@@ -53,7 +55,7 @@ export class Api {
   }
 
   async json(path, options) {
-    return (await this.request(path, options)).json();
+    return (await this.request(path, options)).json().catch(failed);
   }
 
   // Yield the values of a server-sent stream up to [DONE]. An error within the stream is thrown.
@@ -67,6 +69,12 @@ export class Api {
     }
     throw new ApiError("the stream broke off", 200, "broken_stream");
   }
+}
+
+// Throw what a browser's own error means: it has a TypeError for every lost connection, each browser with other words.
+function failed(error) {
+  if (!(error instanceof TypeError)) throw error;
+  throw new ApiError(`The server at ${location.host} does not answer; is it still running?`, 0, NO_ANSWER);
 }
 
 async function errorOf(response) {
@@ -87,7 +95,7 @@ async function* eventData(body) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(failed);
       if (done) return;
       const events = (rest + value).split("\n\n");
       rest = events.pop();

@@ -1,6 +1,6 @@
 // Conversations stored in this browser, each under its own key in localStorage. The oldest are dropped if there is no room.
 
-import { byId, count, make, setText } from "./elements.js";
+import { button, byId, confirmed, count, make, setText } from "./elements.js";
 
 const PREFIX = "radixlm.conversation.";
 const OPEN = "radixlm.open"; // of this tab, for a reload
@@ -8,7 +8,8 @@ const MAX_KEPT = 100;
 const MAX_CHARS = 2_000_000; // over all; browsers allow about 5 million
 const MAX_TITLE = 80;
 
-// Return {id, title, updatedAt, turns}. It is stored with its first message.
+// Return {id, title, updatedAt, turns}. A turn is {role, content, figures}; replies alone have figures, see figures.js.
+// The conversation is stored with its first message.
 export function newConversation() {
   return { id: randomId(), title: "", updatedAt: 0, turns: [] };
 }
@@ -38,6 +39,7 @@ export class ConversationList {
 
   save(conversation) {
     if (this.deleted.has(conversation.id)) return;
+    if (!conversation.turns.length) return this.withdraw(conversation);
     conversation.updatedAt = Date.now();
     conversation.title ||= conversation.turns[0].content.trim().replace(/\s+/g, " ").slice(0, MAX_TITLE);
     const text = written(conversation);
@@ -49,6 +51,13 @@ export class ConversationList {
       localStorage.removeItem(PREFIX + oldest.id);
     }
     while (!stored(PREFIX + conversation.id, text) && others.length) localStorage.removeItem(PREFIX + others.pop().id);
+    this.show();
+  }
+
+  // Store nothing of a conversation that has lost its only message. Its next message gives it another title.
+  withdraw(conversation) {
+    conversation.title = "";
+    localStorage.removeItem(PREFIX + conversation.id);
     this.show();
   }
 
@@ -70,35 +79,54 @@ export class ConversationList {
     const { id, title, updatedAt } = conversation;
     const open = button("open", title, () => {
       byId("conversations-panel").open = false;
-      this.onOpen(read(PREFIX + id));
+      if (id !== this.current.id) this.onOpen(read(PREFIX + id));
     });
     open.title = title;
     const isCurrent = id === this.current.id;
     const row = make("li", isCurrent ? "conversation current" : "conversation", open);
     if (isCurrent) open.ariaCurrent = "true";
-    const rename = button("quiet", "Rename", () => row.replaceChildren(this.titleField(id, title)));
+    const rename = button("quiet", "Rename", () => this.rename(id, open));
     const remove = button("quiet", "Delete", () => {});
     confirmed(remove, () => this.remove(id));
     const when = make("time", "small", new Date(updatedAt).toLocaleString([], { dateStyle: "short", timeStyle: "short" }));
-    row.append(when, rename, button("quiet", "Export", () => download("radixlm-conversation", [read(PREFIX + id)])), remove);
+    row.append(when, rename, button("quiet", "Export", () => this.exportOne(id)), remove);
     return row;
   }
 
-  titleField(id, title) {
+  exportOne(id) {
+    const conversation = read(PREFIX + id);
+    if (conversation) download(fileName(conversation.title), [conversation]); // else deleted in another tab
+  }
+
+  // Put a field in the place of the title. All other elements stay where they are, so that a click on one finds it.
+  rename(id, open) {
     const field = make("input", "");
-    field.value = title;
+    field.value = open.title;
     field.maxLength = MAX_TITLE;
     field.ariaLabel = "Title";
-    field.addEventListener("change", () => {
-      const conversation = id === this.current.id ? this.current : read(PREFIX + id);
-      if (!conversation || !field.value.trim()) return;
-      conversation.title = field.value.trim();
-      stored(PREFIX + id, written(conversation));
+    let isCancelled = false;
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault();
+      event.stopPropagation(); // Escape would stop a reply, too
+      isCancelled = event.key === "Escape";
+      field.blur();
     });
-    field.addEventListener("keydown", (event) => event.key === "Enter" && (event.preventDefault(), field.blur()));
-    field.addEventListener("blur", () => this.show());
-    setTimeout(() => field.select());
-    return field;
+    field.addEventListener("blur", () => {
+      const title = field.value.trim();
+      if (title && !isCancelled) this.setTitle(id, (open.title = open.textContent = title));
+      field.replaceWith(open);
+    }, { once: true });
+    open.replaceWith(field);
+    field.focus();
+    field.select();
+  }
+
+  setTitle(id, title) {
+    const conversation = id === this.current.id ? this.current : read(PREFIX + id);
+    if (!conversation) return; // deleted in another tab
+    conversation.title = title;
+    stored(PREFIX + id, written(conversation));
   }
 }
 
@@ -112,7 +140,7 @@ function read(key) {
   const text = localStorage.getItem(key);
   try {
     const { id, title, updatedAt, turns } = JSON.parse(text);
-    return { id, title, updatedAt, turns: turns.map(({ role, content }) => ({ role, content })), numChars: text.length };
+    return { id, title, updatedAt, turns: turns.map(({ role, content, figures }) => ({ role, content, figures })), numChars: text.length };
   } catch {
     return null; // missing, or not written by this page
   }
@@ -131,34 +159,23 @@ function stored(key, text) {
   }
 }
 
+// Return turns in the form of the API.
+export function messagesOf(turns) {
+  return turns.map(({ role, content }) => ({ role, content }));
+}
+
+// Return a title without what file systems refuse or read as a path.
+function fileName(title) {
+  return title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
+}
+
 function download(name, conversations) {
-  const told = conversations.map(({ title, updatedAt, turns }) => ({ title, updated_at: new Date(updatedAt).toISOString(), messages: turns }));
+  const told = conversations.map(({ title, updatedAt, turns }) => ({ title, updated_at: new Date(updatedAt).toISOString(), messages: messagesOf(turns) }));
   const link = make("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify({ conversations: told }, null, 2)], { type: "application/json" }));
   link.download = `${name}.json`;
   link.click();
   URL.revokeObjectURL(link.href);
-}
-
-function button(kind, label, onClick) {
-  const made = make("button", kind, label);
-  made.type = "button";
-  made.addEventListener("click", onClick);
-  return made;
-}
-
-// Make a button act only on a second click.
-function confirmed(element, act) {
-  const label = element.textContent;
-  element.addEventListener("click", () => {
-    if (element.dataset.asked) return act();
-    element.dataset.asked = "yes";
-    element.textContent = "Really?";
-    setTimeout(() => {
-      delete element.dataset.asked;
-      element.textContent = label;
-    }, 3000);
-  });
 }
 
 function randomId() {

@@ -1,5 +1,7 @@
 // Make elements from data. Text always stays text: markup is never parsed.
 
+const CONFIRM_MS = 4000;
+
 export const byId = (id) => document.getElementById(id);
 
 // make("p", "soft", "text", child): null children are skipped.
@@ -8,6 +10,30 @@ export function make(tag, className = "", ...children) {
   if (className) element.className = className;
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
+}
+
+export function button(kind, label, onClick) {
+  const made = make("button", kind, label);
+  made.type = "button";
+  made.addEventListener("click", onClick);
+  return made;
+}
+
+// Make a button act only on a second click within seconds. onAsk(isAsking): called when it asks, and when it stops to.
+export function confirmed(element, act, onAsk = () => {}) {
+  const label = element.textContent;
+  let timer = 0; // runs while it asks
+  const setAsking = (isAsking) => {
+    clearTimeout(timer);
+    timer = isAsking ? setTimeout(() => setAsking(false), CONFIRM_MS) : 0;
+    element.textContent = isAsking ? "Really?" : label;
+    onAsk(isAsking);
+  };
+  element.addEventListener("click", () => {
+    const isSure = timer !== 0;
+    setAsking(!isSure);
+    if (isSure) act();
+  });
 }
 
 export function setText(element, text) {
@@ -39,13 +65,11 @@ export function visible(text) {
 
 // Return a button that copies the result of `text()`, and confirms it.
 export function copyButton(label, text) {
-  const button = make("button", "quiet copy", label);
-  button.type = "button";
-  button.addEventListener("click", async () => {
-    button.textContent = (await copied(text())) ? "Copied" : "Not allowed";
-    setTimeout(() => (button.textContent = label), 1500);
+  const made = button("quiet copy", label, async () => {
+    made.textContent = (await copied(text())) ? "Copied" : "Not allowed";
+    setTimeout(() => (made.textContent = label), 1500);
   });
-  return button;
+  return made;
 }
 
 // Copy a text. Browsers offer the clipboard only on localhost and over TLS; elsewhere a selection is copied.

@@ -1,6 +1,7 @@
 // The cache inspector: requests the cache's state while the page is visible, and passes it to the views.
 
-import { byId, count, make, setText, size } from "./elements.js";
+import { NO_ANSWER } from "./api.js";
+import { byId, confirmed, count, make, setText, size } from "./elements.js";
 import { RequestList } from "./request_list.js";
 import { RunDialog } from "./run_dialog.js";
 import { TreeView } from "./tree_view.js";
@@ -8,6 +9,8 @@ import { TreeView } from "./tree_view.js";
 const PAGE_SIZE = 16;
 const IDLE_MS = 1500;
 const BUSY_MS = 350; // while this page's chat runs
+const NOTE_MS = 8000; // how long the result of an action is shown
+const LOSS = "This deletes your cached prefixes, in memory and on disk, and your stored responses (/v1/responses). The conversations in this browser stay.";
 
 export class Inspector {
   constructor(api, settings) {
@@ -18,25 +21,32 @@ export class Inspector {
     this.timer = 0;
     this.asking = null;
     this.isLocked = false;
+    this.isGone = false; // the server does not answer
+    this.noteTimer = 0;
     this.runs = [];
     this.query = ""; // query of the shown namespace and model
     const dialog = new RunDialog(api, () => this.query);
     this.tree = new TreeView((run) => dialog.open(run));
     this.requests = new RequestList(() => this.tree.show(this.runs, this.requests.requests, this.requests.chosen));
     byId("live").addEventListener("click", () => this.setLive(!this.isLive));
-    byId("forget").addEventListener("click", () => this.forget());
+    confirmed(byId("forget"), () => this.forget(), (isAsking) => this.note(isAsking ? LOSS : ""));
     document.addEventListener("visibilitychange", () => this.refresh());
   }
 
   setLive(isLive) {
     this.isLive = isLive;
-    byId("live").setAttribute("aria-pressed", String(isLive));
-    setText(byId("live"), isLive ? "Live" : "Paused");
+    this.showLive();
     this.refresh();
+  }
+
+  showLive() {
+    byId("live").setAttribute("aria-pressed", String(this.isLive && !this.isGone));
+    setText(byId("live"), this.isLive ? (this.isGone ? "Offline" : "Live") : "Paused");
   }
 
   setBusy(isBusy) {
     this.isBusy = isBusy;
+    if (isBusy) this.note("");
     if (!isBusy) this.requests.chosenId = null; // show the request that has just ended
     this.refresh();
   }
@@ -63,19 +73,22 @@ export class Inspector {
       this.query = this.settings.cacheQuery(health?.models ? this.settings.model : "");
       const tree = await this.api.json("v1/cache" + this.query, { isQuiet: true });
       this.show(tree, health);
-      this.isLocked = false;
+      this.isLocked = this.isGone = false;
       this.fail("");
     } catch (error) {
+      this.isGone = error.code === NO_ANSWER;
       this.isLocked = error.status === 401;
       const isUnloaded = error.code === "model_not_loaded";
       this.fail(this.isLocked ? "An API key is required to see the cache." : isUnloaded ? "The model is not loaded; a message loads it." : error.message);
     }
+    this.showLive();
   }
 
   async forget() {
     try {
       const done = await this.api.json("v1/cache" + this.query, { method: "DELETE" });
-      byId("note").textContent = `${count(done.num_freed_pages, "page")} freed` + (done.num_kept_pages ? `, ${done.num_kept_pages} in use` : "");
+      this.note(`${count(done.num_freed_pages, "page")} freed` + (done.num_kept_pages ? `, ${done.num_kept_pages} in use` : ""));
+      this.noteTimer = setTimeout(() => this.note(""), NOTE_MS);
     } catch (error) {
       this.fail(error.message);
     }
@@ -121,6 +134,11 @@ export class Inspector {
     const { num_pages: pages, num_bytes: bytes, max_bytes: most, num_saved_pages: saved, num_evicted_pages: evicted } = tier;
     const said = [`${count(pages, "page")} (${count(pages * PAGE_SIZE, "token")}) on disk`, `${size(bytes)} of ${size(most)}`, `since the start ${saved.toLocaleString("en")} saved, ${evicted.toLocaleString("en")} evicted`];
     setText(byId("store-text"), tier.off_because ? `store: off, ${tier.off_because}` : `store: ${said.join(" · ")}`);
+  }
+
+  note(text) {
+    clearTimeout(this.noteTimer);
+    setText(byId("cache-note"), text);
   }
 
   fail(message) {

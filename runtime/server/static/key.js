@@ -19,9 +19,10 @@ export function keyDialog() {
   });
 
   // Return a promise of the entered key, "" to remove the key, or null if the user cancels.
-  return function ask(message) {
+  return function ask(message, isRequired) {
     answer = null;
     value.value = "";
+    byId("key-required").hidden = !isRequired;
     byId("key-error").textContent = message;
     byId("key-error").hidden = !message;
     dialog.showModal();

@@ -20,7 +20,7 @@ for (const view of ["chat", "cache"]) {
     for (const other of ["chat", "cache"]) byId(`view-${other}`).setAttribute("aria-pressed", String(other === view));
   });
 }
-byId("key-open").addEventListener("click", () => api.ask(""));
+byId("key-open").addEventListener("click", () => api.ask("", false));
 api.onKey = start;
 
 async function start() {
@@ -66,18 +66,23 @@ async function showStates(select) {
   for (const option of select.options) option.text = labelOf(models.find(({ id }) => id === option.value) ?? { id: option.value });
 }
 
+let wasGone = false; // the last question for health was not answered
+
 async function showHealth() {
-  let [kind, text] = ["bad", "no connection"];
+  let [kind, text, isAnswered] = ["bad", "no connection", false];
   try {
     const response = await fetch("health", { cache: "no-store" });
     const health = await response.json();
     kind = response.ok && health.status !== "degraded" ? "good" : "bad";
+    isAnswered = true;
     text = health.reason ? `${health.status}: ${health.reason}` : String(health.status);
   } catch {
     // the text says so
   }
   byId("health").className = `health ${kind}`;
   setText(byId("health"), text);
+  if (isAnswered && wasGone) start();
+  wasGone = !isAnswered;
   setTimeout(showHealth, HEALTH_MS);
 }
 

@@ -1,7 +1,7 @@
 // A streamed reply: shows its text, updated at most once per frame, and how much of its prompt was cached.
 
-import { count, make, partsBar, seconds } from "./elements.js";
-import { whyNotMore } from "./why.js";
+import { make, partsBar } from "./elements.js";
+import { figuresBelow } from "./figures.js";
 
 export class Reply {
   constructor(turn, onDrawn) {
@@ -16,6 +16,7 @@ export class Reply {
     this.usage = null;
     this.numDropped = 0; // dropped messages of the history
     this.isStopped = false;
+    this.failure = undefined;
     turn.element.classList.add("live");
   }
 
@@ -52,9 +53,10 @@ export class Reply {
     this.onDrawn();
   }
 
-  fail(error) {
+  // `hint`: what can be done about the error, or "".
+  fail(error, hint) {
     this.isStopped = error.name === "AbortError";
-    if (!this.isStopped) this.turn.element.append(make("p", "failure", error.message));
+    if (!this.isStopped) this.failure = hint ? `${error.message.replace(/\.?$/, ".")} ${hint}` : error.message;
   }
 
   end() {
@@ -63,44 +65,19 @@ export class Reply {
     this.progress?.remove();
     this.draw(true);
     element.classList.remove("live");
-    if (this.numDropped) element.append(make("div", "usage", `${count(this.numDropped, "earlier message")} dropped: the history exceeds the context`));
-    if (this.usage) element.append(usageOf(this.usage, this.speed(), this.finishReason));
-    else if (this.isStopped) element.append(make("div", "usage", "stopped; the computed prefix stays cached"));
+    element.append(...figuresBelow(this.figures));
     this.onDrawn();
   }
 
-  speed() {
-    if (this.firstAt === null) return [];
-    const said = [`first token ${seconds((this.firstAt - this.startedAt) / 1000)}`];
-    const numMore = this.usage.completion_tokens - 1;
+  // What is shown below the reply, as data.
+  get figures() {
+    const { usage, finishReason, numDropped, isStopped, failure } = this;
+    const figures = { usage, finishReason, numDropped, isStopped, failure };
+    if (this.firstAt === null || !usage) return figures;
+    figures.firstTokenS = (this.firstAt - this.startedAt) / 1000;
+    const numMore = usage.completion_tokens - 1;
     const time = (this.lastAt - this.firstAt) / 1000;
-    if (numMore > 3 && time > 0) said.push(`${Math.round(numMore / time)} tok/s`);
-    return said;
+    if (numMore > 3 && time > 0) figures.tokensPerS = numMore / time;
+    return figures;
   }
-}
-
-function usageOf(usage, speed, finishReason) {
-  const details = usage.prompt_tokens_details;
-  const cached = details.cached_tokens;
-  const computed = usage.prompt_tokens - cached;
-  const kinds = Object.entries(details.cached_tokens_by_kind ?? {}).map(([kind, number]) => `${number} ${kind}`);
-  const parts = [["hit", cached], ["computed", computed], ["generated", usage.completion_tokens]];
-  const said = [
-    ` prompt tokens cached${kinds.length ? ` (${kinds.join(", ")})` : ""}`,
-    `${computed} computed`,
-    count(usage.completion_tokens, "token") + " generated",
-    ...speed,
-  ];
-  const drafts = usage.completion_tokens_details;
-  const numDrafts = (drafts?.accepted_prediction_tokens ?? 0) + (drafts?.rejected_prediction_tokens ?? 0);
-  if (numDrafts) said.push(draftsOf(drafts.accepted_prediction_tokens, numDrafts));
-  if (finishReason === "length") said.push("stopped at max tokens");
-  const line = make("div", "", make("b", "cached", `${cached} of ${usage.prompt_tokens}`), ...said.flatMap((each, place) => (place ? [" · ", each] : [each])));
-  return make("div", "usage", partsBar(parts), line, whyNotMore(details.why_not_more));
-}
-
-function draftsOf(numAccepted, number) {
-  const said = make("span", "drafts", `${numAccepted} of ${count(number, "draft token")} accepted`);
-  said.title = "Speculative decoding: the text is the same as without. Source underlines accepted draft tokens.";
-  return said;
 }

@@ -1,5 +1,6 @@
 // The settings of replies, stored in the tab. Fields have the API's names; empty ones are not sent.
 
+import { messagesOf } from "./conversations.js";
 import { byId } from "./elements.js";
 
 const STORE = "radixlm.settings";
@@ -61,8 +62,17 @@ export class Settings {
     for (const name of ["cache_match", "cache_salt", "truncation"]) if (this.value(name) !== "") body[name] = this.value(name);
     if (this.model) body.model = this.model;
     const system = this.value("system");
-    body.messages = system ? [{ role: "system", content: system }, ...turns] : turns;
+    const messages = messagesOf(turns);
+    body.messages = system ? [{ role: "system", content: system }, ...messages] : messages;
     return body;
+  }
+
+  // Return which setting lets a history go on that the server has refused; "" if none does.
+  hintFor(error) {
+    const field = this.fields.find(({ name }) => name === "truncation");
+    if (error.code !== "context_length_exceeded" || field.value === "middle") return "";
+    const [label, option] = [field.labels[0].firstChild.textContent, field.querySelector("[value=middle]").text];
+    return `The setting “${label}: ${option}” sends it without its oldest turns.`;
   }
 
   // Return the query of /v1/cache for the chat's namespace. `model` is "" if there is only one.

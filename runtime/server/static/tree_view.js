@@ -86,7 +86,10 @@ export class TreeView {
     const at = keys.indexOf(this.focused);
     if (at < 0) return;
     const run = this.focusedRun;
-    if (event.key === "Enter") this.onOpen(run);
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault(); // the key would press a button of the dialog
+      return this.onOpen(run);
+    }
     const isOpen = run.below > 0 && !this.closed.has(run.key);
     const to = {
       ArrowDown: () => keys[at + 1],

@@ -37,6 +37,12 @@ def test_a_folder_has_artifacts_files_and_directories_of_models_and_nothing_else
     assert [entry.called for entry in read_models([str(tmp_path)])] == ["a", "b", "c", "d", "link"]
 
 
+def test_a_missing_path_is_answered_with_all_that_models_takes() -> None:
+    for missing in ("nope.toml", "nope", "nope.gguf"):
+        with pytest.raises(ArtifactNotFound, match=f"{missing} does not exist; .* a folder of models, or a TOML file"):
+            read_models([missing])
+
+
 def test_names_and_folders_are_taken_in_order(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").touch()
     given = ["smollm2", str(tmp_path), "hf:org/name:Q8_0", "x.radixlm"]

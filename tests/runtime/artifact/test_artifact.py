@@ -47,11 +47,18 @@ def test_an_artifact_may_lack_a_chat_template(copy: Path) -> None:
     assert Artifact.open(copy).chat_template is None
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.touch()])
-def test_no_artifact_is_said_so(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: None, "none.radixlm does not exist"),
+        (lambda path: path.mkdir(), "is not an artifact"),
+        (lambda path: path.touch(), "is not an artifact"),
+    ],
+)
+def test_no_artifact_is_said_so(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
     path = tmp_path / "none.radixlm"
     make(path)
-    assert "is not an artifact" in _refusal(path, ArtifactNotFound)
+    assert says in _refusal(path, ArtifactNotFound)
 
 
 @pytest.mark.parametrize("name", FILES)

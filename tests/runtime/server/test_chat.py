@@ -168,10 +168,14 @@ def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"messages": 5}, "messages", "Expected `array`"),
-        ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role", "robot"),
+        ({"messages": 5}, "messages", "messages is an integer; it must be a list"),
+        (
+            {"messages": [{"role": "robot", "content": "Hi"}]},
+            "messages[0].role",
+            "role is 'robot'; it must be 'assistant', 'developer', ",
+        ),
         ({"messages": [{"role": "user"}]}, "messages[0]", "needs content"),
-        ({"max_tokens": "five"}, "max_tokens", "Expected `int | null`"),
+        ({"max_tokens": "five"}, "max_tokens", "max_tokens is a text; it must be an integer or null"),
         ({"temprature": 1}, "temprature", "unknown field `temprature`"),
         ({"temperature": -1}, "temperature", "temperature is -1"),
         ({"max_tokens": -3}, "max_tokens", "max_tokens is -3"),
@@ -180,10 +184,10 @@ def test_logprobs_are_streamed_with_their_text(client: TestClient) -> None:
         ({"cache_match": "similar"}, "cache_match", "similar"),
         ({"cache_salt": "x" * 1025}, "cache_salt", "1024"),
         ({"prompt_cache_key": "x" * 1025}, "prompt_cache_key", "1024"),
-        ({"prompt_cache_key": 7}, "prompt_cache_key", "Expected `str | null`"),
+        ({"prompt_cache_key": 7}, "prompt_cache_key", "prompt_cache_key is an integer; it must be a text or null"),
         ({"top_logprobs": 2}, "top_logprobs", "set logprobs to true"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options is for streams"),
-        ({"messages": []}, "messages", "Expected `array` of length >= 1"),
+        ({"messages": []}, "messages", "messages must be a list of at least 1 entry"),
         ({"max_completion_tokens": -2}, "max_completion_tokens", "max_completion_tokens is -2"),
         ({"max_tokens": 5, "max_completion_tokens": -3}, "max_completion_tokens", "max_completion_tokens is -3"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21"),
@@ -200,13 +204,11 @@ def test_bad_input_is_400_in_openais_shape(
     assert says in error["message"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "nul", '{"messages": NaN}', '"\\ud800"', "\xff", '{"messages": "\xff"}']
-)
+@pytest.mark.parametrize("text", ["", "{", "nul", '{"messages": NaN}', '"\\ud800"', "\xff", '{"messages": "\xff"}'])
 def test_a_body_that_is_no_request_is_400(client: TestClient, text: str) -> None:
     response = client.post("/v1/chat/completions", content=text.encode("latin-1"))
     assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith("the body is not")
+    assert response.json()["error"]["message"].startswith("the body is")
 
 
 def test_a_failing_step_is_500_in_openais_shape(client: TestClient, engine: FakeEngine) -> None:

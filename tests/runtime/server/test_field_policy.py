@@ -191,10 +191,12 @@ def test_whether_the_model_thinks_is_a_variable_of_the_template(client: TestClie
 
 def test_no_name_that_is_refused_is_proposed(client: TestClient) -> None:
     """`best` was said to be `best_of`, which chats refuse."""
+    advice = {"best_of": REFUSED["best_of"].advice, "typical_p": REFUSED["typical_p"].advice}
+    advice["stop_sequences"] = "send `stop`"
     for name, near in (("best_ofs", "best_of"), ("typical_q", "typical_p"), ("stop_sequence", "stop_sequences")):
         error = chat(client, **{name: 5}).json()["error"]
         assert "did you mean" not in error["message"]
-        assert f"if you mean `{near}`: {REFUSED[near].advice}" in error["message"]
+        assert f"if you mean `{near}`: {advice[near]}" in error["message"]
     for name in ("best", "conf", "thing", "model_config"):  # but for short ones, to which too many names are near
         assert chat(client, **{name: 5}).headers[HEADER] == name, name
 
