@@ -18,7 +18,7 @@ FLAGS_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("-s",), "--seed"),
     **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
     **dict.fromkeys(("-md", "--model-draft"), "--draft"),
-    **dict.fromkeys(("-m", "--model"), "give MODEL without a flag"),
+    **dict.fromkeys(("-m",), "give MODEL without a flag"),
     **dict.fromkeys(("-hf", "--hf-repo"), "give hf:ORG/NAME:Q4_K_M as MODEL"),
     **dict.fromkeys(("-p", "--prompt"), "give PROMPT after MODEL"),
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "remove it: models run on the CPU"),
@@ -101,7 +101,7 @@ class SectionedCommand(click.Command):
                 other = f" of another command, such as radixlm {_OTHER.get(instead, 'serve')}"
                 instead = f"use {instead}{'' if instead in own else other}"
             hint = f"No such option {name!r:.60}; {instead}" if instead else None
-            near = () if instead else sorted({*(error.possibilities or ())} - {"--help"})
+            near = () if instead else error.possibilities
             raise click.NoSuchOption(name, hint, near, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

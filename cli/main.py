@@ -106,6 +106,8 @@ class _LazyGroup(click.Group):
             click.echo(err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
         except click.NoSuchOption as error:
+            if not error.possibilities:  # the message has a hint of its own
+                raise
             near = _near_options(error.option_name, error.possibilities or ())
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from error
         except Exception as error:

@@ -162,14 +162,6 @@ def test_every_flag_for_one_of_another_tool_exists(runner: CliRunner) -> None:
     assert not main.COMMANDS.keys() & main.COMMANDS_ELSEWHERE
 
 
-@pytest.mark.parametrize("flag", ["--hel", "--temperatur"])
-def test_a_similar_flag_is_never_the_help(runner: CliRunner, flag: str) -> None:
-    said = runner.invoke(main.cli, ["chat", "x", flag]).output
-    assert f"No such option '{flag}'" in said or f"No such option: {flag}" in said
-    assert ("--temperature" in said) == (flag == "--temperatur")
-    assert "options: --help" not in said and "mean --help" not in said
-
-
 @pytest.mark.parametrize("command", ["chat", "run", "generate", "serve"])
 def test_the_context_can_be_limited(runner: CliRunner, command: str) -> None:
     assert "--context-length TOKENS" in runner.invoke(main.cli, [command, "-h"]).output
