@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from radixlm.runtime.artifact import Artifact, cache_dir
+from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact, read_manifest
+from radixlm.runtime.artifact.compiled_models import artifact_named, artifacts_dir
 from radixlm.runtime.artifact.cpu import cpu_features
-from radixlm.runtime.artifact.model_names import ALIAS, SUFFIX, is_artifact, is_hub, part_paths, short_name
-from radixlm.runtime.errors import ArtifactError, CompileError
+from radixlm.runtime.artifact.model_names import ALIAS, SUFFIX, is_hub, no_chat_template, part_paths, short_name
+from radixlm.runtime.errors import ArtifactError, CompileError, InvalidRequest
 from radixlm.runtime.system import available_memory_bytes, memory_file
 from radixlm.runtime.version import VERSION
 
@@ -55,6 +56,7 @@ def artifact_of(
     progressed: Progressed | None = None,
     kept: Say | None = None,
     on_disk: bool = False,
+    for_chat: bool = False,
 ) -> Path:
     """Return the artifact of `model`. Compiles it first unless the cache folder has it.
 
@@ -63,7 +65,7 @@ def artifact_of(
     SIGTERM.
 
     Args:
-        model: an artifact, or a source for `radixlm compile`.
+        model: an artifact, the name of a compiled model, or a source for `radixlm compile`.
         options: options of `radixlm compile` by name; only if `model` is not an artifact.
         say: called with lines of progress; None: progress goes to stderr.
         meanwhile: entered while the model is compiled here or by another process.
@@ -72,30 +74,32 @@ def artifact_of(
         progressed: called with the stage of the compile and the overall progress, unless `on_disk`.
         kept: called with a line when a fresh artifact has been written to the cache folder, or could not be.
         on_disk: wait for the disk, and return the path in the cache folder.
+        for_chat: refuse a model without a chat template before it is compiled or opened.
 
     Raises:
-        ArtifactNotFound: the path does not exist.
+        InvalidRequest: the model has no chat template, and is `for_chat`.
+        ArtifactNotFound: there is no such model.
         ValueError: options are given for an artifact.
         CompileError: the cache folder cannot be written; with `say`, also for errors of the compiler.
         Exit: the compiler has printed an error, and failed with this exit code.
     """
-    if is_artifact(model):
+    if (artifact := artifact_named(model)) is not None:
         if options:
             given = " and ".join(f"--{name} {value}" for name, value in options.items())
             raise ValueError(f"{model} is already compiled; remove {given}, which is for compiling")
-        return Path(model)
+        return _with_template(artifact, model) if for_chat else artifact
     name, key = short_name(model), _key(model, options)
     path = artifacts_dir() / f"{name}-{key}{SUFFIX}"
     if _is_whole(path):
-        return path
+        return _with_template(path, model) if for_chat else path
     tell = say or (lambda text: click.echo(text, err=True))
-    arguments = ["-o", str(path), "--name", name, *_arguments(options)]
+    arguments = ["-o", str(path), "--name", name, *_arguments(options), *(["--for-chat"] if for_chat else [])]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         waits = f"another process compiles {model}, or writes it to disk; waiting for it"
         with meanwhile or nullcontext(), _locked(path.with_suffix(".lock"), lambda: tell(waits)) as lock:
             if _is_whole(path):
-                return path
+                return _with_template(path, model) if for_chat else path
             tell(f"compiling {model}, once; it will be cached in {path}")
             weights_fd = None if on_disk else memory_file("radixlm-weights")
             if weights_fd is None:
@@ -121,9 +125,15 @@ def artifact_of(
         ) from error
 
 
-def artifacts_dir() -> Path:
-    """Return the folder of artifacts that commands have compiled."""
-    return cache_dir() / "artifacts"
+def _with_template(artifact: Path, model: str) -> Path:
+    """Return the path of an artifact that can chat.
+
+    Raises:
+        InvalidRequest: it has no chat template.
+    """
+    if CHAT_TEMPLATE not in read_manifest(artifact).files:
+        raise InvalidRequest(no_chat_template(model))
+    return artifact
 
 
 def _key(model: str, options: Mapping[str, str]) -> str:

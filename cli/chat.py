@@ -26,19 +26,22 @@ DEMO_QUESTIONS = ("What is gravity?", "Who first described it?")
 DEMO_MAX_TOKENS = 128
 DEMO_SEED = 1
 HELP = (
-    "/reset starts a new conversation, /exit quits (as do /bye and Ctrl-D); Ctrl-C stops a reply; "
+    "/reset or /clear starts a new conversation, /exit, /quit, /bye or Ctrl-D quits; Ctrl-C stops a reply; "
     '""" begins and ends a text of several lines; //word sends /word'
 )
 _QUOTES = '"""'  # around a text of several lines, as in Ollama
-_COMMAND = re.compile(r"/[A-Za-z]*")  # a whole line; a path, or text after a slash and a word, is a question
+_COMMAND = re.compile(r"/(\?|[A-Za-z]*)")  # a whole line; a path, or text after a slash and a word, is a question
+# Commands with arguments, of ours and Ollama's, which would otherwise be questions to the model.
+_WITH_ARGUMENTS = re.compile(r"/(set|show|load|save|system|help|reset|clear|exit|quit|bye)\s.*", re.DOTALL)
 
 
 @click.command("chat", cls=FieldCommand, flags=(*ENGINE, "sampling"))
 @click.argument("model")
+@click.argument("prompt", required=False)
 @click.option("--system", default=DEFAULT_SYSTEM, show_default=True, help="The system prompt; may be empty.")
 @compile_options
-def command(model: str, system: str, **options: Any) -> None:
-    """Chat with MODEL in the terminal.
+def command(model: str, prompt: str | None, system: str, **options: Any) -> None:
+    """Chat with MODEL in the terminal, or answer only PROMPT.
 
     Ctrl-C stops a reply, /exit quits, /reset starts a new conversation, /help lists the commands.
 
@@ -48,26 +51,24 @@ def command(model: str, system: str, **options: Any) -> None:
 
     \b
     radixlm chat smollm2
+    radixlm chat smollm2 "Name a tree."
     radixlm chat model.Q4_K_M.gguf < questions.txt
     radixlm chat smollm2.radixlm --system "You are a pirate." --temperature 0.7
     """
     from radixlm.runtime import Engine
-    from radixlm.runtime.errors import InvalidRequest
 
     keywords = engine_keywords(options)
-    artifact = take(CompileOptions, options).artifact_of(model)
+    artifact = take(CompileOptions, options).artifact_of(model, for_chat=True)
     with Engine(artifact, **keywords) as engine:
-        if engine.prompts.chat_template is None:
-            raise InvalidRequest(
-                f'{model} has no chat template; continue a text instead: radixlm generate {model} "Once upon"'
-            )
         interactive = sys.stdin is not None and sys.stdin.isatty()
-        piped = None if interactive else _piped_lines()
+        piped = None if interactive or prompt is not None else _piped_lines()
         defaults = dataclasses.replace(engine.default_params, max_tokens=MAX_TOKENS)
-        if not interactive and piped is None:
+        if not interactive and prompt is None and piped is None:
             defaults = dataclasses.replace(defaults, temperature=0.0, seed=DEMO_SEED, max_tokens=DEMO_MAX_TOKENS)
         conversation = Conversation(engine, sampled(options, defaults), system)
-        if interactive:
+        if prompt is not None:
+            conversation.ask(prompt)
+        elif interactive:
             with interrupts(lambda: None):
                 talk(conversation)
         else:
@@ -110,18 +111,22 @@ def _answer(conversation: Conversation, line: str) -> bool:
     match line:
         case "":
             pass
-        case "/exit" | "/bye":
+        case "/exit" | "/quit" | "/bye":
             return False
-        case "/reset":
+        case "/reset" | "/clear":
             conversation.reset()
             click.secho("new conversation", dim=True)
-        case "/help":
+        case "/help" | "/?":
             click.secho(HELP, dim=True)
-        case command if _COMMAND.fullmatch(command):
-            click.secho(f"unknown command {command}; {HELP}", dim=True)
+        case command if _is_command(command):
+            click.secho(f"unknown command {command:.60}; {HELP}", dim=True)
         case question:
-            conversation.ask(question[1:] if _COMMAND.fullmatch(question[1:]) else question)
+            conversation.ask(question[1:] if _is_command(question[1:]) else question)
     return True
+
+
+def _is_command(line: str) -> bool:
+    return bool(_COMMAND.fullmatch(line) or _WITH_ARGUMENTS.fullmatch(line))
 
 
 def _read() -> str | None:

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     ),  # arguments of `InMemory` and of `keep`
     hidden=True,
 )
+@click.option("--for-chat", is_flag=True, hidden=True)  # refuse a model without a chat template
 def command(
     source: str,
     output: Path,
@@ -103,6 +104,7 @@ def command(
     lora_dtype: LoraDType,
     as_json: bool,
     in_memory: tuple[Path, int, int, int, Path] | None,
+    for_chat: bool,
 ) -> None:
     """Compile SOURCE into an artifact.
 
@@ -133,7 +135,9 @@ def command(
                 quantize, target, kv_dtype, context_length, name, max_loras, max_lora_rank, lora_dtype
             )
             progress = display if in_memory is None else _both(display, ProgressWriter(in_memory[3]))
-            fresh = stack.enter_context(fresh_artifact(source, output, options, progress=progress, in_memory=place))
+            fresh = stack.enter_context(
+                fresh_artifact(source, output, options, progress=progress, in_memory=place, for_chat=for_chat)
+            )
             report = fresh.report if fresh.is_in_memory else fresh.publish()
         _tell(report, quantize, as_json=as_json)
         if place is not None and in_memory is not None and fresh.is_in_memory:

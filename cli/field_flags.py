@@ -199,9 +199,9 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
     if field.kind == _NAMED_PATHS:
         return _named_paths(flag.name, value)
     if flag.path == "model" and value is not None:
-        from radixlm.runtime.artifact.model_names import is_artifact
+        from radixlm.runtime.artifact.compiled_models import artifact_named
 
-        is_artifact(value)  # raises if it does not exist, before another model is loaded
+        artifact_named(value)  # raises if it does not exist, before another model is loaded
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
     own = value if flag.unit is None else value * flag.unit[1]
@@ -286,6 +286,7 @@ class CompileOptions:
         progressed: Callable[[str, float], None] | None = None,
         kept: Callable[[str], None] | None = None,
         on_disk: bool = False,
+        for_chat: bool = False,
         loras: Mapping[str, str] | None = None,
     ) -> Path:
         """Return the artifact of `model`, as `cached_artifact.artifact_of` does.
@@ -300,15 +301,23 @@ class CompileOptions:
         given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype, **_room_for(model, loras or {})}
         options = {name: value for name, value in given.items() if value is not None}
         return artifact_of(
-            model, options, say, meanwhile, written=written, progressed=progressed, kept=kept, on_disk=on_disk
+            model,
+            options,
+            say,
+            meanwhile,
+            written=written,
+            progressed=progressed,
+            kept=kept,
+            on_disk=on_disk,
+            for_chat=for_chat,
         )
 
 
 def _room_for(model: str, loras: Mapping[str, str]) -> dict[str, str]:
     """Return the options of `radixlm compile` that give a model room for adapters; empty for an artifact."""
-    from radixlm.runtime.artifact.model_names import is_artifact
+    from radixlm.runtime.artifact.compiled_models import artifact_named
 
-    if not loras or is_artifact(model):
+    if not loras or artifact_named(model) is not None:
         return {}
     from radixlm.runtime.lora.adapter_files import read_adapter
 

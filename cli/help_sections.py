@@ -9,13 +9,29 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+FLAGS_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("-c", "--ctx-size", "--num-ctx"), "--context-length"),
+    **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), "--max-tokens"),
+    **dict.fromkeys(("-t",), "--threads"),
+    **dict.fromkeys(("--temp",), "--temperature"),
+    **dict.fromkeys(("--repeat-penalty",), "--repetition-penalty"),
+    **dict.fromkeys(("-s",), "--seed"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
+    **dict.fromkeys(("-md", "--model-draft"), "--draft"),
+    **dict.fromkeys(("-m",), "give MODEL without a flag"),
+    **dict.fromkeys(("-hf", "--hf-repo"), "give hf:ORG/NAME:Q4_K_M as MODEL"),
+    **dict.fromkeys(("-p", "--prompt"), "give PROMPT after MODEL"),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers"), "remove it: models run on the CPU"),
+}
+"""What to use instead of the flags of llama.cpp and Ollama."""
+
 SECTIONS: Mapping[str, Sequence[str]] = {
     "Model": (
         *("--quantize", "--kv-dtype", "--context-length", "--threads", "--chat-template-kwargs", "--system"),
-        *("--speculate", "--draft", "--prompt-file"),
+        *("--speculate", "--draft", "--lora", "--prompt-file"),
     ),
     "Serving": (
-        *("--models", "--unload-after", "--host", "--port", "--uds", "--root-path", "--model-id"),
+        *("--models", "--allow-pull", "--unload-after", "--host", "--port", "--uds", "--root-path", "--model-id"),
         *("--max-num-seqs", "--max-queue"),
         *("--max-num-batched-tokens", "--prefill-ms", "--admission", "--truncation", "--strict", "--idle-work"),
         "--shutdown-timeout",
@@ -48,6 +64,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
 """Flags by heading, both in the order of the help."""
 
 _PREFIX = "RADIXLM_"
+_OTHER = dict.fromkeys(SECTIONS["Sampling"], "generate")  # a command with a flag; for other flags it is serve
 
 
 _MODEL = (
@@ -65,6 +82,27 @@ class SectionedCommand(click.Command):
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         """Return the group's names of `--help`, also if the command is parsed without its group."""
         return ["-h", "--help"]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. The error for an unknown flag names ours for it, or similar ones.
+
+        Raises:
+            NoSuchOption: a flag is unknown.
+        """
+        given = [arg.partition("=")[0] for arg in args]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = (flag for flag in given if flag in FLAGS_ELSEWHERE and flag.startswith(error.option_name))
+            name = next(known, error.option_name)
+            own = {flag for param in self.get_params(ctx) for flag in param.opts}
+            instead = FLAGS_ELSEWHERE.get(name, "")
+            if instead.startswith("--"):
+                other = f" of another command, such as radixlm {_OTHER.get(instead, 'serve')}"
+                instead = f"use {instead}{'' if instead in own else other}"
+            hint = f"No such option {name!r:.60}; {instead}" if instead else None
+            near = () if instead else error.possibilities
+            raise click.NoSuchOption(name, hint, near, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, after an explanation of MODEL."""

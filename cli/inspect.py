@@ -47,13 +47,14 @@ def command(
     radixlm inspect smollm2.radixlm --verify
     radixlm inspect model.Q4_K_M.gguf
     """
-    from radixlm.runtime.artifact.model_names import is_artifact
+    from radixlm.runtime.artifact.compiled_models import artifact_named
 
     options = CompileOptions(quantize, kv_dtype)
-    if is_artifact(model):
+    artifact = artifact_named(model)
+    if artifact is not None:
         options.artifact_of(model, on_disk=True)  # refuses options for compiling
         drafter = None if draft is None else CompileOptions(None, None).artifact_of(draft, on_disk=True)
-        _inspect_artifact(Path(model), verify, drafter, as_json)
+        _inspect_artifact(artifact, verify, drafter, as_json)
     elif verify or draft:
         option = "--verify" if verify else "--draft"
         raise ValueError(f"{option} is for artifacts, and {model} is not one; remove it")

@@ -41,6 +41,19 @@ COMMANDS = {
 }
 """All commands with their summaries, in the order of the help."""
 _MODULES = {"run": "models.run", "pull": "models.pull", "list": "models.list_kept", "rm": "models.rm"}
+COMMANDS_ELSEWHERE = {
+    "show": "radixlm inspect MODEL",
+    "ps": "curl localhost:8000/api/ps, or radixlm list",
+    "stop": "Ctrl-C in the terminal of radixlm serve",
+    "create": "radixlm compile MODEL -o NAME.radixlm",
+    "ls": "radixlm list",
+    "delete": "radixlm rm",
+    "start": "radixlm serve MODEL",
+    "embed": "/v1/embeddings of radixlm serve MODEL",
+    "cp": "cp -r: an artifact is a folder",
+    "push": "any file copy: an artifact is a folder",
+}
+"""What to use instead of the commands of Ollama and other tools."""
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 # Imports and distributions that an installation without the compiler lacks.
@@ -81,6 +94,8 @@ class _LazyGroup(click.Group):
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}"
+            if name in COMMANDS_ELSEWHERE:
+                hint = f"use {COMMANDS_ELSEWHERE[name]}"
             raise click.UsageError(f"No such command {name!r:.60}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -91,6 +106,8 @@ class _LazyGroup(click.Group):
             click.echo(err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
         except click.NoSuchOption as error:
+            if not error.possibilities:  # the message has a hint of its own
+                raise
             near = _near_options(error.option_name, error.possibilities or ())
             raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from error
         except Exception as error:

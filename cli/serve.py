@@ -189,6 +189,7 @@ def command(
     record: Path | None,
     record_mb: float | None,
     opened: Callable[[Engine], None] | None = None,
+    for_chat: bool = False,
     **options: Any,
 ) -> None:
     """Serve MODEL to OpenAI, Anthropic and Ollama clients: /v1/chat/completions, /v1/responses, /v1/messages, /api/chat
@@ -264,6 +265,7 @@ def command(
         model,
         log_line if log_format == "json" else None,
         kept=log_line if log_format == "json" else partial(click.echo, err=True),
+        for_chat=for_chat,
         loras=options.get("loras"),
     )
     serving = Serving(

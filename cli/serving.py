@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 import click
 import uvicorn
 from radixlm.runtime.artifact import read_manifest
+from radixlm.runtime.artifact.compiled_models import artifact_named
 from radixlm.runtime.artifact.manifest import PAGE_SIZE
-from radixlm.runtime.artifact.model_names import is_artifact
 from radixlm.runtime.server import Loading, create_app
 from radixlm.runtime.server.http.root_path import UnderRootPath
 from radixlm.runtime.server.http.uvicorn_server import CLOSING_S, TLS, Address, server, uvicorn_config
@@ -68,8 +68,8 @@ class Serving:
         """
         if self.tls is not None:
             self.tls.check()
-        if is_artifact(self.model):
-            read_manifest(Path(self.model))  # raises if it is not an artifact, before listening
+        if (named := artifact_named(self.model)) is not None:
+            read_manifest(named)  # raises if it is not an artifact, before listening
         # First, so that an address in use is an error before the model is compiled, and no other process takes it.
         with self.address.listen() as listener:
             url = self.address.url(listener, self.tls)

@@ -28,8 +28,9 @@ from radixlm.runtime.artifact.manifest import (
     TokenizerInfo,
 )
 from radixlm.runtime.artifact.model_config import ModelConfig
+from radixlm.runtime.artifact.model_names import no_chat_template
 from radixlm.runtime.chat.chat_template import fault_of
-from radixlm.runtime.errors import InvalidParameter
+from radixlm.runtime.errors import InvalidParameter, InvalidRequest
 from radixlm.runtime.progress import Progress, Stage
 
 from .codegen.kernel_cache import KernelCache
@@ -186,11 +187,13 @@ def fresh_artifact(
     *,
     progress: Callable[[Progress], None] | None = None,
     in_memory: InMemory | None = None,
+    for_chat: bool = False,
 ) -> Iterator[FreshArtifact]:
     """Compile `source`, and yield the artifact before it is published at `output`. Raises as `compile_model` does.
 
     Args:
         in_memory: destination of the artifact, unless its weights are too large for it.
+        for_chat: raise InvalidRequest, before the compile, if the source has no chat template.
     """
     options.check()
     output, target = Path(output), find_target(options.target)
@@ -201,6 +204,8 @@ def fresh_artifact(
         if Path(source).exists():
             reporter("read", 0, 1)
         opened = stack.enter_context(open_source(source, progress=reporter.downloaded))
+        if for_chat and opened.chat_template is None:
+            raise InvalidRequest(no_chat_template(str(source)))
         reporter("read", 0, 1)
         tokenizer = stack.enter_context(ThreadPoolExecutor(1)).submit(tokenizer_file, opened.tokenizer_json)
         planned = _plan(str(source), opened, options, target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Client:
         home: that folder if the variable is not set, relative to the user's home.
         file: path of the settings file in that folder.
         template: text of the file, with the names of `Served.values`.
+        install: command line that installs it.
         run: command line that starts the agent; `{file}` is the file's path.
         min_context: minimum context in tokens.
         note: explanation of a harmless warning that the agent prints; may be empty.
@@ -77,6 +79,7 @@ class Client:
     file: str
     template: str
     run: str
+    install: str
     min_context: int
     note: str = ""
 
@@ -88,6 +91,11 @@ class Client:
         """
         home = environment.get(self.home_variable)
         return (Path(home) if home else user_home / self.home) / self.file
+
+    def check_installed(self) -> None:
+        """Raise ValueError if the agent's command is not on the PATH."""
+        if shutil.which(self.name) is None:
+            raise ValueError(f"{self.name} is not installed; install it: {self.install}")
 
     def text(self, served: Served) -> str:
         """Return the text of the settings file."""
@@ -183,6 +191,7 @@ CLIENTS = {
             "radixlm.config.toml",
             _CODEX,
             "codex --profile radixlm",
+            "npm install -g @openai/codex",
             min_context=16_000,
             note="Codex warns that it has no metadata of the model; it uses the context length of this file",
         ),
@@ -193,6 +202,7 @@ CLIENTS = {
             "opencode/radixlm.json",
             _OPENCODE,
             "OPENCODE_CONFIG={file} OPENCODE_DISABLE_MODELS_FETCH=1 opencode",
+            "npm install -g opencode-ai",
             min_context=16_000,
         ),
         Client(
@@ -202,9 +212,19 @@ CLIENTS = {
             "radixlm.json",
             _CLAUDE,
             "claude --settings {file}",
+            "npm install -g @anthropic-ai/claude-code",
             min_context=32_000,
         ),
-        Client("aider", "", ".", ".aider.radixlm.yml", _AIDER, "aider --config {file}", min_context=8_000),
+        Client(
+            "aider",
+            "",
+            ".",
+            ".aider.radixlm.yml",
+            _AIDER,
+            "aider --config {file}",
+            "pip install aider-chat",
+            min_context=8_000,
+        ),
     )
 }
 

@@ -82,6 +82,8 @@ def command(
         raise ValueError("--print cannot be combined with --write or --launch; choose one")
     if launch and len(clients) > 1:
         raise ValueError("--launch starts one agent; name one, and start the others with --url")
+    if launch:
+        clients[0].check_installed()
     if url is not None:
         _configure(clients, url, model, serve_options, write=write, launch=launch)
         return
@@ -142,7 +144,7 @@ def _serve(
         if launch:
             launch_beside_server(_run_line(clients[0]))
 
-    options["opened"] = tell
+    options["opened"], options["for_chat"] = tell, True
     with serving:
         serve.command.invoke(serving)
 
@@ -181,16 +183,20 @@ def _run_line(client: Client) -> str:
 
 def _tell(client: Client, served: Served, *, write: bool) -> None:
     """Write the agent's settings file, or print it, with nothing else on standard output."""
-    if served.context_length < client.min_context:
-        needed = f"{client.name} needs {client.min_context:,}: its first prompts do not fit"
-        click.secho(f"warning: the context is {served.context_length:,} tokens, and {needed}", err=True)
     path, text = client.path(os.environ, Path.home()), client.text(served)
+    warning = None
+    if served.context_length < client.min_context:
+        fit = f"{client.name}'s first prompt does not fit into the context of {served.context_length:,} tokens"
+        warning = f"warning: {fit}; use a model with {client.min_context:,} or more, or raise --context-length"
     if write:
         backup = write_file(path, text, client.has_written)
         kept = f"; the previous file is {backup}" if backup else ""
-        click.echo(f"{path} configures {client.name} for this server{kept}; run: {_run_line(client)}", err=True)
+        click.echo(f"{path} configures {client.name} for this server{kept}", err=True)
     else:
         click.echo(text, nl=False)
-        click.echo(f"save this as {path}, or use --write; then run: {_run_line(client)}", err=True)
+        click.echo(f"save this as {path}, which {client.name} must find there, or use --write", err=True)
     if client.note:
         click.echo(f"note: {client.note}", err=True)
+    if warning is not None:
+        click.secho(warning, err=True)
+    click.echo(f"then run: {_run_line(client)}", err=True)

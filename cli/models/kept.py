@@ -13,10 +13,9 @@ from pathlib import Path
 
 from radixlm.runtime.artifact import cache_dir
 from radixlm.runtime.artifact.artifact_use import is_open, last_used, remove_artifact
-from radixlm.runtime.artifact.model_names import SUFFIX, is_hub, short_name
+from radixlm.runtime.artifact.compiled_models import compiled_models, names_of
+from radixlm.runtime.artifact.model_names import is_hub, short_name
 from radixlm.runtime.errors import SourceError
-
-from ..cached_artifact import artifacts_dir
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ class Kept:
 
 def compiled() -> Iterator[Kept]:
     """Yield the compiled models in the cache folder."""
-    for path in sorted(artifacts_dir().glob(f"*{SUFFIX}")):
-        name = path.name.removesuffix(SUFFIX)
+    for path in compiled_models():
+        name, model = names_of(path)
         use = last_used(path)
         remove = partial(remove_artifact, path)
-        yield Kept("compiled", name, name.rpartition("-")[0], path, _bytes(path), use, is_open(path), remove)
+        yield Kept("compiled", name, model, path, _bytes(path), use, is_open(path), remove)
 
 
 def downloads() -> Iterator[Kept]:

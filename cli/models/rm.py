@@ -39,7 +39,7 @@ def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | Non
     radixlm rm --kind download hf:Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF
     """
     if bool(names) == (keep_gb is not None):
-        raise ValueError("give either NAME or --keep-gb; radixlm list shows the names")
+        raise ValueError("give NAME, or --keep-gb; radixlm list shows the names")
     if "" in names:  # as a path it is the current directory, which may be named like a model
         raise ValueError("NAME is empty; radixlm list shows the names")
     if keep_gb is not None and not math.isfinite(keep_gb):
@@ -52,6 +52,10 @@ def command(names: tuple[str, ...], kinds: tuple[str, ...], keep_gb: float | Non
         click.echo(f"{'would remove' if dry_run else 'removed'} {each.name}, {each.kind}, {size(each.num_bytes)}")
     if not chosen:
         click.echo("nothing is removed")
+    if names and "download" not in kinds:
+        for each in all_kept(["download"]):
+            if any(each.is_called(name) for name in names):
+                click.echo(f"the download stays; remove it with: radixlm rm --kind download {each.name}", err=True)
 
 
 def _called(kept: Sequence[Kept], names: Sequence[str]) -> list[Kept]:
@@ -64,9 +68,9 @@ def _called(kept: Sequence[Kept], names: Sequence[str]) -> list[Kept]:
     for name in names:
         found = [each for each in kept if each.is_called(name)]
         if not found:
-            others = [each.kind for each in all_kept() if each.is_called(name)]
-            hint = f"add --kind {others[0]}" if others else "radixlm list shows the names"
-            raise ValueError(f"there is no {name} of this kind; {hint}")
+            if others := [each for each in all_kept() if each.is_called(name)]:
+                raise ValueError(f"{name} is a {others[0].kind}; add --kind {others[0].kind}")
+            raise ValueError(f"there is no model named {name!r}; radixlm list shows the names")
         chosen |= {(each.kind, each.name): each for each in found}
     for each in chosen.values():
         if each.is_open:

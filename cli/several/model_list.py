@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.runtime.artifact import MANIFEST
-from radixlm.runtime.artifact.model_names import SUFFIX, is_artifact, part_names, short_name, whole_stem
+from radixlm.runtime.artifact.compiled_models import artifact_named
+from radixlm.runtime.artifact.model_names import SUFFIX, part_names, short_name, whole_stem
 from radixlm.runtime.errors import ArtifactNotFound, InvalidParameter
 
 _MODEL = "model"  # name of the tables in a TOML file
@@ -76,7 +77,7 @@ def _read(given: str) -> Iterator[ModelEntry]:
         yield from found
     else:
         try:
-            is_artifact(given)  # raises if the name is invalid
+            artifact_named(given)  # raises if the name is invalid
         except ArtifactNotFound as error:
             raise ArtifactNotFound(f"{error}; --models also takes a folder of models, or a TOML file") from error
         yield ModelEntry(given)
@@ -123,7 +124,7 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
     relative = folder / source
     source = str(relative) if relative.exists() else source
     try:
-        is_artifact(source)
+        artifact_named(source)
     except InvalidParameter:
         raise
     except Exception as error:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import click
 from radixlm.runtime.artifact import read_manifest
+from radixlm.runtime.artifact.compiled_models import artifact_named
 from radixlm.runtime.artifact.manifest import Manifest
-from radixlm.runtime.artifact.model_names import is_artifact, is_hub, part_paths
+from radixlm.runtime.artifact.model_names import is_hub, part_paths
 from radixlm.runtime.artifact.window_layers import WindowLayers
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.engine.kv_cache_size import KVCacheSize
@@ -142,10 +143,11 @@ def _spec(
     )
     stored = [] if spec.store is None else ["--store", spec.store]
     params = parsed_flags(command, entry.source, [*shared, *stored, *entry.flags], entry.place)
-    if not is_artifact(entry.source):
+    artifact = artifact_named(entry.source)
+    if artifact is None:
         return replace(spec, needed_bytes=_source_bytes(entry.source))
     engine = EngineOptions(**engine_keywords(dict(params)))
-    manifest = read_manifest(Path(entry.source))
+    manifest = read_manifest(artifact)
     spec = replace(spec, context_length=engine.context_length or manifest.context_length)
     try:
         return replace(spec, needed_bytes=_needed_bytes(manifest, engine, budget))
@@ -169,8 +171,8 @@ def _needed_bytes(manifest: Manifest, options: EngineOptions, budget: int) -> in
         window_layers=WindowLayers.of(manifest.model, manifest.kv),
     )
     needed = size.memory_bytes(manifest)
-    if options.draft is not None:
-        draft = read_manifest(Path(str(options.draft)))
+    if options.draft is not None and (artifact := artifact_named(str(options.draft))) is not None:
+        draft = read_manifest(artifact)
         pages = KVCacheSize.of_draft(draft, model=manifest, size=size, available_bytes=budget)
         needed += pages.memory_bytes(draft)
     return needed

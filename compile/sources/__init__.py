@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from radixlm.runtime import artifact
-from radixlm.runtime.artifact.model_names import HubName, is_hub, missing_model
+from radixlm.runtime.artifact.compiled_models import missing_model
+from radixlm.runtime.artifact.model_names import HubName, is_hub
 from radixlm.runtime.errors import SourceNotFound
 
 from . import default_model, hub
@@ -69,4 +70,4 @@ def open_source(
         return HuggingFaceSource(path)
     if path.is_file():
         return GGUFSource(path)
-    raise SourceNotFound(missing_model(str(source)))
+    raise SourceNotFound(missing_model(str(source), []))

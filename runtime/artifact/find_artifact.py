@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..errors import CompileError
-from .model_names import is_artifact
+from .compiled_models import artifact_named
 
 _PULL = (sys.executable, "-P", "-c", "from radixlm.cli.main import main; main()", "pull")
 _ERROR = "Error: "
@@ -22,16 +22,16 @@ def find_artifact(model: str | Path) -> Path:
     """Return the artifact of `model`: itself, or the one that it is compiled into once, in the cache folder.
 
     Args:
-        model: an artifact, a .gguf file, a model directory, a name that begins with `hf:`, or the alias smollm2. A
-            `Path` is always a file or a directory.
+        model: an artifact, a .gguf file, a model directory, a name that begins with `hf:`, the alias smollm2, or the
+            name of a compiled model. A `Path` is always a file or a directory.
 
     Raises:
         ArtifactNotFound: there is nothing at that path.
         CompileError: it cannot be downloaded or compiled; the message is the command's.
     """
     name = str(model.absolute()) if isinstance(model, Path) else model
-    if is_artifact(name):
-        return Path(model)
+    if (artifact := artifact_named(name)) is not None:
+        return artifact
     process = subprocess.Popen(
         [*_PULL, "--", name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

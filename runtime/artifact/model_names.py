@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ArtifactNotFound, SourceNotFound
-from .directory import MANIFEST
+from ..errors import SourceNotFound
 
 ALIAS = "smollm2"
 HUB = "hf:"
@@ -71,30 +70,18 @@ def is_hub(model: str) -> bool:
     return model.startswith(HUB)
 
 
-def is_artifact(model: str) -> bool:
-    """Return whether `model` is an artifact, or has the name of one.
+def hub_hint(model: str) -> str | None:
+    """Return `model` as a name of the hub; None if it cannot be one.
 
-    Raises:
-        ArtifactNotFound: there is nothing at that path.
+    >>> hub_hint("Qwen/Qwen3-4B-GGUF:Q4_K_M"), hub_hint("nowhere.gguf")
+    ('hf:Qwen/Qwen3-4B-GGUF:Q4_K_M', None)
     """
-    if not model:  # a path without a name is the current directory
-        raise ArtifactNotFound(f"the name of the model is empty; {FORMS}")
-    path = Path(model)
-    if model.endswith(SUFFIX) or (path / MANIFEST).is_file():
-        return True
-    if model == ALIAS or is_hub(model) or path.exists():
-        return False
-    raise ArtifactNotFound(missing_model(model))
+    return f"{HUB}{model}" if _REPOSITORY.fullmatch(model) else None
 
 
-def missing_model(model: str) -> str:
-    """Return the error message for a name that matches no model.
-
-    >>> missing_model("Qwen/Qwen3-4B-GGUF:Q4_K_M")[:78]
-    'Qwen/Qwen3-4B-GGUF:Q4_K_M does not exist; did you mean hf:Qwen/Qwen3-4B-GGUF:Q'
-    """
-    hint = f"did you mean {HUB}{model}? Else " if _REPOSITORY.fullmatch(model) else ""
-    return f"{model} does not exist; {hint}{FORMS}"
+def no_chat_template(model: str) -> str:
+    """Return the error message for a chat with a model that has no chat template."""
+    return f'{model} has no chat template; continue a text instead: radixlm generate {model} "Once upon"'
 
 
 def short_name(model: str) -> str:

@@ -78,7 +78,7 @@ class EngineOptions:
         "Tokens of prompt and reply together, at most the model's. What `kv_cache_bytes` does not hold is refused.",
         unset="the model's, or as many as `kv_cache_bytes` holds",
         low=1,
-        flag=Flag("--context-length", "serve", metavar="TOKENS"),
+        flag=Flag("--context-length", "engine", metavar="TOKENS"),
     )
     max_num_seqs: int = option(
         64,

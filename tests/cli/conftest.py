@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import ClassVar, Self
 
 import pytest
 from click.testing import CliRunner
+from radixlm.runtime.artifact import CHAT_TEMPLATE
 from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, Timings, Usage
 from radixlm.runtime.engine.sampling_params import SamplingParams
 from radixlm.runtime.errors import ArtifactNotFound, ContextLengthExceeded
@@ -90,7 +92,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
         opened: ClassVar[list[Mapping[str, object]]] = []
         asked: ClassVar[list[tuple[object, SamplingParams]]] = []
 
+    def read_manifest(artifact: Path) -> SimpleNamespace:
+        return SimpleNamespace(files={} if Fresh.chat_template is None else {CHAT_TEMPLATE: None})
+
     monkeypatch.setattr("radixlm.runtime.engine.engine.Engine", Fresh)
+    monkeypatch.setattr("radixlm.cli.cached_artifact.read_manifest", read_manifest)
     return Fresh
 
 

@@ -12,12 +12,13 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from radixlm.cli import serving
+from radixlm.cli import cached_artifact, serving
 from radixlm.cli.main import main
 from radixlm.cli.several import serve_models, worker_flags
-from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact
 from radixlm.runtime.engine import opening
 from radixlm.runtime.engine.engine_options import EngineOptions
 from radixlm.runtime.server.http.http_protocol import HTTPProtocol
@@ -61,6 +62,7 @@ def use_fake_artifacts() -> None:
     """Have this process open fake artifacts, and start processes of models that do, too."""
     Artifact.open = staticmethod(open_artifact)  # type: ignore[assignment,method-assign]
     serving.read_manifest = read_manifest
+    cached_artifact.read_manifest = lambda path: SimpleNamespace(files=[CHAT_TEMPLATE])  # type: ignore[assignment,return-value]
     serve_models.read_manifest = lambda path: read_manifest(path) or open_fake_artifact().manifest  # type: ignore[assignment]
     worker_flags.WORKER = (sys.executable, "-m", "tests.cli.several.fake_worker")  # type: ignore[assignment]
     opening._open_runner = open_runner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.request import Request, urlopen
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from radixlm.cli.agent.clients import CLIENTS, NO_KEY, Client, Served, write_file
 from radixlm.cli.agent.running_server import ask_server
 from radixlm.cli.main import cli
+from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact, read_manifest, write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = Served("http://127.0.0.1:8000", "qwen", 32768)
@@ -278,7 +281,8 @@ def test_several_agents_are_told_of_one_server_that_runs(tmp_path: Path) -> None
         told = json.loads(printed.stdout)["provider"]["radixlm"]
         assert told["options"] == {"baseURL": f"http://127.0.0.1:{port}/v1", "apiKey": "sk-1", "timeout": 3_600_000}
         assert told["models"]["mine"]["limit"]["context"] == 256
-        assert "warning: the context is 256 tokens, and opencode needs 16,000" in printed.stderr
+        *_, warning, last = printed.stderr.splitlines()
+        assert "the context of 256 tokens; use a model with 16,000 or more" in warning and "then run: " in last
         said = fake_agent(tmp_path, "aider")
         assert agent_of(tmp_path, port, "aider", "--api-key", "sk-1", "--launch").returncode == 0
         assert f"--config {tmp_path}/.aider.radixlm.yml" in said.read_text() and "openai/mine" in said.read_text()
@@ -330,6 +334,25 @@ def test_a_server_that_launches_an_agent_ends_with_it(tmp_path: Path, monkeypatc
     with serving(tmp_path, "claude", "fake.radixlm", "--port", str(free_port()), "--no-store", "--launch") as process:
         process.wait(60)
     assert f"--settings {tmp_path}/.claude/radixlm.json" in said.read_text()
+
+
+def test_a_missing_agent_and_a_model_that_cannot_chat_are_errors_before_loading(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_artifact: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = CliRunner().invoke(cli, ["agent", "opencode", str(tiny_artifact), "--launch"])
+    assert missing.exit_code == 2
+    assert "opencode is not installed; install it: npm install -g opencode-ai" in missing.output
+    silent = tmp_path / "silent.radixlm"
+    shutil.copytree(tiny_artifact, silent)
+    manifest = read_manifest(silent)
+    files = {name: file for name, file in manifest.files.items() if name != CHAT_TEMPLATE}
+    write_manifest(silent, msgspec.structs.replace(manifest, files=files))
+    monkeypatch.setattr(Artifact, "open", None)
+    options = ["--port", str(free_port()), "--no-store"]
+    refused = CliRunner().invoke(cli, ["agent", "codex", str(silent), *options])
+    assert refused.exit_code == 2 and f"{silent} has no chat template" in refused.output
+    assert "then run" not in refused.output
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from radixlm.cli import cached_artifact
-from radixlm.runtime.artifact.model_names import is_artifact
+from radixlm.runtime.artifact.compiled_models import artifact_named
 from radixlm.runtime.errors import ArtifactNotFound
 from radixlm.runtime.server.http.listener import listen
 
@@ -288,12 +288,15 @@ def test_a_key_is_of_files_options_and_compiler(source: Path, monkeypatch: pytes
 
 
 def test_what_is_an_artifact_is_known_by_its_name_or_its_manifest(source: Path, tiny_artifact: Path) -> None:
-    assert is_artifact("nowhere.radixlm") and is_artifact(str(tiny_artifact))
-    assert not any(map(is_artifact, ("smollm2", "hf:org/name", str(source))))
+    assert [artifact_named(name) for name in ("nowhere.radixlm", str(tiny_artifact))] == [
+        Path("nowhere.radixlm"),
+        tiny_artifact,
+    ]
+    assert [artifact_named(name) for name in ("smollm2", "hf:org/name", str(source))] == [None] * 3
     with pytest.raises(ArtifactNotFound, match=r"nowhere\.gguf does not exist; give an artifact, "):
-        is_artifact("nowhere.gguf")
+        artifact_named("nowhere.gguf")
     with pytest.raises(ArtifactNotFound, match=r"did you mean hf:Qwen/Qwen3-4B-GGUF\?"):
-        is_artifact("Qwen/Qwen3-4B-GGUF")
+        artifact_named("Qwen/Qwen3-4B-GGUF")
 
 
 def _error(done: subprocess.CompletedProcess[str]) -> str:

@@ -44,6 +44,16 @@ def test_the_line_about_a_reply_says_how_many_guesses_were_right() -> None:
     assert summary(completion) == "7 tokens · 0 of 9 prompt tokens from the cache · 4 of 6 draft tokens accepted"
 
 
+@pytest.mark.parametrize("command", ["chat", "run"])
+def test_a_prompt_is_the_only_turn(runner: CliRunner, engine: type[FakeEngine], command: str) -> None:
+    result = runner.invoke(cli, [command, "x.radixlm", "Name a tree."], input="never\n")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[0] == "Hello there"
+    [(messages, params)] = engine.asked
+    assert messages == [SYSTEM, {"role": "user", "content": "Name a tree."}]
+    assert params.max_tokens == chat.MAX_TOKENS and not params.greedy
+
+
 def test_each_piped_line_is_a_turn(runner: CliRunner, engine: type[FakeEngine]) -> None:
     result = runner.invoke(cli, ["chat", "x.radixlm"], input="What is 2+2?\n\nAnd 3+3?")
     assert result.exit_code == 0, result.output
@@ -153,8 +163,26 @@ def test_reset_and_errors_leave_a_conversation_that_goes_on(
     assert next(lines) == "never"
 
 
+@pytest.mark.parametrize("line", ["/set system You are a pirate.", "/show info", "/system Be brief.", "/fly"])
+def test_commands_of_other_tools_never_reach_the_model(
+    engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    lines = iter([line, "/clear", "/?", "/quit", "never"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    chat.talk(Conversation(engine("x.radixlm"), SamplingParams(), ""))  # type: ignore[arg-type]
+    said = capsys.readouterr().out
+    assert engine.asked == [] and next(lines) == "never"
+    assert f"unknown command {line}; " in said and "new conversation" in said and said.count(chat.HELP) == 3
+
+
 @pytest.mark.parametrize(
-    ("line", "asked"), [("/etc/hosts", "/etc/hosts"), ("/tmp is full, why?", "/tmp is full, why?"), ("//tmp", "/tmp")]
+    ("line", "asked"),
+    [
+        ("/etc/hosts", "/etc/hosts"),
+        ("/tmp is full, why?", "/tmp is full, why?"),
+        ("//tmp", "/tmp"),
+        ("//set a", "/set a"),
+    ],
 )
 def test_a_question_may_begin_with_a_path(
     engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch, line: str, asked: str
@@ -195,6 +223,8 @@ def test_a_reply_cannot_steer_the_terminal(engine: type[FakeEngine], capsys: pyt
 ENDLESS = """
 import itertools, time, types
 import radixlm.runtime.engine.engine as engine_module
+from radixlm.cli import cached_artifact
+from radixlm.runtime.artifact import CHAT_TEMPLATE
 from radixlm.runtime.engine.completion import CacheMatch, Completion, Delta, Timings, Usage
 from radixlm.runtime.engine.sampling_params import SamplingParams
 
@@ -223,6 +253,7 @@ class Engine:
 engine_module.Engine = Engine
 from radixlm.cli.main import main
 import sys
+cached_artifact.read_manifest = lambda path: types.SimpleNamespace(files=[CHAT_TEMPLATE])
 sys.argv = ["radixlm", "chat", "x.radixlm"]
 main()
 """

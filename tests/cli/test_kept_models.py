@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,11 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from radixlm.cli.main import cli
 from radixlm.cli.models.kept import Kept, beyond
+from radixlm.compile.sources.default_model import FILE_NAME
 from radixlm.compile.sources.hub import repository
 from radixlm.runtime import Engine
+from radixlm.runtime.artifact.compiled_models import artifact_named
 from radixlm.runtime.artifact.find_artifact import find_artifact
 from radixlm.runtime.errors import ArtifactNotFound, CompileError
 from radixlm.runtime.store.files import StoreLock
+
+from .forked_command import run_forked
+
+if TYPE_CHECKING:
+    from .conftest import FakeEngine
 
 KEY = "0123456789abcdef"
 
@@ -81,6 +89,24 @@ def test_rm_removes_what_is_named_and_nothing_else(home: Path, tiny_artifact: Pa
     assert list((home / "artifacts").iterdir()) == []
 
 
+def test_every_listed_name_of_a_compiled_model_can_be_run(
+    home: Path, tiny_artifact: Path, runner: CliRunner, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = (keep(home, tiny_artifact, f"tiny-Q8_0-{key}", at) for key, at in ((KEY, 1000), (KEY[::-1], 2000)))
+    hidden = keep(home, tiny_artifact, f".removed-1-tiny-Q8_0-{KEY}", 3000)
+    for row in json.loads(run(runner, "list", "--json").output):
+        assert hidden.name.removesuffix(".radixlm") != row["name"]
+        assert run(runner, "generate", row["name"], "Hi").exit_code == 0
+        assert run(runner, "inspect", row["name"]).exit_code == 0
+    assert artifact_named(f"tiny-Q8_0-{KEY}") == old == find_artifact(old.name.removesuffix(".radixlm"))
+    assert artifact_named("tiny-Q8_0") == new
+    monkeypatch.chdir(home.parent)
+    (home.parent / "tiny-Q8_0").mkdir()  # a path is always that path
+    assert artifact_named("tiny-Q8_0") is None
+    for wrong, right in (("tiny-q8", "tiny-Q8_0"), ("smolm2", "smollm2"), (f"tiny-Q8_0-{KEY[:9]}", f"tiny-Q8_0-{KEY}")):
+        assert f"{wrong} does not exist; did you mean {right}?" in run(runner, "chat", wrong).output
+
+
 def test_rm_leaves_what_is_open(home: Path, tiny_artifact: Path, runner: CliRunner) -> None:
     old, new = (keep(home, tiny_artifact, f"{name}-{KEY}", at) for name, at in (("old", 1000), ("new", 2000)))
     with Engine(old, kv_cache_bytes=1 << 20) as engine:
@@ -109,6 +135,19 @@ def test_rm_removes_downloads_and_stores_only_when_told(home: Path, runner: CliR
     lock.release()
     assert run(runner, "rm", "--kind", "store", "tiny").exit_code == 0
     assert not folders[1].exists()
+
+
+def test_rm_names_the_download_that_stays(home: Path, tiny_artifact: Path, runner: CliRunner) -> None:
+    keep(home, tiny_artifact, f"smollm2-{KEY}", 0.0)
+    download = home / FILE_NAME
+    download.touch()
+    removed = run(runner, "rm", "smollm2").output
+    assert "the download stays; remove it with: radixlm rm --kind download smollm2" in removed
+    assert download.exists()
+    assert "stays" not in run(runner, "rm", "--kind", "download", "smollm2").output
+    assert not download.exists()
+    assert "there is no model named 'smollm2'; radixlm list" in run(runner, "rm", "smollm2").output
+    assert "give NAME, or --keep-gb" in run(runner, "rm").output
 
 
 @pytest.mark.parametrize("arguments", [(), ("tiny", "--keep-gb", "1"), ("nothing",)])
@@ -180,3 +219,18 @@ def test_pull_prints_the_path_and_downloads_alone(home: Path, runner: CliRunner,
     assert run(runner, "pull", str(tiny_artifact)).output == f"{tiny_artifact}\n"
     refused = run(runner, "pull", "--download-only", str(tiny_artifact))
     assert refused.exit_code == 2 and "is not downloaded by name" in refused.output
+
+
+def test_a_model_without_a_chat_template_is_refused_before_it_is_compiled(
+    home: Path, tiny_source: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "silent"
+    shutil.copytree(tiny_source, source, ignore=shutil.ignore_patterns("chat_template*"))
+    settings_file = source / "tokenizer_config.json"
+    if settings_file.exists():
+        own = json.loads(settings_file.read_text())
+        settings_file.write_text(json.dumps({name: own[name] for name in own if name != "chat_template"}))
+    refused = run_forked(["run", str(source), "Hi"])
+    assert refused.returncode == 2, refused.stderr
+    assert f"{source} has no chat template; continue a text instead: radixlm generate {source}" in refused.stderr
+    assert "build" not in refused.stderr and not list((home / "artifacts").glob("*.radixlm"))

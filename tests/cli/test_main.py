@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from radixlm.cli import main
-from radixlm.cli.help_sections import SECTIONS
+from radixlm.cli.help_sections import FLAGS_ELSEWHERE, SECTIONS
 from radixlm.runtime.errors import SourceNotFound
 
 
@@ -133,3 +133,35 @@ def test_each_command_has_one_whole_line_and_an_unknown_one_a_suggestion(runner:
     for name, summary in main.COMMANDS.items():
         assert f"{name} " in said and summary in said and summary.endswith(".")
     assert "did you mean models?" in runner.invoke(main.cli, ["modles"]).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        *(([name], f"use {instead}") for name, instead in main.COMMANDS_ELSEWHERE.items()),
+        (["chat", "x", "--temp", "0"], "use --temperature\n"),
+        (["generate", "x", "Hi", "-n", "5"], "use --max-tokens\n"),
+        (["serve", "x", "--ctx-size=4096"], "use --context-length\n"),
+        (["run", "x", "-c", "4096"], "use --context-length\n"),
+        (["run", "-m", "x"], "give MODEL without a flag\n"),
+        (["run", "x", "-ngl", "99"], "models run on the CPU\n"),
+        (["serve", "x", "-t", "2"], "use --threads\n"),
+        (["serve", "x", "-n", "5"], "use --max-tokens of another command, such as radixlm generate\n"),
+        (["bench", "x", "-np", "4"], "use --max-num-seqs of another command, such as radixlm serve\n"),
+    ],
+)
+def test_words_of_other_tools_are_answered_with_ours(runner: CliRunner, arguments: list[str], instead: str) -> None:
+    refused = runner.invoke(main.cli, arguments)
+    assert refused.exit_code == 2 and instead in refused.output
+
+
+def test_every_flag_for_one_of_another_tool_exists(runner: CliRunner) -> None:
+    said = "".join(runner.invoke(main.cli, [name, "-h"]).output for name in ("serve", "generate"))
+    flags = {flag for flag in FLAGS_ELSEWHERE.values() if flag.startswith("--")}
+    assert flags and not [flag for flag in flags if f"{flag} " not in said]
+    assert not main.COMMANDS.keys() & main.COMMANDS_ELSEWHERE
+
+
+@pytest.mark.parametrize("command", ["chat", "run", "generate", "serve"])
+def test_the_context_can_be_limited(runner: CliRunner, command: str) -> None:
+    assert "--context-length TOKENS" in runner.invoke(main.cli, [command, "-h"]).output
