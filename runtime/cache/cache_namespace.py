@@ -98,7 +98,17 @@ class CacheNamespaces:
 
 def adapted_namespace(namespace: bytes, adapter: str) -> bytes:
     """Return the part of a namespace for KV that was computed with an adapter of this digest: 78 bytes."""
-    return _adapted_prefix(namespace) + _hashed(adapter.encode())
+    return adapted_prefix(namespace) + _hashed(adapter.encode())
+
+
+def adapted_prefix(namespace: bytes) -> bytes:
+    """Return what the namespaces of all adapters within a namespace begin with."""
+    return _ADAPTED + _hashed(namespace)
+
+
+def is_within(part: bytes, namespace: bytes) -> bool:
+    """Return whether `part` is the namespace, or that of an adapter within it."""
+    return part == namespace or part.startswith(adapted_prefix(namespace))
 
 
 def is_adapted(namespace: bytes) -> bool:
@@ -112,10 +122,6 @@ def adapted_digits(namespace: bytes) -> tuple[str, str] | None:
         return None
     digits = namespace.removeprefix(_ADAPTED).hex()
     return digits[: 2 * _HASH_BYTES], digits[2 * _HASH_BYTES :]
-
-
-def _adapted_prefix(namespace: bytes) -> bytes:
-    return _ADAPTED + _hashed(namespace)
 
 
 def _hashed(value: bytes) -> bytes:

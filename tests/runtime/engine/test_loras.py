@@ -20,6 +20,7 @@ from radixlm.runtime.errors import InvalidAdapter, InvalidParameter
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
+from radixlm.runtime.store import PageStore, StoreIdentity
 
 from ...conftest import CompileOnce
 from ...goldens.tiny_adapters import TinyAdapter
@@ -116,6 +117,19 @@ def test_the_disk_of_one_adapter_is_no_others(
         reply = engine.generate(PROMPTS[0], REPLY, lora=lora)
         assert bits(reply) == alone[of, 0]
         assert (reply.usage.cached_tokens > 0) == is_cached, lora
+
+
+def test_a_cleared_cache_has_no_pages_of_adapters_that_are_not_loaded(open_engine: Open, tmp_path: Path) -> None:
+    for lora, namespace in (("a", b"one"), ("b", b"one"), ("a", b"two")):
+        engine = open_engine(store=tmp_path / "store")
+        engine.generate(PROMPTS[0], REPLY, options=RequestOptions(namespace=namespace, lora=lora))
+        engine.close()
+    engine = open_engine(store=tmp_path / "store", loras={})
+    assert engine.clear_cache(b"one").num_discarded_pages == 10
+    engine.close()
+    with PageStore.open(tmp_path / "store", StoreIdentity.of(engine.manifest), max_bytes=1 << 30) as store:
+        digest = open_engine().adapters.named("a").digest
+        assert {page.namespace for page in store.page_keys()} == {adapted_namespace(b"two", digest)}
 
 
 def test_a_client_is_apart_from_others_with_an_adapter_too(open_engine: Open) -> None:
