@@ -171,6 +171,17 @@ def test_one_bad_adapter_stops_the_start(open_engine: Open, files: dict[str, Pat
         open_engine(store=tmp_path / "store", kv_budget=0.5)
 
 
+def test_memory_is_left_for_the_adapters(open_engine: Open) -> None:
+    """The default size of the KV cache is a quarter of what the adapters leave."""
+    plain, adapted = (
+        open_engine(kv_cache_bytes=None, memory_bytes=4 << 20, **options) for options in ({"loras": None}, {})
+    )
+    manifest = adapted.manifest
+    assert manifest.lora is not None
+    lost = (plain._core.cache.pool.num_pages - adapted._core.cache.pool.num_pages) * manifest.kv.page_bytes
+    assert abs(lost - 2 * manifest.lora.adapter_bytes / 4) <= manifest.kv.page_bytes
+
+
 def test_the_next_prompt_is_computed_ahead_with_the_adapter(
     open_engine: Open, alone: dict[tuple[str | None, int], object]
 ) -> None:
