@@ -248,13 +248,13 @@ def title_of(model: StoredModel) -> str:
 
 
 def name_of(namespace: bytes) -> str:
-    """Return the name of a namespace in the output, with that of its LoRA adapter."""
+    """Return the name of a namespace in the output; if it is of a LoRA adapter, hashes of adapter and client."""
     from radixlm.runtime.cache.cache_namespace import adapted_digits
 
     digits = adapted_digits(namespace)
     if digits is None:
         return f"namespace {namespace.hex()[:KEY_DIGITS]}"
-    return f"LoRA adapter {digits[1][:KEY_DIGITS]} of namespace {digits[0][:KEY_DIGITS]}"
+    return f"LoRA adapter {digits[1][:KEY_DIGITS]} of client {digits[0][:KEY_DIGITS]}"
 
 
 def described_model(model: StoredModel) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def is_adapted(namespace: bytes) -> bool:
 
 
 def adapted_digits(namespace: bytes) -> tuple[str, str] | None:
-    """Return hexadecimal names of the namespace and of the adapter that made this one; None if no adapter did."""
+    """Return the hashes of the client's own namespace and of the adapter, in hexadecimal; None without an adapter."""
     if not is_adapted(namespace):
         return None
     digits = namespace.removeprefix(_ADAPTED).hex()
