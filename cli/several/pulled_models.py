@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from radixlm.runtime.artifact.model_names import ALIAS, HUB, HubName, is_hub
-from radixlm.runtime.errors import InvalidParameter, SourceNotFound
+from radixlm.runtime.artifact.model_names import ALIAS, HUB, SUFFIX, HubName, is_hub
+from radixlm.runtime.errors import ArtifactError, InvalidParameter, SourceNotFound
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server.errors import HTTPError
 
@@ -58,7 +58,7 @@ class PulledModels:
         """
         try:
             return self.spec(_entry(name))
-        except (SourceNotFound, InvalidParameter) as error:
+        except (SourceNotFound, ArtifactError, InvalidParameter) as error:
             raise HTTPError(404, str(error), param="model", code="model_not_found") from error
 
     def has(self, name: str) -> bool:
@@ -94,7 +94,8 @@ def _entry(name: str) -> ModelEntry:
     source = _OLLAMAS_HUB.sub(HUB, name)
     if source == ALIAS:
         return ModelEntry(source, name)
-    if not is_hub(source) or ".." in source or re.search(r"\s", source) or not _has_organization(source):
+    is_path = ".." in source or source.endswith(SUFFIX)
+    if not is_hub(source) or is_path or re.search(r"\s", source) or not _has_organization(source):
         raise SourceNotFound(
             f"{name!r:.200} is no model of the hub; pull hf:ORG/NAME, hf:ORG/NAME:Q4_K_M, or the alias {ALIAS}"
         )

@@ -29,8 +29,8 @@ def test_a_name_is_of_the_hub_or_the_alias_and_never_a_path(tmp_path: Path) -> N
         ("smollm2", "smollm2"),
     ):
         assert pulled.spec_of(name) == ModelSpec(name, source)
-    wrong = ("", "llama3.2", str(tmp_path / "x.gguf"), "x.gguf", "hf:", "hf:name", "hf:a/../b", "hf:a/b c", "hf:a/b/c")
-    for name in wrong:
+    paths = (str(tmp_path / "x.gguf"), "x.gguf", "hf:a/../b", "hf:a/b.radixlm", "hf:a/b@c.radixlm")
+    for name in ("", "llama3.2", "hf:", "hf:name", "hf:a/b c", "hf:a/b/c", *paths):
         with pytest.raises(HTTPError, match="hub") as refused:
             pulled.spec_of(name)
         assert refused.value.status == 404
