@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from radixlm.runtime.artifact.model_names import ALIAS, HUB, SUFFIX, HubName, is_hub
@@ -24,7 +25,7 @@ _OLLAMAS_HUB = re.compile(r"^(https://)?(hf\.co|huggingface\.co)/")  # before wh
 
 @dataclass(frozen=True)
 class PulledModels:
-    """A list of models in a file.
+    """A list of models in a file, which any threads of one process read and change.
 
     Args:
         spec: returns how to load an entry.
@@ -32,6 +33,7 @@ class PulledModels:
 
     path: Path
     spec: Callable[[ModelEntry], ModelSpec]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def names(self) -> list[str]:
@@ -67,16 +69,21 @@ class PulledModels:
 
     def add(self, spec: ModelSpec) -> None:
         """Record that a client pulled a model."""
-        self._write([*self.names, spec.name])
+        with self._lock:
+            self._write(dict.fromkeys((*self.names, spec.name)))
 
-    def remove(self, spec: ModelSpec) -> None:
-        """Remove the record of a pulled model, and its artifact. Downloads stay in the hub's cache."""
-        self._write([name for name in self.names if name != spec.name])
+    def forget(self, spec: ModelSpec) -> None:
+        """Remove the record of a pulled model."""
+        with self._lock:
+            self._write(name for name in self.names if name != spec.name)
+
+    def remove_artifact(self, spec: ModelSpec, served: Iterable[ModelSpec]) -> None:
+        """Remove the artifact of a deleted model, unless it is open. Downloads stay in the hub's cache."""
         for kept in all_kept(["compiled"]):
             if kept.is_called(spec.source) and not kept.is_open:
                 kept.remove()
 
-    def _write(self, names: list[str]) -> None:
+    def _write(self, names: Iterable[str]) -> None:
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         beside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         beside.replace(self.path)

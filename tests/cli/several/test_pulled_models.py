@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,7 @@ def test_a_name_is_of_the_hub_or_the_alias_and_never_a_path(tmp_path: Path) -> N
         assert refused.value.status == 404
 
 
-def test_names_are_kept_in_order_and_deleted_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_names_are_kept_in_order_and_deleted_ones_are_not(tmp_path: Path) -> None:
     file = tmp_path / "pulled.txt"
     pulled = library(file)
     assert pulled.entries == [] and not file.exists()
@@ -46,9 +46,19 @@ def test_names_are_kept_in_order_and_deleted_ones_are_not(tmp_path: Path, monkey
         pulled.add(spec)
     again = library(file)
     assert [entry.source for entry in again.entries] == ["smollm2", "hf:org/a", "hf:org/b"]
-    again.remove(specs[1])
+    again.forget(specs[1])
     assert file.read_text() == "smollm2\nhf:org/b\n" and [each.name for each in tmp_path.iterdir()] == ["pulled.txt"]
     assert again.has("smollm2") and not again.has("hf.co/org/a")
+
+
+def test_no_name_is_lost_or_kept_twice_whatever_ends_at_once(tmp_path: Path) -> None:
+    pulled = library(tmp_path / "pulled.txt")
+    specs = [ModelSpec(f"hf:org/{number}", source="") for number in range(64)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(pulled.add, [*specs, *specs]))
+        assert sorted(pulled.names) == sorted(spec.name for spec in specs)
+        list(threads.map(pulled.forget, specs[1:]))
+    assert pulled.names == ["hf:org/0"]
 
 
 def test_a_file_that_cannot_be_read_is_said_with_its_name(tmp_path: Path) -> None:
