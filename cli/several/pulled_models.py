@@ -8,16 +8,24 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from radixlm.runtime.artifact.artifact_use import remove_artifact
 from radixlm.runtime.artifact.model_names import ALIAS, HUB, SUFFIX, HubName, is_hub
-from radixlm.runtime.errors import ArtifactError, InvalidParameter, SourceNotFound
+from radixlm.runtime.errors import (
+    ArtifactBusy,
+    ArtifactError,
+    ArtifactNotFound,
+    InvalidParameter,
+    RadixLMError,
+    SourceNotFound,
+)
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server.errors import HTTPError
 
-from ..models.kept import all_kept
 from .model_list import ModelEntry
 
 _OLLAMAS_HUB = re.compile(r"^(https://)?(hf\.co|huggingface\.co)/")  # before what we call hf:ORG/NAME
@@ -29,10 +37,12 @@ class PulledModels:
 
     Args:
         spec: returns how to load an entry.
+        artifacts: returns the artifacts that a model is served from, its own first.
     """
 
     path: Path
     spec: Callable[[ModelEntry], ModelSpec]
+    artifacts: Callable[[ModelSpec], Sequence[Path]]
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
@@ -78,10 +88,20 @@ class PulledModels:
             self._write(name for name in self.names if name != spec.name)
 
     def remove_artifact(self, spec: ModelSpec, served: Iterable[ModelSpec]) -> None:
-        """Remove the artifact of a deleted model, unless it is open. Downloads stay in the hub's cache."""
-        for kept in all_kept(["compiled"]):
-            if kept.is_called(spec.source) and not kept.is_open:
-                kept.remove()
+        """Remove the artifact of a deleted model, unless it is open or one of the `served` models has the same.
+
+        Downloads stay in the hub's cache.
+        """
+        own = self.artifacts(spec)[0]
+        if own.resolve() not in {path.resolve() for other in served for path in self._known_artifacts(other)}:
+            with suppress(ArtifactNotFound, ArtifactBusy):
+                remove_artifact(own)
+
+    def _known_artifacts(self, spec: ModelSpec) -> Sequence[Path]:
+        try:
+            return self.artifacts(spec)
+        except (RadixLMError, OSError):  # its files are gone
+            return ()
 
     def _write(self, names: Iterable[str]) -> None:
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
+from radixlm.cli.cached_artifact import artifact_path
+from radixlm.cli.serve import command
 from radixlm.cli.several.model_list import ModelEntry
 from radixlm.cli.several.pulled_models import PulledModels
+from radixlm.cli.several.serve_models import artifacts_of
+from radixlm.runtime.artifact.artifact_use import ArtifactUse
+from radixlm.runtime.artifact.compiled_models import artifacts_dir
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server.errors import HTTPError
 
 
-def library(file: Path) -> PulledModels:
+def library(file: Path, *shared: str) -> PulledModels:
+    """Return a list whose models are served with the flags `shared`."""
+
     def spec(entry: ModelEntry) -> ModelSpec:
         return ModelSpec(entry.called, entry.source)
 
-    return PulledModels(file, spec)
+    return PulledModels(file, spec, partial(artifacts_of, command, shared))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of compiled models."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    artifacts_dir().mkdir(parents=True)
+    return artifacts_dir()
+
+
+def compiled(source: str, **options: str) -> Path:
+    """Return the artifact of a source, which has been compiled with these options."""
+    path = artifact_path(source, options)
+    path.mkdir()
+    return path
 
 
 def test_a_name_is_of_the_hub_or_the_alias_and_never_a_path(tmp_path: Path) -> None:
@@ -49,6 +72,33 @@ def test_names_are_kept_in_order_and_deleted_ones_are_not(tmp_path: Path) -> Non
     again.forget(specs[1])
     assert file.read_text() == "smollm2\nhf:org/b\n" and [each.name for each in tmp_path.iterdir()] == ["pulled.txt"]
     assert again.has("smollm2") and not again.has("hf.co/org/a")
+
+
+def test_only_the_artifact_that_the_deleted_model_was_compiled_into_is_removed(cache: Path, tmp_path: Path) -> None:
+    own = compiled("hf:org/name", quantize="q4")
+    other = compiled("hf:org/name", quantize="q8"), compiled("hf:another/name", quantize="q4")
+    pulled = library(tmp_path / "pulled.txt", "--quantize", "q4")
+    gone = (ModelSpec("x", "x.radixlm"), ModelSpec("y", "y.gguf"), ModelSpec("z", "hf:another/name"))
+    for _ in range(2):  # nothing is left for the second time
+        pulled.remove_artifact(ModelSpec("hf:org/name", "hf:org/name"), gone)
+        assert not own.exists() and {*cache.iterdir()} == {*other}
+
+
+def test_an_artifact_stays_that_another_model_is_served_from_or_a_process_has_open(cache: Path, tmp_path: Path) -> None:
+    own = compiled("hf:org/name")
+    (tmp_path / "link.radixlm").symlink_to(own)
+    pulled, spec = library(tmp_path / "pulled.txt"), ModelSpec("hf:org/name", "hf:org/name")
+    sources = ("hf:org/name", "name", own.name.removesuffix(".radixlm"), str(own), str(tmp_path / "link.radixlm"))
+    drafted = ModelSpec("large", "hf:org/large", flags=("--draft", "hf:org/name"))
+    for other in (*(ModelSpec("other", source) for source in sources), drafted):
+        pulled.remove_artifact(spec, [other])
+        assert own.exists(), other
+    use = ArtifactUse.begin(own)
+    pulled.remove_artifact(spec, [])
+    assert own.exists()
+    use.end()
+    pulled.remove_artifact(spec, [])
+    assert not own.exists()
 
 
 def test_no_name_is_lost_or_kept_twice_whatever_ends_at_once(tmp_path: Path) -> None:
