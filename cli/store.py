@@ -63,7 +63,7 @@ def ls(directory: Path, artifact: str | None, as_json: bool, **options: Any) -> 
         for run in runs_of:
             if run.pages[0].namespace != namespace:
                 namespace = run.pages[0].namespace
-                click.echo(f"  namespace {namespace.hex()[:KEY_DIGITS]}")
+                click.echo("  " + name_of(namespace))
             click.echo("    " + line_of(described_run(run, text_of(model)), run.depth))
     if not listed:
         click.echo("no pages")
@@ -88,7 +88,7 @@ def stats(directory: Path, as_json: bool) -> None:
     for model in catalogue.models:
         click.echo(title_of(model))
         for namespace, num_pages in Counter(page.namespace for page in model.pages).most_common():
-            click.echo(f"  namespace {namespace.hex()[:KEY_DIGITS]}  {num_pages:,} pages")
+            click.echo(f"  {name_of(namespace)}  {num_pages:,} pages")
         for segment in model.segments:
             state = "full" if segment.is_sealed else "open"
             begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(segment.begun_at))
@@ -245,6 +245,16 @@ def title_of(model: StoredModel) -> str:
         f"model {identity.model_digest[:KEY_DIGITS]}  {len(model.pages):,} pages, {num_tokens:,} tokens, "
         f"{model.num_bytes / 1e6:,.1f} MB in {len(model.segments)} segments"
     )
+
+
+def name_of(namespace: bytes) -> str:
+    """Return the name of a namespace in the output, with that of its LoRA adapter."""
+    from radixlm.runtime.cache.cache_namespace import adapted_digits
+
+    digits = adapted_digits(namespace)
+    if digits is None:
+        return f"namespace {namespace.hex()[:KEY_DIGITS]}"
+    return f"LoRA adapter {digits[1][:KEY_DIGITS]} of namespace {digits[0][:KEY_DIGITS]}"
 
 
 def described_model(model: StoredModel) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from ..errors import InvalidParameter
 
 MAX_LENGTH = 1024  # characters of a text that a client sends
 _PERSON = b"radixlm/prefix/1"  # BLAKE2 personalization: no other use of the same secret gives these bytes
-_ADAPTED = b"radixlm/lora/1"
+_ADAPTED = b"radixlm/lora/1"  # the first bytes of each namespace of an adapter
+_HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,35 @@ class CacheNamespaces:
 
 
 def adapted_namespace(namespace: bytes, adapter: str) -> bytes:
-    """Return the part of a namespace for KV that was computed with an adapter of this digest: 32 bytes."""
-    hashed = blake2b(len(namespace).to_bytes(8, "big"), digest_size=32, person=_ADAPTED)
-    hashed.update(namespace + adapter.encode())
-    return hashed.digest()
+    """Return the part of a namespace for KV that was computed with an adapter of this digest: 78 bytes."""
+    return adapted_prefix(namespace) + _hashed(adapter.encode())
+
+
+def adapted_prefix(namespace: bytes) -> bytes:
+    """Return what the namespaces of all adapters within a namespace begin with."""
+    return _ADAPTED + _hashed(namespace)
+
+
+def is_within(part: bytes, namespace: bytes) -> bool:
+    """Return whether `part` is the namespace, or that of an adapter within it."""
+    return part == namespace or part.startswith(adapted_prefix(namespace))
+
+
+def is_adapted(namespace: bytes) -> bool:
+    """Return whether a namespace is for KV that was computed with a LoRA adapter."""
+    return namespace.startswith(_ADAPTED)
+
+
+def adapted_digits(namespace: bytes) -> tuple[str, str] | None:
+    """Return hexadecimal names of the namespace and of the adapter that made this one; None if no adapter did."""
+    if not is_adapted(namespace):
+        return None
+    digits = namespace.removeprefix(_ADAPTED).hex()
+    return digits[: 2 * _HASH_BYTES], digits[2 * _HASH_BYTES :]
+
+
+def _hashed(value: bytes) -> bytes:
+    return blake2b(value, digest_size=_HASH_BYTES, person=_ADAPTED).digest()
 
 
 def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:

@@ -80,6 +80,8 @@ def open_parts(artifact: Artifact, options: EngineOptions) -> Opened:
     available = available_memory_bytes() + taken_already
     if options.memory_bytes is not None:
         available = min(available, options.memory_bytes)
+    if manifest.lora:
+        available = max(0, available - len(options.loras or {}) * manifest.lora.adapter_bytes)
     size = KVCacheSize.choose(
         manifest,
         available_bytes=available,

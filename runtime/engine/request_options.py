@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
+from ..cache.cache_namespace import is_adapted
 from ..cache.reply_alias import ReplyAlias
 from ..cache.why_not_more import MatchPolicy, WhyNotMore
 from ..chat.chat_template import checked_kwargs
@@ -148,6 +149,14 @@ class RequestOptions:
         if not isinstance(self.namespace, bytes) or len(self.namespace) > MAX_NAMESPACE_BYTES:
             raise InvalidParameter(
                 f"namespace is {self.namespace!r:.60}; it must be at most {MAX_NAMESPACE_BYTES} bytes",
+                param="namespace",
+            )
+        if is_adapted(self.namespace) != isinstance(self.lora, Adapter):  # only the engine sets them, both at once
+            if isinstance(self.lora, Adapter):
+                raise InvalidArgument(f"lora is {self.lora!r:.60}; it must be the name of an adapter", param="lora")
+            raise InvalidParameter(
+                f"namespace is {self.namespace!r:.60}, which begins like one of a LoRA adapter; choose another, and "
+                "name the adapter in lora",
                 param="namespace",
             )
         if self.cache_match is not None:

@@ -23,6 +23,7 @@ from .adapter_files import AdapterFile, LowRank, read_adapter
 from .tensor_files import Float32Array
 
 _JOINED = {"q_proj": "qkv_proj", "gate_proj": "gate_up_proj"}  # in checkpoints that join it with those after it
+_BF16_EXPONENT = np.uint16(0x7F80)  # all of these bits are set in infinities and NaN
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,12 @@ class _Fitted:
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise InvalidAdapter(f"{where} has numbers that are not finite; fetch it again")
         self._ranks[place.number] = -(-change.rank // LORA_BLOCK)
-        self._parts[place.a_at], self._parts[place.b_at] = (_rounded(_blocks(each), self._dtype) for each in (a, b))
+        for first, matrix in ((place.a_at, a), (place.b_at, b)):
+            self._parts[first] = values = _rounded(_blocks(matrix), self._dtype)
+            if not _is_finite(values, self._dtype):
+                raise InvalidAdapter(
+                    f"{where} has numbers beyond {self._dtype}; compile the artifact again with --lora-dtype f32"
+                )
 
 
 def _sources(places: Sequence[LoraPlace], adapter: AdapterFile) -> Iterator[LoraSource | None]:
@@ -180,14 +186,25 @@ def _blocks(matrix: Float32Array) -> Float32Array:
 
 
 def _rounded(values: Float32Array, dtype: LoraDType) -> npt.NDArray[Any]:
-    """Return numbers rounded to the nearest of a type, on ties to the even one; bf16 as its 16 bits."""
+    """Return numbers rounded to the nearest of a type, on ties to the even one; bf16 as its 16 bits.
+
+    Numbers beyond the type become infinite.
+    """
     if dtype == "f32":
         return values
     if dtype == "f16":
-        return values.astype(np.float16)
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
     bits = values.view(np.uint32)
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + half) >> np.uint32(16)).astype(np.uint16)
+
+
+def _is_finite(values: npt.NDArray[Any], dtype: LoraDType) -> bool:
+    """Return whether numbers that `_rounded` returned are all finite."""
+    if dtype == "bf16":
+        return bool(((values & _BF16_EXPONENT) != _BF16_EXPONENT).all())
+    return bool(np.isfinite(values).all())
 
 
 def _rows(source: LoraSource, num_outputs: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from ..artifact.manifest import PAGE_SIZE
+from ..cache.cache_namespace import adapted_prefix
 from ..cache.page_pool import PagePool
 from ..cache.prefix_cache import PrefixCache
 from ..cache.radix_node import encode_key, tokens_of
@@ -102,6 +103,11 @@ class DiskIndex:
         """Forget pages, and those that cannot be found without them; return the keys of all of them."""
         records = [self._record_of[key] for key in keys if key in self._record_of]
         return self._forget(self.cache.tree.remove(records))
+
+    def parts(self, namespace: bytes) -> list[bytes]:
+        """Return the namespace, and those of LoRA adapters within it that have pages."""
+        prefix = adapted_prefix(namespace)
+        return [namespace, *(part for part in self.cache.tree.namespaces if part.startswith(prefix))]
 
     def clear(self, namespace: bytes) -> list[bytes]:
         """Forget a namespace; return the keys of its pages."""

@@ -152,11 +152,16 @@ class DiskTier(Memory):
         self._forget(keys)
 
     def forget(self, namespace: bytes) -> ForgetResult:
-        """Remove a namespace from disk; the pending future is done when its bytes are gone."""
-        self.saver.forget(namespace)
-        self._end_loads(namespace)
-        keys = self.index.clear(namespace)
-        return ForgetResult(num_discarded_pages=len(keys), pending=(self.writer.discard(namespace),))
+        """Remove a namespace from disk, with all LoRA adapters within it, also those that are not loaded now.
+
+        The pending future is done when its bytes are gone.
+        """
+        num_discarded = 0
+        for part in self.index.parts(namespace):
+            self.saver.forget(part)
+            self._end_loads(part)
+            num_discarded += len(self.index.clear(part))
+        return ForgetResult(num_discarded_pages=num_discarded, pending=(self.writer.discard(namespace),))
 
     def drop_unused(self, since: float) -> None:
         """Remove pages from disk that were last used before `since`, on the cache's clock.

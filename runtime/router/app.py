@@ -72,7 +72,7 @@ def router_app(table: ModelTable[ModelServer], options: ServerOptions, library: 
     listing = Listing(table)
     pulling = Pulling(table, library)
     forwarder = Forwarder(table, listing, max_body_bytes=options.max_body_bytes)
-    described = OpenAPI(has_keys=bool(keys), has_several=True, more=OPERATIONS)
+    described = OpenAPI(has_keys=bool(keys), has_choice=True, more=OPERATIONS)
 
     def route(path: str, answer: Callable[[Request], Any], *methods: str) -> Route:
         return Route(path, Endpoint(answer), methods=methods or ("GET",))

@@ -109,7 +109,7 @@ def app_of(models: Models) -> Starlette:
     If the ASGI server does not run its lifespan, call `app.state.resume` on its event loop to resume batches.
     """
     options = models.options
-    described = OpenAPI(has_keys=bool(options.api_keys), has_several=models.has_several)
+    described = OpenAPI(has_keys=bool(options.api_keys), has_choice=models.has_choice)
     routes = [
         Route(path, Endpoint(partial(models.answer, endpoint)), methods=["POST"])
         for path, endpoint in OF_A_MODEL.items()

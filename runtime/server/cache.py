@@ -15,6 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..cache.cache_namespace import adapted_namespace
 from ..cache.cache_tree import TreeRun
 from ..cache.cache_uses import CacheUse
 from ..engine.completion import FinishReason
@@ -52,7 +53,7 @@ async def cache(models: Models, request: Request) -> Response:
 
 
 def _parameters(models: Models) -> tuple[str, ...]:
-    return (*PARAMETERS, "model") if models.has_several else PARAMETERS
+    return (*PARAMETERS, "model") if models.has_choice else PARAMETERS
 
 
 async def _clear(served: Served, request: Request) -> ClearedReply:
@@ -114,7 +115,11 @@ async def _show_run(served: Served, request: Request, run_id: str) -> Response:
 
 
 def _namespace(served: Served, request: Request) -> bytes:
-    return served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
+    """Return the namespace of the request; if it names a LoRA adapter, the adapter's part alone."""
+    namespace = served.namespace(request, *(request.query_params.get(name) for name in PARAMETERS))
+    if served.lora is None:
+        return namespace
+    return adapted_namespace(namespace, served.engine.adapters.named(served.lora).digest)
 
 
 def _public_id(name: str, namespace: bytes) -> str:

@@ -126,6 +126,11 @@ class Models:
         """Return whether there is more than one model."""
         return len(self.rows) > 1
 
+    @property
+    def has_choice(self) -> bool:
+        """Return whether a query string chooses among models, or among the LoRA adapters of one."""
+        return len(self.all) > 1
+
     def named(self, asked: str | None) -> Served:
         """Return the model that a request names; the first if it names none.
 
@@ -140,12 +145,13 @@ class Models:
         return served
 
     def of_query(self, request: Request) -> Served:
-        """Return the model that a query string names, for requests without a body. A single model answers any query.
+        """Return the model that a query string names, for requests without a body. A single model without
+        adapters answers any query.
 
         Raises:
             HTTPError: 404 if there is no model of this name.
         """
-        return self.named(request.query_params.get("model")) if self.has_several else self.rows[0]
+        return self.named(request.query_params.get("model")) if self.has_choice else self.rows[0]
 
     @property
     def match_of_unnamed(self) -> MatchPolicy:

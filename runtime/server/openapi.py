@@ -180,13 +180,13 @@ class OpenAPI:
 
     Args:
         has_keys: the server requires API keys.
-        has_several: the server has several models.
+        has_choice: a query string chooses among models, or among the adapters of one.
         more: operations of this server in addition to `OPERATIONS`.
     """
 
-    def __init__(self, *, has_keys: bool, has_several: bool = False, more: Sequence[Operation] = ()) -> None:
+    def __init__(self, *, has_keys: bool, has_choice: bool = False, more: Sequence[Operation] = ()) -> None:
         self._has_keys = has_keys
-        self._has_several = has_several
+        self._has_choice = has_choice
         self._operations = (*OPERATIONS, *more)
 
     async def answer(self, request: Request) -> Response:
@@ -201,7 +201,7 @@ class OpenAPI:
         by_type = {repr(kind): schema for kind, schema in zip(types, schemas, strict=False)}
         paths: dict[str, Schema] = {}
         for operation in self._operations:
-            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type, self._has_several)
+            paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type, self._has_choice)
         document: Schema = {
             "openapi": "3.1.0",
             "info": {"title": "radixlm", "version": VERSION, "license": {"name": "Apache-2.0"}},
@@ -216,7 +216,7 @@ class OpenAPI:
         return msgspec.json.encode(document)
 
 
-def _operation(operation: Operation, by_type: dict[str, Schema], has_several: bool) -> Schema:
+def _operation(operation: Operation, by_type: dict[str, Schema], has_choice: bool) -> Schema:
     replies = {str(status): _error(text, operation.error) for status, text in _ERRORS.items()}
     replies[str(operation.status)] = {"description": "The answer.", "content": _content(operation, by_type)}
     described: Schema = {
@@ -228,7 +228,7 @@ def _operation(operation: Operation, by_type: dict[str, Schema], has_several: bo
         content = {"application/json": {"schema": by_type[repr(operation.body)]}}
         described["requestBody"] = {"required": operation.needs_body, "content": content}
     parameters = [_parameter(name, "path") for name in operation.in_path]
-    in_query = (*operation.in_query, "model") if has_several and operation.asks_for_model else operation.in_query
+    in_query = (*operation.in_query, "model") if has_choice and operation.asks_for_model else operation.in_query
     parameters += [_parameter(name, "query") for name in in_query]
     return {**described, "parameters": parameters} if parameters else described
 

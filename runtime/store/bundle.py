@@ -1,6 +1,7 @@
 """Export pages to a portable file, and import them. The same pages always give the same bytes.
 
-A bundle names the model, but no namespace, directory or time. The import chooses the namespace of the pages.
+A bundle names the model, but no namespace, LoRA adapter, directory or time. The import chooses the namespace of the
+pages, so pages that were computed with an adapter are not exported.
 
 A bundle can come from an attacker. The import compares every size with the size of the file before it allocates memory,
 and verifies the checksum of every page. No check can tell whether KV belongs to its tokens: import only bundles from a
@@ -25,6 +26,7 @@ from typing import BinaryIO, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache.cache_namespace import is_adapted
 from ..errors import StoreCorrupt, StoreError, StoreMismatch
 from ..system import sync_file
 from .page_key import NO_PARENT, PageKey, StoreIdentity, pack_tokens, unpack_tokens
@@ -75,9 +77,15 @@ def export_bundle(source: PageSource, page_keys: Sequence[PageKey], path: str | 
         page_keys: the pages, with all pages before them in their prompts.
 
     Raises:
-        StoreError: the parent of a page is missing, the pages have several namespaces, or a page cannot be read.
+        StoreError: the parent of a page is missing, the pages have several namespaces or were computed with a LoRA
+            adapter, or a page cannot be read.
         OSError: the file cannot be written.
     """
+    if any(is_adapted(page.namespace) for page in page_keys):
+        raise StoreError(
+            "pages that were computed with a LoRA adapter are not exported, because a bundle does not name it; export "
+            "pages of the model without an adapter"
+        )
     ordered, parents = _in_order(page_keys)
     identity, path = source.identity, Path(path)
     checksums = [checksum(row.data) for rows in _payloads(source, ordered) for row in rows]

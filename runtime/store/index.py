@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from ..cache.cache_namespace import adapted_prefix
 from ..errors import StoreCorrupt, StoreMismatch
 from .index_rows import IndexUses, RecordLocation, RecordRow, SegmentRow, name_keys
 from .page_key import NO_PARENT
@@ -203,8 +204,9 @@ class Index:
         return self._rows("segment = ? ORDER BY block", segment)
 
     def rows_of(self, namespace: bytes) -> dict[bytes, RecordRow | None]:
-        """Return the records of a namespace by key; None for damaged rows."""
-        return self._rows("namespace = ?", namespace)
+        """Return the records of a namespace and of LoRA adapters within it by key; None for damaged rows."""
+        prefix = adapted_prefix(namespace)
+        return self._rows("namespace = ? OR substr(namespace, 1, ?) = ?", namespace, len(prefix), prefix)
 
     def rows_of_kind(self, kind: Kind) -> dict[bytes, RecordRow | None]:
         """Return the records of a kind by key, the least recently used first; None for damaged rows."""
@@ -285,9 +287,9 @@ class Index:
             if all(type(part) is int for part in at)
         ]
 
-    def _rows(self, where: str, value: bytes | int) -> dict[bytes, RecordRow | None]:
-        rows = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", (value,))
-        return {values[0]: RecordRow.of(values) for values in rows}
+    def _rows(self, where: str, *values: bytes | int) -> dict[bytes, RecordRow | None]:
+        rows = self._sql.execute(f"SELECT {_COLUMNS} FROM records WHERE {where}", values)
+        return {row[0]: RecordRow.of(row) for row in rows}
 
 
 def is_broken(error: Exception) -> bool:

@@ -179,6 +179,8 @@ class PageStore:
     def discard(self, namespace: bytes) -> list[bytes]:
         """Remove all pages of a namespace, and overwrite them on disk; return their keys. For the thread that puts.
 
+        Pages that were computed with LoRA adapters within the namespace are removed, too.
+
         Raises:
             StoreOff: the store is off, and some of the pages can still exist.
         """

@@ -194,7 +194,9 @@ class RecordWriter:
         return self._forget(keys, touched, bad)
 
     def discard(self, namespace: bytes, touched: set[bytes], bad: set[bytes]) -> PutResult:
-        """Remove a namespace and overwrite its records, also those that the index no longer has."""
+        """Remove a namespace with LoRA adapters within it, and overwrite its records, also those that the index no
+        longer has.
+        """
         before = self.settle(touched, bad)
         num_indexed, rows = self.index.num_blocks(), self.index.rows_of(namespace)
         places_by_segment: dict[int, list[BlockRange]] = {}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from ..cache.cache_namespace import is_within
 from .files import Buffer, Files, write_all
 from .index_rows import RecordRow, SegmentRow
 from .page_key import StoreIdentity
@@ -168,13 +169,15 @@ class SegmentLog:
             self._change(replace(self.rows[segment.number], sealed_at=use))
 
     def places_of(self, number: int, namespace: bytes) -> list[BlockRange]:
-        """Return the places of a namespace's records in a segment, also those that the index does not know."""
+        """Return the places of the records of a namespace and of LoRA adapters within it in a segment, also of those
+        that the index does not know.
+        """
         segment = self.segments[number]
         fd = self._files.open(self.directory / segment.name)
         try:
             records = segment.scan(self._files, fd, segment.num_header_blocks, payloads=False)
             found = [record for record in records if record is not None and record.header.kind != Kind.DISCARDED]
-            return [record.place for record in found if record.header.namespace == namespace]
+            return [record.place for record in found if is_within(record.header.namespace, namespace)]
         finally:
             self._files.close(fd)
 

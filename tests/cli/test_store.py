@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 from radixlm.cli.main import cli
 from radixlm.runtime.artifact import Artifact
-from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity
+from radixlm.runtime.cache.cache_namespace import CacheNamespaces, CacheScope, ModelIdentity, adapted_namespace
 from radixlm.runtime.store import NO_PARENT, PageKey, PageStore, StoreIdentity
 from radixlm.runtime.store.catalogue import Catalogue
 from radixlm.runtime.store.record import sealed
@@ -159,6 +159,19 @@ def test_an_exported_prefix_is_found_by_requests_of_another_machine(stored: Stor
         out = np.empty((len(heads), stored.identity.page_bytes), np.uint8)
         assert store.read(heads, out) == len(heads)
         assert (out == stored.payload()[: stored.num_system]).all()
+
+
+def test_pages_of_adapters_are_listed_apart_and_not_exported(stored: Stored, tmp_path: Path) -> None:
+    base = stored.heads[0].namespace
+    heads = [head_of(stored.identity, adapted_namespace(base, name), None, [*range(16)]) for name in ("a", "b")]
+    with stored.open(stored.directory) as store:
+        store.put(heads, stored.payload()[:2])
+    for command in ("ls", "stats"):
+        lines = run(command, stored.directory).output.splitlines()
+        adapters = {line.split()[2] for line in lines if line.startswith("  LoRA adapter ")}
+        assert len(adapters) == 2 and any(line.startswith(f"  namespace {base.hex()[:12]}") for line in lines)
+    done = run("export", stored.directory, heads[0].key.hex(), "-o", tmp_path / "bundle")
+    assert done.exit_code == 2 and "computed with a LoRA adapter are not exported" in done.output
 
 
 def test_an_import_takes_nothing_out_of_a_store_unless_it_is_told_to(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from radixlm.runtime.artifact.manifest import PAGE_SIZE, TOP_LOGITS
+from radixlm.runtime.cache.cache_namespace import is_adapted
 from radixlm.runtime.cache.page_pool import PagePool
 from radixlm.runtime.cache.prefix_cache import PrefixCache
 from radixlm.runtime.chat.token_constraint import TokenConstraint
@@ -27,6 +28,7 @@ from radixlm.runtime.engine.step.plan import SchedulerPolicy
 from radixlm.runtime.engine.step.sampler import SampledToken, sample
 from radixlm.runtime.engine.step.sampler_state import SamplerState
 from radixlm.runtime.kv_log.log import KVLog
+from radixlm.runtime.lora.adapters import Adapter
 from radixlm.runtime.memory import Memories
 from radixlm.runtime.model.batch import Batch, Float32Array, PageCopy, TopLogits, UInt8Array
 from radixlm.runtime.prefix.disk_tier import DiskTier
@@ -313,7 +315,8 @@ class Bench:
         decoder: TextDecoder | None = None,
         spelled: Callable[[], SpelledPrompt] | None = None,
     ) -> Request:
-        options = RequestOptions(cache_match="off") if namespace is None else RequestOptions(namespace=namespace)
+        lora = Adapter("fake", "fake", 0) if namespace is not None and is_adapted(namespace) else None
+        options = RequestOptions(cache_match="off") if namespace is None else RequestOptions(namespace, lora=lora)
         reply = Reply(
             params,
             ids,

@@ -108,6 +108,7 @@ def test_what_does_not_exist_is_said_with_its_place(tmp_path: Path) -> None:
         (["--port", "1"], "port is for the whole server"),
         (["--model-id", "x"], "model-id is for the whole server"),
         (["--draft", "nowhere"], "does not exist"),
+        (["--lora", "a=adapter"], "adapters are not for --models yet"),
         (["--store-gb", "1"], "--store-gb is given and --store is not"),
     ],
 )

@@ -179,6 +179,7 @@ def test_a_signal_while_a_model_loads_is_a_clean_stop(
     [
         (["--models", "a.radixlm", "--record", "file"], "--record is for one model"),
         (["a.radixlm", "b.radixlm", "--draft", "."], "--draft is for one model"),
+        (["--models", "a.radixlm", "--lora", "a=adapter"], "--lora: adapters are not for --models yet"),
         (["--models", "nowhere"], "nowhere does not exist"),
         (["a.radixlm", "--unload-after", "5"], "--unload-after is for several models"),
         ([], "give a MODEL to serve"),

@@ -20,6 +20,7 @@ from radixlm.runtime.errors import InvalidAdapter, InvalidParameter
 from radixlm.runtime.prefix.prefix_loader import PrefixLoader
 from radixlm.runtime.prefix.prefix_plan import LoadBudget, PrefixPlan
 from radixlm.runtime.prefix.rates import Rates
+from radixlm.runtime.store import PageStore, StoreIdentity
 
 from ...conftest import CompileOnce
 from ...goldens.tiny_adapters import TinyAdapter
@@ -118,6 +119,19 @@ def test_the_disk_of_one_adapter_is_no_others(
         assert (reply.usage.cached_tokens > 0) == is_cached, lora
 
 
+def test_a_cleared_cache_has_no_pages_of_adapters_that_are_not_loaded(open_engine: Open, tmp_path: Path) -> None:
+    for lora, namespace in (("a", b"one"), ("b", b"one"), ("a", b"two")):
+        engine = open_engine(store=tmp_path / "store")
+        engine.generate(PROMPTS[0], REPLY, options=RequestOptions(namespace=namespace, lora=lora))
+        engine.close()
+    engine = open_engine(store=tmp_path / "store", loras={})
+    assert engine.clear_cache(b"one").num_discarded_pages == 10
+    engine.close()
+    with PageStore.open(tmp_path / "store", StoreIdentity.of(engine.manifest), max_bytes=1 << 30) as store:
+        digest = open_engine().adapters.named("a").digest
+        assert {page.namespace for page in store.page_keys()} == {adapted_namespace(b"two", digest)}
+
+
 def test_a_client_is_apart_from_others_with_an_adapter_too(open_engine: Open) -> None:
     engine = open_engine()
     for name in (b"one", b"two"):
@@ -155,6 +169,17 @@ def test_one_bad_adapter_stops_the_start(open_engine: Open, files: dict[str, Pat
         open_engine(loras={"a": files["a"], "bad": tmp_path})
     with pytest.raises(InvalidParameter, match="loras are given and a kv_budget"):
         open_engine(store=tmp_path / "store", kv_budget=0.5)
+
+
+def test_memory_is_left_for_the_adapters(open_engine: Open) -> None:
+    """The default size of the KV cache is a quarter of what the adapters leave."""
+    plain, adapted = (
+        open_engine(kv_cache_bytes=None, memory_bytes=4 << 20, **options) for options in ({"loras": None}, {})
+    )
+    manifest = adapted.manifest
+    assert manifest.lora is not None
+    lost = (plain._core.cache.pool.num_pages - adapted._core.cache.pool.num_pages) * manifest.kv.page_bytes
+    assert abs(lost - 2 * manifest.lora.adapter_bytes / 4) <= manifest.kv.page_bytes
 
 
 def test_the_next_prompt_is_computed_ahead_with_the_adapter(

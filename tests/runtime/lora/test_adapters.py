@@ -80,6 +80,17 @@ def test_bf16_is_rounded_to_the_nearest(values: list[float]) -> None:
     assert np.array_equal(_rounded(given_, "bf16"), given_.astype(ml_dtypes.bfloat16).view(np.uint16))
 
 
+@pytest.mark.parametrize(("dtype", "number"), [("f16", 65520.0), ("bf16", np.finfo(np.float32).max)])
+def test_numbers_beyond_the_type_are_refused(dtype: LoraDType, number: float, tmp_path: Path) -> None:
+    folder = LLAMA.write_peft(tmp_path / "a")
+    tensors = dict(read_safetensors(folder / "adapter_model.safetensors"))
+    tensors[f"{FIRST}.lora_B.weight"] = np.full_like(tensors[f"{FIRST}.lora_B.weight"], number)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(InvalidAdapter, match=rf"q_proj.* has numbers beyond {dtype}; .* --lora-dtype f32"):
+        loaded({"a": folder}, dtype)
+    loaded({"a": folder}, "f32")
+
+
 def test_only_the_matrices_of_the_file_have_a_rank(tmp_path: Path) -> None:
     adapter = TinyAdapter("llama", targets=r".*\.(q|v)_proj\.weight")
     adapters, rows = loaded({"a": adapter.write_peft(tmp_path / "a")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from radixlm.runtime.cache.cache_namespace import CacheScope, adapted_namespace
 from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
 from starlette.testclient import TestClient
@@ -74,3 +75,19 @@ def test_an_adapter_has_a_fingerprint_of_its_own(adapted_client: TestClient) -> 
 def test_an_adapter_cannot_have_the_models_name(adapted: FakeEngine) -> None:
     with pytest.raises(InvalidParameter, match="two models have the same name"):
         create_app(adapted, model_ids=("sql",))  # type: ignore[arg-type]
+
+
+def test_the_cache_of_an_adapter_is_shown_and_deleted_by_its_name(
+    adapted: FakeEngine, adapted_client: TestClient
+) -> None:
+    namespace = adapted.namespaces.of(CacheScope(cache_salt="s"))
+    spaces = {"small": namespace, "small:sql": adapted_namespace(namespace, "sql"), None: namespace}
+    for model, space in spaces.items():
+        query = {"cache_salt": "s"} if model is None else {"cache_salt": "s", "model": model}
+        shown = adapted_client.get("/v1/cache", params=query)
+        assert shown.status_code == 200 and adapted.namespaces_asked.pop() == space, shown.text
+        adapted_client.get("/v1/cache", params=query | {"run": "any"})
+        assert adapted.namespaces_asked.pop() == space
+        adapted_client.delete("/v1/cache", params=query)
+        assert adapted.namespaces_cleared[-1] == space
+    assert adapted_client.get("/v1/cache", params={"model": "poems"}).status_code == 404

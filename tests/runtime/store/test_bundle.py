@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from radixlm.runtime.cache.cache_namespace import adapted_namespace
 from radixlm.runtime.errors import RadixLMError, StoreCorrupt, StoreError, StoreMismatch
 from radixlm.runtime.store import ImportReport, PageStore, export_bundle, import_bundle
 
@@ -102,6 +103,16 @@ def test_pages_without_those_before_them_and_of_two_namespaces_are_refused(tmp_p
         assert not (tmp_path / "bundle").exists()
         export_bundle(store, [], tmp_path / "bundle")
         assert import_bundle(store, tmp_path / "bundle", BOB) == ImportReport(0, 0)
+
+
+def test_pages_of_an_adapter_are_not_exported(tmp_path: Path) -> None:
+    """The import would make them pages of the model without the adapter."""
+    pages = chain(3, namespace=adapted_namespace(ALICE, "digest"))
+    with PageStore.open(tmp_path / "here", IDENTITY, max_bytes=MAX_BYTES) as store:
+        store.put(pages, payload(pages))
+        with pytest.raises(StoreError, match="were computed with a LoRA adapter are not exported"):
+            export_bundle(store, pages, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize("field", ["model_digest", "tokenizer_digest", "quantization", "kv_layout", "page_bytes"])

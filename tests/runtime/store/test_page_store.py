@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from radixlm.runtime.cache.cache_namespace import adapted_namespace
 from radixlm.runtime.errors import StoreBusy, StoreCorrupt, StoreError, StoreOff
 from radixlm.runtime.store import PageKey, PageStore
 from radixlm.runtime.store.page_key import pack_tokens
@@ -120,6 +121,20 @@ def test_a_discarded_namespace_is_nowhere_on_the_disk(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").unlink()
     with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
         assert list(store.page_keys()) == other
+
+
+def test_a_namespace_is_discarded_with_its_adapters(tmp_path: Path) -> None:
+    """Also those of records that the index no longer has."""
+    ours, lost = (chain(2, i, namespace=adapted_namespace(ALICE, str(i))) for i in range(2))
+    other = chain(2, 2, namespace=adapted_namespace(BOB, "0"))
+    with PageStore.open(tmp_path, IDENTITY, max_bytes=MAX_BYTES) as store:
+        for pages in (ours, lost, other):
+            store.put(pages, payload(pages))
+        store._state.add_bad(set(keys(lost)))
+        assert sorted(store.discard(ALICE)) == sorted(keys([*ours, *lost]))
+        assert list(store.page_keys()) == other
+    on_disk = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert not any(page.key in on_disk for page in (*ours, *lost))
 
 
 def test_dropped_pages_are_nowhere_on_the_disk(tmp_path: Path) -> None:
