@@ -88,8 +88,7 @@ def artifact_of(
             given = " and ".join(f"--{name} {value}" for name, value in options.items())
             raise ValueError(f"{model} is already compiled; remove {given}, which is for compiling")
         return _with_template(artifact, model) if for_chat else artifact
-    name, key = short_name(model), _key(model, options)
-    path = artifacts_dir() / f"{name}-{key}{SUFFIX}"
+    name, path = short_name(model), artifact_path(model, options)
     if _is_whole(path):
         return _with_template(path, model) if for_chat else path
     tell = say or (lambda text: click.echo(text, err=True))
@@ -123,6 +122,15 @@ def artifact_of(
             f"{path.parent} cannot be written ({error.strerror or error}); set XDG_CACHE_HOME to another folder, or "
             f"compile it to another path: radixlm compile {model} -o {name}{SUFFIX}"
         ) from error
+
+
+def artifact_path(model: str, options: Mapping[str, str]) -> Path:
+    """Return where `artifact_of` finds the artifact of `model` on disk, or writes it.
+
+    Raises:
+        ArtifactNotFound: there is no such model.
+    """
+    return artifact_named(model) or artifacts_dir() / f"{short_name(model)}-{_key(model, options)}{SUFFIX}"
 
 
 def _with_template(artifact: Path, model: str) -> Path:

@@ -276,6 +276,12 @@ class CompileOptions:
     quantize: str | None
     kv_dtype: str | None
 
+    @property
+    def given(self) -> dict[str, str]:
+        """The options of `radixlm compile` that were given, by name."""
+        options = {"quantize": self.quantize, "kv-dtype": self.kv_dtype}
+        return {name: value for name, value in options.items() if value is not None}
+
     def artifact_of(
         self,
         model: str,
@@ -298,11 +304,9 @@ class CompileOptions:
         """
         from .cached_artifact import artifact_of
 
-        given = {"quantize": self.quantize, "kv-dtype": self.kv_dtype, **_room_for(model, loras or {})}
-        options = {name: value for name, value in given.items() if value is not None}
         return artifact_of(
             model,
-            options,
+            self.given | _room_for(model, loras or {}),
             say,
             meanwhile,
             written=written,

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from radixlm.runtime.artifact.model_names import ALIAS, HUB, HubName, is_hub
-from radixlm.runtime.errors import InvalidParameter, SourceNotFound
+from radixlm.runtime.artifact.artifact_use import remove_artifact
+from radixlm.runtime.artifact.model_names import ALIAS, HUB, SUFFIX, HubName, is_hub
+from radixlm.runtime.errors import (
+    ArtifactBusy,
+    ArtifactError,
+    ArtifactNotFound,
+    InvalidParameter,
+    RadixLMError,
+    SourceNotFound,
+)
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server.errors import HTTPError
 
-from ..models.kept import all_kept
 from .model_list import ModelEntry
 
 _OLLAMAS_HUB = re.compile(r"^(https://)?(hf\.co|huggingface\.co)/")  # before what we call hf:ORG/NAME
@@ -24,14 +33,17 @@ _OLLAMAS_HUB = re.compile(r"^(https://)?(hf\.co|huggingface\.co)/")  # before wh
 
 @dataclass(frozen=True)
 class PulledModels:
-    """A list of models in a file.
+    """A list of models in a file, which any threads of one process read and change.
 
     Args:
         spec: returns how to load an entry.
+        artifacts: returns the artifacts that a model is served from, its own first.
     """
 
     path: Path
     spec: Callable[[ModelEntry], ModelSpec]
+    artifacts: Callable[[ModelSpec], Sequence[Path]]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
     def names(self) -> list[str]:
@@ -58,7 +70,7 @@ class PulledModels:
         """
         try:
             return self.spec(_entry(name))
-        except (SourceNotFound, InvalidParameter) as error:
+        except (SourceNotFound, ArtifactError, InvalidParameter) as error:
             raise HTTPError(404, str(error), param="model", code="model_not_found") from error
 
     def has(self, name: str) -> bool:
@@ -67,16 +79,31 @@ class PulledModels:
 
     def add(self, spec: ModelSpec) -> None:
         """Record that a client pulled a model."""
-        self._write([*self.names, spec.name])
+        with self._lock:
+            self._write(dict.fromkeys((*self.names, spec.name)))
 
-    def remove(self, spec: ModelSpec) -> None:
-        """Remove the record of a pulled model, and its artifact. Downloads stay in the hub's cache."""
-        self._write([name for name in self.names if name != spec.name])
-        for kept in all_kept(["compiled"]):
-            if kept.is_called(spec.source) and not kept.is_open:
-                kept.remove()
+    def forget(self, spec: ModelSpec) -> None:
+        """Remove the record of a pulled model."""
+        with self._lock:
+            self._write(name for name in self.names if name != spec.name)
 
-    def _write(self, names: list[str]) -> None:
+    def remove_artifact(self, spec: ModelSpec, served: Iterable[ModelSpec]) -> None:
+        """Remove the artifact of a deleted model, unless it is open or one of the `served` models has the same.
+
+        Downloads stay in the hub's cache.
+        """
+        own = self.artifacts(spec)[0]
+        if own.resolve() not in {path.resolve() for other in served for path in self._known_artifacts(other)}:
+            with suppress(ArtifactNotFound, ArtifactBusy):
+                remove_artifact(own)
+
+    def _known_artifacts(self, spec: ModelSpec) -> Sequence[Path]:
+        try:
+            return self.artifacts(spec)
+        except (RadixLMError, OSError):  # its files are gone
+            return ()
+
+    def _write(self, names: Iterable[str]) -> None:
         beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         beside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         beside.replace(self.path)
@@ -94,7 +121,8 @@ def _entry(name: str) -> ModelEntry:
     source = _OLLAMAS_HUB.sub(HUB, name)
     if source == ALIAS:
         return ModelEntry(source, name)
-    if not is_hub(source) or ".." in source or re.search(r"\s", source) or not _has_organization(source):
+    is_path = ".." in source or source.endswith(SUFFIX)
+    if not is_hub(source) or is_path or re.search(r"\s", source) or not _has_organization(source):
         raise SourceNotFound(
             f"{name!r:.200} is no model of the hub; pull hf:ORG/NAME, hf:ORG/NAME:Q4_K_M, or the alias {ALIAS}"
         )

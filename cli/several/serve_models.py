@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -33,7 +34,8 @@ from radixlm.runtime.server.server_options import ServerOptions
 from radixlm.runtime.system import available_memory_bytes
 from starlette.types import ASGIApp
 
-from ..field_flags import engine_keywords
+from ..cached_artifact import artifact_path
+from ..field_flags import CompileOptions, engine_keywords, take
 from ..log_config import log_config
 from . import worker_flags
 from .model_list import ModelEntry, read_models
@@ -82,7 +84,7 @@ def serve_models(
     def spec_of(entry: ModelEntry) -> ModelSpec:
         return _spec(ctx.command, entry, shared, store, budget)
 
-    library = None if pulled is None else PulledModels(pulled, spec_of)
+    library = None if pulled is None else PulledModels(pulled, spec_of, partial(artifacts_of, ctx.command, shared))
     specs = [spec_of(entry) for entry in [*read_models(named), *([] if library is None else library.entries)]]
     with ExitStack() as open_until_the_end:
         listener = open_until_the_end.enter_context(address.listen())
@@ -120,6 +122,19 @@ def serve_models(
             also = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
             _say(f"model name: {spec.name}{also}{'; pinned' if spec.is_pinned else ''} ({spec.source})", log_format)
         serving.run(sockets=[listener])
+
+
+def artifacts_of(command: click.Command, shared: Sequence[str], spec: ModelSpec) -> Sequence[Path]:
+    """Return the artifacts on disk that a model is served from: its own, then that of its draft model.
+
+    Raises:
+        ArtifactNotFound: an artifact is gone.
+        OSError: files of the model are gone.
+    """
+    params = dict(parsed_flags(command, spec.source, [*shared, *spec.flags], spec.name))
+    own = artifact_path(spec.source, take(CompileOptions, params).given)
+    draft = params["draft"]
+    return [own] if draft is None else [own, artifact_path(str(draft), {})]
 
 
 def _spec(

@@ -46,6 +46,7 @@ class ModelTable(Generic[W]):
         if not self.specs:
             raise InvalidParameter("there is no model to serve; name one")
         self.rows = ()
+        self._leaving: tuple[Row[W], ...] = ()  # removed, and not unloaded yet
         self._by_name: dict[str, Row[W]] = {}
         for spec in self.specs:
             self.add(spec)
@@ -67,12 +68,16 @@ class ModelTable(Generic[W]):
         self.rows = (*self.rows, row)
         return row
 
-    async def remove(self, row: Row[W]) -> None:
-        """Remove a model from the table, and unload it when its requests have ended."""
+    def remove(self, row: Row[W]) -> asyncio.Future[None]:
+        """Remove a model from the table, so that no later request finds it.
+
+        Returns a future that is done when its requests have ended and it is unloaded.
+        """
         self._by_name = {name: each for name, each in self._by_name.items() if each is not row}
-        self.rows = tuple(each for each in self.rows if each is not row)
+        self.rows = _without(row, self.rows)
+        self._leaving = (*self._leaving, row)
         row.is_removed = True
-        await self.unload(row)
+        return asyncio.shield(self._begin(self._leave(row)))
 
     def named(self, name: str | None) -> Row[W] | None:
         """Return the model that a request names; the first if it names none. None if there is no such model.
@@ -86,8 +91,8 @@ class ModelTable(Generic[W]):
 
     @property
     def bytes_taken(self) -> int:
-        """Bytes of all models that are loaded, loading or unloading."""
-        return sum(row.bytes_taken for row in self.rows)
+        """Bytes of all models that are loaded, loading or unloading, removed ones included."""
+        return sum(row.bytes_taken for row in self._present)
 
     async def lease(self, row: Row[W], *, is_use: bool = True) -> Lease[W]:
         """Return the right to use a model. Loads it first if needed.
@@ -158,13 +163,13 @@ class ModelTable(Generic[W]):
 
     async def close(self) -> None:
         """Stop all workers, also busy ones. No model can be leased afterwards."""
-        loading = [row.loading for row in self.rows if row.loading is not None]
+        loading = [row.loading for row in self._present if row.loading is not None]
         for task in loading:
             task.cancel()
         await asyncio.gather(*loading, return_exceptions=True)
-        workers = [row.worker for row in self.rows if row.worker is not None]
-        unloading = [row.unloading for row in self.rows if row.unloading is not None]
-        for row in self.rows:
+        workers = [row.worker for row in self._present if row.worker is not None]
+        unloading = [row.unloading for row in self._present if row.unloading is not None]
+        for row in self._present:
             row.worker, row.bytes_taken = None, 0
         self._changed()
         await asyncio.gather(*(worker.stop() for worker in workers), *unloading, return_exceptions=True)
@@ -175,16 +180,32 @@ class ModelTable(Generic[W]):
 
     def check(self) -> None:
         """Raise AssertionError unless the counts agree with the states."""
-        for row in self.rows:
+        for row in self._present:
             assert row.num_requests >= 0, row
             assert row.bytes_taken == 0 or row.state != "unloaded", row
-        stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
+        stays = self._bytes_staying
         assert self.memory_bytes is None or stays <= self.memory_bytes, f"{stays} bytes of {self.memory_bytes}"
 
+    @property
+    def _present(self) -> tuple[Row[W], ...]:
+        """The rows that can have a worker: those of the table, and removed ones until they are unloaded."""
+        return (*self.rows, *self._leaving)
+
+    @property
+    def _bytes_staying(self) -> int:
+        return sum(row.bytes_taken for row in self._present if row.unloading is None)
+
+    async def _leave(self, row: Row[W]) -> None:
+        try:
+            await self.unload(row)
+        finally:
+            self._leaving = _without(row, self._leaving)
+            self._changed()
+
     def _stop(self) -> None:
-        for loading in [row.loading for row in self.rows if row.loading is not None]:
+        for loading in [row.loading for row in self._present if row.loading is not None]:
             loading.cancel()
-        for worker in [row.worker for row in self.rows if row.worker is not None]:
+        for worker in [row.worker for row in self._present if row.worker is not None]:
             self._begin(worker.stop())
 
     def _release(self, row: Row[W], *, is_use: bool) -> None:
@@ -222,7 +243,10 @@ class ModelTable(Generic[W]):
 
     async def _load(self, row: Row[W]) -> W:
         row.stage, row.fraction = "memory", None
+        earlier = {each for each in self._leaving if each is not row and each.spec.name == row.spec.name}
         try:
+            while not earlier.isdisjoint(self._leaving):  # such a model may have the same store open
+                await self._wait_for_change()
             async with self._making_room:  # in the order of the requests
                 row.bytes_taken = await self._make_room(row)
             worker = await self.loader.load(row.spec, lambda stage, fraction: _note(row, stage, fraction))
@@ -271,7 +295,7 @@ class ModelTable(Generic[W]):
         Args:
             spared: a model that is not unloaded.
         """
-        stays = sum(row.bytes_taken for row in self.rows if row.unloading is None)
+        stays = self._bytes_staying
         victims = sorted(
             (row for row in self.rows if row.is_evictable and row is not spared),
             key=lambda row: (row.num_requests > 0, row.keep_alive_s == math.inf, row.last_used),
@@ -327,6 +351,10 @@ class ModelTable(Generic[W]):
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
+
+
+def _without(row: Row[W], rows: tuple[Row[W], ...]) -> tuple[Row[W], ...]:
+    return tuple(each for each in rows if each is not row)
 
 
 def _note(row: Row[W], stage: str, fraction: float | None) -> None:

@@ -6,7 +6,7 @@ Knows names, states and progress lines; a `Library` knows which models exist and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -49,8 +49,12 @@ class Library(Protocol):
         """Record that a client pulled a model, so that it is served again after a restart."""
         ...
 
-    def remove(self, spec: ModelSpec) -> None:
-        """Remove the record of a pulled model, and its artifact."""
+    def forget(self, spec: ModelSpec) -> None:
+        """Remove the record of a pulled model."""
+        ...
+
+    def remove_artifact(self, spec: ModelSpec, served: Sequence[ModelSpec]) -> None:
+        """Remove the artifact of a deleted model, unless one of the `served` models has the same."""
         ...
 
 
@@ -64,6 +68,7 @@ class Pulling:
     def __init__(self, table: ModelTable[ModelServer], library: Library | None) -> None:
         self._table, self._library = table, library
         self._pulls: dict[Row[ModelServer], asyncio.Task[None]] = {}
+        self._deleting = asyncio.Lock()
 
     async def pull(self, request: Request) -> Response:
         """`POST /api/pull`: download, compile and load a model, and serve it from now on.
@@ -89,16 +94,29 @@ class Pulling:
             HTTPError: 403, no client pulled it; 404, there is no such model; 409, it is the only one.
         """
         asked = await _asked(request)
-        row = self._named(asked.model)
+        async with self._deleting:  # of two requests that delete the last two models, one is refused
+            row, library = await self._deletable(str(asked.model))
+            await asyncio.to_thread(library.forget, row.spec)
+            unloaded = self._table.remove(row)
+        await unloaded
+        served = [each.spec for each in self._table.rows]
+        await asyncio.to_thread(library.remove_artifact, row.spec, served)
+        return Response()
+
+    async def _deletable(self, name: str) -> tuple[Row[ModelServer], Library]:
+        """Return the model of a name, and the library that lists it as pulled by a client.
+
+        Raises:
+            HTTPError: 403, no client pulled it; 404, there is no such model; 409, it is the only one.
+        """
+        row = self._named(name)
         if row is None:
-            raise unknown_model(asked.model, [name for each in self._table.rows for name in each.spec.listed])
+            raise unknown_model(name, [known for each in self._table.rows for known in each.spec.listed])
         if self._library is None or not await asyncio.to_thread(self._library.has, row.spec.name):
             raise delete_refused()
         if len(self._table.rows) == 1:
             raise HTTPError(409, f"{row.spec.name} is the only model of this server; pull another one first")
-        await self._table.remove(row)
-        await asyncio.to_thread(self._library.remove, row.spec)
-        return Response()
+        return row, self._library
 
     def _named(self, name: str | None) -> Row[ModelServer] | None:
         """Return the model with exactly this name, not one that serves any name."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from radixlm.runtime.errors import InvalidParameter, ModelFailed, ModelTooLarge
-from radixlm.runtime.router.model_row import ModelSpec
+from radixlm.runtime.router.model_row import ModelSpec, Row
 from radixlm.runtime.router.model_table import ModelTable
 
 SIZES = {"small": 30, "large": 60, "huge": 90, "pinned": 10}
@@ -99,11 +99,13 @@ class Machine:
         return self.workers[-1]
 
 
+def spec_of(name: str) -> ModelSpec:
+    is_pinned = name == "pinned"
+    return ModelSpec(name, source="", aliases=(f"{name}-alias",), is_pinned=is_pinned, needed_bytes=SIZES[name])
+
+
 def table_of(machine: Machine, **options: Any) -> ModelTable[FakeWorker]:
-    specs = [
-        ModelSpec(name, source="", aliases=(f"{name}-alias",), is_pinned=name == "pinned", needed_bytes=size)
-        for name, size in SIZES.items()
-    ]
+    specs = [spec_of(name) for name in SIZES]
     return ModelTable(specs, machine, memory_bytes=BUDGET, clock=lambda: machine.now, **options)
 
 
@@ -119,6 +121,10 @@ async def settle() -> None:
 async def ask(table: ModelTable[FakeWorker], name: str, prompt: str) -> str:
     row = table.named(name)
     assert row is not None
+    return await ask_row(table, row, prompt)
+
+
+async def ask_row(table: ModelTable[FakeWorker], row: Row[FakeWorker], prompt: str) -> str:
     lease = await table.lease(row)
     try:
         return await lease.worker.answer(prompt)
@@ -130,6 +136,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.sampled_from([*SIZES, "small-alias", "large-alias"])),
         st.tuples(st.sampled_from(["kill", "unload", "break", "mend", "leave"]), st.sampled_from([*SIZES])),
+        st.tuples(st.sampled_from(["remove", "add"]), st.sampled_from([*SIZES])),
         st.tuples(st.sampled_from(["wait", "unused"]), st.just("")),
     ),
     min_size=1,
@@ -139,7 +146,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 1 << 32).map(random.Random))
 @settings(max_examples=150, deadline=None)
-def test_whatever_is_loaded_unloaded_or_killed_each_request_has_the_answer_of_its_model(
+def test_whatever_is_loaded_unloaded_removed_or_killed_each_request_has_the_answer_of_its_model(
     steps: list[tuple[str, str]], chance: random.Random
 ) -> None:
     async def play() -> None:
@@ -148,19 +155,23 @@ def test_whatever_is_loaded_unloaded_or_killed_each_request_has_the_answer_of_it
         asked: dict[asyncio.Task[str], tuple[str, str]] = {}
         hurt: set[str] = set()  # models with a reason to fail a request
         left: set[asyncio.Task[str]] = set()
-        background: list[asyncio.Task[None]] = []
+        background: list[asyncio.Future[None]] = []
         for number, (step, name) in enumerate(steps):
             model = name.removesuffix("-alias")
-            if step == "ask":
-                asked[asyncio.create_task(ask(table, name, str(number)))] = (model, str(number))
+            row = table.named(name)
+            if step == "ask" and row is not None:
+                asked[asyncio.create_task(ask_row(table, row, str(number)))] = (model, str(number))
             elif step == "kill":
                 hurt |= {worker.name for worker in machine.workers if worker.name == name and worker.state == "alive"}
                 for worker in machine.workers:
                     if worker.name == name:
                         worker.kill()
-            elif step == "unload":
-                row = table.named(name)
-                assert row is not None
+            elif step == "remove" and row is not None and len(table.rows) > 1:
+                background.append(table.remove(row))
+                hurt.add(name)
+            elif step == "add" and row is None:
+                table.add(spec_of(name))
+            elif step == "unload" and row is not None:
                 background.append(asyncio.create_task(table.unload(row)))
             elif step == "break":
                 machine.broken.add(name)
@@ -316,6 +327,54 @@ def test_a_model_that_a_client_wants_kept_is_only_unloaded_to_make_room_and_afte
         await ask(table, "small", "x")
         assert small.keep_alive_s is None, "it is as the server has it again"
         await table.close()
+
+    run(play())
+
+
+def test_a_removed_model_counts_until_it_is_unloaded_and_is_not_loaded_twice() -> None:
+    async def play() -> None:
+        machine = Machine()
+        table = table_of(machine)
+        small = table.rows[0]
+        lease = await table.lease(small)
+        waiting = table.remove(small)
+        await settle()
+        assert table.named("small") is None and table.bytes_taken == 30, "its request goes on"
+        waiting.cancel()
+        await settle()
+        assert table.bytes_taken == 30, "although nobody waits for its end"
+        table.add(spec_of("small"))
+        again, huge = (asyncio.create_task(ask(table, name, "x")) for name in ("small", "huge"))
+        await settle()
+        assert len(machine.workers) == 1 and not again.done() and not huge.done()
+        lease.release()
+        assert await again == "small:x" and await huge == "huge:x"
+        await table.close()
+
+    run(play())
+
+
+def test_a_model_that_is_removed_when_its_load_begins_answers_and_is_unloaded() -> None:
+    async def play() -> None:
+        table = table_of(Machine())
+        asked = asyncio.create_task(ask(table, "small", "x"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(table.remove(table.rows[0]), 5)
+        assert await asked == "small:x" and table.bytes_taken == 0
+        await table.close()
+
+    run(play())
+
+
+def test_a_server_that_stops_stops_removed_models_that_still_answer() -> None:
+    async def play() -> None:
+        machine = Machine()
+        table = table_of(machine)
+        await table.lease(table.rows[0])
+        table.remove(table.rows[0])
+        await settle()
+        await table.close()
+        assert [worker.state for worker in machine.workers] == ["stopped"]
 
     run(play())
 

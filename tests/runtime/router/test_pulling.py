@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,9 +36,13 @@ class FakeLibrary:
     def add(self, spec: ModelSpec) -> None:
         self.pulled.append(spec.name)
 
-    def remove(self, spec: ModelSpec) -> None:
+    def forget(self, spec: ModelSpec) -> None:
+        time.sleep(0.01)  # a slow disk
         self.pulled.remove(spec.name)
-        self.removed.append(spec.source)
+
+    def remove_artifact(self, spec: ModelSpec, served: Sequence[ModelSpec]) -> None:
+        if spec.source not in [each.source for each in served]:
+            self.removed.append(spec.source)
 
 
 def run(play: Callable[[Models], Awaitable[None]], library: FakeLibrary | None, *specs: ModelSpec) -> None:
@@ -142,3 +147,34 @@ def test_a_model_is_deleted_when_its_requests_have_ended_and_the_only_one_is_not
         assert status == 409 and "only model" in said
 
     run(play, library, SMALL, ModelSpec("new", source="hf:new"))
+
+
+def test_a_model_that_is_pulled_again_while_it_is_deleted_is_kept() -> None:
+    library = FakeLibrary(["new"])
+
+    async def play(found: Models) -> None:
+        engine = found.engines["new"]
+        engine.go_on.clear()
+        asked = asyncio.create_task(found.client.post("/v1/chat/completions", json=ASKED | {"model": "new"}))
+        while not engine.asked:
+            await asyncio.sleep(0.001)
+        deleting = asyncio.create_task(delete(found, "new"))
+        while len(found.table.rows) == 2:
+            await asyncio.sleep(0.001)
+        assert library.pulled == [], "a restart does not bring it back"
+        pulling = asyncio.create_task(pull(found, "new"))
+        await asyncio.sleep(0.05)
+        engine.go_on.set()
+        await asked
+        assert (await deleting)[0] == 200 and (await pulling)[-1] == {"status": "success"}
+        assert (library.pulled, library.removed, found.states) == (["new"], [], ["unloaded", "loaded"])
+
+    run(play, library, SMALL, ModelSpec("new", source="hf:new"))
+
+
+def test_one_model_stays_when_two_are_deleted_at_once() -> None:
+    async def play(found: Models) -> None:
+        answers = await asyncio.gather(delete(found, "one"), delete(found, "other"))
+        assert sorted(status for status, _ in answers) == [200, 409] and len(found.table.rows) == 1
+
+    run(play, FakeLibrary(["one", "other"]), *(ModelSpec(name, source=f"hf:{name}") for name in ("one", "other")))
