@@ -112,7 +112,7 @@ def test_compile_says_that_a_chat_template_cannot_be_used(runner: CliRunner, tin
     result = runner.invoke(cli, ["compile", str(source), "-o", str(output)])
     assert result.exit_code == 0, result.output
     assert "but not chats: the model's chat template is not valid Jinja" in result.stderr
-    assert result.stdout.endswith(f"\n{output} is ready: radixlm serve {output}\n")
+    assert result.stdout == f"{output} is ready: radixlm serve {output}\n"
 
 
 @pytest.mark.parametrize("prompt", ["", "word " * 10_000])

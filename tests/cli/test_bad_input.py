@@ -61,9 +61,12 @@ def test_a_source_that_is_not_there(output: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["compile", "no.gguf", "-o", "out.radixlm"], ["generate", "no.radixlm", "hello"]])
-def test_a_command_that_a_shell_starts_says_what_one_that_is_forked_says(command: list[str], tmp_path: Path) -> None:
+def test_a_command_that_a_shell_starts_says_what_one_that_is_forked_says(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     started = subprocess.run([*COMMAND, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    forked = run_forked(command, env={"PWD": str(tmp_path)})
+    forked = run_forked(command)
     assert started.returncode == forked.returncode == 2
     assert (started.stdout, _error(started)) == (forked.stdout, _error(forked))
 

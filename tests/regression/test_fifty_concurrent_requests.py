@@ -46,14 +46,14 @@ def expected(server: RealServer, reply: dict[str, Any], max_tokens: int) -> list
 
 @pytest.fixture
 def popping(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Request.told
+    with_readings = Request.with_readings
 
-    def told_or_pop(self: Request, *args: Any) -> Any:
+    def readings_or_pop(self: Request, *args: Any) -> Any:
         if self.spec.params.seed == POPS_TOO_MUCH and self.num_generated > 3:
             self.admitted.pop(304)
-        return told(self, *args)
+        return with_readings(self, *args)
 
-    monkeypatch.setattr(Request, "told", told_or_pop)
+    monkeypatch.setattr(Request, "with_readings", readings_or_pop)
 
 
 def test_50_concurrent_requests_of_which_some_are_invalid(popping: None) -> None:

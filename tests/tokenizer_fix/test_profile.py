@@ -151,7 +151,7 @@ def test_a_truncated_tokenizer_is_refused(read_json: Callable[[str], str]) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "wordpiece"}, "kind: expected one of byte_level_bpe, sentencepiece, other"),
+        ({"kind": "unigram"}, "kind: expected one of byte_level_bpe, sentencepiece, wordpiece, other"),
         ({"vocab_size": "430"}, "vocab_size: expected int"),
         ({"vocab_size": True}, "vocab_size: expected int"),
         ({"vocab_size": 10}, "token id 259 is not below vocab_size 10"),

@@ -77,7 +77,8 @@ def test_a_missing_field_is_refused_wherever_it_is(fields: dict[str, object]) ->
     # None where scales stand beside tensors
     optional |= {"quantization.token_bytes", "quantization.source_token_bytes", "quantization.token_weights"}
     optional |= {"model.residual_factor", "model.logits_factor", "model.logits_soft_cap", "model.output_bias", "digest"}
-    optional |= {"model.layer_inputs", "model.mtp", "model.output", "model.dense", "embedding", "reranking"}
+    optional |= {"model.layer_inputs", "model.mtp", "model.output", "model.dense", "model.encoder_input", "embedding"}
+    optional |= {"reranking", "lora"}
     for path in _struct_fields(fields):
         if path in optional or path.split(".")[0] == "sampling":
             continue
