@@ -26,12 +26,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from radixlm.cli import serving
+from radixlm.cli import cached_artifact, serving
 from radixlm.cli.main import main
-from radixlm.runtime.artifact import Artifact
+from radixlm.runtime.artifact import CHAT_TEMPLATE, Artifact
 from radixlm.runtime.engine import opening
 from radixlm.runtime.engine.completion import Completion
 from radixlm.runtime.engine.engine_options import EngineOptions
@@ -181,6 +182,7 @@ def _patch(server: Server) -> None:
     create_app = serving.create_app
     serving.create_app = lambda engine, **options: server.faulty(create_app(engine, **options))  # type: ignore
     serving.read_manifest = lambda path: server.artifact.manifest  # type: ignore[assignment]
+    cached_artifact.read_manifest = lambda path: SimpleNamespace(files=[CHAT_TEMPLATE])  # type: ignore[assignment,return-value]
     opening._open_runner = server.open_runner  # type: ignore[assignment]
 
 
