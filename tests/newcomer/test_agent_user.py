@@ -16,7 +16,7 @@ def test_two_agents_are_told_of_one_server(clone: Clone, newcomer: Newcomer) -> 
         codex = tomllib.loads((newcomer.home / ".codex" / "radixlm.config.toml").read_text(encoding="utf-8"))
         assert codex["model_providers"]["radixlm"]["base_url"] == f"{served.url}/v1"
         assert "run: codex --profile radixlm" in served.said
-        assert "warning: the context is" in served.said, "a tiny model's is too short"
+        assert "does not fit into the context of 512 tokens" in served.said, "a tiny model's is too short"
         newcomer.types(clone.shown_line("radixlm agent opencode --url", PAGE))
         opencode = json.loads((newcomer.home / ".config" / "opencode" / "radixlm.json").read_text(encoding="utf-8"))
         assert opencode["provider"]["radixlm"]["options"]["baseURL"] == f"{served.url}/v1"

@@ -7,6 +7,7 @@ import signal
 
 from .conftest import Clone, Newcomer
 
+PAGE = "docs/operations.md"
 KEY, METRICS_KEY = "sk-client", "sk-prometheus"
 CHAT = [{"role": "user", "content": "Name a tree."}]
 
@@ -14,11 +15,11 @@ CHAT = [{"role": "user", "content": "Name a tree."}]
 def test_a_service_with_keys_probes_metrics_and_a_log_in_json(clone: Clone, newcomer: Newcomer) -> None:
     (newcomer.folder / "keys.txt").write_text(KEY + "\n", encoding="utf-8")
     newcomer.variables |= {"KEY": KEY, "RADIXLM_METRICS_KEY": METRICS_KEY}
-    with newcomer.serving(clone.shown_line("radixlm serve smollm2.radixlm --api-key-file")) as served:
+    with newcomer.serving(clone.shown_line("radixlm serve smollm2.radixlm --api-key-file", PAGE)) as served:
         assert [served.get(path)[0] for path in ("/health/live", "/health/ready", "/v1/models")] == [200, 200, 401]
         assert "radixlm_" in served.get("/metrics", METRICS_KEY)[1]
         assert served.get("/v1/models", METRICS_KEY)[0] == 401, "it opens nothing else"
-        stream = newcomer.types(clone.shown_line("curl localhost:8000/v1/chat/completions") + " -sN")
+        stream = newcomer.types(clone.shown_line("curl localhost:8000/v1/chat/completions", PAGE) + " -sN")
         assert stream.rstrip().endswith("data: [DONE]")
         served.process.send_signal(signal.SIGTERM)
         served.process.wait(30)
