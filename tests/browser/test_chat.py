@@ -237,7 +237,8 @@ def test_an_error_is_said_where_it_happened_and_the_chat_goes_on(page: Page, ope
     }[how]
     open_page.expected.append("Failed to load resource")
     page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
-    say(page, "Hi")
+    page.fill("#prompt", "Hi")
+    page.press("#prompt", "Enter")  # a message that is refused is soon in the box again
     expect(page.locator(".turn.assistant .failure")).to_contain_text(expected)
     page.unroute("**/v1/chat/completions")
     if how == "refused":
