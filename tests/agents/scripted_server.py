@@ -97,6 +97,7 @@ class Server:
                     return await respond(error, scope["path"])(scope, receive, send)
             await app(scope, receive, send)
 
+        answer.state = app.state  # type: ignore[attr-defined]  # what the command needs of it, once it serves
         return answer
 
     def note(self, record: RequestRecord, path: str) -> None:
