@@ -169,7 +169,7 @@ def _asked(agent: Agent, workplace: Workplace) -> list[Asked]:
 
 def _typed(agent: Agent, server: ServeProcess, npm: Path, workplace: Workplace) -> tuple[list[str], dict[str, str]]:
     """The command that `radixlm agent` has said to run, with the task; and its environment."""
-    words = shlex.split(server.said(r"; run: (.*)$")[1])
+    words = shlex.split(server.said(r"^then run: (.*)$")[1])
     at = words.index(agent.name)
     assigned = dict(word.split("=", 1) for word in words[:at])
     command = [*agent.command(npm), *words[at + 1 :], *agent.arguments, TASK]
