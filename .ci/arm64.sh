@@ -59,3 +59,4 @@ mkdir "$packages/radixlm"
 for folder in cli compile runtime tokenizer_fix; do
     ln -s "$PWD/$folder" "$packages/radixlm/$folder"
 done
+ln -s "$PWD"/package/* "$packages/radixlm"

@@ -119,8 +119,7 @@ class _Row:
                     total[lanes(0)] = fma(z, b, total[lanes(0)], self.target.has_fma)
             for n, total in enumerate(totals):
                 where = lanes(y_start + (first + n) * LANES)
-                added = total[lanes(0)]
-                y[where] = y[where] + (added if part.factor == 1 else added * const(part.factor))
+                y[where] = fma(total[lanes(0)], const(part.factor), y[where], self.target.has_fma)
 
         whole, rest = divmod(part.num_outputs // LANES, _BLOCKS)
         with serial(whole) as n:
