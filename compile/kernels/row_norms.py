@@ -145,10 +145,13 @@ def normalize_rows(spec: NormSpec, target: Target) -> Any:
                 where = lanes(start + i, n)
                 value = x[where] if spec.kind == "rms" else x[where] - splat(mean[0], n)
                 value = value * splat(scale[0], n)
-                if spec.has_gain:
+                bias = gain[lanes(bias_at + i, n)] if spec.has_bias else None
+                if spec.has_gain and bias is not None:
+                    value = fma(value, gain[lanes(i, n)], bias, target.has_fma, n)
+                elif spec.has_gain:
                     value = value * gain[lanes(i, n)]
-                if spec.has_bias:
-                    value = value + gain[lanes(bias_at + i, n)]
+                elif bias is not None:
+                    value = value + bias
                 x[where] = value
 
             for_each_lanes(spec.width, some)
