@@ -8,7 +8,7 @@ import sys
 
 from bench.machine import CPUTime
 
-BUSY = "import time; stop = time.process_time() + 0.5\nwhile time.process_time() < stop: pass"
+BUSY = "import time; stop = time.process_time() + 2\nwhile time.process_time() < stop: pass"
 
 
 def test_a_child_is_one_of_the_others_until_it_is_waited_for() -> None:
@@ -16,8 +16,8 @@ def test_a_child_is_one_of_the_others_until_it_is_waited_for() -> None:
     child = subprocess.Popen([sys.executable, "-c", BUSY])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     ended = CPUTime.now()
-    assert ended.all_s - since.all_s > 0.45 and since.taken_by_others() > 0.0
+    assert ended.all_s - since.all_s > 1.8 and since.taken_by_others() > 0.0
     child.wait()
     waited = CPUTime.now()
-    assert waited.own_s - ended.own_s > 0.45
+    assert waited.own_s - ended.own_s > 1.8
     assert waited.all_s - ended.all_s < waited.own_s - ended.own_s

@@ -79,7 +79,8 @@ def test_what_was_written_meanwhile_is_kept_after_the_refused_text(page: Page, o
     open_page.expected.append("Failed to load resource: the server responded with a status of 400")
     held: list[Route] = []
     page.route("**/v1/chat/completions", lambda route: held.append(route))
-    say(page, "First", waits=False)
+    with page.expect_request("**/v1/chat/completions"):
+        say(page, "First", waits=False)
     page.fill("#prompt", "Later")
     held[0].fulfill(**REFUSED)
     expect(page.locator("#prompt")).to_have_value("First\n\nLater")

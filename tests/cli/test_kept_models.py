@@ -94,7 +94,9 @@ def test_every_listed_name_of_a_compiled_model_can_be_run(
 ) -> None:
     old, new = (keep(home, tiny_artifact, f"tiny-Q8_0-{key}", at) for key, at in ((KEY, 1000), (KEY[::-1], 2000)))
     hidden = keep(home, tiny_artifact, f".removed-1-tiny-Q8_0-{KEY}", 3000)
-    for row in json.loads(run(runner, "list", "--json").output):
+    rows = json.loads(run(runner, "list", "--json").output)
+    assert len(rows) == 2
+    for row in rows:
         assert hidden.name.removesuffix(".radixlm") != row["name"]
         assert run(runner, "generate", row["name"], "Hi").exit_code == 0
         assert run(runner, "inspect", row["name"]).exit_code == 0

@@ -34,6 +34,7 @@ def local_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand
     for number, name in enumerate(FILES):
         (server.folder / name).write_bytes(CONTENT + bytes([number]))
     (server.folder / "README.md").write_text("# Tiny")
+    (server.folder / "config.json").write_text("{}")  # as some have, without its weights
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "no token"))
     with server.running():

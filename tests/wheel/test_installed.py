@@ -40,7 +40,7 @@ def test_it_compiles_and_serves_without_gcc(install: Install, python: str, tiny_
 
 def test_a_model_is_served_in_one_line(install: Install, tiny_source: Path) -> None:
     with install(sys.executable, ["radixlm"]).serving(tiny_source) as url:
-        assert isinstance(completion(url, "The capital"), str)
+        assert completion(url, "The capital")
 
 
 @pytest.fixture(scope="module")

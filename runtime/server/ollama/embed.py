@@ -10,15 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...engine.vectors.results import Embedding
-from ..embeddings.requests import EmbeddingsRequest
-from ..embeddings.vectors import vectors_of
+from ..embeddings.requests import MAX_TEXTS, EmbeddingsRequest
+from ..embeddings.vectors import encoded, vectors_of
 from ..lenient.shapes import relaxing
 from ..models import ModelEndpoint
 from ..served import Served, json_response
 from .keep_alive import keep_alive_s
 from .replies import nanoseconds
-
-MAX_TEXTS = 2048  # per request, as in OpenAI's API
 
 
 class OllamaVectorRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -76,15 +74,19 @@ async def embed(served: Served, request: Request, body: OllamaEmbedRequest) -> R
     """`POST /api/embed`: return the embeddings of texts."""
     begun_at = time.monotonic()
     vectors = await _vectors_of(served, request, body.texts, dimensions=body.dimensions)
-    return json_response(
-        OllamaEmbedReply(
-            model=served.called(body.model),
-            embeddings=[each.vector.tolist() for each in vectors],
-            total_duration=nanoseconds(time.monotonic() - begun_at),
-            load_duration=0,
-            prompt_eval_count=sum(each.prompt_tokens for each in vectors),
+
+    def reply() -> Response:
+        return json_response(
+            OllamaEmbedReply(
+                model=served.called(body.model),
+                embeddings=[each.vector.tolist() for each in vectors],
+                total_duration=nanoseconds(time.monotonic() - begun_at),
+                load_duration=0,
+                prompt_eval_count=sum(each.prompt_tokens for each in vectors),
+            )
         )
-    )
+
+    return await encoded(vectors, reply)
 
 
 async def embeddings(served: Served, request: Request, body: OllamaEmbeddingsRequest) -> Response:

@@ -11,7 +11,8 @@ import re
 from ...errors import InvalidParameter
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_LONGEST = 64  # characters: the patterns take time that grows with the square of a text's length
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?", re.ASCII)
 
 
@@ -26,7 +27,10 @@ def keep_alive_s(value: float | str) -> float:
     >>> keep_alive_s(300), keep_alive_s("1h30m"), keep_alive_s("0"), keep_alive_s(-1), keep_alive_s("-1m")
     (300.0, 5400.0, 0.0, inf, inf)
     """
-    seconds = _seconds(value) if isinstance(value, str) else float(value)
+    try:
+        seconds = _seconds(value) if isinstance(value, str) else float(value)
+    except OverflowError:  # an integer that no float holds
+        seconds = None
     if seconds is None or math.isnan(seconds):
         message = f"keep_alive is {value!r:.60}; it must be seconds, or a duration such as 5m or 1h30m"
         raise InvalidParameter(message, param="keep_alive")
@@ -35,6 +39,8 @@ def keep_alive_s(value: float | str) -> float:
 
 def _seconds(text: str) -> float | None:
     """Return the seconds of a duration; None if it is invalid."""
+    if len(text) > _LONGEST:
+        return None
     if _NUMBER.fullmatch(text):
         return float(text)
     sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))

@@ -78,6 +78,8 @@ def test_a_toml_file_has_models_with_options_of_their_own(tmp_path: Path) -> Non
         ("[[model]]\nsource = 'smollm2'\naliases = 'a'", "aliases is 'a'; it must be a list of texts"),
         ("[[model]]\nsource = 'smollm2'\npinned = 'yes'", "pinned is 'yes'; it must be true or false"),
         ("[[model]]\nsource = 'smollm2'\npinned = 1", "pinned is 1"),
+        ("model = [1]", "[[model]] tables"),
+        ("model = ['smollm2']", "[[model]] tables"),
         ("[[model", "cannot be read"),
     ],
 )

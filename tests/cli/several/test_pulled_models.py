@@ -115,3 +115,26 @@ def test_a_file_that_cannot_be_read_is_said_with_its_name(tmp_path: Path) -> Non
     (tmp_path / "pulled.txt").write_bytes(b"\xff")
     with pytest.raises(InvalidParameter, match=r"--allow-pull .*pulled\.txt cannot be read"):
         _ = library(tmp_path / "pulled.txt").names
+
+
+def test_a_list_that_cannot_be_written_is_an_error_before_anything_is_pulled(tmp_path: Path) -> None:
+    pulled = library(tmp_path / "pulled.txt")
+    pulled.check()
+    assert [path.name for path in tmp_path.iterdir()] == ["pulled.txt"] and pulled.names == []
+    nowhere = library(tmp_path / "nowhere" / "pulled.txt")
+    with pytest.raises(InvalidParameter, match=f"--allow-pull {nowhere.path}"):
+        nowhere.check()
+    with pytest.raises(HTTPError, match="cannot be written") as refused:
+        nowhere.add(ModelSpec("hf:a/b", source="hf:a/b"))
+    assert refused.value.status == 507 and str(tmp_path) not in str(refused.value)
+
+
+def test_a_name_that_is_too_long_for_a_file_is_no_model(tmp_path: Path) -> None:
+    def spec(entry: ModelEntry) -> ModelSpec:
+        Path(entry.source).stat()
+        return ModelSpec(entry.called, entry.source)
+
+    pulled = PulledModels(tmp_path / "pulled.txt", spec, lambda each: ())
+    with pytest.raises(HTTPError) as refused:
+        pulled.spec_of(f"hf:{'a' * 300}/b")
+    assert refused.value.status == 404

@@ -139,7 +139,7 @@ def test_models_come_and_go_lose_no_prefix_and_one_that_is_killed_harms_no_other
         until(lambda: not any(map(is_alive, workers)))
 
 
-STREAM = {"stream": True, "max_tokens": 60}
+STREAM = {"stream": True, "max_tokens": 200}
 
 
 def test_it_stops_when_it_is_told_to_with_all_its_processes() -> None:
@@ -149,6 +149,7 @@ def test_it_stops_when_it_is_told_to_with_all_its_processes() -> None:
         until(lambda: server.state("two") == "unloaded")
         assert server.chat("two").json()["model"] == "two"
         workers = server.children()
+        assert workers
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 143
         assert not any(map(is_alive, workers))
@@ -165,6 +166,7 @@ def test_a_signal_while_a_model_loads_is_a_clean_stop(
         asking.start()
         until(lambda: any("[one] loading" in line for line in server.lines))
         workers = server.children()
+        assert workers
         server.process.send_signal(number)
         assert server.process.wait(30) == code
         asking.join(30)

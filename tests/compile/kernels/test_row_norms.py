@@ -64,7 +64,7 @@ def test_rows_are_normalized_in_place(target: Target, spec: NormSpec) -> None:
     expected = x.copy()
     expected[:, :172] = rows + gain[1, :172] if spec.has_bias else rows
     built(target, normalize_rows, spec, target)(x, gain, 9)
-    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=3e-6)
+    np.testing.assert_allclose(x, expected, rtol=1e-6, atol=3e-6 if spec.kind == "layer" else 0)
 
 
 @every_target

@@ -123,5 +123,8 @@ def test_an_artifact_that_is_being_removed_is_not_opened(artifact: Path) -> None
         os.close(fd)
 
 
-def test_an_artifact_that_nobody_may_change_is_opened(tmp_path: Path) -> None:
-    ArtifactUse.begin(tmp_path / "nowhere").end()
+def test_without_locks_nothing_is_open_and_nothing_fails(tmp_path: Path) -> None:
+    use = ArtifactUse.begin(tmp_path / "nowhere")  # as on a file system without locks
+    assert not is_open(tmp_path / "nowhere")
+    use.end()
+    use.end()

@@ -702,7 +702,10 @@ def test_closing_kills_the_fork_that_tries_a_grammar_though_it_gets_no_processor
 @pytest.mark.parametrize(("num_mib", "is_killed"), [(8, False), (256, True)])
 def test_a_trial_that_takes_much_memory_is_killed_where_the_system_limits_none(num_mib: int, is_killed: bool) -> None:
     reading, writing = os.pipe()
-    program = f"import os, time; x = bytearray(b'1') * ({num_mib} << 20); time.sleep(0.3); os.write({writing}, b'.')"
+    sleeps_s = 60 if is_killed else 0.3
+    program = (
+        f"import os, time; x = bytearray(b'1') * ({num_mib} << 20); time.sleep({sleeps_s}); os.write({writing}, b'.')"
+    )
     trial = subprocess.Popen([sys.executable, "-c", program], pass_fds=[writing])
     os.close(writing)
     grammar_trial_process._watch_memory(trial.pid, reading, 128 << 20)

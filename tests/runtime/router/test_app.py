@@ -318,7 +318,7 @@ def test_each_model_stays_loaded_as_long_as_the_last_keep_alive_of_its_requests_
         assert (await asked(keep_alive="soon")).startswith("9999"), "which is 400"
         assert 50 < left_s(await asked(keep_alive=59.5)) <= 60
         async with asyncio.timeout(10):
-            await found.client.post("/api/chat", json={"model": "small", "keep_alive": "300ms"})
+            await found.client.post("/api/chat", json={"model": "small", "keep_alive": "2s"})
             assert found.states[0] == "loaded"
             while found.states[0] != "unloaded":
                 await asyncio.sleep(0.02)
@@ -403,3 +403,20 @@ def test_long_bodies_are_refused_and_long_answers_come_whole() -> None:
         assert found.engines["small"].asked[0][0] == prompt
 
     run(play, options=ServerOptions(max_body_bytes=200_000))
+
+
+@pytest.mark.parametrize(("path", "module"), [("/api/tags", "ollama_lists"), ("/metrics", "overview")])
+def test_a_model_that_comes_while_the_others_are_asked_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, path: str, module: str
+) -> None:
+    async def play(found: Models) -> None:
+        async def answer(*_: object) -> None:
+            if len(found.table.rows) == 2:
+                found.table.add(ModelSpec("later", source="hf:a/b"))
+            await asyncio.sleep(0)
+
+        monkeypatch.setattr(f"radixlm.runtime.router.{module}.answer_in_time", answer)
+        response = await found.client.get(path)
+        assert response.status_code == 200 and len(found.table.rows) == 3
+
+    run(play)

@@ -319,7 +319,7 @@ def test_a_model_that_a_client_wants_kept_is_only_unloaded_to_make_room_and_afte
         lease, other = await table.lease(small), await table.lease(small)
         lease.release()
         table.keep_alive(small, 0)
-        assert await asyncio.wait_for(ask(table, "small", "y"), 1) == "small:y", "others do not wait for it"
+        assert await asyncio.wait_for(ask(table, "small", "y"), 30) == "small:y", "others do not wait for it"
         assert small.state == "loaded"
         other.release()
         await settle()

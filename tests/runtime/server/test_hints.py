@@ -76,15 +76,21 @@ def test_no_field_of_one_endpoint_is_taken_for_a_misspelt_one_of_another(path: s
             assert "you mean" not in str(error), error
 
 
+TAKE_NOTHING = {CHAT: {"audio", "prediction", "web_search_options"}, RESPONSES: {"background", "prompt"}}
+
+
 @pytest.mark.parametrize("path", OF_A_MODEL)
 def test_a_field_that_takes_nothing_is_refused_with_the_advice_of_the_table(client: TestClient, path: str) -> None:
+    found = set()
     for each in inspect.type_info(OF_A_MODEL[path].body).fields:  # type: ignore[attr-defined]  # a struct
         members = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
         values = [member.values if isinstance(member, inspect.LiteralType) else member for member in members]
         if all(value == (False,) or isinstance(value, inspect.NoneType) for value in values):
+            found.add(each.name)
             message = refusal(client, path, BODIES.get(path, {}) | {each.name: {"a": 1}})
             assert message.startswith(f"unsupported field `{each.name}`; "), message
             assert message.endswith(REFUSED[each.name].advice) or "; send `" in message
+    assert found == TAKE_NOTHING.get(path, set())
 
 
 def test_a_misspelt_field_of_a_message_is_named(client: TestClient) -> None:

@@ -95,12 +95,12 @@ def test_arguments_are_an_object(arguments: str, client: TestClient) -> None:
     assert response.status_code == 400 and "messages[1].tool_calls[0].function.arguments" in response.json()["error"]
 
 
-def test_arguments_that_are_too_deep_are_refused(client: TestClient) -> None:
+def test_deep_arguments_are_no_failure(client: TestClient) -> None:
     deep: Any = {}
     for _ in range(900):
         deep = {"a": deep}
     messages = [{"role": "user", "content": "Hi"}, said(call("read", deep)), result()]
-    assert client.post("/api/chat", json={"messages": messages}).status_code in (200, 400)
+    assert client.post("/api/chat", json={"messages": messages}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from radixlm.runtime.engine.vectors.results import Embedding
+from radixlm.runtime.errors import InvalidParameter
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.ollama.keep_alive import keep_alive_s
 from radixlm.runtime.server.ollama.names import spellings, tagged
@@ -151,3 +152,12 @@ def test_durations_are_sums_of_their_parts(parts: list[tuple[int, str]]) -> None
     seconds = sum(number * units[unit] for number, unit in parts)
     assert math.isclose(keep_alive_s(text), seconds, abs_tol=1e-9)
     assert keep_alive_s(f"-{text}") == (math.inf if seconds else 0)
+
+
+@pytest.mark.parametrize(
+    "value", ["1" * 5000 + "x", "1." * 3000, "9" * 5000, "1h" * 100, 10**400, "", "-", "1h x", "."]
+)
+def test_a_long_or_huge_duration_is_refused_at_once(value: str | int) -> None:
+    """Digits without a unit took time that grew with the third power of their number, and all requests waited."""
+    with pytest.raises(InvalidParameter, match="keep_alive is"):
+        keep_alive_s(value)

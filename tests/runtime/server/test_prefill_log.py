@@ -30,7 +30,7 @@ def test_a_long_prompt_has_lines_that_count_up_until_it_is_computed(
     often: pytest.LogCaptureFixture, fields: dict[str, Any]
 ) -> None:
     with real_server(max_num_batched_tokens=16) as server:
-        server.model.step_s = 0.2
+        server.model.step_s = 0.4
         server.chat(**LONG, **fields).read()
         wait_until(lambda: "status" in _lines(often)[-1])
         *during, end = _lines(often)
@@ -58,7 +58,7 @@ def test_who_leaves_before_the_first_token_is_499_with_counts(
 ) -> None:
     """It was status 200 without a count."""
     with real_server(max_num_batched_tokens=16) as server:
-        server.model.step_s = 0.2
+        server.model.step_s = 1.0
         connection = server.send(**LONG, **fields)
         wait_until(lambda: any(each.get("prefilled_tokens", 0) > 0 for each in _lines(often)))
         connection.close()

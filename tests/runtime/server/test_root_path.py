@@ -31,9 +31,10 @@ def test_the_page_names_only_addresses_relative_to_its_own(engine: FakeEngine) -
     """An absolute one is lost under a proxy's path."""
     client = TestClient(create_app(engine))  # type: ignore[arg-type]
     for path in PAGE_PATHS - {"/static/icon.svg"}:
-        text = client.get(path).text
+        response = client.get(path)
+        assert response.status_code == 200, path
         absolute = r"""(?:src|href)="/|fetch\(["'`]/|\.(?:json|events)\(["'`]/|from "/"""
-        assert re.findall(absolute, text) == [], path
+        assert re.findall(absolute, response.text) == [], path
 
 
 @pytest.mark.parametrize("path", ["llm", "/a//b", "/a?b", "/a b", "//"])

@@ -138,7 +138,7 @@ def test_replies_can_be_awaited_and_engines_and_streams_entered(artifact: FakeAr
 def test_a_cancelled_wait_ends_its_request(engine: Engine) -> None:
     async def ask() -> None:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
+            async with asyncio.timeout(0.01):
                 await engine.agenerate([1, 2], PARAMS, max_tokens=None)
 
     asyncio.run(ask())

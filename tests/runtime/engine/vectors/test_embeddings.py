@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -217,19 +218,14 @@ def test_an_event_loop_awaits_a_vector() -> None:
         np.testing.assert_array_equal(asyncio.run(awaited()), oracle([7, 8, 9], "last"))
 
 
-def test_a_text_that_was_not_computed_before_the_engine_closed_has_no_vector() -> None:
-    with vector_engine(LAST) as (engine, model):
-        streams = []
-
-        def cancel(batch: object) -> None:
-            streams[0].cancel()
-
-        model.before = cancel
-        streams.append(engine.stream_embedding([10] * 200))
-        try:
-            completion = streams[0].result()
-        except EngineClosed:
-            return
-        if completion.finish_reason == "cancelled":
-            with pytest.raises(EngineClosed):
-                embedding_of(completion, LAST, None)
+def test_a_text_whose_request_was_cancelled_has_no_vector() -> None:
+    with vector_engine(LAST, max_num_batched_tokens=16) as (engine, model):
+        is_cancelled = threading.Event()
+        model.before = lambda batch: is_cancelled.wait(60)
+        stream = engine.stream_embedding([10] * 200)
+        stream.cancel()
+        is_cancelled.set()
+        completion = stream.result()
+        assert completion.finish_reason == "cancelled"
+        with pytest.raises(EngineClosed):
+            embedding_of(completion, LAST, None)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from radixlm.runtime.errors import EngineOverloaded
+from radixlm.runtime.errors import EngineOverloaded, StoreOff
 from radixlm.runtime.server import create_app
 from radixlm.runtime.server.errors import HTTPError
+from radixlm.runtime.server.stored.batches import Batches
 from radixlm.runtime.server.stored.forms import FormField, read_form
 from starlette.testclient import TestClient
 
@@ -148,7 +149,7 @@ def test_each_line_of_a_batch_that_expires_is_in_one_of_its_files(
     """Those that the engine could not take in time are in the error file, as OpenAI has them."""
     stream = engine.stream
     monkeypatch.setattr("radixlm.runtime.server.stored.batch_runner.RETRY_S", 0.01)
-    monkeypatch.setattr("radixlm.runtime.server.stored.batches.WINDOW_S", 1.0)
+    monkeypatch.setattr("radixlm.runtime.server.stored.batches.WINDOW_S", 6.0)
 
     def refusing(prompt: Any, params: Any, **more: Any) -> Any:
         if params.seed == 7:
@@ -167,12 +168,47 @@ def test_each_line_of_a_batch_that_expires_is_in_one_of_its_files(
     assert {(each["response"], each["error"]["code"]) for each in late} == {(None, "batch_expired")}
 
 
+def test_a_batch_goes_on_once_the_disk_that_failed_is_back(
+    looping: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All batches waited for the next one to be created."""
+    monkeypatch.setattr("radixlm.runtime.server.stored.batch_runner.RETRY_S", 0.01)
+    answer, num_failed = Batches.answer, 0
+
+    async def failing(self: Batches, *args: Any, **more: Any) -> bool:
+        nonlocal num_failed
+        if num_failed < 3:
+            num_failed += 1
+            raise StoreOff("the disk is full")
+        return await answer(self, *args, **more)
+
+    monkeypatch.setattr(Batches, "answer", failing)
+    batch = ended(looping, begin(looping, *(line(f"{number}") for number in range(20))))
+    assert num_failed == 3 and batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+
+
+def test_results_that_are_too_large_to_be_stored_end_the_batch(
+    looping: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tried again for ever, and no later batch was begun."""
+    monkeypatch.setattr("radixlm.runtime.server.stored.batches.MAX_OUTPUT_BYTES", 2000)
+    large = begin(looping, *(line(f"{number}") for number in range(20)))
+    small = begin(looping, line("small"))
+    large = ended(looping, large)
+    assert large["status"] == "failed" and large["failed_at"] and not large["output_file_id"]
+    [fault] = large["errors"]["data"]
+    assert fault["code"] == "output_too_large" and "fewer lines" in fault["message"]
+    assert ended(looping, small)["status"] == "completed"
+
+
 def test_a_batch_goes_on_after_a_restart_and_no_line_is_answered_twice(tmp_path: Path) -> None:
     lines = [line(str(number), max_tokens=40, ignore_eos=True, seed=number) for number in range(12)]
     with real_server(store=tmp_path) as server:
         server.model.step_s = 0.01
         batch = begin(server.client, *lines, base=server.url)
         wait_until(lambda: server.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] >= 1)
+        server.model.step_s = 1.0  # so that it is not complete before the server ends
     with real_server(store=tmp_path) as server:
         client, base = server.client, server.url
         assert client.get(f"{base}/v1/batches/{batch['id']}").json()["status"] == "in_progress"
