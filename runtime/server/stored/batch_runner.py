@@ -118,9 +118,12 @@ class BatchRunner:
                 answer, is_error = answered
                 goes_on &= await self._stored.batches.answer(batch.id, line.number, answer, is_error=is_error)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(NUM_AT_ONCE, len(lines))):
-                group.create_task(work())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(NUM_AT_ONCE, len(lines))):
+                    group.create_task(work())
+        except* StoreOff as errors:
+            raise StoreOff(str(errors.exceptions[0])) from errors
 
     async def _answer_line(self, line: Line, scope: CacheScope, expires_at: float) -> tuple[bytes, bool] | None:
         """Process a request, and return its output line and whether it is an error. Retries if the server is busy.

@@ -23,6 +23,7 @@ BatchStatus = Literal[
 ]
 MAX_BATCHES: Final = 1000  # per client; the oldest that have ended are deleted
 MAX_OPEN: Final = 100  # per client
+MAX_OUTPUT_BYTES: Final = 500_000_000  # of a batch's output file, and of its error file; SQLite takes twice that
 WINDOW_S: Final = 86400.0
 WINDOW: Final = "24h"
 
@@ -214,7 +215,7 @@ class Batches:
         return await self._database.run(write)
 
     async def end(self, owner: bytes, batch_id: str, status: BatchStatus, late: Mapping[int, bytes]) -> None:
-        """Write the results to output files, and set the final status.
+        """Write the results to output files, and set the final status: `failed` if they are too large to be stored.
 
         Args:
             late: by line number, the error line for a request without a result.
@@ -225,6 +226,12 @@ class Batches:
             unanswered = [(batch_id, number, True, line) for number, line in late.items()]
             added = sql.executemany("INSERT OR IGNORE INTO batch_answers VALUES (?, ?, ?, ?)", unanswered)
             batch.request_counts.failed += max(0, added.rowcount)
+            sizes = "SELECT coalesce(max(bytes), 0) FROM (SELECT sum(length(line) + 1) AS bytes FROM batch_answers "
+            sizes += "WHERE batch = ? GROUP BY is_error)"
+            if sql.execute(sizes, (batch_id,)).fetchone()[0] > MAX_OUTPUT_BYTES:
+                message = f"the results have more than {MAX_OUTPUT_BYTES:,} bytes; send fewer lines in a batch"
+                batch.errors = BatchFaults([BatchFault("output_too_large", message)])
+                sql.execute("DELETE FROM batch_answers WHERE batch = ?", (batch_id,))
             for is_error, name in ((False, "output"), (True, "error")):
                 rows = sql.execute(
                     "SELECT line FROM batch_answers WHERE batch = ? AND is_error = ? ORDER BY number",
@@ -235,8 +242,8 @@ class Batches:
                     made = self._files.write(sql, owner, f"{batch_id}_{name}.jsonl", "batch_output", content)
                     setattr(batch, f"{name}_file_id", made.id)
             sql.execute("DELETE FROM batch_answers WHERE batch = ?", (batch_id,))
-            batch.status = status
-            setattr(batch, f"{status}_at", int(self._database.clock()))
+            batch.status = status if batch.errors is None else "failed"
+            setattr(batch, f"{batch.status}_at", int(self._database.clock()))
             self._put(sql, batch)
 
         await self._database.run(write)

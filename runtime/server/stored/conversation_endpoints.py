@@ -110,15 +110,20 @@ async def item(models: Models, request: Request) -> Response:
     require_parameters(request, SALT)
     stored, scope = stored_by(models), scope_of(request)
     conversation_id, item_id = request.path_params["conversation_id"], request.path_params["item_id"]
-    all_items = await _items(stored, scope, conversation_id)
-    found = [each for each in all_items if each["id"] == item_id]
-    if not found:
-        message = f"the conversation has no item {item_id!r:.80}"
-        raise HTTPError(404, message, param="item_id", code="item_not_found")
+
+    def split(items: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        found = [each for each in items if each["id"] == item_id]
+        if not found:
+            message = f"the conversation has no item {item_id!r:.80}"
+            raise HTTPError(404, message, param="item_id", code="item_not_found")
+        return found[0], [each for each in items if each["id"] != item_id]
+
     if request.method == "GET":
-        return Response(msgspec.json.encode(found[0]), media_type="application/json")
-    kept = [msgspec.json.encode(each) for each in all_items if each["id"] != item_id]
-    await stored.conversations.replace_items(scope, conversation_id, kept)
+        found, _ = split(await _items(stored, scope, conversation_id))
+        return Response(msgspec.json.encode(found), media_type="application/json")
+    await stored.conversations.replace_items(
+        scope, conversation_id, lambda path: [msgspec.json.encode(each) for each in split(listed_items(path))[1]]
+    )
     return _reply(await stored.conversations.get(scope, conversation_id))
 
 

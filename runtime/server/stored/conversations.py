@@ -95,11 +95,17 @@ class Conversations:
 
         await self._with(scope, conversation_id, write)
 
-    async def replace_items(self, scope: CacheScope, conversation_id: str, items: Sequence[bytes]) -> None:
-        """Replace all items of a conversation, each as JSON. Its earlier turns are dropped."""
+    async def replace_items(
+        self, scope: CacheScope, conversation_id: str, change: Callable[[Path], Sequence[bytes]]
+    ) -> None:
+        """Replace all items of a conversation by those that `change` makes of its turns, each as JSON.
+
+        The earlier turns are dropped. What `change` raises leaves all as it is.
+        """
 
         def write(sql: sqlite3.Connection, owner: bytes) -> None:
             before = _head(sql, conversation_id)
+            items = change(self._turns.path_to(sql, before))
             head = self._add_items(sql, owner, _namespace(sql, conversation_id), None, items)
             sql.execute("UPDATE conversations SET head = ? WHERE id = ?", (head, conversation_id))
             self._turns.prune(sql, before)

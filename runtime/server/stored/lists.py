@@ -49,7 +49,7 @@ def page(objects: Sequence[dict[str, Any]], request: Request, *others: str, desc
     query = request.query_params
     require_parameters(request, *_PAGING, *others)
     limit, order = query.get("limit", str(DEFAULT_LIMIT)), query.get("order") or ("desc" if descends else "asc")
-    if not (limit.isascii() and limit.isdecimal()) or not 1 <= int(limit[:9]) <= MAX_LIMIT:
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 10) or not 1 <= int(limit) <= MAX_LIMIT:
         raise InvalidParameter(f"limit is {limit!r:.80}; send a number from 1 to {MAX_LIMIT}", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidParameter(f'order is {order!r:.80}; send "asc" or "desc"', param="order")
