@@ -34,10 +34,9 @@ class OllamaLists:
 
     async def tags(self, request: Request) -> Response:
         """`GET /api/tags`: list all models. Models that are not loaded have only names and a size."""
-        lists = await asyncio.gather(*(self._models_of(row, b"/api/tags") for row in self._table.rows))
-        return _listed(
-            [model for row, models in zip(self._table.rows, lists, strict=True) for model in models or _unloaded(row)]
-        )
+        rows = self._table.rows
+        lists = await asyncio.gather(*(self._models_of(row, b"/api/tags") for row in rows))
+        return _listed([model for row, models in zip(rows, lists, strict=True) for model in models or _unloaded(row)])
 
     async def loaded(self, request: Request) -> Response:
         """`GET /api/ps`: list the loaded models, and when each is unloaded."""

@@ -71,11 +71,12 @@ class Overview:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`: return the metrics of all loaded models, with the label `model`, and the router's own."""
+        names = self._names  # of the rows that are asked: others may come meanwhile
         texts = await asyncio.gather(
             *(answer_in_time(row.worker, b"/metrics", self._headers) for row in self._table.rows)
         )
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Merged(self._own_metrics(), dict(zip(self._names, texts, strict=True))))
+        registry.register(_Merged(self._own_metrics(), dict(zip(names, texts, strict=True))))
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"content-type": content_type})
 
