@@ -17,7 +17,7 @@ import msgspec
 
 from ..artifact.lora import AdapterFormat
 from ..errors import InvalidAdapter
-from .tensor_files import GGUF_MAGIC, Float32Array, read_file, read_gguf, read_safetensors
+from .tensor_files import Float32Array, begins_as_gguf, read_file, read_gguf, read_safetensors
 
 _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
@@ -70,7 +70,7 @@ def read_adapter(path: str | Path) -> AdapterFile:
     path = Path(path)
     if path.is_dir():
         found = _read_peft(path)
-    elif bytes(read_file(path)[:4]) == GGUF_MAGIC:
+    elif begins_as_gguf(path):
         found = _read_gguf(path)
     else:
         raise InvalidAdapter(f"{path} is no GGUF file; give one, or PEFT's folder, which has {_CONFIG}")
@@ -138,7 +138,11 @@ def _read_peft(path: Path) -> AdapterFile:
 def _of_pattern(pattern: Mapping[str, Any] | None, module: str, default: float) -> float:
     """Return the value of the first key that matches the end of a module's name, as PEFT does."""
     for key, value in (pattern or {}).items():
-        if re.match(rf"(.*\.)?({key})$", module):
+        try:
+            is_match = re.match(rf"(.*\.)?({key})$", module)
+        except re.error as error:
+            raise InvalidAdapter(f"{_CONFIG} has the pattern {key!r:.80}: {error}; fetch the adapter again") from None
+        if is_match:
             return float(value)
     return default
 

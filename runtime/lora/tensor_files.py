@@ -24,6 +24,7 @@ Float32Array = npt.NDArray[np.float32]
 GGUF_MAGIC: Final = b"GGUF"
 _MAX_BYTES = 16 << 30
 _MAX_COUNT = 1 << 20  # of tensors, of keys, and of items of an array
+_MAX_DIMENSIONS = 4
 _ALIGNMENT = "general.alignment"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -66,7 +67,7 @@ def read_safetensors(path: Path) -> dict[str, Float32Array]:
         header = json.loads(bytes(data[8:start]))
         header.pop("__metadata__", None)
         listed = msgspec.convert(header, dict[str, _Tensor])
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidAdapter(f"{path} is no whole safetensors file ({error}); fetch it again") from None
     return {
         name: _values(path, name, tensor.dtype, tensor.shape, data[start:], tensor.data_offsets[0])
@@ -99,6 +100,19 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
     return metadata, tensors
 
 
+def begins_as_gguf(path: Path) -> bool:
+    """Return whether a file has the first bytes of GGUF.
+
+    Raises:
+        InvalidAdapter: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
 def read_file(path: Path) -> memoryview:
     """Return the bytes of a file.
 
@@ -110,7 +124,11 @@ def read_file(path: Path) -> memoryview:
             raise InvalidAdapter(f"{path} has {size} bytes, and adapters {_MAX_BYTES} at most; give an adapter")
         return memoryview(path.read_bytes())
     except OSError as error:
-        raise InvalidAdapter(f"{path} cannot be read ({error.strerror}); give an adapter's file or folder") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidAdapter:
+    return InvalidAdapter(f"{path} cannot be read ({error.strerror}); give an adapter's file or folder")
 
 
 def _values(path: Path, name: str, dtype: str, shape: tuple[int, ...], data: memoryview, start: int) -> Float32Array:
@@ -119,6 +137,8 @@ def _values(path: Path, name: str, dtype: str, shape: tuple[int, ...], data: mem
         raise InvalidAdapter(f"{path}: {name} is stored as {dtype}; adapters are read in {', '.join(_FLOATS)}")
     stored, convert = _FLOATS[dtype]
     count = math.prod(shape)
+    if len(shape) > _MAX_DIMENSIONS or any(size > len(data) for size in shape):
+        raise InvalidAdapter(f"{path}: {name} of {len(shape)} dimensions is no matrix; fetch it again")
     if min(start, *shape, 0) < 0 or start + count * stored.itemsize > len(data):
         raise InvalidAdapter(f"{path}: {name} of shape {list(shape)} ends after the file; fetch it again")
     return convert(np.frombuffer(data, stored, count, start)).reshape(shape)
@@ -169,7 +189,7 @@ class _Cursor:
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Return the name, the shape, the type and the offset of the next tensor."""
         name, num_dimensions = self.string(), self.number("I")
-        if num_dimensions > 4:
+        if num_dimensions > _MAX_DIMENSIONS:
             raise ValueError(f"{name} has {num_dimensions} dimensions")
         dimensions = [self.number("Q") for _ in range(num_dimensions)]
         return name, tuple(reversed(dimensions)), self.number("I"), self.number("Q")
