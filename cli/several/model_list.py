@@ -101,7 +101,7 @@ def _in_toml(path: Path) -> Iterator[ModelEntry]:
     except (OSError, ValueError) as error:
         raise InvalidParameter(f"{path} cannot be read: {error}") from error
     tables = read.pop(_MODEL, [])
-    if read or not isinstance(tables, list) or not tables:
+    if read or not isinstance(tables, list) or not tables or not all(isinstance(each, dict) for each in tables):
         known = f"[[{_MODEL}]] tables, each with a source"
         raise InvalidParameter(f"{path} has {', '.join(read) or 'no model'}; it must have {known}, and nothing else")
     for number, table in enumerate(tables, 1):

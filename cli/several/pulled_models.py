@@ -25,6 +25,7 @@ from radixlm.runtime.errors import (
 )
 from radixlm.runtime.router.model_row import ModelSpec
 from radixlm.runtime.server.errors import HTTPError
+from radixlm.runtime.system import sync_file
 
 from .model_list import ModelEntry
 
@@ -57,6 +58,18 @@ class PulledModels:
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidParameter(f"--allow-pull {self.path} cannot be read: {error}") from error
 
+    def check(self) -> None:
+        """Write the file as it is, so that a folder that cannot be written is an error before anything is pulled.
+
+        Raises:
+            InvalidParameter: the file cannot be read or written.
+        """
+        try:
+            with self._lock:
+                self._write(self.names)
+        except HTTPError as error:
+            raise InvalidParameter(f"--allow-pull {self.path}: {error}") from error
+
     @property
     def entries(self) -> list[ModelEntry]:
         """The models to serve."""
@@ -70,6 +83,8 @@ class PulledModels:
         """
         try:
             return self.spec(_entry(name))
+        except OSError as error:  # a name that is too long for a file
+            raise HTTPError(404, f"{name!r:.80} is no model", param="model", code="model_not_found") from error
         except (SourceNotFound, ArtifactError, InvalidParameter) as error:
             raise HTTPError(404, str(error), param="model", code="model_not_found") from error
 
@@ -104,9 +119,19 @@ class PulledModels:
             return ()
 
     def _write(self, names: Iterable[str]) -> None:
-        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-        beside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        beside.replace(self.path)
+        unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        try:
+            with unnamed.open("w", encoding="utf-8") as file:
+                file.writelines(f"{name}\n" for name in names)
+                file.flush()
+                sync_file(file.fileno())
+            unnamed.replace(self.path)
+        except OSError as error:
+            message = f"the list of pulled models cannot be written ({error.strerror}); the operator has to look at it"
+            raise HTTPError(507, message, code="storage_full") from error
+        finally:
+            with suppress(OSError):
+                unnamed.unlink(missing_ok=True)
 
 
 def _entry(name: str) -> ModelEntry:

@@ -85,6 +85,8 @@ def serve_models(
         return _spec(ctx.command, entry, shared, store, budget)
 
     library = None if pulled is None else PulledModels(pulled, spec_of, partial(artifacts_of, ctx.command, shared))
+    if library is not None:
+        library.check()
     specs = [spec_of(entry) for entry in [*read_models(named), *([] if library is None else library.entries)]]
     with ExitStack() as open_until_the_end:
         listener = open_until_the_end.enter_context(address.listen())

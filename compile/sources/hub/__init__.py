@@ -42,6 +42,8 @@ FILES = (
     *VECTOR_FILES,
 )
 
+_WEIGHTS = (WEIGHTS, INDEX, "params_shard_*.bin")
+
 Downloaded = Callable[[int, int], None]
 """Gets the bytes of a download that are here, and those in all, from any thread."""
 
@@ -111,8 +113,8 @@ def _download(reference: str, cache_dir: Path | None, progress: Downloaded | Non
 
 
 def _has_weights(names: Collection[str]) -> bool:
-    """Return whether a repository has anything but GGUF files."""
-    return bool(_matching(names, FILES)) or not any(name.lower().endswith(".gguf") for name in names)
+    """Return whether a repository has other weights than GGUF files, or no such files either."""
+    return bool(_matching(names, _WEIGHTS)) or not any(name.lower().endswith(".gguf") for name in names)
 
 
 def _matching(names: Collection[str], patterns: Sequence[str]) -> list[str]:
