@@ -19,7 +19,7 @@ from radixlm.runtime.errors import CorruptSource, UnsupportedArchitecture
 
 from .model_files import read_json
 from .quantized.tensors import Array
-from .source import read_text
+from .source import checked, read_text
 from .tensor_files import SafetensorsFile
 
 Json = Mapping[str, Any]
@@ -64,7 +64,8 @@ def embedding_of_directory(path: Path) -> EmbeddingInfo | None:
         )
     settings = read_json(path / "config_sentence_transformers.json", optional=True)
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    if not isinstance(prompts, Mapping) or not all(isinstance(each, str) for each in prompts.values()):
+    are_texts = isinstance(prompts, Mapping) and all(isinstance(each, str) for each in prompts.values())
+    if not are_texts or not isinstance(default, str | None):
         raise CorruptSource(f"{path}: the prompts of config_sentence_transformers.json are no texts; fetch it again")
     return EmbeddingInfo(
         pooling=_pooling(path, read_json(path / dict(modules)["Pooling"] / "config.json")),
@@ -93,6 +94,8 @@ def reranking_of_directory(path: Path, name: str, ids: Mapping[str, int]) -> Rer
         true_id, false_id = said.get("true_token_id"), said.get("false_token_id")
         if not isinstance(true_id, int) or not isinstance(false_id, int):
             raise UnsupportedArchitecture(f"{path}: a reranker with one token is not supported; take one with two")
+        if not {true_id, false_id} <= {*ids.values()}:
+            raise CorruptSource(f"{path}: the tokenizer has no tokens {true_id} and {false_id}; fetch it again")
         return _by_qwen(true_id, false_id)
     return reranking_by_name(name, ids)
 
@@ -132,7 +135,8 @@ class DenseLayers:
                 raise UnsupportedArchitecture(f"{path / folder}: the activation {function} is not supported")
             file = SafetensorsFile(path / folder / "model.safetensors")
             arrays |= {f"dense.{index}.{name.removeprefix('linear.')}": each for name, each in file.tensors.items()}
-            outputs.append(DenseOutput(size=said["out_features"], bias=f"dense.{index}.bias" in arrays))
+            dense = {"size": said.get("out_features"), "bias": f"dense.{index}.bias" in arrays}
+            outputs.append(checked(str(path / folder), dense, DenseOutput))
         return cls(tuple(outputs), arrays)
 
 
@@ -200,7 +204,7 @@ def _pooling(path: Path, said: Json) -> Pooling:
     if modes is None:
         said_so = [key.removeprefix(_MODE) for key, value in said.items() if key.startswith(_MODE) and value]
         modes = [_MODES.get(mode, mode) for mode in said_so]
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
+    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in _POOLINGS:
         raise UnsupportedArchitecture(f"{path}: pooling by {modes} is not supported; last, mean and cls are")
     pooling = _POOLINGS[modes[0]]
     if pooling == "mean" and said.get("include_prompt") is False:

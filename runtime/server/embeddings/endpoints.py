@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections.abc import Sequence
@@ -25,9 +24,7 @@ from .replies import (
     VectorUsage,
 )
 from .requests import EmbeddingsRequest, RerankRequest, ScoreRequest
-from .vectors import scores_of, vectors_of
-
-_MAX_NUMBERS_AT_ONCE = 1 << 14  # of a response that is encoded on the event loop
+from .vectors import encoded, scores_of, vectors_of
 
 
 async def embed(served: Served, request: Request, body: EmbeddingsRequest) -> Response:
@@ -42,8 +39,7 @@ async def embed(served: Served, request: Request, body: EmbeddingsRequest) -> Re
         replies = [EmbeddingReply(index, vector) for index, vector in enumerate(data)]
         return json_response(EmbeddingsReply(replies, served.called(body.model), VectorUsage.of(vectors)))
 
-    is_large = sum(each.vector.size for each in vectors) > _MAX_NUMBERS_AT_ONCE
-    return await asyncio.to_thread(reply) if is_large else reply()
+    return await encoded(vectors, reply)
 
 
 async def rerank(served: Served, request: Request, body: RerankRequest) -> Response:

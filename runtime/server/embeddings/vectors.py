@@ -5,12 +5,14 @@ Knows how many texts of one request the engine gets at a time, not what bodies a
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from ...engine.calls.batch import naming
 from ...engine.completion import Completion
@@ -22,8 +24,15 @@ from ..choices import Choices
 from ..http.connection import while_connected
 from ..served import Served
 
+_MAX_NUMBERS_AT_ONCE = 1 << 14  # of a response that is encoded on the event loop
 AT_ONCE = 64  # texts per group; two groups are in the engine, so that it is never idle between groups
 _NOTHING = SamplingParams(max_tokens=0)
+
+
+async def encoded(vectors: Sequence[Embedding], reply: Callable[[], Response]) -> Response:
+    """Return the response that `reply` makes of embeddings, in a thread if they are many."""
+    is_large = sum(each.vector.size for each in vectors) > _MAX_NUMBERS_AT_ONCE
+    return await asyncio.to_thread(reply) if is_large else reply()
 
 
 async def vectors_of(
