@@ -235,6 +235,7 @@ def test_poolings_are_read_in_all_spellings(said: dict[str, Any], pooling: str, 
         ({"Transformer": {}, "Pooling": {**pooling_of("last"), "pooling_mode_mean_tokens": True}}, "pooling by"),
         ({"Transformer": {}, "Pooling": {**pooling_of("mean"), "include_prompt": False}}, "include_prompt"),
         ({"Transformer": {}, "Pooling": pooling_of("last"), "WordWeights": {}}, "asks for .*, WordWeights;"),
+        ({"Transformer": {}, "Pooling": {"pooling_mode": [["mean"]]}}, "pooling by"),
         ({"Transformer": {}, "LogitScore": {"true_token_id": 5}}, "reranker with one token"),
     ],
 )
@@ -247,6 +248,31 @@ def test_steps_that_are_not_known_are_named(modules: dict[str, Any], message: st
 def test_modules_that_are_none_are_refused(text: str, checkpoint: Path) -> None:
     (checkpoint / "modules.json").write_text(text)
     with pytest.raises(CorruptSource, match=r"modules\.json"):
+        open_source(checkpoint)
+
+
+@pytest.mark.parametrize("ids", [(5, 999_999_999), (-1, 5)])
+def test_a_rerankers_tokens_are_those_of_its_tokenizer(ids: tuple[int, int], checkpoint: Path) -> None:
+    said = dict(zip(("true_token_id", "false_token_id"), ids, strict=True))
+    with pytest.raises(CorruptSource, match="has no tokens"):
+        open_source(write_modules(checkpoint, {"Transformer": {}, "LogitScore": said}))
+
+
+@pytest.mark.parametrize("size", [None, "64", -1, 0])
+def test_a_linear_layer_without_a_size_is_refused(size: object, checkpoint: Path) -> None:
+    said = {"out_features": size, "activation_function": "torch.nn.modules.linear.Identity"}
+    folder = write_modules(checkpoint, {"Transformer": {}, "Pooling": pooling_of("mean"), "Dense": said})
+    [dense] = folder.glob("*_Dense")
+    save_file({"linear.weight": np.zeros((4, 64), np.float32)}, dense / "model.safetensors")
+    with pytest.raises(CorruptSource, match="cannot be right"):
+        open_source(folder)
+
+
+def test_a_default_prompt_that_is_no_name_is_refused(checkpoint: Path) -> None:
+    write_modules(checkpoint, {"Transformer": {}, "Pooling": pooling_of("last")})
+    said = {"prompts": {"query": "find: "}, "default_prompt_name": ["query"]}
+    (checkpoint / "config_sentence_transformers.json").write_text(json.dumps(said))
+    with pytest.raises(CorruptSource, match="no texts"):
         open_source(checkpoint)
 
 
