@@ -105,7 +105,8 @@ def test_a_server_answers_503_while_it_compiles_and_then_serves(source: Path, ca
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
     process.stderr.close()
-    assert set(statuses[:-1]) == {503} and statuses[-1] == 200
+    # a line is read after it was written: the last ones may meet a server that is ready
+    assert statuses[0] == 503 and statuses == sorted(statuses, reverse=True) and statuses[-1] == 200
     assert percents == sorted(percents) and max(percents, default=0) > 0
     _kept(cache)
 

@@ -1,6 +1,7 @@
-"""No client holds the event loop: whatever it sends, no callback of the server's loop takes 20 ms of a processor.
+"""No client holds the event loop: whatever it sends, no callback of the server's loop takes 30 ms of a processor.
 
-Counted, not timed: `time.thread_time` is the loop's own processor time, which a busy machine does not change.
+`time.thread_time` is the loop's own processor time. Another process changes it only through the caches they share: by
+a few milliseconds, so a request that misses the limit by little is sent again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from .real_server import RealServer, real_server
 
 MOST_S = 0.03  # of CPU time, beside other tests; what grows with a body takes many times that
+NEVER_S = 0.1  # a second attempt is for callbacks below this
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 USER = {"role": "user", "content": "Hi"}
 ASKED: dict[str, dict[str, Any]] = {
@@ -181,10 +183,14 @@ def watched() -> Iterator[tuple[RealServer, Watch]]:
 @pytest.mark.parametrize(("path", "body"), COSTLY.values(), ids=COSTLY)
 def test_no_request_holds_the_event_loop(watched: tuple[RealServer, Watch], path: str, body: Any) -> None:
     server, watch = watched
-    watch.slow.clear()
-    before = watch.num_seen
     content = json.dumps(body, ensure_ascii=False).encode()
-    answer = server.client.post(server.url + path, content=content, headers={"content-type": "application/json"})
-    assert answer.status_code in (200, 400, 413), answer.text[:200]
-    assert watch.num_seen > before and not watch.slow
-    assert len(answer.content) < 30 << 20
+    for _ in range(3):
+        watch.slow.clear()
+        before = watch.num_seen
+        answer = server.client.post(server.url + path, content=content, headers={"content-type": "application/json"})
+        assert answer.status_code in (200, 400, 413), answer.text[:200]
+        assert len(answer.content) < 30 << 20
+        assert watch.num_seen > before and all(took_s < NEVER_S for took_s, _ in watch.slow), watch.slow
+        if not watch.slow:
+            break
+    assert not watch.slow
