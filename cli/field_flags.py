@@ -209,7 +209,7 @@ def _converted(field: Field, ctx: click.Context, param: click.Parameter, value: 
         raise ValueError(f"{flag.name} is {value}; it must be a number" + (f" of {flag.unit[0]}" if flag.unit else ""))
     own = own if flag.unit is None else int(own)
     if not field.about.holds(own):
-        called = field.called if flag.unit is None else f"a number of {flag.unit[0]} {field.about.range}"
+        called = field.valid_values if flag.unit is None else f"a number of {flag.unit[0]} {field.about.range}"
         raise ValueError(f"{flag.name} is {value!r:.60}; it must be {called}")
     return own
 

@@ -103,7 +103,7 @@ def _calibration_row(opened: Artifact) -> str | None:
 
 
 def _draft_row(opened: Artifact, draft: Artifact) -> str:
-    """Describe a draft model that fits an artifact's model.
+    """Return a line that names a draft model, and says how many tokens it shares with the artifact's model.
 
     Raises:
         InvalidParameter: it has different tokens.

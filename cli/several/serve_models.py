@@ -147,7 +147,7 @@ def _spec(
     Raises:
         InvalidParameter: its options are invalid.
     """
-    name, own_store = entry.called, (entry.options or {}).get("store")
+    name, own_store = entry.client_name, (entry.options or {}).get("store")
     if own_store is None and store is not None:
         own_store = Path(store) / name.replace("/", "_")
     spec = ModelSpec(

@@ -126,6 +126,11 @@ class _Calls:
     unanswered: dict[str, str] = field(default_factory=dict)  # ids to names
 
     def begin(self, call: ToolUseBlock, param: str) -> None:
+        """Record a tool call that needs a result.
+
+        Raises:
+            InvalidParameter: another call without a result has the same id; `param` names this one.
+        """
         if call.id in self.unanswered:
             message = f"{param}: another call without a result has the id {call.id!r:.80}; ids must be unique"
             raise InvalidParameter(message, param=param)
@@ -140,7 +145,13 @@ class _Calls:
         return name
 
     def close(self, place: int) -> None:
-        """Require that all calls have results. Called before an assistant message, and at the end."""
+        """Require that all calls have results, before the message at index `place`.
+
+        Called before an assistant message, and at the end.
+
+        Raises:
+            InvalidParameter: some have none.
+        """
         if self.unanswered:
             ids = ", ".join(repr(each)[:80] for each in list(self.unanswered)[:8])
             raise InvalidParameter(
