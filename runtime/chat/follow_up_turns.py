@@ -47,7 +47,13 @@ class ModelPrompts(Protocol):
         *,
         seam_of: bytes | None,
         remembers: bool,
-    ) -> PreparedPrompt: ...
+    ) -> PreparedPrompt:
+        """Prepare the prompt of a conversation.
+
+        Args:
+            seam_of: namespace of the earlier texts that its encoding can continue; None: none.
+            remembers: later prompts can continue this one's encoding.
+        """
 
 
 class FollowUpTurns:
@@ -65,7 +71,7 @@ class FollowUpTurns:
         Args:
             tools: tools that it may call.
         """
-        read = self._read(reply, tools)
+        read = self._parse_reply(reply, tools)
         words = read.content if read.calls else reply
         versions = dict.fromkeys([words, words.rstrip(), words.strip()])
         if read.calls or reasoning:
@@ -93,7 +99,7 @@ class FollowUpTurns:
         Raises:
             InvalidRequest: the template refuses the conversation.
         """
-        read = self._read(reply, tools)
+        read = self._parse_reply(reply, tools)
         keeps_reasoning = any(message.get(REASONING_FIELD) for message in messages)
         if read.calls and (keeps_reasoning or not reasoning):
             return ()
@@ -106,7 +112,8 @@ class FollowUpTurns:
         )
         return tuple(left for left, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
-    def _read(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
+    def _parse_reply(self, reply: str, tools: Sequence[Tool]) -> ReadReply:
+        """Return a reply's text with the tool calls in it; without `tools` it has none."""
         if not tools:
             return ReadReply(reply)
         return read_reply(reply, self._prompts.tool_format, tools)

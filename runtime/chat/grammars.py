@@ -231,7 +231,7 @@ class Grammars:
             return found
         left_s = attempt.began_at + self.answer_limit_s - time.monotonic()
         try:
-            return self._keep(attempt.grammar, lane.trial.compiled(attempt.grammar, real_limit_s=left_s))
+            return self._add_compiled(attempt.grammar, lane.trial.compiled(attempt.grammar, real_limit_s=left_s))
         except OutOfTime as error:
             attempt.met_busy_machine = error.is_busy
             return None
@@ -262,7 +262,11 @@ class Grammars:
         """Return the masks that the cached grammars have computed, without counting as a use of them."""
         return sum(Cache.__getitem__(self._compiled, grammar).work.num_masks for grammar in self._compiled)
 
-    def _keep(self, grammar: Grammar, tried: str) -> CompiledGrammar:
+    def _add_compiled(self, grammar: Grammar, tried: str) -> CompiledGrammar:
+        """Cache a grammar that was tried, and return it; it is dropped if a reply fails by it.
+
+        `tried` is the grammar in the library's form.
+        """
         compiled = CompiledGrammar(
             grammar,
             lambda: self._matcher(tried),
@@ -274,10 +278,12 @@ class Grammars:
         return compiled
 
     def _drop(self, grammar: Grammar) -> None:
+        """Remove a grammar from the cache."""
         with self._lock:
             self._compiled.pop(grammar, None)
 
     def _refuse(self, grammar: Grammar, error: InvalidGrammar) -> None:
+        """Remember the error of a grammar, to be raised again for the same one."""
         with self._lock:
             self._refused[grammar] = InvalidGrammar(str(error), line=error.line)
 
@@ -290,6 +296,7 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
+        """The library's tokenizer. Making it drops our copy of the tokens' bytes; the lanes have theirs already."""
         wrapper = cast(llguidance.TokenizerWrapper, self._vocabulary)
         tokenizer = llguidance.LLTokenizer(wrapper, eos_token=list(self._eos_token_ids))
         assert self.lanes, "they have packed it"
@@ -305,9 +312,10 @@ class Grammars:
         grammars made a reply of two tokens take 1.2 s instead of 0.05; with the lowest one it takes 0.2.
         """
         quick_limit_s = min(QUICK_LIMIT_S, self._time_limit_s)
-        return self._lane(quick_limit_s, niceness=0), self._lane(self._time_limit_s, niceness=19)
+        return self._make_lane(quick_limit_s, niceness=0), self._make_lane(self._time_limit_s, niceness=19)
 
-    def _lane(self, time_limit_s: float, *, niceness: int) -> Lane:
+    def _make_lane(self, time_limit_s: float, *, niceness: int) -> Lane:
+        """Return a lane: a process that tries grammars, and the lock by which clients take turns."""
         trial = GrammarTrial(
             self._vocabulary,
             eos_token_ids=list(self._eos_token_ids),

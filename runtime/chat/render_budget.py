@@ -82,12 +82,12 @@ class RenderBudget:
             self.spend(len(made) * _ITEM)
             self.weight(made)
         elif isinstance(made, int):
-            self._integer(made.bit_length())
+            self._pay_integer(made.bit_length())
         return made
 
     def part(self, made: object) -> object:
         """Pay for a slice of a value, and return it. The content of the slice was paid with the whole value."""
-        self.spend(self._length(made))
+        self.spend(self._copy_cost(made))
         if type(made) is not list:
             return made
         part = _KeptList(made)
@@ -155,11 +155,11 @@ class RenderBudget:
             left, right = right, left
         if operator == "*" and isinstance(right, int):
             if isinstance(left, int):
-                self._integer(left.bit_length() + right.bit_length())
+                self._pay_integer(left.bit_length() + right.bit_length())
             elif isinstance(left, str | list | tuple):
-                self.spend(self._length(left) * max(right, 0))
+                self.spend(self._copy_cost(left) * max(right, 0))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            self._integer(left.bit_length() * max(right, 0))
+            self._pay_integer(left.bit_length() * max(right, 0))
         elif operator == "%" and isinstance(left, str):
             self.formatted(left, right, _WIDE_PERCENT)
 
@@ -209,12 +209,18 @@ class RenderBudget:
         self.spend(len(owner))
         self.afford(num_parts * _ITEM)
 
-    def _length(self, value: object) -> int:
+    def _copy_cost(self, value: object) -> int:
+        """Return the characters that a copy of a value costs: those of a text, or `_ITEM` for each item; else 1."""
         if isinstance(value, str):
             return len(value)
         return len(value) * _ITEM if isinstance(value, list | tuple | dict | set | frozenset) else 1
 
-    def _integer(self, num_bits: int) -> None:
+    def _pay_integer(self, num_bits: int) -> None:
+        """Pay for an integer of this many bits.
+
+        Raises:
+            TooCostly: there are more than `_MAX_BITS`, or the budget is spent.
+        """
         self.spend(1)
         if num_bits > _MAX_BITS:
             raise TooCostly(f"it computes an integer of more than {_MAX_BITS} bits")
