@@ -282,6 +282,10 @@ class Engine(TextCalls, VectorCalls):
             return stream.result()
 
     def _start(self, request: Request, on_ready: Callable[[], None] | None) -> GenerationStream:
+        """Submit a request, and return the stream of its outputs.
+
+        `on_ready` is called in the engine's thread after each output.
+        """
         stream = GenerationStream.of(request, self._loop.cancel, on_ready)
         self._submit(request, stream)
         return stream

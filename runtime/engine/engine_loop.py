@@ -148,13 +148,14 @@ class EngineLoop:
     # On the thread.
 
     def _run(self) -> None:
+        """Serve until the loop ends, and start over after each death that allows it. The thread's main function."""
         try:
-            while not self._has_served():
+            while not self._serve_until_end():
                 pass
         finally:
             self._on_exit()
 
-    def _has_served(self) -> bool:
+    def _serve_until_end(self) -> bool:
         """Serve until the loop is closed or dies for good; return False if it died and started over."""
         try:
             self._serve()
@@ -164,6 +165,7 @@ class EngineLoop:
         return True
 
     def _serve(self) -> None:
+        """Run commands and steps, and deliver outputs, until `close`; then abort the requests that are left."""
         while self._wait_for_work():
             self._core.queue.run()  # drop what has expired before a command finds it
             self.queue.do_all()
@@ -182,6 +184,7 @@ class EngineLoop:
         return not self.queue.is_closed
 
     def _add(self, request: Request, listener: Listener) -> None:
+        """Queue a request in the core; if it is refused, its listener gets the error."""
         self._clients[request.request_id] = request.client
         self._listeners[request.request_id] = listener  # first: if this request kills the loop, its listener is called
         try:
@@ -194,12 +197,14 @@ class EngineLoop:
             self._deliver(RequestOutput(request.request_id, error=known))
 
     def _make_room(self, client: Client, refusal: EngineOverloaded) -> bool:
+        """Refuse a client's newest request that never ran, with `refusal`. Returns False if there is none."""
         output = self._core.refuse_newest(client, refusal)
         if output is not None:
             self._deliver(output)
         return output is not None
 
     def _abort(self, request_id: str) -> None:
+        """Cancel a request, and deliver its last output; nothing if it has ended."""
         output = self._core.abort(request_id)
         if output is not None:
             self._deliver(output)
@@ -220,7 +225,7 @@ class EngineLoop:
             self._listeners.pop(output.request_id, None)
 
     def _tell_progress(self, request_id: str, progress: PrefillProgress) -> None:
-        """Call a request's listener within a step; log its errors: it fails again at its next output."""
+        """Call a request's listener within a step, and only log an error: it will fail again at its next output."""
         listener = self._listeners.get(request_id)
         if listener is None:
             return

@@ -43,7 +43,13 @@ class ChatPrompts(Protocol):
         *,
         context_length: int | None,
         remembers: bool,
-    ) -> PreparedPrompt: ...
+    ) -> PreparedPrompt:
+        """Prepare the prompt of a conversation, with the generation prompt at its end.
+
+        Args:
+            context_length: the most tokens; None: any number.
+            remembers: prompts that continue this one can reuse its encoding.
+        """
 
 
 @dataclass(frozen=True)

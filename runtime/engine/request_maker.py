@@ -61,7 +61,7 @@ class RequestMaker:
             EngineOverloaded: too many requests are waiting.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidRequest, InvalidGrammar: it cannot be served.
         """
-        self._require_writes()
+        self._require_generates_text()
         if options.tools:
             raise InvalidParameter("tools are for conversations; use chat", param="tools")
         if options.template_kwargs:
@@ -88,7 +88,7 @@ class RequestMaker:
             InvalidRequest: the artifact has no chat template, or the template refuses the messages.
             EmptyPrompt, ContextLengthExceeded, InvalidParameter, InvalidGrammar: as `completion`.
         """
-        self._require_writes()
+        self._require_generates_text()
         if options.strip_suffix is not None:
             raise InvalidParameter("strip_suffix is for prompts that are no conversation", param="strip_suffix")
         if options.token_healing:
@@ -168,6 +168,16 @@ class RequestMaker:
         next_ids: NextIds | None = None,
         reads: Callable[[], Reader] | None = None,
     ) -> Request:
+        """Make a request from a prepared prompt.
+
+        Args:
+            renderings: ways in which later prompts may render the reply; None: it will not come back as text.
+            next_ids: ids that begin the next prompt, for a chat; None: the prompt is no chat.
+            reads: makes a reader of the prompt's rows besides the sampler; None: there is none.
+
+        Raises:
+            InvalidRequest: it can never be served, or its grammar is invalid.
+        """
         prompts, params = self._prompts, self._default_params if params is None else params
         self._limits.validate(prompt, params)
         recorder = self._options.recorder
@@ -194,7 +204,7 @@ class RequestMaker:
         )
         return Request(spec, reply)
 
-    def _require_writes(self) -> None:
+    def _require_generates_text(self) -> None:
         """Raise InvalidRequest if the model generates no text."""
         if not self._writes:
             raise InvalidRequest(
