@@ -147,6 +147,7 @@ class ChatClient(Client):
         )
 
     def _reply(self, reply: AgentReply) -> Json:
+        """Return a reply as a message of the history."""
         message: Json = {"role": "assistant", "content": self._words(reply) or None}
         if reply.calls:
             message["tool_calls"] = [
@@ -195,6 +196,7 @@ class ResponsesClient(Client):
         return AgentReply(thought, words, tuple(calls), answer["usage"]["output_tokens"])
 
     def _reply(self, reply: AgentReply) -> list[Json]:
+        """Return a reply as input items of the history: reasoning, text and tool calls."""
         items: list[Json] = []
         if thought := self._thought(reply):
             content = [{"type": "reasoning_text", "text": thought}]
@@ -253,6 +255,7 @@ class MessagesClient(Client):
         return [{"type": "text", "text": text} for text in ([bill] if self.shape.bills else []) + [self.system]]
 
     def _reply(self, reply: AgentReply) -> list[Json]:
+        """Return a reply as the content blocks of one assistant message: reasoning, text and tool calls."""
         blocks: list[Json] = []
         if thought := self._thought(reply):
             blocks.append({"type": "thinking", "thinking": thought, "signature": "unsigned"})

@@ -104,7 +104,7 @@ def main() -> None:
                     others = [Answer(**each) for each in next(iter(ways.get(way, {}).values()), ())]
                     try:
                         since = CPUTime.now()
-                        found = lived(server, requests, way)
+                        found = play_session(server, requests, way)
                         check_prompts(found, others or found)
                         ways.setdefault(way, {})[server.name] = list(map(asdict, found))
                         taken.setdefault(way, {})[server.name] = since.taken_by_others()
@@ -133,8 +133,11 @@ def before_of(session_of: Json, before: Json | None) -> Json:
     return before
 
 
-def lived(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:
-    """Return all answers, in order; `way` is one of `WAYS`."""
+def play_session(server: AgentsServer, requests: Sequence[Request], way: str) -> list[Answer]:
+    """Send a session's requests to a server in one of `WAYS`; return the measured answers, in order.
+
+    Unless the way is `whole`, the server is restarted before the middle request: killed, or unloaded.
+    """
     restart_at = None if way == "whole" else middle(requests)
     answers: list[Answer] = []
     process = _started(server)

@@ -105,6 +105,11 @@ def _content(event: Event) -> str:
 
 
 def _usage(events: Sequence[Event]) -> Json:
+    """Return the usage at the end of a stream.
+
+    Raises:
+        ValueError: the reply has another length than was asked for.
+    """
     found: Json = next(event.data["usage"] for event in reversed(events) if event.data.get("usage"))
     if found["completion_tokens"] != NUM_REPLY_TOKENS:
         raise ValueError(f"a reply has {found['completion_tokens']} tokens, {NUM_REPLY_TOKENS} were asked for")

@@ -95,7 +95,7 @@ class AgentServer:
     def play(self, dialect: str, shape: Shape, turns: Sequence[Turn], peer: LlamaCppReplay | None = None) -> Replayed:
         """Play a whole loop on an empty cache, or loops of several agents in turns; also on `peer`, if given."""
         self._http.delete("/v1/cache")
-        self._settle()
+        self._wait_until_idle()
         self._asked.clear()
         self._sent.clear()
         agents = range(1 + shape.num_subagents)
@@ -112,7 +112,7 @@ class AgentServer:
             len(turns),
             sum(prompts),
             sum(computed),
-            sum(sum(self._least(self._asked[agent :: len(clients)])) for agent in agents),
+            sum(sum(self._least_computed(self._asked[agent :: len(clients)])) for agent in agents),
             sum(idle),
             peer.play(self._sent, replies, num_first=len(clients)) if peer else None,
         )
@@ -134,14 +134,18 @@ class AgentServer:
         client.add(reply, turn.results)
         if turn.question is not None:
             client.ask(turn.question)
-        self._settle()
+        self._wait_until_idle()
         num_idle = self.engine.stats().num_idle_tokens - num_idle
         passed = self._recorder.take()
         num_prefilled = len(passed.forwarded_ids) - num_idle - (reply.num_tokens - 1)
         return num_prefilled, num_prefilled + len(passed.reused_ids), num_idle
 
-    def _least(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
-        """Return the least that each prompt of a conversation but the first can cost."""
+    def _least_computed(self, asked: Sequence[tuple[Sequence[Message], Any]]) -> list[int]:
+        """Return, for each prompt but the first, the least number of tokens that a perfect cache must compute.
+
+        Args:
+            asked: messages and options of each request of one conversation.
+        """
         earlier: list[str] = []
         least: list[int] = []
         for (before, _), (now, kwargs) in pairwise(asked):
@@ -164,14 +168,15 @@ class AgentServer:
         text = prompts.render(messages, options.tools, options.template_kwargs)
         return text if is_asked else text.removesuffix("<|im_start|>assistant\n")
 
-    def _settle(self) -> None:
-        """Wait until nothing is computed any more."""
+    def _wait_until_idle(self) -> None:
+        """Wait until the engine has done its idle work."""
         until = time.monotonic() + _IDLE_S
         while not self.engine._loop.call(lambda core: core.expected is None or core.expected.is_done):
             assert time.monotonic() < until, "idle work does not end"
             time.sleep(0.002)
 
     def _note_conversations(self) -> None:
+        """Make the engine record the messages and options of each chat in `_asked`."""
         ask = self.engine.stream_chat
 
         def noted(messages: Sequence[Message], *args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ def quality(results: Json) -> Iterator[str]:
 
 
 def needle(results: Json) -> Iterator[str]:
-    """Yield the same for answers to a new question."""
+    """Yield for each model a table of the facts found in prefixes: a row for each policy and share of rows."""
     yield "## A part of a prefix's KV: a fact that was not asked for before"
     yield "A fact lies at some depth of a prefix; found is where every token of the answer is the most likely one."
     for run in results["runs"].values():
@@ -52,6 +52,7 @@ def needle(results: Json) -> Iterator[str]:
 
 
 def _heading(run: Json) -> str:
+    """Return the heading of a run: its model, prefixes and queries."""
     return (
         f"### {run['model']}: {run['num_prefixes']} prefixes of {run['shortest_prefix']:,} to "
         f"{run['longest_prefix']:,} tokens, {run['rows'][0]['num_queries']} queries"

@@ -54,6 +54,7 @@ def session(results: Json) -> Iterator[str]:
 
 
 def _figures(answers: Sequence[Json], results: Json) -> Json:
+    """Return one server's figures: seconds in all and to first tokens, cached tokens, and seconds for all layers."""
     have, whole = results["layers"]
     seen: set[int] = set()
     others = []

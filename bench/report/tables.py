@@ -72,6 +72,7 @@ def origin(results: Json) -> str:
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
+        """Format a number by a spec that may begin with a unit, or be `auto`; see `table`."""
         unit, _, rest = format_spec.partition(" ")
         if unit in UNITS:
             value, format_spec = value * UNITS[unit], rest
