@@ -185,6 +185,11 @@ def _assistant(place: int, message: InputMessage, calls: _Calls) -> Message:
 
 
 def _only_text(place: int, message: InputMessage) -> str:
+    """Return the text of a message.
+
+    Raises:
+        InvalidParameter: it has another kind of block.
+    """
     for number, block in enumerate(message.blocks):
         if not isinstance(block, TextBlock):
             raise _misplaced(place, number, message, block)
@@ -192,6 +197,11 @@ def _only_text(place: int, message: InputMessage) -> str:
 
 
 def _json(arguments: object, param: str) -> str:
+    """Return the arguments of a call as JSON text.
+
+    Raises:
+        InvalidParameter: they are nested too deep.
+    """
     try:
         return msgspec.json.encode(arguments).decode()
     except RecursionError as error:
@@ -203,6 +213,7 @@ def _field(place: int, number: int) -> str:
 
 
 def _misplaced(place: int, number: int, message: InputMessage, block: msgspec.Struct) -> InvalidParameter:
+    """Return the error for a block that a message of this role cannot have, or that is not supported."""
     param = _field(place, number)
     kind = block.__struct_config__.tag
     if isinstance(block, UnreadBlock):
