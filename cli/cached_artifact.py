@@ -169,6 +169,7 @@ def _files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _digest_of_compiler() -> str:
+    """Return the sha256 of the compiler's source files."""
     digest = hashlib.sha256()
     for file in sorted(file for folder in _COMPILER for file in (_PACKAGE / folder).rglob("*.py")):
         digest.update(file.read_bytes())

@@ -63,6 +63,7 @@ def command(
 
 
 def _inspect_artifact(path: Path, verify: bool, draft: Path | None, as_json: bool) -> None:
+    """Print the manifest of an artifact, as rows or JSON; with `verify`, check its files first."""
     import msgspec
     from radixlm.runtime.artifact import Artifact
 
@@ -119,6 +120,7 @@ def _draft_row(opened: Artifact, draft: Artifact) -> str:
 
 
 def _inspect_source(model: str, options: CompileOptions, as_json: bool) -> None:
+    """Print what is known of a model before it is compiled; exit with a code if it cannot be."""
     import msgspec
     from radixlm.compile.inspection import inspect_source
 

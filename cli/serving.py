@@ -116,6 +116,7 @@ class Serving:
                 serving.run(sockets=[listener])
 
     def _say(self, text: str) -> None:
+        """Print a line for the operator, or log it with `--log-format json`."""
         if self.log_format == "json":
             logging.getLogger("radixlm.serve").info(text)
         else:

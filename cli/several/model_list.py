@@ -94,6 +94,10 @@ def _is_model(path: Path) -> bool:
 
 
 def _in_folder(folder: Path) -> Iterator[ModelEntry]:
+    """Yield the models in a folder: artifacts, directories with a model, and GGUF files.
+
+    Projectors and later parts of split files are none.
+    """
     for path in sorted(folder.iterdir()):
         is_first = part_names(path.name)[0] == path.name
         is_gguf = path.suffix.lower() == ".gguf" and is_first and not path.name.startswith(_PROJECTOR)
@@ -102,6 +106,11 @@ def _in_folder(folder: Path) -> Iterator[ModelEntry]:
 
 
 def _in_toml(path: Path) -> Iterator[ModelEntry]:
+    """Yield the models of a TOML file.
+
+    Raises:
+        InvalidParameter: it cannot be read, or has anything but tables of models.
+    """
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -150,6 +159,7 @@ def _in_table(place: str, table: Mapping[str, Any], folder: Path) -> ModelEntry:
 
 
 def _arguments(name: str, value: object) -> Iterator[str]:
+    """Yield the command line's arguments for an option of a TOML table."""
     flag = f"--{name.replace('_', '-')}"
     if value is True:
         yield flag

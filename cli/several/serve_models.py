@@ -215,6 +215,7 @@ def _key_file(keys: Sequence[str], until: ExitStack) -> Path | None:
 
 
 def _say(text: str, log_format: str) -> None:
+    """Print a line for the operator, or log it with `--log-format json`."""
     if log_format == "json":
         _log.info("%s", text)
     else:
