@@ -193,6 +193,7 @@ class Field:
             raise self.refused(f"is {value!r:.60}; it must be {self.valid_values}")
 
     def _check_texts(self, value: object) -> None:
+        """Raise InvalidParameter unless a value is a tuple of strings, few and short enough."""
         for text in self._few(value, tuple):
             if not isinstance(text, str) or not 0 < len(text) <= (self.about.longest or len(text)):
                 raise self.refused(f"has {text!r:.60}; each must be a string of 1 to {self.about.longest} characters")
@@ -202,6 +203,7 @@ class Field:
             self._check_id(token_id)
 
     def _check_bias(self, value: object) -> None:
+        """Raise InvalidParameter unless a value maps few token ids to numbers in the field's range."""
         for token_id, bias in self._few(value, dict).items():
             self._check_id(token_id)
             is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
@@ -301,6 +303,7 @@ _SEVERAL: dict[object, Any] = {Sequence[str]: tuple[str, ...], Sequence[int]: tu
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    """Return the declaration of a dataclass's field, with the type that `hint` allows besides None."""
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     kind = kinds[0] if len(kinds) == 1 else hint
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
