@@ -74,7 +74,10 @@ class Conversations:
         return self._reasoning.for_template(turns), known, kwargs
 
     def rendered(self, told: Sequence[Message], known: Sequence[Message], kwargs: Mapping[str, object]) -> str:
-        """Return the text of `values`, and the generation prompt.
+        """Return the text of a conversation as the template writes it, with the generation prompt.
+
+        Args:
+            told, known, kwargs: the messages, tools and variables that `values` returned.
 
         Raises:
             InvalidRequest: there is no usable template, or it refuses the messages.

@@ -106,7 +106,11 @@ class FollowUpTurns:
         said = _message_of(read if read.calls else ReadReply(reply), reasoning if keeps_reasoning else "")
         one, other = (
             self._prompts.chat(
-                [*messages, said, *_answers(read, text)], tools, template_kwargs, seam_of=seam_of, remembers=False
+                [*messages, said, *_possible_next_messages(read, text)],
+                tools,
+                template_kwargs,
+                seam_of=seam_of,
+                remembers=False,
             ).ids
             for text in _ANYTHING
         )
@@ -144,8 +148,8 @@ def _message_of(reply: ReadReply, reasoning: str) -> Message:
     return {**said, "tool_calls": calls} if calls else said
 
 
-def _answers(reply: ReadReply, text: str) -> list[Message]:
-    """Return possible answers to a reply: from the tools that it calls, else from the user."""
+def _possible_next_messages(reply: ReadReply, text: str) -> list[Message]:
+    """Return messages that may follow a reply: a result for each tool call, or if it has none a user message."""
     if not reply.calls:
         return [{"role": "user", "content": text}]
     return [{"role": "tool", "tool_call_id": call.call_id, "content": text} for call in reply.calls]

@@ -240,7 +240,10 @@ class Grammars:
             raise
 
     def _failure(self, attempt: _Attempt) -> GrammarsOverloaded | InvalidGrammar:
-        """Return the error for a grammar that no lane had enough time for."""
+        """Return the error for a grammar that no lane had enough time to try.
+
+        GrammarsOverloaded if the machine was busy; else InvalidGrammar, which is remembered.
+        """
         if attempt.met_busy_machine:
             return _refusal(self.lanes[-1].lock.num_waiting)
         reason = f"the {attempt.grammar.noun} cannot be used: it takes more than {self._time_limit_s:g} s to compile"

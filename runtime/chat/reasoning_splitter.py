@@ -45,7 +45,7 @@ def no_head(header: str) -> str | None:
 
 
 def splitter_of(format: ReasoningFormat, prompt: str, head_in: HeadIn = no_head) -> ReasoningSplitter:
-    """Return a splitter for the reply to a prompt, which may have opened the reasoning.
+    """Return a splitter of a reply into reasoning and answer; the prompt may have opened the reasoning already.
 
     Args:
         head_in: returns the text that replaces a part's header in the answer; None: nothing does.

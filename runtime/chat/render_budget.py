@@ -32,7 +32,9 @@ class TooCostly(Exception):
 
 
 class RenderBudget:
-    """The budget of one rendering. Every method can raise TooCostly.
+    """The budget of one template's rendering: characters that its operations make, and seconds of CPU time.
+
+    To pay is to subtract from it. Every method can raise TooCostly, because the budget is spent.
 
     Args:
         clock: CPU time of this thread in seconds; only differences count.
@@ -75,7 +77,7 @@ class RenderBudget:
             yield item
 
     def value(self, made: object) -> object:
-        """Pay for the result of an operation, which may be written out, compared or sorted later; return it."""
+        """Pay for the result of an operation by its size, because it may be written out or compared; return it."""
         if isinstance(made, str):
             self.spend(len(made))
         elif isinstance(made, list | tuple | dict | set | frozenset):

@@ -275,7 +275,7 @@ class Engine(TextCalls, VectorCalls):
         yield from self.grammars.pieces_of_warm_up()  # the first piece also loads a native library
 
     def _answer(self, request: Request) -> Completion:
-        """Wait for a request and return its completion; an interrupted wait cancels it."""
+        """Submit a request, and return its completion; an interrupt of the wait cancels it."""
         # entered first: no interrupt comes between it and the request
         with GenerationStream.of(request, self._loop.cancel) as stream:
             self._submit(request, stream)

@@ -161,7 +161,7 @@ class EngineLoop:
             self._serve()
         except BaseException as error:
             _LOGGER.critical("the engine's thread died", exc_info=error)
-            return not self._has_started_over(error)
+            return not self._start_over(error)
         return True
 
     def _serve(self) -> None:
@@ -214,10 +214,10 @@ class EngineLoop:
         is_last = output.completion is not None or output.error is not None
         listener = self._listeners.get(output.request_id)
         if is_last:
-            self._leave(output)
+            self._release_room(output)
         if listener is not None and (error := _tell(listener, output)) is not None:
             if not is_last:
-                self._leave(self._core.abort(output.request_id) or output)
+                self._release_room(self._core.abort(output.request_id) or output)
                 is_last = True
             lost = EngineError(f"the reply could not be delivered: {type(error).__name__}; try again")
             _tell(listener, RequestOutput(output.request_id, error=lost))
@@ -234,14 +234,14 @@ class EngineLoop:
         except Exception:
             _LOGGER.exception("telling the progress of request %s failed", request_id)
 
-    def _leave(self, output: RequestOutput) -> None:
-        """Release the queue's room of a request that has ended."""
+    def _release_room(self, output: RequestOutput) -> None:
+        """Tell the queue that a request has ended, so that another one is accepted."""
         completion = output.completion
         is_usual = completion is not None and completion.finish_reason != "cancelled"
         total_s = completion.timings.total_s if completion is not None and is_usual else None
         self.queue.leave(total_s, self._clients.pop(output.request_id, b""))
 
-    def _has_started_over(self, cause: BaseException) -> bool:
+    def _start_over(self, cause: BaseException) -> bool:
         """Recover from a death: fail every request, and return whether the loop continues with new ones."""
         now, died_at = self._clock(), self._died_at
         goes_on = not self.queue.is_closed and (died_at is None or now - died_at >= FORGIVEN_S)

@@ -97,7 +97,7 @@ class RequestMaker:
         options = self.decided(options)
         messages = self.as_generated(messages, options)
         tools, kwargs, seam_of = options.tools, options.template_kwargs, options.seam_of
-        prepared = self._continued(messages, options) or self._prompts.chat(
+        prepared = self._continue_earlier(messages, options) or self._prompts.chat(
             messages, tools, kwargs, seam_of=seam_of, context_length=self._limits.context_length
         )
         next_ids = partial(self._later.next_ids, messages, tools, kwargs, seam_of=seam_of)
@@ -152,7 +152,7 @@ class RequestMaker:
         namespace = self.decided(options).calls_of
         return messages if namespace is None else self._prompts.call_history.respelled(namespace, messages)
 
-    def _continued(self, messages: Sequence[Message], options: RequestOptions) -> PreparedPrompt | None:
+    def _continue_earlier(self, messages: Sequence[Message], options: RequestOptions) -> PreparedPrompt | None:
         """Return the prompt that continues the ids of earlier turns; None if there are none that it can continue."""
         earlier, length = options.earlier, self._limits.context_length
         if earlier is None or not 0 < earlier.num_messages < len(messages):
