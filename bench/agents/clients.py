@@ -101,6 +101,7 @@ class Client(ABC):
         """Read the reply in a response."""
 
     def _arguments(self, text: str) -> str:
+        """Return the arguments of a call as the client writes them: in the model's text, or rewritten."""
         return json.dumps(self._value(text), separators=(",", ":")) if self.shape.rewrites else text
 
     def _value(self, text: str) -> Any:

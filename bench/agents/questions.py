@@ -66,7 +66,7 @@ def conversation(command: Sequence[str], questions: Sequence[Sequence[Json]], fi
     with ServedProcess(command) as server:
         for bodies in questions:
             start = time.perf_counter()
-            streams = [_asked(server.port, {**_sent(body, reply), **fields}) for body in bodies]
+            streams = [_stream_chat(server.port, {**_sent(body, reply), **fields}) for body in bodies]
             seconds = time.perf_counter() - start
             reply = "".join(map(_content, streams[-1]))
             usages = [_usage(events) for events in streams]
@@ -88,7 +88,7 @@ def figures(rounds: Sequence[Mapping[str, Sequence[Json]]]) -> Json:
     return {"num_reply_tokens": NUM_REPLY_TOKENS, "rows": rows}
 
 
-def _asked(port: int, body: Json) -> list[Event]:
+def _stream_chat(port: int, body: Json) -> list[Event]:
     """Send a request on its own connection, because llama.cpp closes it after a stream, slightly too late to see."""
     with closing(Client(port)) as client:
         return client.events("/v1/chat/completions", body)

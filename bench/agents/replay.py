@@ -118,7 +118,11 @@ class AgentServer:
         )
 
     def _turn(self, client: Client, turn: Turn) -> tuple[int, int, int]:
-        """Return the tokens computed of the prompt, its length, and the tokens computed while idle."""
+        """Send a turn's request, with the turn's reply as the model's output.
+
+        Returns:
+            The prompt's tokens that were computed, all of its tokens, and the tokens computed in idle time afterwards.
+        """
         text = turn.text(thinks=thinks(self.model))
         self._script.script.extend([*self.engine.tokenizer.encode_inside(text), self._end_id])
         num_idle = self.engine.stats().num_idle_tokens
@@ -151,19 +155,19 @@ class AgentServer:
         for (before, _), (now, kwargs) in pairwise(asked):
             reply = [message for message in now if message["role"] == "assistant"][_num_replies(before)]
             for history in ([*before, reply], [*before, reply, {"role": "user", "content": "?"}]):
-                rendered = self._rendered(history, kwargs, is_asked=False)
+                rendered = self._render(history, kwargs, is_asked=False)
                 place = rendered.rindex(self._end)
                 if history[-1] is not reply:
                     place = rendered.rindex(self._end, 0, place)
                 earlier.append(rendered[:place])
-            prompt = self._rendered(now, kwargs)
+            prompt = self._render(now, kwargs)
             place = max(_num_common(prompt, text) for text in earlier)
             offsets = self._tokenizer.encode(prompt, add_special_tokens=False).offsets
             least.append(sum(end > place or start >= place for start, end in offsets))
         return least
 
-    def _rendered(self, messages: Sequence[Message], options: Any, *, is_asked: bool = True) -> str:
-        """Return the text of messages; without the generation prompt, unless `is_asked`."""
+    def _render(self, messages: Sequence[Message], options: Any, *, is_asked: bool = True) -> str:
+        """Return the text of messages as the template writes them; without the generation prompt, unless `is_asked`."""
         prompts = self.engine.prompts
         text = prompts.render(messages, options.tools, options.template_kwargs)
         return text if is_asked else text.removesuffix("<|im_start|>assistant\n")

@@ -31,7 +31,7 @@ def answers(results: Json) -> Iterator[str]:
 
 
 def lm_eval(results: Json) -> Iterator[str]:
-    """Yield a table for each model: a line for each format of numbers, and for each share of prefixes."""
+    """Yield the harness's scores of each model: a row for each weight and KV type, and each share of a prefix."""
     yield "## What lm-evaluation-harness scores"
     yield (
         "The harness as it is, by the server's URL. Perplexity a word of passages of Shakespeare; exact match of "
@@ -71,7 +71,7 @@ def _is_no_share(row: Json) -> bool:
 
 
 def baselines(results: Json) -> Iterator[str]:
-    """Yield a table of all ways, one of what each step adds, and the agreement of heads."""
+    """Yield tables that compare ways to choose a quarter of a prefix, and what each step of ours adds, by model."""
     yield "## A quarter of a prefix beside what others do"
     for run in results["runs"].values():
         yield f"### {run['model']}: {run['num_heads']} heads, {run['num_kv_heads']} KV heads"

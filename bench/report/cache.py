@@ -151,7 +151,7 @@ def replay_live(results: Json) -> Iterator[str]:
 
 
 def suffix(results: Json) -> Iterator[str]:
-    """Yield a row for each way and each beginning of replies: tokens, median seconds of the rounds, and pages."""
+    """Yield the cost of Llama-2's token of a lone space: a row for each way of matching and first word of replies."""
     yield "## What Llama-2's appended token costs"
     num_turns, num_layers = len(results["rows"][0]["turns"]), results["num_layers"]
     yield (

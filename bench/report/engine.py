@@ -82,7 +82,7 @@ def _routing(kernels: Sequence[Json]) -> float:
 
 
 def growth(results: Json) -> Iterator[str]:
-    """Yield decode by context, prefill by prompt, a step by streams."""
+    """Yield the times of decoding by context, of prefill by prompt length, and of a step by concurrent requests."""
     yield "## How cost grows"
     for name, title in _CURVES.items():
         yield table(
@@ -259,7 +259,7 @@ def _limits(results: Json) -> str:
 
 
 def hybrid(results: Json) -> Iterator[str]:
-    """Yield decode and prompts of a model that has states."""
+    """Yield the decode and prefill speed of a model with recurrent states, compared with llama.cpp."""
     yield "## A model that keeps states"
     yield (
         f"{results['model']}'s shape with random weights in 4 bits, medians of {results['num_rounds']} rounds: decode "

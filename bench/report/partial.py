@@ -17,7 +17,7 @@ WORKLOADS = {
 
 
 def quality(results: Json) -> Iterator[str]:
-    """Yield a table for each model: a row for each policy and share of rows."""
+    """Yield the loss of reading a part of a prefix: for each model a table by policy and share of the rows."""
     runs = list(results["runs"].values())
     yield f"## A part of a prefix's KV: {WORKLOADS[runs[0]['workload']]}"
     yield (
@@ -60,7 +60,7 @@ def _heading(run: Json) -> str:
 
 
 def scored(results: Json) -> Iterator[str]:
-    """Yield milliseconds of steps, a table for each model."""
+    """Yield for each model a table of milliseconds of steps, with and without scoring the KV rows that they read."""
     yield "## What scores of KV rows cost"
     yield (
         "`forward_scored`, which adds up how much attention each KV row gets from the tokens that are scored when they "
@@ -76,7 +76,7 @@ def scored(results: Json) -> Iterator[str]:
 
 
 def learned(results: Json) -> Iterator[str]:
-    """Yield the share of an order that stays, and the loss of a quarter of the rows by it."""
+    """Yield how much of the importance order stays as a prefix is queried, and the loss of reading a quarter by it."""
     passages, tasks = results["nq"], results["bbh"]
     yield "## What of a stored order outlives a restart"
     yield (
@@ -110,7 +110,7 @@ _ORDERS = {
 
 
 def amplification(results: Json) -> Iterator[str]:
-    """Yield bytes read by share of the rows and text, and bytes on disk."""
+    """Yield the bytes read for each share of the rows and text, and the bytes on disk."""
     yield "## Bytes read for each byte attended to"
     yield (
         f"KV of {results['num_prefixes']} prefixes of {results['shortest_prefix']:,} to "
