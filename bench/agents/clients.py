@@ -121,7 +121,7 @@ class ChatClient(Client):
     path = "/v1/chat/completions"
 
     def body(self) -> Json:
-        """See `Client`."""
+        """Return the body of the next request to the Chat Completions API, with the history so far."""
         messages: list[Json] = [{"role": "system", "content": self.system}]
         for kind, value in self.history:
             match kind:
@@ -137,7 +137,7 @@ class ChatClient(Client):
         return {"messages": messages, "tools": tools, "temperature": 0.0, "max_tokens": MAX_TOKENS}
 
     def read(self, answer: Json) -> AgentReply:
-        """See `Client`."""
+        """Return the reply in a response: its reasoning, text, tool calls and number of tokens."""
         message = answer["choices"][0]["message"]
         functions = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
         return AgentReply(
@@ -167,7 +167,7 @@ class ResponsesClient(Client):
     path = "/v1/responses"
 
     def body(self) -> Json:
-        """See `Client`."""
+        """Return the body of the next request to the Responses API, with the history so far."""
         items: list[Json] = []
         for kind, value in self.history:
             match kind:
@@ -184,7 +184,7 @@ class ResponsesClient(Client):
         return {**asked, "temperature": 0.0, "max_output_tokens": MAX_TOKENS, "store": False}
 
     def read(self, answer: Json) -> AgentReply:
-        """See `Client`."""
+        """Return the reply in a response: its reasoning, text, tool calls and number of tokens."""
         thought, words, calls = "", "", list[tuple[str, str, str]]()
         for item in answer["output"]:
             match item["type"]:
@@ -218,7 +218,7 @@ class MessagesClient(Client):
     path = "/v1/messages"
 
     def body(self) -> Json:
-        """See `Client`."""
+        """Return the body of the next request to Anthropic's Messages API, with the history so far."""
         messages: list[Json] = []
         for kind, value in self.history:
             match kind:
@@ -238,7 +238,7 @@ class MessagesClient(Client):
         return {**asked, "temperature": 0.0, "max_tokens": MAX_TOKENS, "thinking": {"type": "enabled"}}
 
     def read(self, answer: Json) -> AgentReply:
-        """See `Client`."""
+        """Return the reply in a response: its reasoning, text, tool calls and number of tokens."""
         thought, words, calls = "", "", list[tuple[str, str, str]]()
         for block in answer["content"]:
             match block["type"]:

@@ -65,7 +65,7 @@ class Answer:
 
 
 def main() -> None:
-    """Replay, print, write `results/session.json` and the picture."""
+    """Send a coding session to each server, print, and write `results/session.json` and the picture."""
     options = read_options(
         __doc__,
         shape="qwen3-4b",

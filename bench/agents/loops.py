@@ -45,7 +45,7 @@ class Turn:
     question: str | None = None
 
     def text(self, *, thinks: bool) -> str:
-        """Return the whole reply."""
+        """Return the model's whole reply in this turn: reasoning, text and calls, as its template writes them."""
         calls = "\n".join(
             f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
             for name, arguments in self.calls
@@ -61,8 +61,6 @@ def loop(num_turns: int) -> list[Turn]:
 
 def _turn(number: int, *, is_last: bool) -> Turn:
     """Return the turn of this number: reasoning and one or two tool calls with results, or an answer and a question.
-
-    The last turn is an answer without a further question.
 
     The last turn is an answer without a further question.
     """

@@ -39,7 +39,7 @@ _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def main() -> None:
-    """Measure, print, write `results/questions.json`."""
+    """Send opencode's two questions to each server, print the seconds, and write `results/questions.json`."""
     options = read_options(__doc__, "artifact", rounds=3, llama_cpp=Path(".cache/llama.cpp"), opencode=_OPENCODE)
     questions = recorded(options.opencode.absolute(), _KEPT)
     threads = default_num_threads()

@@ -36,7 +36,7 @@ def match_cost(results: Json) -> Iterator[str]:
 
 
 def mooncake(results: Json) -> Iterator[str]:
-    """Yield hit rates by order of eviction and size of the pool."""
+    """Yield the hit rates of the prefix cache on Mooncake's trace, by order of eviction and size of the pool."""
     yield "## Mooncake's conversation trace"
     yield (
         f"{results['requests']:,} requests with {results['hash_ids']:,} hash ids, {results['distinct']:,} distinct, "

@@ -25,7 +25,7 @@ _CURVES = {
 
 
 def engine(results: Json) -> Iterator[str]:
-    """Yield the engine's figures with their shares of the limits."""
+    """Yield the engine's speeds in prefill, decode and batches, with their shares of the machine's limits."""
     yield "## The engine"
     yield _limits(results)
     shares = results["shares"]

@@ -64,7 +64,7 @@ def _scaled(run: Json, figure: Figure, value: float | None) -> str:
 
 
 def peers(results: Json) -> Iterator[str]:
-    """Yield all figures, model by model."""
+    """Yield a section for each model: every figure of all engines, and the best peer."""
     yield "## Beside other engines"
     yield (
         "One client asks all: streamed requests over HTTP, random prompts that share nothing unless the row says "

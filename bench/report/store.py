@@ -162,7 +162,7 @@ class _Measured:
         return table({"MB read": "{way}"} | each(names, "mb"), rows)
 
     def known_mib(self) -> float:
-        """Return the memory for runs, for each token that is stored."""
+        """Return the MiB of memory that orders and probe keys take for each stored token."""
         known = max(one["known_bytes"] for one in self._measured.values())
         num_tokens = sum(length // PAGE_SIZE * PAGE_SIZE for _, length in self._results["num_tokens"])
         return float(known / num_tokens / 2**20)

@@ -64,7 +64,7 @@ def met(is_met: bool) -> str:
 
 
 def origin(results: Json) -> str:
-    """Return the command, commit and date of results, and the machine."""
+    """Return the line under a table: command, commit and date of its results, and the machine."""
     made = results["origin"]
     tvm = f"apache-tvm {made['apache_tvm']}"
     return f"`{made['command']}`, commit {made['commit']}, {made['date']}; {made['machine']}; {tvm}."
