@@ -35,7 +35,7 @@ WHITESPACE = r"[\x20\x0A\x0D\x09]{1,24}"  # an endless run of blanks is valid JS
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Try each grammar that standard input has as a line of JSON, and print the answer, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     threading.stack_size(STACK_BYTES)
     opened: list[tuple[dict[str, Any], Any, Any]] = []
@@ -88,7 +88,7 @@ class TokenBytes:
 
     @classmethod
     def unpacked(cls, packed: dict[str, Any]) -> TokenBytes:
-        """Return the vocabulary from its packed form."""
+        """Return the vocabulary from the JSON form that `packed` makes."""
         text, at, tokens = base64.b64decode(packed["bytes"]), 0, []
         for length in packed["lengths"]:
             tokens.append(text[at : at + length])

@@ -75,7 +75,7 @@ class CompiledGrammar:
         self._num_starts = 0
 
     def start(self) -> GrammarConstraint:
-        """Return a constraint at the beginning of a reply."""
+        """Return a constraint that applies the grammar to a new reply."""
         with self._lock:
             self._num_starts += 1
             if self._num_starts % _STARTS_PER_MATCHER == 0 or self.work.num_masks > MAX_MASKS // 4:

@@ -121,7 +121,7 @@ class RenderBudget:
         return joined
 
     def text(self, made: object) -> str:
-        """Write a value out, and pay for it."""
+        """Return a value as the text that the template writes, and pay for its characters."""
         if not isinstance(made, str):
             self.spend(self.weight(made))
             made = str(made)
@@ -166,7 +166,7 @@ class RenderBudget:
             self.formatted(left, right, _WIDE_PERCENT)
 
     def formatted(self, pattern: str, values: object, wide: re.Pattern[str] = _WIDE_BRACES) -> None:
-        """Pay for filling in a text with placeholders."""
+        """Pay for the text that `pattern` gives with values in its placeholders, before it is made."""
         if wide.search(pattern):
             raise TooCostly("it writes a value wider than 999 characters, or as wide as another value says")
         num_places = pattern.count("%" if wide is _WIDE_PERCENT else "{")

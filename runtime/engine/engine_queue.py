@@ -141,7 +141,7 @@ class EngineQueue:
             self._changed.notify()
 
     def close(self) -> None:
-        """Accept no more commands, and end the thread's wait."""
+        """Accept no more commands, and wake the engine's thread, which then ends."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -186,7 +186,7 @@ class EngineQueue:
             self._by_client = Counter(command.client for command in submitted)
 
     def die(self, cause: BaseException) -> None:
-        """Accept no more commands, and refuse those that wait."""
+        """Accept no more commands, and refuse those that wait, because the engine's thread died of `cause`."""
         with self._changed:
             self._crash, self._num_requests = cause, 0
             self._by_client = Counter()

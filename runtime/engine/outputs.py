@@ -239,7 +239,7 @@ class OutputMaker:
 
 
 def _visible_error(request: Request, error: Exception) -> RadixLMError:
-    """Return an error that clients can see; ours unchanged."""
+    """Log an error and return it as clients see it: ours unchanged, others as an EngineError that names their type."""
     if isinstance(error, InvalidRequest):  # the client's constraint cannot be followed any further
         return error
     _LOGGER.error("%r failed", request, exc_info=error)
