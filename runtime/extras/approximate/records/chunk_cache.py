@@ -146,8 +146,9 @@ class ChunkCache:
         return chunks
 
     def put(self, run: RunChunks, ids: ChunkIds, checksums: NDArray[np.uint64], chunks: Sequence[UInt8Array]) -> None:
-        """Add verified chunks of a run, and evict chunks of the lowest worth if there are too many; see
-        `RunChunks.put`.
+        """Add verified chunks of a run, and evict those of the lowest worth if there are too many.
+
+        See `RunChunks.put`.
         """
         with self._lock:
             if run.is_gone:
