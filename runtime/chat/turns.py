@@ -208,7 +208,7 @@ def _insert_first_question(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _join_replies(messages: Sequence[Message]) -> Sequence[Message]:
-    """Join assistant messages in a row, up to the first with tool calls."""
+    """Join assistant messages in a row, up to and including the first with tool calls."""
 
     def belongs(group: Sequence[Message], message: Message) -> bool:
         return group[-1].get("role") == message.get("role") == "assistant" and not _calls(group[-1])
