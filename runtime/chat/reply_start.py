@@ -66,7 +66,7 @@ class SpaceTokens:
 
     @cached_property
     def _begin_with_space(self) -> BoolArray:
-        """Which tokens spell a text that begins with a space, `[vocab]`; special tokens do not."""
+        """Mask of the tokens whose text begins with a space, `[vocab]`; special tokens are none."""
         special_ids, spell = self._tokenizer.profile.special_ids, self._tokenizer.token_bytes
         begin = (spell(token_id)[:1] == b" " and token_id not in special_ids for token_id in range(self._vocab_size))
         return np.fromiter(begin, np.bool_, self._vocab_size)
