@@ -52,7 +52,7 @@ PRODUCTS: dict[IntegerDot, str] = {
 }
 ARCHITECTURES = {"x86_64": "x86-64", "aarch64": "64-bit Arm"}
 FORMAT_TABLE = re.compile(r"(?<=<!-- formats -->\n).*?(?=<!-- end of formats -->)", re.DOTALL)
-NUMBER = re.compile(r"(?<=\[)\d+(?= families and all formats\])")
+NUMBER = re.compile(r"(?<=\[)\d+(?= families\])")
 
 
 def verified() -> str:
