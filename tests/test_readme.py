@@ -47,6 +47,11 @@ def test_the_readme_shows_every_command() -> None:
     assert {line.split()[1] for line in commands()} == set(COMMANDS)
 
 
+def test_the_page_of_the_command_line_lists_every_command() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `radixlm ([a-z-]+)", page, re.MULTILINE)) == sorted(COMMANDS)
+
+
 @pytest.mark.parametrize(("row", "options"), [("by ids: ", ["--match", "exact"]), ("by text, ", [])])
 def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smollm2_artifact: Path) -> None:
     talk = ["--turns", str(ROOT / "examples" / "talk.json"), "--no-generate", "--json"]
