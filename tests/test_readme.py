@@ -70,7 +70,7 @@ def test_the_readme_says_what_its_talk_reuses(row: str, options: list[str], smol
 
 
 OF_LM_EVAL = {"--model", "--tasks"}
-OF_OTHER_ENGINES = {"--slot-save-path"}
+OF_OTHER_ENGINES = {"--slot-save-path", "--flash-attn", "--gpu", "--dtype"}
 OF_PIP_AND_DOCKER = {"--find-links", "--build-arg", "--platform", "--cpus"}
 OF_WSL = {"--install", "--shutdown"}
 
