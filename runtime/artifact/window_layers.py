@@ -26,9 +26,10 @@ class WindowLayers:
 
     @classmethod
     def of(cls, model: ModelConfig, layout: KVLayout) -> Self | None:
-        """Return the window layers of a model; None if it has none, or keeps states.
+        """Return the layers of a model whose KV is read in a sliding window only; None if there are none.
 
-        Models with states resume only after tokens of their own.
+        Also None for a model with recurrent states: a sequence of such a model resumes only where its own state was
+        kept, so rows outside of windows are not dropped.
         """
         spans = defaultdict[int, list[int | None]](list)  # windows of all layers that read each layer's rows
         for layer, config in enumerate(model.all_layers):

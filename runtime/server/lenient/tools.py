@@ -124,13 +124,13 @@ def choice_of(value: Any) -> Any:
 
 
 def chat_choice(value: Any, body: Object) -> Any:
-    """Convert a tool choice of any API to that of Chat Completions."""
+    """Convert a tool choice of any API to that of Chat Completions; see `_convert_choice`."""
     if isinstance(value, dict) and value.get("type") == "allowed_tools" and "allowed_tools" not in value:
         return {
             "type": "allowed_tools",
             "allowed_tools": {name: value[name] for name in ("mode", "tools") if name in value},
         }
-    return _chosen(value, lambda name: {"type": "function", "function": {"name": name}})
+    return _convert_choice(value, lambda name: {"type": "function", "function": {"name": name}})
 
 
 def message_choice(value: Any, body: Object) -> Any:
@@ -139,7 +139,7 @@ def message_choice(value: Any, body: Object) -> Any:
     def named(name: str) -> Object:
         return {**_parallel(value), "type": "tool", "name": name}
 
-    meant = _chosen(value, named)
+    meant = _convert_choice(value, named)
     word = {"required": "any"}.get(meant, meant) if isinstance(meant, str) else None
     if word not in ("any", "auto", "none"):
         return meant
@@ -147,16 +147,21 @@ def message_choice(value: Any, body: Object) -> Any:
 
 
 def _parallel(value: Any) -> Object:
+    """Return the part of an Anthropic choice that forbids parallel calls; {} if it has none."""
     name = "disable_parallel_tool_use"
     return {name: value[name]} if isinstance(value, dict) and name in value else {}
 
 
 def response_choice(value: Any, body: Object) -> Any:
     """Convert a tool choice of any API to that of Responses."""
-    return _chosen(value, lambda name: {"type": "function", "name": name})
+    return _convert_choice(value, lambda name: {"type": "function", "name": name})
 
 
-def _chosen(value: Any, named: Callable[[str], Object]) -> Any:
+def _convert_choice(value: Any, named: Callable[[str], Object]) -> Any:
+    """Convert a tool choice of any API; a choice that is invalid, or has the right form already, is returned as it is.
+
+    `named` returns the choice of the tool with a name.
+    """
     meant = None if value is MISSING else choice_of(value)
     if meant is None or (isinstance(value, str) and meant == value):
         return value

@@ -87,7 +87,7 @@ def _relax(value: Any, taken: Taken, path: str, found: set[str]) -> None:
     fields = taken.objects.get(tag if isinstance(tag, str) else None, {})
     for name in [name for name in value if name in fields and name not in _NEVER_CHANGED]:
         name_with_path = f"{path}.{name}" if path else name
-        meant = _meant(value[name], fields[name])
+        meant = _convert_value(value[name], fields[name])
         if meant is not value[name]:
             found.add(name_with_path)
             value[name] = meant
@@ -97,8 +97,11 @@ def _relax(value: Any, taken: Taken, path: str, found: set[str]) -> None:
             _relax(meant, fields[name], name_with_path, found)
 
 
-def _meant(value: Any, taken: Taken) -> Any:
-    """Convert a value by the first conversion that applies; the same value if none does."""
+def _convert_value(value: Any, taken: Taken) -> Any:
+    """Convert a value of the wrong type by the first of `VALUES` that applies.
+
+    Returns the same value if its type is right or none applies, and MISSING if the field is to be removed.
+    """
     if not taken.kinds or _kinds_of(value) & taken.kinds:
         return _without_nulls(value, taken)
     for each in VALUES:
