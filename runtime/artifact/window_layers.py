@@ -28,8 +28,7 @@ class WindowLayers:
     def of(cls, model: ModelConfig, layout: KVLayout) -> Self | None:
         """Return the layers of a model whose KV is read in a sliding window only; None if there are none.
 
-        Also None for a model with recurrent states: a sequence of such a model resumes only where its own state was
-        kept, so rows outside of windows are not dropped.
+        Also None if the model has recurrent states, because such models resume only after tokens of their own.
         """
         spans = defaultdict[int, list[int | None]](list)  # windows of all layers that read each layer's rows
         for layer, config in enumerate(model.all_layers):
