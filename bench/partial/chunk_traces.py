@@ -48,7 +48,10 @@ def asked_prefixes(texts: Texts, model: PrefixModel) -> Iterator[Asked]:
 
 
 def asked(case: Case, foreign: Sequence[Query], model: PrefixModel) -> Asked:
-    """Return a case stored by the history of some of its queries and of `foreign` ones, and the reads of the others."""
+    """Return a case stored by the attention of some queries, and the pieces that its other queries read.
+
+    The queries are its own and `foreign` ones, of other prefixes.
+    """
     num_tokens = len(case.prefix) // PAGE_SIZE * PAGE_SIZE  # whole pages are stored
     prefix, num_ranks = Prefix(model, case.prefix[:num_tokens]), ranks_to_store(num_tokens, is_start=True)
     layout = OrderedLayout(model.layout, num_tokens, num_ranks)

@@ -121,7 +121,10 @@ def asked_of(artifact: Artifact, workload: str) -> Iterator[Asked]:
 
 
 def joined(cases: Sequence[Case]) -> Asked:
-    """Return one prefix of all cases; every other question is history, up to `MAX_ASKED` of the rest are measured."""
+    """Return one prefix that joins all cases, and their questions.
+
+    Every other question is history; up to `MAX_ASKED` of the rest are measured.
+    """
     prefix = [token for case in cases for token in case.prefix]
     prompts = [prefix + query.ids for case in cases for query in case.queries]
     others = prompts[1::2]

@@ -132,6 +132,8 @@ def read_all(files: Files, fd: int, buffers: Sequence[Buffer], offset: int) -> i
 
 
 class _TransferCall(Protocol):
+    """`Files.preadv` or `Files.pwritev`, which can transfer fewer bytes than requested."""
+
     def __call__(self, fd: int, buffers: Sequence[Buffer], offset: int, /) -> int: ...
 
 

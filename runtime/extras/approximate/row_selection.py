@@ -250,4 +250,5 @@ def worth(seen: Scores) -> Scores:
 
 
 def _padded(count: int) -> int:
+    """Round up to whole pages."""
     return -(-count // PAGE_SIZE) * PAGE_SIZE
