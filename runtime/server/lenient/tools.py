@@ -32,7 +32,7 @@ def _nested(value: Any, names: Sequence[str]) -> Any:
 
 def chat_tools(value: Any, body: Object) -> Any:
     """Convert tools of other APIs to those of Chat Completions."""
-    return each(value, lambda tool: _nested(_with_parameters(tool), _TOOL) if _kind(tool) else tool)
+    return each(value, lambda tool: _nested(_with_parameters(tool), _TOOL) if _is_function(tool) else tool)
 
 
 def flat_tool(tool: Any) -> Any:
@@ -43,11 +43,13 @@ def flat_tool(tool: Any) -> Any:
     return {"type": "function", **{name: each for name, each in tool.items() if name != "function"}, **tool["function"]}
 
 
-def _kind(tool: Any) -> bool:
+def _is_function(tool: Any) -> bool:
+    """Return whether a tool is a function, and not one that a provider runs."""
     return isinstance(tool, dict) and tool.get("type") in (None, "", "function", "custom")
 
 
 def _with_parameters(tool: Any) -> Any:
+    """Convert Anthropic's `input_schema` of a tool to `parameters`."""
     if (
         not isinstance(tool, dict)
         or "input_schema" not in tool
@@ -62,7 +64,7 @@ def response_tools(value: Any, body: Object) -> Any:
     """Convert tools of other APIs to those of Responses."""
 
     def read(tool: Any) -> Any:
-        flat = flat_tool(tool) if _kind(tool) else tool
+        flat = flat_tool(tool) if _is_function(tool) else tool
         has_type = not isinstance(flat, dict) or flat.get("type") or not isinstance(flat.get("name"), str)
         return flat if has_type else {**flat, "type": "function"}
 
@@ -75,7 +77,7 @@ def message_tools(value: Any, body: Object) -> Any:
     def read(tool: Any) -> Any:
         if isinstance(tool, dict) and "input_schema" in tool:
             return tool
-        flat = flat_tool(tool) if _kind(tool) else tool
+        flat = flat_tool(tool) if _is_function(tool) else tool
         if not isinstance(flat, dict) or "input_schema" in flat or flat.get("type") not in (None, "", "function"):
             return tool
         schema = flat.get("parameters") or {"type": "object", "properties": {}}
