@@ -141,6 +141,7 @@ def _framed(dimensions: ModelIdentity | CacheScope) -> bytes:
 
 
 def _is_unicode(text: str) -> bool:
+    """Return whether a text can be encoded as UTF-8, that is, has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -35,7 +35,11 @@ class PromptText:
         return (*extra, *self.spelled.ids[index : None if limit is None else index + limit])
 
     def tail(self, offset: int) -> tuple[tuple[int, ...], int] | None:
-        """Return `SpelledPrompt.tail`; None within a character, too, unless the prompt's own ids begin there."""
+        """Return ids that spell the text from `offset` to the next of the prompt's own ids, and that one's index.
+
+        There are none to spell if one of the prompt's own ids begins at `offset`. Returns None within a character, and
+        if no ids spell the text.
+        """
         index = self.spelled.canonical_index(offset)
         if index is not None:
             return (), index
@@ -67,9 +71,14 @@ class PromptText:
                         break
                     done, offset = done + 1, offset + len(piece)
                 break
-        return self._whole_characters(run, start, done, offset)
+        return self._cut_at_character(run, start, done, offset)
 
-    def _whole_characters(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
+    def _cut_at_character(self, run: Key, start: int, stop: int, offset: int) -> tuple[int, int]:
+        """Return how many of the tokens `[start, stop)` of a run to follow, and the text offset after them.
+
+        They spell the text up to `offset`. The last ones are left out if they end within a character.
+        If that leaves no token, all of them count.
+        """
         last, end = stop, offset
         while last > start and not self.spelled.is_character_boundary(end):
             last -= 1
@@ -144,8 +153,11 @@ class PromptCursor:
         offset = self.offset + len(text)
         return text + self._prompt.spelled.text[offset : offset + MAX_PAGE_TEXT]
 
-    def next_places(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Yield each position within the next page: the client's ids from here up to it, and its offset."""
+    def reply_positions(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """Yield each position within the next page at which a reply can begin, as `(ids, offset)`.
+
+        `ids` are the client's from here up to it, `offset` is its place in the prompt's text.
+        """
         ids = (self.rest(PAGE_SIZE) or ())[:PAGE_SIZE]
         offset = self.offset
         for count, token_id in enumerate(ids):

@@ -147,7 +147,7 @@ class WindowRows:
         if self.has(page_id):
             self._free[page_id] = None
             if self.num_with_rows > self.max_pages:  # after `regain` copied its rows to another page
-                self._drop([page_id])
+                self._drop_rows([page_id])
 
     # For callers that know the contents of pages.
 
@@ -210,9 +210,10 @@ class WindowRows:
                 f"{self.max_pages}, of which {self.num_with_rows - len(pages)} are in use; lower --max-num-seqs or "
                 f"raise --kv-cache-gb"
             )
-        self._drop(pages)
+        self._drop_rows(pages)
 
-    def _drop(self, page_ids: Sequence[int]) -> None:
+    def _drop_rows(self, page_ids: Sequence[int]) -> None:
+        """Release the pages' rows of sliding-window layers. `before_drop` first gets those pages that are not free."""
         owned = [page for page in page_ids if page not in self._free]
         if owned and self.before_drop is not None:
             self.before_drop(owned)
