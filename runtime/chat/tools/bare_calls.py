@@ -57,7 +57,7 @@ def may_be_calls(text: str, names: Collection[str]) -> bool:
 
 
 def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
-    """Return the calls that a whole reply consists of, each a name and its arguments as JSON; else nothing.
+    """Return the calls that a whole reply consists of, as `(name, arguments as JSON)`; none if it has more.
 
     >>> calls_in('```json\\n{"name": "now", "arguments": {"a": 1}}\\n```', ["now"])
     [('now', '{"a": 1}')]
@@ -71,7 +71,7 @@ def calls_in(text: str, names: Collection[str]) -> list[tuple[str, str]]:
             return []
         found += value if isinstance(value, list) else [value]
         at = _after(text, end)
-    calls = [_call(each, names) for each in found]
+    calls = [_parse_call(each, names) for each in found]
     return [call for call in calls if call is not None] if None not in calls and len(calls) <= _MAX_CALLS else []
 
 
@@ -81,7 +81,8 @@ def _after(text: str, start: int) -> int:
     return start if found is None else found.end()
 
 
-def _call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
+def _parse_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
+    """Return the name of the called tool and its arguments as JSON; None if a JSON value is no call of a known tool."""
     if isinstance(value, dict) and isinstance(value.get("function"), dict) and value.keys() - _BESIDE == {"function"}:
         value = value["function"]
     if not isinstance(value, dict):

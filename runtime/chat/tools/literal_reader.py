@@ -59,13 +59,14 @@ class LiteralReader(StepReader):
             return string(held[: len(held) - overlap(held, self._quote)])[1:-1]
         return ""
 
-    # Each reads one element of `held`, and returns JSON and the number of characters; 0 if it needs more.
+    # Each reads one element of `held`, and returns its JSON and the number of characters read: 0 if it needs more text.
 
     def _next(self, held: str) -> tuple[str, int]:
         written, length = self._read_text(held) if self._quote is not None else self._read_token(held)
         return "" if self._is_known else written, length
 
     def _read_token(self, held: str) -> tuple[str, int]:
+        """Read white space, a comma, a sign after a name, a bracket, an opening quote, or a word without quotes."""
         if not held:
             return "", 0
         if held[0].isspace():
@@ -77,7 +78,7 @@ class LiteralReader(StepReader):
             self._is_named = True
             return _JOINTS[held[0]], 1
         if held[0] in _BRACKETS:
-            return self._bracket(_BRACKETS[held[0]]), 1
+            return self._read_bracket(_BRACKETS[held[0]]), 1
         for quote in self._quotes:
             if held.startswith(quote):
                 self._quote = quote
@@ -122,6 +123,7 @@ class LiteralReader(StepReader):
         return string(held[:num_safe])[1:-1], num_safe
 
     def _read_escape(self, held: str) -> tuple[str, int]:
+        """Read one of Python's escapes inside a string; an unknown one stays as it is written."""
         if len(held) < 2:
             return "", 0
         num_digits = _CODES.get(held[1], 0)
@@ -133,7 +135,8 @@ class LiteralReader(StepReader):
             return string(_ESCAPED[held[1]])[1:-1], 2
         return string(held[1] if held[1] in "\\'\"" else held[:2])[1:-1], 2
 
-    def _bracket(self, bracket: str) -> str:
+    def _read_bracket(self, bracket: str) -> str:
+        """Return a bracket as JSON, after a comma if needed; closing the outermost one completes the arguments."""
         if bracket in "{[":
             text = self._after_comma(bracket)
             self._open.append(bracket)

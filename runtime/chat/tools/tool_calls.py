@@ -131,7 +131,7 @@ class ToolCallReader:
         pieces: list[Piece] = []
         while (found := self._read()) is not None:
             pieces += found
-        return self._noted(pieces)
+        return self._note_calls(pieces)
 
     def finish(self) -> list[Piece]:
         """Return the held-back text at the end of the reply. A call cut off before its arguments is content."""
@@ -139,20 +139,23 @@ class ToolCallReader:
             calls = calls_in(self._held, self._names)
             if calls and len(calls) <= self._max_bare_calls:
                 self._held = ""
-                return self._noted([piece for name, arguments in calls for piece in self._bare_call(name, arguments)])
+                return self._note_calls(
+                    [piece for name, arguments in calls for piece in self._bare_call(name, arguments)]
+                )
             self._read = self._read_content
             return [*self.push(""), *self.finish()]
         held, self._held = self._held, ""
         if self._read == self._read_arguments and self._arguments is not None:
             rest = self._arguments.finish()
-            return self._noted([Arguments(self._num_calls - 1, rest)] if rest else [])
+            return self._note_calls([Arguments(self._num_calls - 1, rest)] if rest else [])
         is_begun = self._read == self._read_next and any(
             found is not None and found.is_whole
             for found in (match_pieces(held, loose(opening)) for opening in self._format.later_openings if opening)
         )
         return [Content(held)] if held and (is_begun or self._read == self._read_content) else []
 
-    def _noted(self, pieces: list[Piece]) -> list[Piece]:
+    def _note_calls(self, pieces: list[Piece]) -> list[Piece]:
+        """Report the calls that are complete with `pieces` to `note`, and return `pieces`."""
         if self._note is not None:
             for piece in pieces:
                 self._so_far.add(piece)
@@ -224,6 +227,7 @@ class ToolCallReader:
         return may_be
 
     def _begin_call(self, begun: _Begun) -> list[Piece]:
+        """Begin to read a call's arguments; return the start of the call."""
         self._held = self._held[begun.length :]
         schema, ends = self._schemas.get(begun.name, {}), self._format.end_tags
         self._arguments = self._format.arguments.reader(schema, ends)
@@ -236,6 +240,7 @@ class ToolCallReader:
         return CallStart(self._num_calls - 1, f"call_{digits}", name)
 
     def _read_arguments(self) -> list[Piece] | None:
+        """Read arguments, up to their end; return them as JSON, or None if more text is needed."""
         if not self._held or self._arguments is None:
             return None
         text, self._held = self._arguments.push(self._held), ""

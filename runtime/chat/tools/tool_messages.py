@@ -131,6 +131,7 @@ def _with_counted_ids(messages: Sequence[Message], id_text: str) -> list[Message
 
 
 def _with_short_id(message: Message) -> Message:
+    """Return a message with short ids of its calls, and of the call that it is the result of."""
     changed: dict[str, object] = {}
     if "tool_call_id" in message:
         changed["tool_call_id"] = short_id(message["tool_call_id"])
@@ -230,6 +231,10 @@ def _merged(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_instructions(messages: list[Message], tools: Sequence[Message], format: ToolFormat) -> list[Message]:
+    """Return the messages with a system prompt that lists the tools and tells how to call them.
+
+    For templates without tools. The text is added to the system prompt if there is one; nothing changes without tools.
+    """
     if not tools:
         return messages
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
