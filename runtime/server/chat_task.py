@@ -93,6 +93,10 @@ class ChatTask:
         return ReplyEvents(self.use.reader(served.engine.tool_format, note, has_schema=self.content() is not None))
 
     async def _constraint(self, served: Served, request: Request) -> ConstraintSource | None:
+        """Return the constraint of the replies: by the request's grammar and the tools; None for any text.
+
+        A schema that cannot be enforced is relaxed, and listed in the header.
+        """
         with self.naming():
             content = await served.work_queues.submission.run(request, self.content)
             if content is None:

@@ -61,7 +61,7 @@ class Choices:
         self._prefill_log = None if record is None else PrefillLog(record, self._streams, self._running.values())
 
     def submit(self, ask: StartRequest) -> None:
-        """Submit the request of one more choice to the engine. For any thread, one at a time.
+        """Call `ask`, which submits the request of one more choice to the engine. For any thread, one at a time.
 
         Raises:
             InvalidRequest, EngineError: the engine refuses the request.

@@ -73,7 +73,7 @@ class Metrics(Collector):
         yield counter("engine_restarts", "Restarts after the engine's thread died.", {(): stats.num_restarts})
         yield from _request_metrics(stats)
         yield from _token_metrics(stats)
-        yield from _page_metrics(stats)
+        yield from _kv_page_metrics(stats)
         if stats.draft is not None:
             yield from _draft_metrics(stats.draft)
         if stats.tier is not None:
@@ -97,6 +97,7 @@ def by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
 
 
 def _request_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the metrics of requests and steps: running, waiting, finished, failed, rejected, preempted."""
     yield gauge("requests_running", "Requests that are prefilled or decoded.", {(): stats.num_running})
     yield gauge("requests_waiting", "Requests in the queue, which hold no pages.", {(): stats.num_waiting})
     finished = {(reason,): count for reason, count in stats.finished_by_reason.items()}
@@ -113,6 +114,7 @@ def _request_metrics(stats: EngineStats) -> Iterator[Metric]:
 
 
 def _token_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the counts of tokens: looked up and found in the prefix cache, computed, drafted, generated."""
     queried, computed = {(): stats.num_prompt_tokens}, {(): stats.num_computed_tokens}
     found, from_disk = stats.cached_tokens_by_kind, stats.disk_tokens_by_kind
     hits = {(kind, "memory"): found.get(kind, 0) - from_disk.get(kind, 0) for kind in KINDS}
@@ -129,7 +131,8 @@ def _token_metrics(stats: EngineStats) -> Iterator[Metric]:
     yield counter("generated_tokens", "Generated tokens.", {(): stats.num_generated_tokens})
 
 
-def _page_metrics(stats: EngineStats) -> Iterator[Metric]:
+def _kv_page_metrics(stats: EngineStats) -> Iterator[Metric]:
+    """Yield the metrics of KV pages in memory, and, if the model has them, of window rows and recurrent states."""
     pages = {"free": stats.num_free_pages, "cached": stats.num_cached_pages, "used": stats.num_used_pages}
     by_state = {(state,): count for state, count in pages.items()}
     reserved = {("cache",): pages["cached"] * PAGE_SIZE, ("requests",): pages["used"] * PAGE_SIZE}

@@ -96,7 +96,7 @@ class ReplyEvents:
         if self._reader is None:
             events += self._add("text", delta.text) if delta.text else ()
         else:
-            events += self._encoded(self._reader.push(delta.text))
+            events += self._make_events(self._reader.push(delta.text))
         if delta.finish_reason is not None:
             events += self.flush()
         return events
@@ -106,7 +106,7 @@ class ReplyEvents:
         if self._is_flushed or self._reader is None:
             return []
         self._is_flushed = True
-        return self._encoded(self._reader.finish())
+        return self._make_events(self._reader.finish())
 
     def open(self, kind: PartKind, call: CallStart | None = None) -> list[ReplyEvent]:
         """Begin a part after ending the open one. An open part of the same kind continues, unless a call begins."""
@@ -129,7 +129,8 @@ class ReplyEvents:
             return [self._open.add(text)]
         return [*self.open(kind), self.parts[-1].add(text)]
 
-    def _encoded(self, pieces: Sequence[Piece]) -> list[ReplyEvent]:
+    def _make_events(self, pieces: Sequence[Piece]) -> list[ReplyEvent]:
+        """Return the events of what the tool call parser found: text, beginnings of calls, arguments."""
         events: list[ReplyEvent] = []
         for piece in pieces:
             match piece:
