@@ -82,7 +82,7 @@ def seconds_of_zeros(
     clock: Callable[[], float],
     num_outputs: int | None = None,
 ) -> float:
-    """Return the seconds that the tokens `[start, stop)` of a context of zeros take.
+    """Measure the seconds that a prefill of the tokens `[start, stop)` takes; all token ids are 0.
 
     Uses pages that are free before and after.
 

@@ -130,6 +130,7 @@ class StepCost:
         return self._worth[key]
 
     def _may_pay(self, num_rows: int, num_expected: float) -> bool:
+        """Return whether some number of draft tokens would give more tokens per second, if all were accepted."""
         speed = num_expected / self.seconds(num_rows)
         for number in range(1, MAX_DRAFT + 1):
             num_expected += 1.0 / _MIN_GAIN
