@@ -40,7 +40,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def main() -> None:
-    """Compile missing artifacts, and print a line per kind and model."""
+    """Measure quality or speed by KV cache type; compile missing artifacts; print a line per type and model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quality", "speed", "compile"])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)

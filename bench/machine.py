@@ -55,7 +55,7 @@ class CPUTime:
 
     @classmethod
     def now(cls) -> CPUTime:
-        """Query the system; children count once they have ended."""
+        """Return the CPU seconds so far of the whole machine, and of this process with the children that have ended."""
         user, nice, system = map(int, Path("/proc/stat").read_text().split(maxsplit=4)[1:4])
         own = os.times()
         all_s = (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -40,7 +40,7 @@ _PORTION = 256  # pages written at a time
 
 
 def main() -> None:
-    """Measure, print, write `results/long_context.json`, which keeps the last run of each artifact."""
+    """Measure prefill and decode after long contexts, print, and write `results/long_context.json`."""
     options = read_options(__doc__, "artifact", "directory", tokens=100_000, rounds=3)
     artifact = Artifact.open(options.artifact)
     parts, page = measure_parts(artifact, options.rounds)
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def measure_parts(artifact: Artifact, rounds: int) -> tuple[list[dict[str, float]], UInt8Array]:
-    """Return the seconds of a part and of a decode step by context, as medians; and a page of real KV."""
+    """Return the median seconds of a prefill of `PART` tokens and a decode step, by context; and a page of real KV."""
     most = artifact.manifest.context_length
     contexts = [context for context in CONTEXTS if context + PART + DECODED <= most]
     num_pages = -(-most // PAGE_SIZE)

@@ -36,12 +36,12 @@ _WHOLE = {"prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0}
 
 
 def main() -> None:
-    """Measure, print, write `results/request_cost.json`."""
+    """Time one-token requests by each way to send them, print medians, write `results/request_cost.json`."""
     options = read_options(__doc__, "artifact", rounds=5, requests=10, openai=Path)  # requests: per way and round
     with ExitStack() as stack:
         server = stack.enter_context(ServedProcess([RADIXLM, "serve", str(options.artifact)]))
         engine = stack.enter_context(Worker("bench.engine.one_token", "engine", options.artifact))
-        asked = ways(server.port, engine, options.requests)
+        asked = request_timers(server.port, engine, options.requests)
         if options.openai:
             client = Worker("bench.engine.one_token", "openai", server.port, python=str(options.openai))
             stack.enter_context(client)
@@ -51,8 +51,11 @@ def main() -> None:
     publish("request_cost", {"requests": options.rounds * options.requests, "median_ms": medians})
 
 
-def ways(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:
-    """Return functions that time `count` requests, of one client or of each of `NUM_TOGETHER`, by the way's name."""
+def request_timers(port: int, engine: Worker, count: int) -> dict[str, Callable[[], list[float]]]:
+    """Return functions that time `count` requests, by the name of the way to send them.
+
+    They go to the engine or over HTTP, from one client, or from each of `NUM_TOGETHER` at once.
+    """
     asked: dict[str, Callable[[], list[float]]] = {
         "engine": lambda: engine.call("one", count=count),
         "models": lambda: kept_open(port, "GET", "/v1/models", None, count),
@@ -92,10 +95,10 @@ def newly_opened(port: int, method: str, path: str, body: str | None, count: int
 
 
 def together(port: int, method: str, path: str, body: str, count: int) -> list[float]:
-    """Return the seconds of each request of `NUM_TOGETHER` clients, with `count` requests each, all at once.
+    """Return the seconds of all requests of `NUM_TOGETHER` simultaneous HTTP clients, `count` each.
 
-    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of CPU time
-    from the server under test.
+    They share a thread and a client that costs little: eight threads of `http.client` take some 6 ms of CPU time from
+    the server under test.
     """
     call = Call(method, path, body.encode(), {**_HEADERS, "host": "localhost"})
 

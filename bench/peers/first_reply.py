@@ -62,7 +62,7 @@ exist, and no broken text. A reply may be wrong, or end where its length was lim
 
 
 def main() -> None:
-    """Query the servers, and write the file to read; or count its marks, print, write `results/first_reply.json`."""
+    """Write both servers' replies to a file for a reader; with --count read the marks and write the results."""
     options = read_options(
         __doc__,
         artifact=Path(".cache/smollm2.radixlm"),
