@@ -58,13 +58,13 @@ def request_timers(port: int, engine: Worker, count: int) -> dict[str, Callable[
     """
     asked: dict[str, Callable[[], list[float]]] = {
         "engine": lambda: engine.call("one", count=count),
-        "models": lambda: kept_open(port, "GET", "/v1/models", None, count),
-        "models, new connection": lambda: newly_opened(port, "GET", "/v1/models", None, count),
+        "models": lambda: time_one_connection(port, "GET", "/v1/models", None, count),
+        "models, new connection": lambda: time_new_connections(port, "GET", "/v1/models", None, count),
     }
     for name, stream in (("whole", False), ("stream", True)):
         body = json.dumps(_WHOLE | {"stream": stream})
-        asked[name] = lambda body=body: kept_open(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
-        asked[f"{name}, new connection"] = lambda body=body: newly_opened(  # type: ignore[misc]
+        asked[name] = lambda body=body: time_one_connection(port, "POST", "/v1/completions", body, count)  # type: ignore[misc]
+        asked[f"{name}, new connection"] = lambda body=body: time_new_connections(  # type: ignore[misc]
             port, "POST", "/v1/completions", body, count
         )
     asked["models, 8 at once"] = lambda: together(port, "GET", "/v1/models", "", count)
@@ -75,20 +75,20 @@ def request_timers(port: int, engine: Worker, count: int) -> dict[str, Callable[
     return asked
 
 
-def kept_open(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+def time_one_connection(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
     """Return the seconds of each of `count` requests on one connection, as SDKs send them."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    seconds = [seconds_of(lambda: _ask(connection, method, path, body)) for _ in range(count + 1)]
+    seconds = [seconds_of(lambda: _request(connection, method, path, body)) for _ in range(count + 1)]
     connection.close()
     return seconds[1:]  # the first opened the connection
 
 
-def newly_opened(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
+def time_new_connections(port: int, method: str, path: str, body: str | None, count: int) -> list[float]:
     """Return the seconds of each of `count` requests with a new connection each."""
 
     def ask() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        _ask(connection, method, path, body)
+        _request(connection, method, path, body)
         connection.close()
 
     return [seconds_of(ask) for _ in range(count)]
@@ -119,7 +119,12 @@ def together(port: int, method: str, path: str, body: str, count: int) -> list[f
     return asyncio.run(clients())
 
 
-def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
+def _request(connection: http.client.HTTPConnection, method: str, path: str, body: str | None) -> None:
+    """Send a request and read its response.
+
+    Raises:
+        RuntimeError: it is an error.
+    """
     connection.request(method, path, body, _HEADERS)
     response = connection.getresponse()
     _check(f"{method} {path}", response.status, response.read())

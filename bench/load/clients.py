@@ -71,10 +71,10 @@ class Crowd:
                     stream.add_reply(ask, reply.text, len(reply.prompt_token_ids) + len(reply.token_ids))
             except TimeoutError:
                 self.num_hung += 1
-                self._fault(ask, f"no end of it after {self.hang_s:g} s")
+                self._record_fault(ask, f"no end of it after {self.hang_s:g} s")
                 connection.drop()
             except (BrokenReply, ReplyError, OSError) as error:
-                self._fault(ask, f"{type(error).__name__}: {error}")
+                self._record_fault(ask, f"{type(error).__name__}: {error}")
                 connection.drop()
             await asyncio.sleep(stream.think_s())
         connection.drop()
@@ -164,7 +164,8 @@ class Crowd:
         elif (place := self._random.randrange(self.num_repeatable)) < self.num_kept:
             self.survivors[place] = survivor
 
-    def _fault(self, ask: Ask, what: str) -> None:
+    def _record_fault(self, ask: Ask, what: str) -> None:
+        """Count a response that is not as it should be, and keep the first messages."""
         self.num_faults += 1
         if len(self.faults) < MAX_FAULTS_TOLD:
             self.faults.append(f"{ask.kind} ({ask.ending}): {what}")

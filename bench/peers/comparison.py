@@ -20,7 +20,7 @@ from radixlm.tokenizer_fix import TokenizerProfile
 from ..limits import LimitsMeter
 from ..model_work import decode_bytes_per_token
 from ..prompts import Prompts
-from .contestants import OURS, Contestant, closed
+from .contestants import OURS, Contestant, close_all
 from .scenarios import DECODE, DECODE_200, PEERS, START, Plan, Scenario, Values
 
 NO_TIME = "there was no time"
@@ -60,7 +60,7 @@ def missing_of(peers: Sequence[Contestant], only: Sequence[str], target: str = "
     return missing | {peer.name: "not asked for" for peer in peers if only and not any(w in peer.name for w in only)}
 
 
-def compared(
+def measure_all(
     contestants: Sequence[Contestant],
     artifact: Artifact,
     rounds: int,
@@ -69,12 +69,12 @@ def compared(
     plan: Plan = PEERS,
     target: str = "native",
 ) -> dict[str, Any]:
-    """Return all contestants' values, failures, and the share of the bandwidth that our decode read; close them."""
+    """Measure all contestants, then close them; return values, failures and our decode's share of the bandwidth."""
     try:
         meter = LimitsMeter(find_target(target), artifact)
         values, failed = measure(contestants, meter.around, rounds, _vocab_size(artifact), deadline, plan)
     finally:
-        closed(contestants)
+        close_all(contestants)
     bytes_per_token = decode_bytes_per_token(artifact)
     return {
         "target": find_target(target).name,
@@ -140,7 +140,7 @@ def _order_of_round(
         yield from ((*step, contestant) for step in steps for contestant in turned)
 
 
-def added(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+def join_runs(before: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a run with the values of the one before prepended, and the origins of both."""
     values: Rounds = {}
     for run in (before, figures):

@@ -159,7 +159,7 @@ class TargetRadixLM(RadixLM):
         return {}
 
 
-def closed(contestants: Sequence[Contestant]) -> None:
+def close_all(contestants: Sequence[Contestant]) -> None:
     """Close all contestants."""
     for contestant in contestants:
         with suppress(OSError):

@@ -96,6 +96,7 @@ class Pipeline:
             yield ids
 
     def _hear(self) -> None:
+        """Hand ids that come through the pipe to the replies that wait for them, until the pipe closes."""
         while True:
             for number, ids in json.loads(self._pipe.recv_bytes()):
                 self._replies[number].put(ids)

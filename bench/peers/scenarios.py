@@ -146,6 +146,7 @@ def _streams_scenario(total: Figure, steady: Figure, num_streams: int, num_token
 
 
 def _cached(client: EngineClient, prompts: Prompts) -> Values:
+    """Return the milliseconds to the first token of a prompt whose beginning was the prompt before."""
     prefix = prompts.ids(600)
     client.ask(prefix, 1)
     return {CACHED.name: 1e3 * client.ask([*prefix, *prompts.ids(80)], 2).to_first_s}

@@ -83,7 +83,7 @@ def compare(what: str, gguf: Path, peer: Command, rounds: int) -> dict[str, Any]
 
 
 def _seconds(what: str, client: Client, words: Sequence[str], count: int, seed: int) -> float:
-    """Return the seconds of a request for `count` texts or documents, which no other seed has."""
+    """Return the seconds of one request for `count` texts or documents; each seed makes others."""
     if what == "embeddings":
         prompts = Prompts(seed).batch(count, _TEXT_TOKENS)
         return seconds_of(lambda: client.json("POST", "/v1/embeddings", {"input": prompts}))

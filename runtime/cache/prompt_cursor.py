@@ -139,7 +139,7 @@ class PromptCursor:
 
     def rest(self, limit: int | None = None) -> tuple[int, ...] | None:
         """Return the ids of the rest of the prompt, at least the first `limit`; None if no ids spell it."""
-        script, text = self._left()
+        script, text = self._script_left()
         rest = self._prompt.rest(self.offset + len(text), limit)
         return None if rest is None else (*script, *rest)
 
@@ -149,7 +149,7 @@ class PromptCursor:
 
     def next_text(self) -> bytes:
         """Return at least the text that the next page of tokens spells."""
-        _, text = self._left()
+        _, text = self._script_left()
         offset = self.offset + len(text)
         return text + self._prompt.spelled.text[offset : offset + MAX_PAGE_TEXT]
 
@@ -165,7 +165,7 @@ class PromptCursor:
                 yield ids[:count], offset
             offset += len(self._prompt.spelled.spell(token_id))
 
-    def _left(self) -> tuple[list[int], bytes]:
+    def _script_left(self) -> tuple[list[int], bytes]:
         """Return the remaining ids of the script, and the text that they spell."""
         ids = tokens_of(self._script, self._at // TOKEN_BYTES, len(self._script) // TOKEN_BYTES)
         return ids, b"".join(map(self._prompt.spelled.spell, ids))
@@ -210,7 +210,10 @@ class PromptCursor:
         return count
 
     def _follow_client(self, run: Key, start: int, stop: int) -> int:
-        """Follow client tokens after a reply, or one token whose encoding can depend on the text after it."""
+        """Follow a client's tokens: the prompt's text after a reply, in the client's encoding; return how many match.
+
+        Else follow a single token that spells the text: its encoding can depend on a reply that comes after it.
+        """
         spelled = self._prompt.spelled
         if not self._script and not self._num_pending and self.index is None:
             tail = self._prompt.tail(self.offset)  # None within a character: such a prompt continues a reply

@@ -306,6 +306,7 @@ class RadixTree:
         return generated
 
     def _split(self, node: Node, num_pages: int) -> None:
+        """Cut a run after `num_pages` pages; the lower part becomes its child, and a leaf if it has no children."""
         lower = self._table.split(node, num_pages)
         if not lower.children:
             self.eviction.leaves.push(lower)

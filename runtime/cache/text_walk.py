@@ -109,7 +109,7 @@ class TextWalk:
         `MAX_FUTILE_RUNS` runs in a row that matched no more text. Its result can then be shorter than a match by ids.
         """
         start = PromptCursor(self._prompt)
-        self._leave(self._root, 0, start, ())
+        self._record_match(self._root, 0, start, ())
         self._visit_below(_Visit(self._root, 0, start, None, ()))
         num_futile = 0
         while self._visits and num_futile < MAX_FUTILE_RUNS:
@@ -150,15 +150,15 @@ class TextWalk:
                 break
             visit.done += count
         for left in (safe, sure):
-            if left is not None and self._leave(node, *left, visit.spans):
+            if left is not None and self._record_match(node, *left, visit.spans):
                 break
         if visit.done == num_tokens:
             self._visit_below(visit)
         elif visit.reply is not None and not cursor.is_alias:
             self._try_aliases(visit.reply)
 
-    def _leave(self, node: Node, done: int, cursor: PromptCursor, spans: tuple[AliasSpan, ...]) -> bool:
-        """End a walk here if it is the best so far; return whether the rest of the prompt can follow."""
+    def _record_match(self, node: Node, done: int, cursor: PromptCursor, spans: tuple[AliasSpan, ...]) -> bool:
+        """Record a position if it covers the most text so far; return whether the prompt's rest can follow there."""
         if cursor.offset > self._best_reach:
             if cursor.rest(0) is None:
                 return False

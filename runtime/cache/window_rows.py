@@ -224,10 +224,10 @@ class WindowRows:
         self.num_with_rows -= len(page_ids)
         self.num_dropped += len(owned)
         self.version += bool(owned)
-        self._memory.drop_window_rows(self._runs(page_ids))
+        self._memory.drop_window_rows(self._releasable_runs(page_ids))
 
-    def _runs(self, page_ids: Sequence[int]) -> Iterable[range]:
-        """Yield pages as runs, each widened by a neighbour at either end if that has no rows either.
+    def _releasable_runs(self, page_ids: Sequence[int]) -> Iterable[range]:
+        """Yield pages as runs of neighbours, each widened by a page at either end if that has no rows either.
 
         The system takes back whole pages of its own, and one of those can span two of ours.
         """

@@ -81,9 +81,9 @@ class KVReplay:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 if unread is not None:
                     raise unread from None
-                unread = _broken(name, number, text, f"it is no line of a KV log: {error}")
+                unread = _error_of_line(name, number, text, f"it is no line of a KV log: {error}")
             except KVLawBroken as broken:
-                raise _broken(name, number, text, str(broken)) from None
+                raise _error_of_line(name, number, text, str(broken)) from None
         if unread is not None and text.endswith(b"\n"):
             raise unread
 
@@ -114,6 +114,7 @@ class KVReplay:
         self.num_events[str(line.__struct_config__.tag)] += 1
 
     def _begin(self, num_pages: int) -> None:
+        """Start over with `num_pages` free pages, and no sequences."""
         self.owners = PageOwners(num_pages)
         self.sequences.clear()
         self._is_begun = True
@@ -148,6 +149,7 @@ class KVReplay:
             del self.sequences[line.seq]
 
     def _require_free(self, before: int, stated: tuple[int, int] | None) -> None:
+        """Raise KVLawBroken unless the free pages before and after a line are as many as it states, if it does."""
         now = self.owners.num_free
         require(stated in (None, (before, now)), f"{before} pages were free and {now} are")
 
@@ -159,7 +161,8 @@ class KVReplay:
                 raise KVLawBroken(f"what {what} can be found")
 
 
-def _broken(name: str, number: int, text: bytes, law: str) -> KVLogBroken:
+def _error_of_line(name: str, number: int, text: bytes, law: str) -> KVLogBroken:
+    """Return the error that names an invalid line, its text and the rule that it breaks."""
     shown = text.decode(errors="replace").strip()
     cut = shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
     return KVLogBroken(f"{name}, line {number}: {law}: {cut}")

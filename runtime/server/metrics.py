@@ -58,10 +58,10 @@ class Metrics(Collector):
         """Yield all metrics with their present values."""
         text = "Responses by path and status; 499: the client disconnected."
         yield counter("http_responses", text, dict(self._responses), "path", "status")
-        of_each = {served.name: self._of(served) for served in self._models.rows}
+        of_each = {served.name: self._of_model(served) for served in self._models.rows}
         yield from by_model(of_each) if self._models.has_several else of_each.popitem()[1]
 
-    def _of(self, served: Served) -> Iterator[Metric]:
+    def _of_model(self, served: Served) -> Iterator[Metric]:
         """Yield the metrics of one model."""
         stats = served.engine.stats()
         build = {(self._version, served.name): 1}
@@ -80,10 +80,12 @@ class Metrics(Collector):
             yield from _store_metrics(stats.tier)
             for extra in installed():
                 yield from extra.metrics(stats.tier)
-        yield _histogram("request_queue_time_seconds", "From arrival to the first step.", stats.in_queue)
-        yield _histogram("time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token)
-        yield _histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
-        yield _histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
+        yield _latency_histogram("request_queue_time_seconds", "From arrival to the first step.", stats.in_queue)
+        yield _latency_histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", stats.to_first_token
+        )
+        yield _latency_histogram("inter_token_latency_seconds", "From one token to the next.", stats.between_tokens)
+        yield _latency_histogram("request_duration_seconds", "From arrival to the end.", stats.to_end)
 
 
 def by_model(of_each: Mapping[str, Iterable[Metric]]) -> Iterable[Metric]:
@@ -226,7 +228,8 @@ def counter(name: str, text: str, samples: Samples, *labels: str) -> Metric:
     return family
 
 
-def _histogram(name: str, text: str, counts: LatencyCounts) -> Metric:
+def _latency_histogram(name: str, text: str, counts: LatencyCounts) -> Metric:
+    """Return a histogram `radixlm_NAME` of latencies in seconds."""
     bounds = [*map(str, counts.bounds_s), "+Inf"]
     buckets = list(zip(bounds, counts.cumulative, strict=True))
     return HistogramMetricFamily(f"radixlm_{name}", text, buckets=buckets, sum_value=counts.sum_s)

@@ -92,9 +92,9 @@ class ReplyEvents:
 
     def push(self, delta: Delta) -> list[ReplyEvent]:
         """Return the events of a delta; none while its text may still become a tool call."""
-        events = self._add("reasoning", delta.thought) if delta.thought else []
+        events = self._add_text("reasoning", delta.thought) if delta.thought else []
         if self._reader is None:
-            events += self._add("text", delta.text) if delta.text else ()
+            events += self._add_text("text", delta.text) if delta.text else ()
         else:
             events += self._make_events(self._reader.push(delta.text))
         if delta.finish_reason is not None:
@@ -124,7 +124,8 @@ class ReplyEvents:
         ended, self._open = PartEnd(self._open), None
         return [ended]
 
-    def _add(self, kind: PartKind, text: str) -> list[ReplyEvent]:
+    def _add_text(self, kind: PartKind, text: str) -> list[ReplyEvent]:
+        """Return the events that add text to the open part, or to a new one if that is of another kind."""
         if self._open is not None and self._open.kind == kind:  # as nearly always
             return [self._open.add(text)]
         return [*self.open(kind), self.parts[-1].add(text)]
@@ -135,7 +136,7 @@ class ReplyEvents:
         for piece in pieces:
             match piece:
                 case Content(text):
-                    events += self._add("text", text)
+                    events += self._add_text("text", text)
                 case CallStart():
                     events += self.open("call", piece)
                     self._call = self.parts[-1]

@@ -76,7 +76,7 @@ class RequestRecord:
             "namespace": None if self.namespace is None else self.namespace.hex()[:12],
         }
         if self.completions:
-            facts |= _summed(self.completions)
+            facts |= _sum_completions(self.completions)
         elif self.prefill is not None:
             facts |= self.prefill()
         facts["total_s"] = round(time.monotonic() - self.arrived_at, 4)
@@ -225,7 +225,7 @@ def _quote_value(value: Any) -> str:
     return text if _BARE.fullmatch(text) else json.dumps(text)
 
 
-def _summed(completions: Sequence[Completion]) -> dict[str, Any]:
+def _sum_completions(completions: Sequence[Completion]) -> dict[str, Any]:
     """Return the token counts and times of all replies to a request."""
     num_prompt = num_cached = num_generated = 0
     firsts, waits, paces = [], [], []

@@ -63,7 +63,7 @@ def _decode_known(body: bytes, type: type[T], ignored: IgnoredFields, leave_out:
         HTTPError: 400 if an unknown field cannot be ignored.
     """
     try:
-        return _decoded(body, type, ignored, is_strict)
+        return _decode(body, type, ignored, is_strict)
     except msgspec.ValidationError as error:
         if leave_out is None and (is_strict or "unknown field" not in str(error)):
             raise
@@ -90,7 +90,7 @@ def _has_no_effect(type: inspect.Type) -> bool:
     return False
 
 
-def _decoded(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
+def _decode(body: bytes, type: type[T], ignored: IgnoredFields, is_strict: bool) -> T:
     """Decode JSON as a type. Lone surrogates become U+FFFD, unless the server is strict."""
     try:
         return decode_json(body, type)
@@ -110,7 +110,7 @@ def _without_unknown(
     Decoding such a body twice costs less than checking each value of every body in Python.
     """
     try:
-        value = _decoded(body, object, ignored, is_strict)
+        value = _decode(body, object, ignored, is_strict)
         if leave_out is not None:
             leave_out(value, ignored, is_strict=is_strict)
         if not is_strict:
@@ -187,7 +187,7 @@ def _shape(type: inspect.Type) -> _Shape | None:
     match type:
         case inspect.UnionType(types=members):
             shapes = [shape for member in members if (shape := _shape(member)) is not None]
-            return None if not shapes else reduce(_either, shapes)
+            return None if not shapes else reduce(_shape_of_union, shapes)
         case inspect.ListType(item_type=item):
             shape = _shape(item)
             return None if shape is None else _Shape({}, items=shape)
@@ -202,7 +202,7 @@ def _shape(type: inspect.Type) -> _Shape | None:
     return None
 
 
-def _either(left: _Shape, right: _Shape) -> _Shape:
+def _shape_of_union(left: _Shape, right: _Shape) -> _Shape:
     """Return the shape of a union of two."""
     return _Shape(
         {**left.objects, **right.objects},

@@ -79,7 +79,7 @@ class DraftRows(NamedTuple):
     page_ids: array[int]
 
     def part(self, draft_ids: Sequence[int]) -> DraftPart:
-        """Return the input of the next step: the uncomputed tokens, or the last draft token."""
+        """Return a sequence's input of the next step: its uncomputed tokens, or after these its last draft token."""
         number = len(self.token_ids)
         if not draft_ids:
             return DraftPart(self.start, self.token_ids, self.rows[:number], self.page_ids)

@@ -70,7 +70,7 @@ class LiteralArguments:
         if self.is_json:
             return json.dumps(value, ensure_ascii=False)
         if self.quote is None:
-            return _python(value)
+            return _python_literal(value)
         match value:
             case str():
                 return f"{self.quote}{value}{self.quote}"
@@ -83,7 +83,7 @@ class LiteralArguments:
         return str(value)
 
 
-def _python(value: object) -> str:
+def _python_literal(value: object) -> str:
     """Return the value as LFM's template writes it, with escapes if needed."""
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -216,7 +216,7 @@ class _LiteralRules:
         values = values_of(asked, self.schema)
         if types == STRING and values is not None:
             texts = [value for value in values if isinstance(value, str)]
-            return " | ".join(quoted(text) for value in texts for text in (_python(value), json.dumps(value)))
+            return " | ".join(quoted(text) for value in texts for text in (_python_literal(value), json.dumps(value)))
         if types == STRING and not (self.is_strict and unkept_words(asked, self.schema)):  # else as JSON, which can
             times = times_of(asked)
             return " | ".join(rf"/{mark}([^{mark}\\]|\\[ntr\\'\"]){times}{mark}/" for mark in "'\"")

@@ -94,7 +94,7 @@ class LiteralReader(StepReader):
         word = held[0] if found is None else found[0]
         if len(word) == len(held):
             return "", 0
-        written = string(word.rstrip()) if is_key else _WORDS.get(word) or _number(word) or string(word)
+        written = string(word.rstrip()) if is_key else _WORDS.get(word) or _json_number(word) or string(word)
         if is_key and len(self._open) == 1:
             self._is_known = written in self._names
             self._names.add(written)
@@ -130,7 +130,7 @@ class LiteralReader(StepReader):
         if len(held) < 2 + num_digits:
             return "", 0
         if num_digits:
-            return _coded(held[: 2 + num_digits], held[2 : 2 + num_digits]), 2 + num_digits
+            return _json_escape(held[: 2 + num_digits], held[2 : 2 + num_digits]), 2 + num_digits
         if held[1] in _ESCAPED:
             return string(_ESCAPED[held[1]])[1:-1], 2
         return string(held[1] if held[1] in "\\'\"" else held[:2])[1:-1], 2
@@ -152,7 +152,7 @@ class LiteralReader(StepReader):
         return comma + text
 
 
-def _number(word: str) -> str | None:
+def _json_number(word: str) -> str | None:
     """Return a number as JSON writes it; None if it is none."""
     try:
         value = json.loads(word)
@@ -162,7 +162,7 @@ def _number(word: str) -> str | None:
     return word if is_number and math.isfinite(value) else None
 
 
-def _coded(escape: str, digits: str) -> str:
+def _json_escape(escape: str, digits: str) -> str:
     """Return an escape with digits as JSON writes it; pairs of surrogates remain pairs."""
     try:
         code = int(digits, 16)

@@ -103,7 +103,7 @@ def infinite_schema_ids(root: Schema) -> set[int]:
             continue
         schemas[id(schema)] = schema
         waiting += [
-            each for each in (*_within(schema), resolved(schema.get("$ref"), root)) if isinstance(each, Mapping)
+            each for each in (*_inner_schemas(schema), resolved(schema.get("$ref"), root)) if isinstance(each, Mapping)
         ]
     if not any("$ref" in schema for schema in schemas.values()):
         return set()
@@ -120,7 +120,7 @@ def infinite_schema_ids(root: Schema) -> set[int]:
     return endless
 
 
-def _within(schema: Schema) -> Iterable[Any]:
+def _inner_schemas(schema: Schema) -> Iterable[Any]:
     """Yield the schemas directly inside one."""
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):

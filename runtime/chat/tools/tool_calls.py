@@ -64,7 +64,7 @@ class ReadReply:
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, piece: Piece) -> None:
-        """Add a piece."""
+        """Append a piece to the content, or to the calls."""
         match piece:
             case Content(text):
                 self.content += text
@@ -171,7 +171,7 @@ class ToolCallReader:
         """Read the beginning of a reply, which can be a call without tags, or JSON that is a call as a whole."""
         is_tagged = self._format.is_tagged
         start = length_of_fence(self._held) if is_tagged else len(self._held) - len(self._held.lstrip(WHITE))
-        begun = self._begun(start, self._format.openings)
+        begun = self._match_call(start, self._format.openings)
         if begun is not None:
             return self._begin_call(begun) if begun.is_whole else None
         if self._max_bare_calls and may_be_calls(self._held, self._names):
@@ -182,8 +182,8 @@ class ToolCallReader:
     def _read_content(self) -> list[Piece] | None:
         """Read text, up to where a call begins or may begin."""
         at = 0
-        while (at := self._candidate(at)) < len(self._held):
-            begun = self._begun(at, self._format.openings)
+        while (at := self._find_candidate(at)) < len(self._held):
+            begun = self._match_call(at, self._format.openings)
             if begun is not None:
                 before = self._held[:at].rstrip()
                 said: list[Piece] = [Content(before)] if before else []
@@ -197,14 +197,14 @@ class ToolCallReader:
         self._held = self._held[num_safe:]
         return said or None
 
-    def _candidate(self, start: int) -> int:
+    def _find_candidate(self, start: int) -> int:
         """Return where a call may begin, from `start` on; the length of the held text if nowhere."""
         ends = (len(self._held) - overlap(self._held[start:], trigger) for trigger in self._triggers)
         found = (self._held.find(trigger, start) for trigger in self._triggers)
         return min((at for at in (*found, *ends) if at >= 0), default=len(self._held))
 
-    def _begun(self, at: int, openings: Sequence[str]) -> _Begun | None:
-        """Return the call that begins at a position of the held text, or may begin there; None if none does."""
+    def _match_call(self, at: int, openings: Sequence[str]) -> _Begun | None:
+        """Return the call that begins at index `at` of the held text: an empty one if it only may begin, else None."""
         may_be: _Begun | None = None
         for opening in openings:
             first = match_pieces(self._held, loose(opening), at)
@@ -249,7 +249,7 @@ class ToolCallReader:
         return [Arguments(self._num_calls - 1, text)] if text else []
 
     def _read_tail(self) -> list[Piece] | None:
-        """Read the end of a call: all of it, or those of its tags that are present."""
+        """Read the end of a call: all of it, or those of its tags that are present. None if more text is needed."""
         for text in self._format.end_tags or [self._format.end]:
             found = match_pieces(self._held, loose_after_white(text))
             if found is not None and not found.is_whole:
@@ -259,7 +259,10 @@ class ToolCallReader:
         return []
 
     def _read_next(self) -> list[Piece] | None:
-        """Read what follows a call: the end of all calls, or another call. Anything else is no part of the reply."""
+        """Read what follows a call: the end of all calls, or another call. None if more text is needed.
+
+        Anything else is no part of the reply.
+        """
         self._held = self._held.lstrip(WHITE)
         close, separator = loose(self._format.close.strip()), (self._format.separator or "").strip()
         closed = match_pieces(self._held, close) if close else None
@@ -267,7 +270,7 @@ class ToolCallReader:
             self._held = self._held[closed.length :]
             return []
         rest = self._held.removeprefix(separator).lstrip(WHITE) if separator else self._held
-        begun = self._begun(len(self._held) - len(rest), self._format.later_openings) if rest else None
+        begun = self._match_call(len(self._held) - len(rest), self._format.later_openings) if rest else None
         if begun is not None and begun.is_whole and self._format.separator is not None:
             return self._begin_call(begun)
         if not rest or begun is not None or closed is not None or separator.startswith(self._held):

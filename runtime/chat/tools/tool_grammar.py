@@ -191,7 +191,7 @@ class ToolGrammar:
 
     def _after_rules(self) -> list[str]:
         """Return rules for the text after a call: white space, the end of all calls, more calls, or anything else."""
-        again, format = self._again(), self._format
+        again, format = self._later_openings(), self._format
         expected = [*again, *(loose_after_white("".join(tags)) for tags in [format.end_tags[1:]] if tags)]
         text = "TEXT_N" if self._named.excluded else "TEXT"
         rules, close, section = list[str](), "", ""
@@ -229,7 +229,7 @@ class ToolGrammar:
         """Return whether a later call can begin with its name."""
         return not (self._format.begin + (self._format.separator or "")).strip()
 
-    def _again(self) -> list[tuple[Piece, ...]]:
+    def _later_openings(self) -> list[tuple[Piece, ...]]:
         """Return the possible texts before the name of a later call."""
         if not self._max_more:
             return []
