@@ -58,7 +58,7 @@ class NodeTable:
 
     def extend(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> None:
         """Append full pages to a node's run."""
-        self._count_pages(page_ids)
+        self._register_pages(page_ids)
         node.run += key
         node.pages += page_ids
         node.generated += generated
@@ -66,7 +66,7 @@ class NodeTable:
 
     def add_child(self, node: Node, key: bytes, page_ids: list[int], generated: Key) -> Node:
         """Put pages into a new node below a root or a node."""
-        self._count_pages(page_ids)
+        self._register_pages(page_ids)
         self.num_unused_rows += len(page_ids) * PAGE_SIZE - len(generated)
         start = node.start + len(node.pages)
         child = Node(self._new_id(), node, start, bytearray(key), page_ids, bytearray(generated))
@@ -168,7 +168,7 @@ class NodeTable:
         assert self.num_unused_rows == unused, f"{unused} rows are unused, {self.num_unused_rows} counted"
         assert int((self._node_of_page >= 0).sum()) == sum(len(node.pages) for node in reached.values())
 
-    def _count_pages(self, page_ids: list[int]) -> None:
+    def _register_pages(self, page_ids: list[int]) -> None:
         """Make the tree an owner of pages that a node gained. Tells pool and log."""
         self.version += 1
         self._pool.add_to_tree(page_ids)

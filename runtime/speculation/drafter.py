@@ -102,7 +102,7 @@ class Drafter:
             self._after.setdefault(before[place], Acceptance(0.0)).observe(1, int(place < num_accepted))
 
     def _make_draft(self, kind: int, token_ids: tuple[int, ...], num_forced: int) -> Draft:
-        """Return a draft with the probability that each of its tokens is accepted, as measured.
+        """Return a draft with the measured probabilities that each token and those before it are accepted.
 
         Args:
             kind: the source of the tokens: `TREE`, `FORCED`, or the length of the suffix that was looked up.
