@@ -119,7 +119,7 @@ class Shape:
         """Yield the tensors of one layer, named without its index.
 
         Args:
-            wider: type of the value matrix and of the last feed-forward matrix, which Q4_K_M stores with more bits in some layers.
+            wider: type of the value matrix and of the last feed-forward matrix, wider in some layers.
         """
         hidden, heads, keys = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         type = Type.Q8_0 if self.is_gpt_oss or self.pooling else Type.Q4_K
