@@ -136,12 +136,14 @@ class DiskReader:
         return not self._thread.is_alive()
 
     def _add(self, read: Read) -> Read:
+        """Queue a read, and return it."""
         with self._wake:
             self._reads.append(read)
             self._wake.notify()
         return read
 
     def _run(self) -> None:
+        """Do the queued reads in order, and post each result to the engine's thread, until the reader closes."""
         while (read := self._wait_for_read()) is not None:
             begun = time.perf_counter()
             try:

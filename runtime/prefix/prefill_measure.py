@@ -160,6 +160,7 @@ class StoredPrefill:
                 unnamed.unlink(missing_ok=True)
 
     def _read(self) -> ComputeSums | None:
+        """Return the sums that the file holds; None if it is missing or damaged, or of another model or machine."""
         try:
             with (self.directory / NAME).open("rb") as file:
                 block = file.read(BLOCK + 1)

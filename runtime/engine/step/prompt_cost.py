@@ -124,6 +124,7 @@ class PromptCost:
         return self._fitted
 
     def _solve(self) -> _FittedCost:
+        """Return the cost that fits the recorded steps best, by non-negative least squares."""
         squares, products = [squares.copy() for squares in self._squares], self._products
         squares[2][2] += squares[1][1] * _NEAR**2
         is_known = True

@@ -104,6 +104,10 @@ def sample_row(step: StepLogits, row: int, state: SamplerState) -> Sampled:
 
 
 def _chosen(step: StepLogits, row: int, state: SamplerState) -> SampledToken | Refusal:
+    """Return the token sampled from one row, with its log probability if requested; a refusal if none is allowed.
+
+    Reads the whole row only if its largest logits do not decide.
+    """
     params, logits = state.params, step.values[row]
     try:
         mask = None if state.constraint is None else state.constraint.mask()
