@@ -82,7 +82,7 @@ class Recorder:
             return
         try:
             if self._file.is_full:
-                self._file.turn()
+                self._file.rotate()
                 if self._computed is not None:
                     self._file.write(encoded(self._computed))
             self._file.write(line)
