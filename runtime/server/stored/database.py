@@ -26,8 +26,8 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 FILE: Final = "responses.sqlite"
-_VERSION: Final = 1
-_SCHEMA: Final = f"""
+_MIGRATIONS: Final = (
+    """
 CREATE TABLE secret (value BLOB NOT NULL);
 -- A response, or items that a client put into a conversation. Lengths and times come first: behind a large value they
 -- would be on another page of the file.
@@ -83,8 +83,9 @@ CREATE TABLE batch_answers (
     line BLOB NOT NULL,
     PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
-PRAGMA user_version = {_VERSION};
-"""
+""",
+)
+"""Scripts that made each version of the schema from the one before it; the first from an empty file."""
 
 Work = Callable[[sqlite3.Connection], T]
 
@@ -133,6 +134,9 @@ class Database:
                 if sql.in_transaction:
                     sql.execute("ROLLBACK")
                 raise
+        except StoreOff as error:
+            _LOGGER.error("%s", error)
+            raise
         except (sqlite3.Error, OSError) as error:
             _LOGGER.error("%s cannot be used: %s", self.path or "memory", error)
             raise StoreOff(f"stored responses and files cannot be read or written: {type(error).__name__}") from error
@@ -143,13 +147,10 @@ class Database:
         except sqlite3.DatabaseError as error:
             if self.path is None or isinstance(error, sqlite3.OperationalError):
                 raise
-            aside = self.path.with_suffix(".broken")
+            aside = _set_aside(self.path)
             _LOGGER.error(
                 "%s is damaged (%s); it was renamed to %s, and a new file is created", self.path, error, aside.name
             )
-            os.replace(self.path, aside)
-            for suffix in ("-wal", "-shm"):
-                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
             connection, secret = _opened(self.path)
         self._connection, self._owners = connection, CacheNamespaces(ModelIdentity(), secret)
         self._closing.detach()
@@ -157,20 +158,21 @@ class Database:
 
 
 def _opened(path: Path | None) -> tuple[sqlite3.Connection, bytes]:
-    """Return a connection, and the secret stored in the database."""
+    """Return a connection, and the secret stored in the database. Migrates a database of an older version.
+
+    Raises:
+        StoreOff: the database has a newer version; it is left as it is.
+        sqlite3.DatabaseError: it is damaged, or, if it is an OperationalError, the disk failed.
+    """
     if path is not None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite's other files get the same mode
+        _require_known(path)
     sql = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, check_same_thread=False)
     try:
         sql.execute("PRAGMA journal_mode = WAL")
         sql.execute("PRAGMA synchronous = NORMAL")
         sql.execute("PRAGMA secure_delete = ON")  # the data is private
-        version = sql.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            secret = f"INSERT INTO secret VALUES (x'{secrets.token_hex(32)}');"
-            sql.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {secret} COMMIT;")
-        elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"it has the version {version}, and this radixlm writes {_VERSION}")
+        _migrate(sql)
         if sql.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise sqlite3.DatabaseError("its check failed")
         with closing(sql.execute("SELECT value FROM secret")) as rows:
@@ -181,6 +183,48 @@ def _opened(path: Path | None) -> tuple[sqlite3.Connection, bytes]:
     except BaseException:
         sql.close()
         raise
+
+
+def _require_known(path: Path) -> None:
+    """Raise StoreOff if a database has a newer version. Reads only: a writer would move its log into the file."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as sql:
+        version = _version(sql)
+    if version > len(_MIGRATIONS):
+        raise StoreOff(
+            f"{path.name} has version {version}, and this radixlm reads versions up to {len(_MIGRATIONS)}; update "
+            "radixlm, or move the file away to start with an empty one"
+        )
+
+
+def _migrate(sql: sqlite3.Connection) -> None:
+    """Bring a database to the current version, in one transaction."""
+    version = _version(sql)
+    if version == len(_MIGRATIONS):
+        return
+    scripts = [*_MIGRATIONS[version:]]
+    if version == 0:
+        scripts.append(f"INSERT INTO secret VALUES (x'{secrets.token_hex(32)}');")
+    sql.executescript(f"BEGIN IMMEDIATE; {''.join(scripts)} PRAGMA user_version = {len(_MIGRATIONS)}; COMMIT;")
+
+
+def _version(sql: sqlite3.Connection) -> int:
+    version: int = sql.execute("PRAGMA user_version").fetchone()[0]
+    if version < 0:
+        raise sqlite3.DatabaseError(f"its version is {version}")
+    return version
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged database and its write-ahead log, which can have changes that are not in the file yet."""
+    aside = path.with_suffix(".broken")
+    log, log_aside = Path(f"{path}-wal"), Path(f"{aside}-wal")
+    log_aside.unlink(missing_ok=True)  # an earlier file's
+    if log.exists():
+        os.replace(log, log_aside)  # first: the next file must not find it
+    os.replace(path, aside)
+    for name in (path, aside):
+        Path(f"{name}-shm").unlink(missing_ok=True)
+    return aside
 
 
 def _close(thread: ThreadPoolExecutor, connection: sqlite3.Connection) -> None:
