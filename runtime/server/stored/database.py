@@ -26,6 +26,19 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 FILE: Final = "responses.sqlite"
+_LEAVES: Final = (
+    "SELECT id, owner, used_at, created_at FROM turns "
+    "WHERE NOT EXISTS (SELECT 1 FROM turns AS later WHERE later.parent = turns.id) "
+    "AND NOT EXISTS (SELECT 1 FROM conversations WHERE head = turns.id)"
+)
+_ADDED: Final = (
+    "INSERT INTO totals VALUES (x'', 1, {num_bytes}), (new.owner, 1, {num_bytes}) ON CONFLICT(owner) DO UPDATE "
+    "SET num_rows = num_rows + 1, num_bytes = num_bytes + excluded.num_bytes;"
+)
+_REMOVED: Final = (
+    "UPDATE totals SET num_rows = num_rows - 1, num_bytes = num_bytes - {num_bytes} WHERE owner IN (x'', old.owner); "
+    "DELETE FROM totals WHERE owner = old.owner AND num_rows = 0;"
+)
 _MIGRATIONS: Final = (
     """
 CREATE TABLE secret (value BLOB NOT NULL);
@@ -83,6 +96,59 @@ CREATE TABLE batch_answers (
     line BLOB NOT NULL,
     PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
+""",
+    f"""
+-- What makes room for a turn. Triggers write it, so that storing a turn reads no others.
+CREATE TABLE totals (
+    owner BLOB PRIMARY KEY,    -- empty: of all owners
+    num_rows INTEGER NOT NULL, -- of turns and conversations
+    num_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX totals_by_rows ON totals(num_rows);
+CREATE INDEX totals_by_bytes ON totals(num_bytes);
+CREATE TABLE leaves (          -- turns that no turn and no conversation goes on from
+    id TEXT PRIMARY KEY,
+    owner BLOB NOT NULL,
+    used_at REAL NOT NULL,
+    created_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX leaves_by_owner ON leaves(owner, used_at, created_at);
+CREATE INDEX conversations_by_owner ON conversations(owner, used_at);
+INSERT INTO totals VALUES (x'', 0, 0);
+INSERT INTO totals SELECT owner, count(*), sum(num_bytes) FROM (
+    SELECT owner, num_bytes FROM turns UNION ALL SELECT owner, length(metadata) FROM conversations
+) GROUP BY owner;
+UPDATE totals SET (num_rows, num_bytes) = (SELECT sum(num_rows), sum(num_bytes) FROM totals) WHERE owner = x'';
+INSERT INTO leaves {_LEAVES};
+CREATE TRIGGER turn_added AFTER INSERT ON turns BEGIN
+    {_ADDED.format(num_bytes="new.num_bytes")}
+    INSERT INTO leaves VALUES (new.id, new.owner, new.used_at, new.created_at);
+    DELETE FROM leaves WHERE id = new.parent;
+END;
+CREATE TRIGGER turn_used AFTER UPDATE OF used_at ON turns BEGIN
+    UPDATE leaves SET used_at = new.used_at WHERE id = new.id;
+END;
+CREATE TRIGGER turn_removed AFTER DELETE ON turns BEGIN
+    {_REMOVED.format(num_bytes="old.num_bytes")}
+    DELETE FROM leaves WHERE id = old.id;
+    INSERT INTO leaves {_LEAVES} AND id = old.parent;
+END;
+CREATE TRIGGER conversation_added AFTER INSERT ON conversations BEGIN
+    {_ADDED.format(num_bytes="length(new.metadata)")}
+    DELETE FROM leaves WHERE id = new.head;
+END;
+CREATE TRIGGER conversation_moved AFTER UPDATE OF head ON conversations BEGIN
+    INSERT OR IGNORE INTO leaves {_LEAVES} AND id = old.head;
+    DELETE FROM leaves WHERE id = new.head;
+END;
+CREATE TRIGGER conversation_changed AFTER UPDATE OF metadata ON conversations BEGIN
+    UPDATE totals SET num_bytes = num_bytes + length(new.metadata) - length(old.metadata)
+        WHERE owner IN (x'', old.owner);
+END;
+CREATE TRIGGER conversation_removed AFTER DELETE ON conversations BEGIN
+    {_REMOVED.format(num_bytes="length(old.metadata)")}
+    INSERT OR IGNORE INTO leaves {_LEAVES} AND id = old.head;
+END;
 """,
 )
 """Scripts that made each version of the schema from the one before it; the first from an empty file."""

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,10 @@ T = TypeVar("T")
 
 def run(database: Database, work: Callable[[sqlite3.Connection], T]) -> T:
     return asyncio.run(database.run(work))
+
+
+def owner_of(database: Database, sql: sqlite3.Connection) -> bytes:
+    return database.owner(CacheScope("sk-1"))
 
 
 def killed(folder: Path, script: str) -> dict[str, bytes]:
@@ -59,28 +64,28 @@ def test_a_file_of_an_older_version_is_migrated_with_all_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = Database(tmp_path)
-    owner = run(database, lambda sql: database.owner(CacheScope("sk-1")))
+    owner = run(database, partial(owner_of, database))
     database._closing()
     more = (*database_module._MIGRATIONS, "CREATE TABLE added (value); INSERT INTO added SELECT value FROM secret;")
     monkeypatch.setattr(database_module, "_MIGRATIONS", more)
     for _ in range(2):  # the second time there is nothing to do
         later = Database(tmp_path)
         assert run(later, lambda sql: sql.execute("SELECT count(*) FROM added").fetchone()) == (1,)
-        assert run(later, lambda sql: later.owner(CacheScope("sk-1"))) == owner
+        assert run(later, partial(owner_of, later)) == owner
         assert run(later, lambda sql: sql.execute("PRAGMA user_version").fetchone()) == (len(more),)
         later._closing()
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = Database(tmp_path)
-    owner = run(database, lambda sql: database.owner(CacheScope("sk-1")))
+    owner = run(database, partial(owner_of, database))
     database._closing()
     with monkeypatch.context() as patch:
         patch.setattr(database_module, "_MIGRATIONS", (*database_module._MIGRATIONS, "CREATE TABLE a (b); NONSENSE;"))
         with pytest.raises(StoreOff):
             run(Database(tmp_path), lambda sql: None)
     later = Database(tmp_path)
-    assert run(later, lambda sql: later.owner(CacheScope("sk-1"))) == owner
+    assert run(later, partial(owner_of, later)) == owner
     later._closing()
 
 
@@ -95,5 +100,7 @@ def test_a_damaged_file_is_set_aside_with_its_log_and_the_new_one_does_not_read_
     assert "it has no secret" in caplog.text and "renamed to responses.broken" in caplog.text
     database._closing()
     with closing(sqlite3.connect(tmp_path / "responses.broken")) as aside:
-        assert aside.execute("SELECT count(*) FROM added").fetchone() == (0,), "what was in the log alone is still there"
+        assert aside.execute("SELECT count(*) FROM added").fetchone() == (0,), (
+            "what was in the log alone is still there"
+        )
     assert before.keys() == {FILE, f"{FILE}-wal"}
