@@ -105,6 +105,11 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 def _read_peft(path: Path) -> AdapterFile:
+    """Read a folder of PEFT.
+
+    Raises:
+        InvalidAdapter: it is damaged, no LoRA, or changes more than matrices.
+    """
     text = read_text(path / _CONFIG)
     try:
         raw = msgspec.json.decode(text)
@@ -145,7 +150,11 @@ def _of_pattern(pattern: Mapping[str, Any] | None, module: str, default: float) 
 
 
 def _read_gguf(path: Path) -> AdapterFile | None:
-    """Return the adapter of a GGUF file; None if the file is no GGUF file."""
+    """Read an adapter in llama.cpp's GGUF format; None if the file is no GGUF file.
+
+    Raises:
+        InvalidAdapter: it is damaged, no LoRA, or is active for a part of the tokens only (aLoRA).
+    """
     found = read_gguf(path)
     if found is None:
         return None

@@ -94,7 +94,7 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, StoredTensor]] | None:
-    """Return the metadata of a GGUF file by key, and its tensors by name, the longest dimension of GGML first.
+    """Return the metadata of a GGUF file by key, and its tensors by name, in NumPy's order of dimensions.
 
     Returns None if the file does not begin as GGUF does.
 

@@ -253,6 +253,7 @@ class Batches:
         await self._database.run(write)
 
     def _goes_on(self, batch: BatchReply) -> bool:
+        """Return whether a batch is in progress and has not expired."""
         return batch.status == "in_progress" and self._database.clock() < batch.expires_at
 
     def _own(self, sql: sqlite3.Connection, owner: bytes, batch_id: str) -> BatchReply:

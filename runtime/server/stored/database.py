@@ -274,6 +274,7 @@ def _migrate(sql: sqlite3.Connection) -> None:
 
 
 def _version(sql: sqlite3.Connection) -> int:
+    """Return the version of a database's schema; 0 for an empty file."""
     version: int = sql.execute("PRAGMA user_version").fetchone()[0]
     if version < 0:
         raise sqlite3.DatabaseError(f"its version is {version}")
