@@ -91,7 +91,7 @@ class Continuation:
         def turn() -> Turn:
             return Turn(
                 response_id,
-                self._path.head,
+                self._path,
                 self._namespace,
                 b"[" + b",".join(item_json(item) for item in self._body.items) + b"]",
                 response,
