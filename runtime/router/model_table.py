@@ -62,7 +62,7 @@ class ModelTable(Generic[W]):
             InvalidParameter: another model has one of its names.
         """
         row = Row[W](spec)
-        for name in (spec.name, *spec.aliases):
+        for name in spec.names:
             if self._by_name.setdefault(name, row) is not row:
                 raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")
         self.rows = (*self.rows, row)
