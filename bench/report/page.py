@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Callable[[Json], Iterator[str]]] = {
     "first_reply": serving.first_reply,
     "engine": engine.engine,
     "request_cost": engine.request_cost,
+    "adapters": engine.adapters,
     "speculation": engine.speculation,
     "experts": engine.experts,
     "growth": engine.growth,

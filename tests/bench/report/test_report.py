@@ -65,6 +65,23 @@ def test_a_request_is_held_against_the_engine_that_has_as_many_callers(lines: Li
     ]
 
 
+def test_the_cost_of_adapters_is_held_against_their_bytes(lines: Lines) -> None:
+    base = {"step": "base", "adapter_bytes": 0, "median_s": 0.02, "least_s": 0.018, "ratio": [1.0, 1.0, 1.0]}
+    eight = {"step": "8", "adapter_bytes": 50_000_000, "median_s": 0.03, "least_s": 0.02, "ratio": [1.4, 1.5, 1.6]}
+    run = {
+        "rank": 16,
+        "num_rows": 8,
+        "num_past": 200,
+        "step_bytes": 100_000_000,
+        "steps": [base, eight],
+        "origin": asdict(Origin.of_this_process()),
+    }
+    assert lines(engine.adapters({"runs": {"small, f16": run}})) == [
+        "| base | 20.00 | 18.00 | **1.00** | 1.00-1.00 | 0.0 | 100.0 | 1.00 |",
+        "| 8 | 30.00 | 20.00 | **1.50** | 1.40-1.60 | 50.0 | 100.0 | 1.50 |",
+    ]
+
+
 def test_the_table_of_peers_shows_medians_ranges_and_the_best_by_name(lines: Lines) -> None:
     rows = lines(section({"runs": {"a.gguf": peers()}}))
     assert "| decode, tok/s | 1.50 (1.00-2.00) | 3.00 (2.00-4.00) | 4.50 (3.00-6.00) | other, 4.50 | **0.33** |" in rows
