@@ -35,7 +35,6 @@ def main() -> None:
     base, room = (ModelRunner(Artifact.open(path), num_pages=pages_of(*step)) for path in (options.base, options.room))
     vocab_size = Artifact.open(options.base).manifest.model.vocab_size
     assert room.adapters is not None, f"{options.room} has no room for adapters; compile it with --max-loras"
-    most = room.adapters.info.max_loras
     memory = room.adapters.memory
     numbers = np.random.default_rng(0).standard_normal(memory.shape, np.float32) * np.float32(0.01)
     memory[:] = numbers.view(np.uint16)[:, 1::2] if memory.dtype == np.uint16 else numbers
@@ -57,10 +56,14 @@ def main() -> None:
         return seconds
 
     ways = {"base": turn(base, 0), "room, no adapter": turn(room, 0)}
-    ways |= {f"{count} adapters": turn(room, count) for count in (1, 2, 4, 8) if count <= most}
-    ways[f"{most} adapters of q and v"] = turn(room, most, of_two)
-    num_read = {f"{count} adapters": count * _numbers(places, ranks) for count in (1, 2, 4, 8)}
-    num_read[f"{most} adapters of q and v"] = most * _numbers(places, of_two)
+    num_read: dict[str, int] = {}  # numbers of adapters that a step reads
+    most = min(room.adapters.info.max_loras, options.rows)
+    for count in (1, 2, 4, 8):
+        if count <= most:
+            ways[f"{count} adapter{'s' * (count > 1)}"] = turn(room, count)
+            num_read[[*ways][-1]] = count * _numbers(places, ranks)
+    ways[f"{most} of q and v"] = turn(room, most, of_two)
+    num_read[f"{most} of q and v"] = most * _numbers(places, of_two)
     found = in_turns(ways, options.rounds)
     steps = []
     for name, seconds in found.items():
@@ -76,7 +79,6 @@ def main() -> None:
         )
     artifact, info = Artifact.open(options.base), room.adapters.info
     figures = {
-        "model": artifact.manifest.name,
         "dtype": info.dtype,
         "rank": info.max_rank,
         "num_rows": options.rows,

@@ -203,37 +203,6 @@ def request_cost(results: Json) -> Iterator[str]:
     yield table({"": "{name}", "ms": "{ms:.2f}", "beyond the engine, ms": beyond}, rows)
 
 
-def adapters(results: Json) -> Iterator[str]:
-    """Yield the time of decode steps with LoRA adapters over that without, beside the same ratio of bytes."""
-    yield "## What LoRA adapters cost"
-    yield (
-        "Decode steps of an artifact with room for adapters, over those of one without, in turns: the median ratio and "
-        "its quartiles. A step reads weights, KV and the adapters of its rows; the ratio of these bytes is the cost if "
-        "nothing but memory counted."
-    )
-    for name, run in results["runs"].items():
-        yield f"### {name}: rank {run['rank']}, {run['num_rows']} rows after {run['num_past']} tokens"
-        rows = [
-            {
-                **each,
-                "median": each["ratio"][1],
-                "quartiles": f"{each['ratio'][0]:.2f}-{each['ratio'][2]:.2f}",
-                "bytes": (run["step_bytes"] + each["adapter_bytes"]) / run["step_bytes"],
-                "step_bytes": run["step_bytes"],
-            }
-            for each in run["steps"]
-        ]
-        columns: dict[str, Cell] = {"": "{step}", "median, ms": "{median_s:ms .2f}", "least, ms": "{least_s:ms .2f}"}
-        columns |= {
-            "over base": "**{median:.2f}**",
-            "quartiles": "{quartiles}",
-            "adapters, MB": "{adapter_bytes:MB .1f}",
-        }
-        columns |= {"weights and KV, MB": "{step_bytes:MB .1f}", "bytes over base": "{bytes:.2f}"}
-        yield table(columns, rows)
-        yield origin(run)
-
-
 def speculation(results: Json) -> Iterator[str]:
     """Yield tokens per second with drafts divided by those without, task by task."""
     yield "## What guessing brings"
