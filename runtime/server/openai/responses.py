@@ -68,6 +68,7 @@ _NOTHING_ASKED: Mapping[str, object] = {
 
 
 def _prepare(served: Served, request: Request, body: ResponseRequest) -> Prepared:
+    """Check the body, and translate it to the chat that the engine gets."""
     require_small("metadata", body.metadata)
     background_responses.require_stored(served, body)
     history = body.history()
@@ -240,6 +241,7 @@ class _Response:
             yield event("failed", response=self.failed(reply.error))
 
     def _ended(self, completion: Completion) -> ResponseReply:
+        """Return the whole response after its reply has ended."""
         status = _status(completion)
         return self._reply(
             status=status,
@@ -260,6 +262,7 @@ class _Response:
         return [] if named is None else named.content
 
     def _usage(self, completion: Completion) -> ResponseUsage:
+        """Return the usage of the finished reply, with cached and reasoning tokens."""
         usage = usage_of([completion], tells_cached_text=self._served.options.tells_cached_text)
         return ResponseUsage(
             usage.prompt_tokens,
