@@ -31,7 +31,7 @@ class Vote:
 
     @property
     def falls_back(self) -> npt.NDArray[np.bool_]:
-        """Whether IMPRESS would load all rows of each layer, because its probed heads disagree: `[layers]`."""
+        """Return for each layer whether IMPRESS would load all rows, because its probed heads disagree: `[layers]`."""
         return self.agreement < MIN_AGREEMENT
 
     def loaded_share(self, num_tokens: int) -> float:

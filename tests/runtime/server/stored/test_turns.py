@@ -135,6 +135,16 @@ class TreesOfTurns(RuleBasedStateMachine):
             run(self.turns.delete(self.kept[name].owner, name))
             self.kept[name].gone = "deleted"
 
+    @rule(data=st.data(), response=st.binary(max_size=9))
+    def change(self, data: st.DataObject, response: bytes) -> None:
+        """Change the response of a turn that none continues, as one in the background does."""
+        parents = {turn.parent for turn in self.kept.values()}
+        alive = [name for name in self.kept if self.found(name) and name not in parents]
+        if alive:
+            turn = self.kept[name := data.draw(st.sampled_from(alive))]
+            run(self.turns.change_response(turn.owner, name, response))
+            turn.path[-1] = (turn.path[-1][0], response)
+
     @rule(namespace=NAMESPACES)
     def forget(self, namespace: bytes) -> None:
         run(self.database.run(lambda sql: self.turns.forget(sql, namespace)))
