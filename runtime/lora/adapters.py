@@ -113,7 +113,7 @@ class _Fitted:
                     num_rows[source.name] = num_rows.get(source.name, 0) + place.matrix.num_outputs
                     self._add(place, source, adapter.changes[source.name])
         for name, expected in num_rows.items():
-            if (found := len(adapter.changes[name].b)) != expected:
+            if (found := adapter.changes[name].b.shape[0]) != expected:
                 raise InvalidAdapter(
                     f"{adapter.path}: {name} has {found} outputs, the model's {expected}; use the adapter's own model"
                 )
@@ -146,15 +146,15 @@ class _Fitted:
                 f"{where} has rank {change.rank}, and the artifact has room for {most}; compile it again with "
                 f"--max-lora-rank {change.rank}"
             )
-        if change.a.shape[1] != place.num_inputs or len(change.b) < source.first_row + num_outputs:
+        if change.a.shape[1] != place.num_inputs or change.b.shape[0] < source.first_row + num_outputs:
             raise InvalidAdapter(
                 f"{where} has A {list(change.a.shape)} and B {list(change.b.shape)}, and the model's matrix has "
                 f"{num_outputs} outputs of {place.num_inputs} inputs; use the adapter's own model"
             )
         a = np.zeros((most, place.num_inputs), np.float32)
-        a[: change.rank] = change.a * np.float32(change.scale)
+        a[: change.rank] = change.a.values * np.float32(change.scale)
         b = np.zeros((-(-num_outputs // LORA_BLOCK) * LORA_BLOCK, most), np.float32)
-        b[:num_outputs, : change.rank] = change.b[_rows(source, num_outputs)]
+        b[:num_outputs, : change.rank] = change.b.values[_rows(source, num_outputs)]
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise InvalidAdapter(f"{where} has numbers that are not finite; fetch it again")
         self._ranks[place.number] = -(-change.rank // LORA_BLOCK)

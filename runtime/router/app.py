@@ -31,7 +31,7 @@ from ..server.http.access import App, Endpoint, access_middleware
 from ..server.http.api_keys import client_of
 from ..server.http.connection import while_connected
 from ..server.http.forwarding import Forwarded, ServerGone
-from ..server.http.request_body import MAX_BODIES, BodyRoom, read_body
+from ..server.http.request_body import MAX_BODIES, BodyRoom, decode_repaired, is_json, read_body, require_json
 from ..server.ollama.about import tell_version as tell_ollamas_version
 from ..server.ollama.keep_alive import keep_alive_s
 from ..server.openapi import OpenAPI
@@ -255,7 +255,15 @@ class _Named(msgspec.Struct):
 
 
 async def _read(request: Request, body: bytes) -> _Named:
-    """Decode the fields of a body that the router reads. An invalid body has none: the model's server refuses it."""
+    """Decode the fields of a body that the router reads. A body that is not JSON, such as a form, has none.
+
+    Raises:
+        HTTPError: 400 if the body is compressed.
+        msgspec.DecodeError: it is declared as JSON, and is not; no model is loaded for it.
+    """
+    if not body or request.method in _ASKS or not is_json(request):
+        return _Named()
+    require_json(request)
     named = _named(body) if len(body) <= MAX_BYTES_AT_ONCE else await run_in_threadpool(_named, body)
     if not request.url.path.startswith(_OLLAMA):
         named.keep_alive = None
@@ -263,9 +271,7 @@ async def _read(request: Request, body: bytes) -> _Named:
 
 
 def _named(body: bytes) -> _Named:
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return msgspec.json.decode(body or b"{}", type=_Named)
-    return _Named()
+    return decode_repaired(body, _Named)[0]
 
 
 def _target_of(request: Request) -> bytes:

@@ -45,7 +45,7 @@ async def read_json(
             it as compressed, or as something other than JSON.
         ClientGone: the client disconnected before the end.
     """
-    _check_headers(request)
+    require_json(request)
     return await read_body(request, max_bytes=max_bytes, deadline_s=deadline_s, room=room)
 
 
@@ -106,6 +106,23 @@ def decode_json(body: bytes, type: type[T]) -> T:
         raise msgspec.DecodeError("its arrays and objects are nested too deep") from error
 
 
+def decode_repaired(body: bytes, type: type[T]) -> tuple[T, bool]:
+    """Decode JSON as a type, with lone surrogates replaced; return whether there were any.
+
+    Raises:
+        msgspec.DecodeError: as `decode_json`.
+    """
+    try:
+        return decode_json(body, type), False
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        whole = without_lone_surrogates(body)
+        if whole == body:
+            raise
+        return decode_json(whole, type), True
+
+
 def without_lone_surrogates(body: bytes) -> bytes:
     """Replace lone surrogates in JSON by U+FFFD. Clients that cut texts inside a character produce them.
 
@@ -117,6 +134,16 @@ def without_lone_surrogates(body: bytes) -> bytes:
 
 
 async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_one_value: bool) -> bytes:
+    """Read the whole body.
+
+    Args:
+        room: counts the bytes of all bodies that are being received; None: they are not counted.
+        is_one_value: the body is one JSON value, whose parts are counted.
+
+    Raises:
+        ClientGone: the client went away.
+        HTTPError: the body is too large, or has too many values.
+    """
     chunks: list[bytes] = []  # joined once: growing a long array copies it, which blocks the event loop
     num_bytes, size = 0, JSONSize()
     is_whole = False
@@ -136,10 +163,16 @@ async def _read(request: Request, max_bytes: int, room: BodyReading | None, is_o
     return b"".join(chunks)
 
 
-def _check_headers(request: Request) -> None:
-    media_type = (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
-    if media_type not in _TYPES and not media_type.endswith("+json"):
-        message = f"the body is {media_type!r:.80}; send it as application/json"
+def is_json(request: Request) -> bool:
+    """Return whether a request's body is JSON, or not declared as something else."""
+    media_type = _media_type(request)
+    return media_type in _TYPES or media_type.endswith("+json")
+
+
+def require_json(request: Request) -> None:
+    """Raise HTTPError, 400, if a header declares the body as compressed, or as something other than JSON."""
+    if not is_json(request):
+        message = f"the body is {_media_type(request)!r:.80}; send it as application/json"
         raise HTTPError(400, message, code="unsupported_content_type")
     encoding = header_of(request.scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
@@ -147,13 +180,20 @@ def _check_headers(request: Request) -> None:
         raise HTTPError(400, message, code="unsupported_content_encoding")
 
 
+def _media_type(request: Request) -> str:
+    """Return the declared media type without parameters, in lower case; empty if there is none."""
+    return (header_of(request.scope, b"content-type") or "").partition(";")[0].strip().lower()
+
+
 def _check_length(num_bytes: int, max_bytes: int) -> None:
+    """Raise HTTPError, 413, if the body has more than `max_bytes`."""
     if num_bytes > max_bytes:
         message = f"the body has {num_bytes} bytes or more, at most {max_bytes} are allowed"
         raise HTTPError(413, message, code="body_too_large")
 
 
 def _check_values(num_values: int) -> None:
+    """Raise HTTPError, 413, if the body has too many JSON values."""
     if num_values > MAX_VALUES:
         message = f"the body has {num_values} values or more, token ids among them, at most {MAX_VALUES} are allowed"
         raise HTTPError(413, message, code="too_many_values")
@@ -266,6 +306,7 @@ class BodyRoom:
                 refused.deadline.reschedule(asyncio.get_running_loop().time())
 
     def _count(self, reading: BodyReading, num_bytes: int) -> None:
+        """Add bytes to those of a body and of its client."""
         reading.num_bytes += num_bytes
         self._by_client[reading.client] += num_bytes
         if not self._by_client[reading.client]:

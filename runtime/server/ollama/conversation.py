@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,6 +22,7 @@ from ...chat.tools.tool_calls import ToolCall
 from ...errors import InvalidParameter
 from ..request_fields import MAX_MESSAGES
 
+_ANY = ("any", "")
 _OWN_ID = re.compile("call_[0-9a-zA-Z]{24}")  # the form of this server's ids
 
 Message = dict[str, object]
@@ -86,7 +88,7 @@ def for_template(messages: Sequence[OllamaMessage]) -> list[Message]:
         if message.thinking:
             entry[REASONING_FIELD] = message.thinking
         if message.tool_calls:
-            entry["tool_calls"] = calls.begin(message.tool_calls, f"messages[{place}].tool_calls")
+            entry["tool_calls"] = calls.translate(message.tool_calls, f"messages[{place}].tool_calls")
         if message.role == "tool":
             entry["tool_call_id"] = calls.answer(message)
         name = message.tool_name or message.name
@@ -109,50 +111,58 @@ def known_as(call: ToolCall) -> Iterable[ToolCall]:
 class _Calls:
     """The tool calls of the last message that has any, without those that have a result."""
 
-    waiting: list[_Call] = field(default_factory=list)
     num_results: int = 0
+    _call_ids: dict[int, str] = field(default_factory=dict)  # by number
+    _numbers: defaultdict[tuple[str, str], deque[int]] = field(default_factory=lambda: defaultdict(deque))
 
-    def begin(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
-        """Return the tool calls of a message for chat templates, with their arguments as JSON text."""
-        self.waiting.clear()
+    def translate(self, calls: Iterable[CallOfHistory], field: str) -> list[Message]:
+        """Return the tool calls of one message as chat templates expect them: with an id, and arguments as JSON text.
+
+        Later results are matched with these calls only, by id or name.
+
+        Args:
+            field: the path of the calls in the request, for errors.
+
+        Raises:
+            InvalidParameter: arguments are no JSON object, or nested too deeply.
+        """
+        self._call_ids.clear()
+        self._numbers.clear()
         translated = list[Message]()
         for number, call in enumerate(calls):
             name, param = call.function.name, f"{field}[{number}].function.arguments"
-            arguments = _arguments(call.function, param)
+            arguments = _parse_arguments(call.function, param)
             try:
                 is_own = call.id is not None and _OWN_ID.fullmatch(call.id) is not None
                 call_id = call.id if call.id is not None and is_own else _id_of(name, arguments)
                 function = {"name": name, "arguments": msgspec.json.encode(arguments).decode()}
             except RecursionError as error:
                 raise InvalidParameter(f"{param} is nested too deep; send it flatter", param=param) from error
-            self.waiting.append(_Call(call_id, call.id, name))
+            self._call_ids[number] = call_id
+            for key in {("id", call.id or call_id), ("id", call_id), ("name", name), _ANY}:
+                self._numbers[key].append(number)
             translated.append({"id": call_id, "type": "function", "function": function})
         return translated
 
     def answer(self, result: OllamaMessage) -> str:
         """Return the id of the call that a result names, or of the first call without a result."""
         self.num_results += 1
-        wished = (
-            lambda call: result.tool_call_id is not None and result.tool_call_id in (call.sent_id, call.call_id),
-            lambda call: result.tool_name == call.name,
-            lambda call: result.tool_call_id is None and result.tool_name is None,
-        )
-        for is_meant in wished:
-            for call in self.waiting:
-                if is_meant(call):
-                    self.waiting.remove(call)
-                    return call.call_id
+        wanted = [(kind, name) for kind, name in (("id", result.tool_call_id), ("name", result.tool_name)) if name]
+        for key in wanted or [_ANY]:
+            numbers = self._numbers[key]
+            while numbers:
+                call_id = self._call_ids.pop(numbers.popleft(), None)
+                if call_id is not None:
+                    return call_id
         return result.tool_call_id or f"result_{self.num_results}"
 
 
-@dataclass(frozen=True)
-class _Call:
-    call_id: str
-    sent_id: str | None
-    name: str
+def _parse_arguments(function: CalledFunction, param: str) -> dict[str, Any]:
+    """Return the arguments of a call as a dictionary: given as an object or as its JSON, none as an empty one.
 
-
-def _arguments(function: CalledFunction, param: str) -> dict[str, Any]:
+    Raises:
+        InvalidParameter: they are no JSON object; `param` names the field.
+    """
     if isinstance(function.arguments, str):
         try:
             value = msgspec.json.decode(function.arguments or "{}")

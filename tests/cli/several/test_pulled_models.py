@@ -23,7 +23,7 @@ def library(file: Path, *shared: str) -> PulledModels:
     """Return a list whose models are served with the flags `shared`."""
 
     def spec(entry: ModelEntry) -> ModelSpec:
-        return ModelSpec(entry.called, entry.source)
+        return ModelSpec(entry.client_name, entry.source)
 
     return PulledModels(file, spec, partial(artifacts_of, command, shared))
 
@@ -54,7 +54,7 @@ def test_a_name_is_of_the_hub_or_the_alias_and_never_a_path(tmp_path: Path) -> N
     ):
         assert pulled.spec_of(name) == ModelSpec(name, source)
     paths = (str(tmp_path / "x.gguf"), "x.gguf", "hf:a/../b", "hf:a/b.radixlm", "hf:a/b@c.radixlm")
-    for name in ("", "llama3.2", "hf:", "hf:name", "hf:a/b c", "hf:a/b/c", *paths):
+    for name in ("", "llama3.2", "hf:", "hf:name", "hf:a/b c", "hf:a/b\0c", "hf:a/b/c", *paths):
         with pytest.raises(HTTPError, match="hub") as refused:
             pulled.spec_of(name)
         assert refused.value.status == 404
@@ -132,7 +132,7 @@ def test_a_list_that_cannot_be_written_is_an_error_before_anything_is_pulled(tmp
 def test_a_name_that_is_too_long_for_a_file_is_no_model(tmp_path: Path) -> None:
     def spec(entry: ModelEntry) -> ModelSpec:
         Path(entry.source).stat()
-        return ModelSpec(entry.called, entry.source)
+        return ModelSpec(entry.client_name, entry.source)
 
     pulled = PulledModels(tmp_path / "pulled.txt", spec, lambda each: ())
     with pytest.raises(HTTPError) as refused:

@@ -33,6 +33,12 @@ from ..server.conftest import FakeEngine
 KEYS = ("key-one", "key-two")
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait until something has happened."""
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
 class UnixServer:
     """An application on a Unix socket in this event loop."""
 
@@ -114,6 +120,10 @@ class Models:
     engines: dict[str, FakeEngine]
     loaded: list[FakeServer] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
+    loading: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.loading.set()
 
     def of(self, name: str) -> FakeServer:
         """The server of a loaded model."""
@@ -151,6 +161,7 @@ async def models(
                 """or to free."""
 
             async def load(self, spec: ModelSpec, progressed: Callable[[str, float | None], None]) -> FakeServer:
+                await found.loading.wait()
                 if spec.name in found.broken:
                     raise ModelFailed(f"{spec.name} is broken")
                 progressed("compile", 0.5)
