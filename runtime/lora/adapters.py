@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..artifact.lora import LORA_BLOCK, LoraDType, LoraInfo, LoraPlace, LoraSource
+from ..artifact.lora import LORA_BLOCK, LoraDType, LoraInfo, LoraPlace, LoraSource, no_room
 from ..errors import InvalidAdapter, InvalidParameter
 from ..model.memory import AdapterRows
 from .adapter_files import AdapterFile, LowRank, read_adapter
@@ -56,10 +56,7 @@ class Adapters:
         if not files:
             return
         if rows is None:
-            raise InvalidAdapter(
-                f"the artifact has no room for LoRA adapters, and there are {len(files)}; compile it again with "
-                f"--max-loras {max(len(files), 8)}"
-            )
+            raise InvalidAdapter(no_room(len(files)))
         info, by_digest = rows.info, dict[str, int]()
         for name, path in files.items():
             found = _Fitted(read_adapter(path), info)
@@ -94,6 +91,11 @@ class Adapters:
             known = f"there are {', '.join(map(repr, self.names))}" if self.names else "the engine has none"
             raise InvalidParameter(f"lora is {name!r:.200}, and {known}", param="lora")
         return self._by_name[name]
+
+    def of_model(self, model: object) -> str | None:
+        """Return the adapter in a request's `model`, `MODEL:ADAPTER` or `ADAPTER`; None if it names none of these."""
+        names = (model, model.rpartition(":")[2]) if isinstance(model, str) else ()
+        return next((name for name in names if name in self._by_name), None)
 
 
 class _Fitted:

@@ -142,12 +142,12 @@ class Forwarder:
         name = request.query_params.get("model")
         named = self._table.rows if name is None else (self._listing.named(name),)
         rows = [row for row in named if row.state != "unloaded" or _has_stored(row)]
-        target, headers = _target_of(request), _headers_of(request)
+        headers = _headers_of(request)
 
         async def forget(row: Row[ModelServer]) -> tuple[int, bytes]:
             lease = await self._table.lease(row, is_use=False)
             try:
-                return await whole_answer(lease.worker, "DELETE", target, headers)
+                return await whole_answer(lease.worker, "DELETE", _target_of(request, row), headers)
             except ServerGone as error:
                 raise _gone(row) from error
             finally:
@@ -186,7 +186,7 @@ class Forwarder:
         """Return the first response that is not 404, or the last model's 404."""
         for row in rows:
             lease = await self._table.lease(row, is_use=request.method not in _ASKS)
-            messages = lease.worker.ask(request.method, _target_of(request), _headers_of(request), body)
+            messages = lease.worker.ask(request.method, _target_of(request, row), _headers_of(request), body)
             is_forwarded = False
             try:
                 start = await anext(messages)
@@ -274,13 +274,13 @@ def _named(body: bytes) -> _Named:
     return decode_repaired(body, _Named)[0]
 
 
-def _target_of(request: Request) -> bytes:
-    """Return path and query for a model's own server, without `model`, which it does not expect."""
+def _target_of(request: Request, row: Row[Any]) -> bytes:
+    """Return path and query for a model's own server. Only a model with adapters expects `model` there."""
     path: bytes = request.scope["raw_path"]
     query: bytes = request.scope["query_string"]
     if unquote(path) != request.scope["path"]:  # a root path was removed
         path = quote(request.scope["path"]).encode()
-    if b"model" in query:
+    if b"model" in query and not row.spec.loras:
         query = urlencode(
             [(key, value) for key, value in request.query_params.multi_items() if key != "model"]
         ).encode()

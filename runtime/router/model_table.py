@@ -62,7 +62,7 @@ class ModelTable(Generic[W]):
             InvalidParameter: another model has one of its names.
         """
         row = Row[W](spec)
-        names = dict.fromkeys((spec.name, *spec.aliases), row)
+        names = dict.fromkeys(spec.names, row)
         for name in names:
             if name in self._by_name:
                 raise InvalidParameter(f"two models have the name {name!r:.100}; rename one")

@@ -128,6 +128,9 @@ END;
 CREATE TRIGGER turn_used AFTER UPDATE OF used_at ON turns BEGIN
     UPDATE leaves SET used_at = new.used_at WHERE id = new.id;
 END;
+CREATE TRIGGER turn_resized AFTER UPDATE OF num_bytes ON turns BEGIN
+    UPDATE totals SET num_bytes = num_bytes + new.num_bytes - old.num_bytes WHERE owner IN (x'', old.owner);
+END;
 CREATE TRIGGER turn_removed AFTER DELETE ON turns BEGIN
     {_REMOVED.format(num_bytes="old.num_bytes")}
     DELETE FROM leaves WHERE id = old.id;

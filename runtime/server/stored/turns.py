@@ -30,6 +30,7 @@ _NEVER_STORED: Final = (
 )
 EXPIRY_S: Final = 60.0  # between two deletions of expired rows, which are not found anyway
 MAX_GONE: Final = 10_000  # deleted ids for which the reason is kept, up to EXPIRY_S longer if there are more
+_IS_HERE: Final = "id = ? AND owner = ? AND gone IS NULL"
 _PATH: Final = (
     "WITH RECURSIVE path(id, parent, depth) AS (SELECT id, parent, 0 FROM turns WHERE id = ? UNION ALL "
     "SELECT turns.id, turns.parent, depth + 1 FROM path JOIN turns ON turns.id = path.parent) "
@@ -102,14 +103,35 @@ class Turns:
         self._database, self.limits = database, limits
         self._expired_at = -math.inf
 
-    async def save(self, scope: CacheScope, make: Callable[[], Turn], *, conversation: str | None = None) -> bool:
+    async def save(
+        self, scope: CacheScope, make: Callable[[], Turn], *, conversation: str | None = None, replaces: bool = False
+    ) -> bool:
         """Store a turn, and make room for it. Returns False, with nothing stored, if its parent is gone.
 
         Args:
             make: makes the turn in the thread of the database, because items may be long.
             conversation: id of a conversation to append it to, after turns that were added in the meantime.
+            replaces: the turn was stored before it ended. Returns False if it is gone.
         """
-        return await self._database.run(lambda sql: self._save(sql, self._database.owner(scope), make(), conversation))
+
+        def save(sql: sqlite3.Connection) -> bool:
+            owner, turn = self._database.owner(scope), make()
+            if replaces and not sql.execute(f"DELETE FROM turns WHERE {_IS_HERE}", (turn.id, owner)).rowcount:
+                return False
+            return self._save(sql, owner, turn, conversation)
+
+        return await self._database.run(save)
+
+    async def change_response(self, scope: CacheScope, turn_id: str, response: bytes) -> None:
+        """Replace the response of a turn that was stored before it ended, unless it is gone."""
+
+        def change(sql: sqlite3.Connection) -> None:
+            sql.execute(
+                f"UPDATE turns SET num_bytes = num_bytes - length(response) + ?, response = ? WHERE {_IS_HERE}",
+                (len(response), response, turn_id, self._database.owner(scope)),
+            )
+
+        await self._database.run(change)
 
     async def response(self, scope: CacheScope, turn_id: str) -> tuple[bytes, bytes]:
         """Return the response of a turn and its input items, as JSON.

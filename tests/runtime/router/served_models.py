@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -136,9 +137,10 @@ class Models:
         return [row.state for row in self.table.rows]
 
 
-def engine_of(name: str) -> FakeEngine:
+def engine_of(name: str, loras: Sequence[str] = ()) -> FakeEngine:
     """An engine that says its name."""
-    return FakeEngine(words=[f"I am {name}", ", said", " once", "."])
+    adapters = SimpleNamespace(names=tuple(loras), named=lambda name: SimpleNamespace(digest=name))
+    return FakeEngine(words=[f"I am {name}", ", said", " once", "."], adapters=adapters)
 
 
 @asynccontextmanager
@@ -148,7 +150,7 @@ async def models(
     """A router of these models."""
     options = options or ServerOptions()
     with tempfile.TemporaryDirectory(prefix="rlm-") as folder:
-        engines = {spec.name: engine_of(spec.name) for spec in specs}
+        engines = {spec.name: engine_of(spec.name, spec.loras) for spec in specs}
         headers = [(b"authorization", f"Bearer {key}".encode()) for key in options.api_keys[:1]]
 
         number = count()
