@@ -119,13 +119,13 @@ FORMATS = (
         "MLX",
         "affine of 2, 3, 4, 5, 6 and 8 bits, mxfp4, nvfp4, mixed; mlx-lm's names of tensors",
         "codes as they are; other modes are refused",
-        f"{_FORMULA}; the same models' goldens",
+        f"{_FORMULA}; transformers, for the same models",
     ),
     FormatEvidence(
         "MLC",
         "q0 and q4 conversions of mlc-llm, under its names of tensors",
         "codes as they are; q3 and FP8 conversions are refused",
-        f"{_FORMULA}; the same models' goldens",
+        f"{_FORMULA}; transformers, for the same models",
     ),
 )
 
