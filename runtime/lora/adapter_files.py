@@ -148,10 +148,13 @@ def _of_pattern(pattern: Mapping[str, Any] | None, module: str, default: float) 
 
 
 def _read_gguf(path: Path) -> AdapterFile:
-    metadata, tensors = read_gguf(path)
-    kind = metadata.get("general.type"), metadata.get("adapter.type")
-    if kind != ("adapter", "lora"):
-        raise InvalidAdapter(f"{path} has general.type {kind[0]!r:.40} and adapter.type {kind[1]!r:.40}; give a LoRA")
+    def require_lora(metadata: Mapping[str, Any]) -> None:
+        kind = metadata.get("general.type"), metadata.get("adapter.type")
+        if kind != ("adapter", "lora"):
+            said = f"general.type {kind[0]!r:.40} and adapter.type {kind[1]!r:.40}"
+            raise InvalidAdapter(f"{path} has {said}; give a LoRA")
+
+    metadata, tensors = read_gguf(path, require_lora)
     if metadata.get("adapter.alora.invocation_tokens"):
         raise InvalidAdapter(f"{path} has {_REFUSED['alora_invocation_tokens']}, which is not served; merge it")
     alpha = metadata.get("adapter.lora.alpha", 0.0)

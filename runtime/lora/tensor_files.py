@@ -1,13 +1,14 @@
 """Read the tensors of an adapter's file, safetensors or GGUF, as float32.
 
-Adapters are small, so a file is read whole. Every offset is checked against the file's size. Knows bytes, not what a
-tensor is for.
+Adapters are small, so safetensors are read whole. A GGUF file may be a model, so its metadata are checked before its
+tensors are read. Every offset is checked against the file's size. Knows bytes, not what a tensor is for.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,13 +76,18 @@ def read_safetensors(path: Path) -> dict[str, Float32Array]:
     }
 
 
-def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
+def read_gguf(
+    path: Path, check: Callable[[Mapping[str, Any]], None]
+) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
     """Return the metadata of a GGUF file by key, and its tensors by name, the longest dimension of GGML first.
+
+    Args:
+        check: raises InvalidAdapter for metadata of another kind of file, whose tensors are then not read.
 
     Raises:
         InvalidAdapter: the file cannot be read, is truncated, or has a tensor that is not F32, F16 or BF16.
     """
-    data = read_file(path)
+    data = _mapped(path)
     try:
         cursor = _Cursor(data, 4)
         if bytes(data[:4]) != GGUF_MAGIC or cursor.number("I") not in (2, 3):
@@ -93,6 +99,7 @@ def read_gguf(path: Path) -> tuple[Mapping[str, Any], dict[str, Float32Array]]:
         start = -(-cursor.at // alignment) * alignment
     except (ValueError, TypeError, ArithmeticError, struct.error) as error:
         raise InvalidAdapter(f"{path} is no whole GGUF file ({error}); fetch it again") from None
+    check(metadata)
     tensors = {
         name: _values(path, name, _GGUF_TYPES.get(type_, f"type {type_}"), shape, data[start:], offset)
         for name, shape, type_, offset in listed
@@ -123,6 +130,15 @@ def read_file(path: Path) -> memoryview:
         if (size := path.stat().st_size) > _MAX_BYTES:
             raise InvalidAdapter(f"{path} has {size} bytes, and adapters {_MAX_BYTES} at most; give an adapter")
         return memoryview(path.read_bytes())
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _mapped(path: Path) -> memoryview:
+    """Return the bytes of a file that is not empty; those that are used are read."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise _unreadable(path, error) from None
 
