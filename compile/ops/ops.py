@@ -15,11 +15,10 @@ from radixlm.runtime.artifact.manifest import KVLayout
 from radixlm.runtime.artifact.model_config import Function, ModelConfig
 
 from ..codegen.targets import Target
-from ..kernels.embedding import AddRowsSpec, add_rows
+from ..kernels.embedding import AddRowsSpec, add_rows, mean_rows, token_types
 from ..kernels.embedding import embedding as embedding_kernel
 from ..kernels.hidden_rows import concat_previous, keep_hidden
 from ..kernels.row_norms import AddNormSpec, NormSpec, add_norm, bound_rows, normalize_rows, scale_rows
-from ..kernels.text_rows import token_types
 from ..weights.layout import ROW_BLOCK, round_up
 from ..weights.plan import WeightPlan
 from .attention import AttentionOps, LatentOps
@@ -283,7 +282,15 @@ class Ops:
     def score(self, x: RowBuffer, spec: ScoreSpec) -> RowBuffer:
         """Pool the texts of the wanted rows, and write one number of each into the place where logits would be."""
         normed = x if spec.last_norm is None else self.normalize(x, spec.last_norm)
-        pooled = self._wanted.picked(normed) if spec.pooling == "cls" else self._wanted.means(normed)
+        if spec.pooling == "mean":
+            self.program.call(
+                ("mean_rows", x.stride),
+                lambda: mean_rows(x.stride),
+                normed.memory,
+                Input("row_of_token"),
+                normed.num_rows,
+            )
+        pooled = self._wanted.picked(normed)
         dense = self._wanted.rows("score", spec.dense.num_outputs)
         self._linear.multiply(self.plain(pooled, spec.dense.num_inputs), (spec.dense,), dense)
         entering = self.activate(dense, spec.function, spec.dense.num_outputs)

@@ -1,4 +1,4 @@
-"""The rows of a step whose outputs are requested: copies of them, means of their texts, and where outputs go.
+"""The rows of a step whose outputs are requested: copies of them, and where outputs go.
 
 Knows no weights.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from ..kernels.activation import gather_rows
-from ..kernels.text_rows import mean_rows
 from ..weights.layout import ROW_BLOCK, round_up
 from .program import Argument, Input, Limits, Program, RowBuffer, Size
 
@@ -42,18 +41,3 @@ class WantedRows:
             picked.num_rows,
         )
         return picked
-
-    def means(self, x: RowBuffer) -> RowBuffer:
-        """Return the mean of the rows of `x` from each wanted one to the end of its text."""
-        means = self.rows("picked", x.stride)
-        self._program.call(
-            ("mean_rows", x.stride),
-            lambda: mean_rows(x.stride),
-            x.memory,
-            Input("logit_rows"),
-            Input("row_of_token"),
-            means.memory,
-            x.num_rows,
-            means.num_rows,
-        )
-        return means

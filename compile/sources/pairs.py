@@ -1,6 +1,6 @@
 """The tokens around the two texts of a pair, which a tokenizer's post-processor puts there, for rerankers with a head.
 
-Knows tokenizers and one number of the model's configuration, not files.
+Knows tokenizers, and the separator in a model's configuration; not files.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ def scoring_pairs(label: str, config: ModelConfig, tokenizer_json: str) -> tuple
     first, second = of_text.index(0), of_text.index(1)
     between, after = second - of_text[:second][::-1].index(0), len(ids) - of_text[::-1].index(1)
     template = PairTemplate(before=tuple(ids[:first]), between=tuple(ids[between:second]), after=tuple(ids[after:]))
-    entering, separator_id = config.encoder_input, None
-    if any(types) and entering is not None and entering.token_type:
-        separator_id = template.between[0] if template.between else None
-        usual = [0] * (between + 1) + [1] * (len(ids) - between - 1)
-        if separator_id is None or types != usual or separator_id in ids[:between]:
-            raise UnsupportedTokenizer(
-                f"{label}: the tokens of a pair have the types {types}; supported is 0 to the first separator, then 1"
-            )
-    if entering is not None and separator_id is not None:
-        config = replace(config, encoder_input=replace(entering, separator_id=separator_id))
-    return giving_hidden_states(config, score=config.score), template
+    config = giving_hidden_states(config, score=config.score)
+    entering = config.encoder_input
+    if entering is None or not entering.token_type or not any(types):
+        return config, template
+    usual = [0] * (between + 1) + [1] * (len(ids) - between - 1)
+    if not template.between or types != usual or template.between[0] in ids[:between]:
+        raise UnsupportedTokenizer(
+            f"{label}: the tokens of a pair have the types {types}; supported is 0 to the first separator, then 1"
+        )
+    return replace(config, encoder_input=replace(entering, separator_id=template.between[0])), template

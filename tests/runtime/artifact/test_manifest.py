@@ -45,7 +45,7 @@ def test_a_manifest_survives_being_written_and_read(tiny_artifact: Path) -> None
         ("model.layers.0.mixer.rope.scaling", {"kind": "none"}),
         ("model.layers.0.mixer.rope.scaling", {"kind": "linear", "factor": 0}),
         ("model.layers.0.mixer.kind", "mamba"),
-        ("model.layers.0.ffn.function", "tanh"),
+        ("model.layers.0.ffn.function", "cube"),
         ("model.layers.0.norms", "none"),
         ("context_length", 15),
         ("context_length", MAX_TOKENS + 1),
